@@ -1,0 +1,3 @@
+def main():
+    from ..engine import foo
+    print("hi", foo.x, __file__)

@@ -1,0 +1,114 @@
+"""Every error of the app and what it becomes: an exit code, an HTTP status and a hint. One table, kept here."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AppError(Exception):
+    """An error with a sentence for people and, if we know it, a hint how to mend it.
+
+    `exit_code` is the CLI's; `status`, `type` and `code` are the HTTP error body's (OpenAI's shape).
+    """
+
+    exit_code: ClassVar[int] = 1
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, hint: str = "", param: str | None = None, **numbers: int) -> None:
+        super().__init__(message)
+        self.message, self.hint, self.param, self.numbers = message, hint, param, numbers
+
+
+class ConfigError(AppError):
+    exit_code, status, type, code = 2, 500, "server_error", "bad_configuration"
+
+
+class InvalidRequest(AppError):
+    exit_code, status, type, code = 2, 400, "invalid_request_error", "invalid_request"
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class ContextTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class CacheTooSmall(InvalidRequest):
+    code = "cache_size_exceeded"
+
+
+class TemplateFailed(InvalidRequest):
+    code = "chat_template_failed"
+
+
+class Unauthorized(AppError):
+    exit_code, status, type, code = 4, 401, "authentication_error", "invalid_api_key"
+
+
+class Forbidden(AppError):
+    exit_code, status, type, code = 4, 403, "permission_error", "forbidden"
+
+
+class ModelNotFound(AppError):
+    exit_code, status, type, code = 3, 404, "not_found_error", "model_not_found"
+
+
+class RouteNotFound(AppError):
+    exit_code, status, type, code = 3, 404, "not_found_error", "route_not_found"
+
+
+class BodyTooLarge(AppError):
+    exit_code, status, type, code = 2, 413, "invalid_request_error", "request_too_large"
+
+
+class ModelUnusable(AppError):
+    """Files are missing, corrupt, unsafe or of an unknown architecture."""
+
+    exit_code, status, type, code = 5, 422, "invalid_request_error", "model_unusable"
+
+
+class NoBackend(AppError):
+    exit_code, status, type, code = 5, 422, "invalid_request_error", "backend_unavailable"
+
+
+class Overloaded(AppError):
+    exit_code, status, type, code = 6, 429, "rate_limit_error", "server_overloaded"
+
+
+class Stopping(AppError):
+    exit_code, status, type, code = 6, 503, "server_error", "server_stopping"
+
+
+class WorkerDied(AppError):
+    """The engine process ended; its requests are lost, the next one starts a new process."""
+
+    exit_code, status, type, code = 7, 500, "server_error", "worker_died"
+
+
+class DaemonUnreachable(AppError):
+    exit_code, status, type, code = 8, 503, "server_error", "daemon_unreachable"
+
+
+class PortTaken(AppError):
+    exit_code, status, type, code = 9, 503, "server_error", "port_taken"
+
+
+class DownloadFailed(AppError):
+    exit_code, status, type, code = 10, 502, "server_error", "download_failed"
+
+
+class StorageFailed(AppError):
+    """A file of ours cannot be written: disk full, read-only, no permission."""
+
+    exit_code, status, type, code = 11, 507, "server_error", "storage_failed"
+
+
+def _all(base: type[AppError]) -> list[type[AppError]]:
+    return [base, *(error for child in base.__subclasses__() for error in _all(child))]
+
+
+BY_CODE: dict[str, type[AppError]] = {error.code: error for error in _all(AppError)}

@@ -1,0 +1,34 @@
+"""What the scheduler needs of a grammar, and the arithmetic of allowed-token masks.
+
+The compiler (JSON schema, regex, choice) lives with the tokenizer in app/chat; the engine only asks what is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Grammar(Protocol):
+    """A matcher for one request. Not shared, not thread-safe."""
+
+    def allowed(self) -> NDArray[np.uint32]:
+        """[ceil(vocab / 32)] bits: which tokens may come next."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Take in the token that was drawn."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Nothing but the end may follow: the sequence stops here."""
+        ...
+
+
+def unpack_mask(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """[rows, words] packed bits -> [rows, vocab_size] booleans (little-endian bits in each word)."""
+    as_bytes = np.ascontiguousarray(masks).view(np.uint8)
+    return np.unpackbits(as_bytes, axis=-1, bitorder="little")[..., :vocab_size].astype(np.bool_)

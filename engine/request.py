@@ -1,0 +1,130 @@
+"""The nouns of a request: what was asked, how far it has come, what one step added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .grammar import Grammar
+    from .kv import Lease
+    from .lora import Adapter
+
+Finish = Literal["stop", "length", "cancelled"]
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn from the logits. The defaults are greedy decoding.
+
+    Order of application: logit_bias, penalties, allowed-token mask, temperature, top_k, top_p, min_p, draw.
+    Log-probabilities are those of the raw logits (before everything above), as OpenAI reports them.
+    """
+
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output (CTRL, 2019)
+    presence_penalty: float = 0.0  # over output only
+    frequency_penalty: float = 0.0  # over output only
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    seed: int = 0  # with the position it fixes the draw, whoever shares the batch; unsigned 64 bits
+    logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest, k <= 20
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ValueError(f"temperature must lie in 0…100, not {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (off) or more, not {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must lie in 0…1, not {self.min_p}")
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise ValueError(f"repetition_penalty must lie in (0, 100], not {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise ValueError(f"{name} must lie in -2…2, not {getattr(self, name)}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must fit 64 unsigned bits, not {self.seed}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise ValueError(f"logprobs must lie in 0…{MAX_TOP_LOGPROBS}, not {self.logprobs}")
+
+    @property
+    def reads_history(self) -> bool:
+        """The draw depends on the tokens before it, so they must be known on the host first."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked. Frozen: progress lives in Sequence."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int  # tokens to generate at most, >= 1
+    sampling: Sampling = Sampling()
+    stop_ids: frozenset[int] = frozenset()  # end-of-sequence ids and stop token ids; empty for ignore_eos
+    adapter: Adapter | None = None
+    grammar: Grammar | None = None  # a fresh matcher owned by this request
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("the prompt is empty: at least one token is needed")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+
+
+@dataclass(slots=True)
+class Sequence:
+    """How far a request has come. What is still to compute is `len(tokens) + unknown - computed`.
+
+        tokens    [ prompt ........ | generated and known ]
+        unknown                                            [ on the device, not read back yet ]
+        computed  [ KV written or planned to be ............. ]
+    """
+
+    request: Request
+    arrival: int  # order of arrival; also the order of priority
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    unknown: int = 0
+    last_row: int = -1  # its row in the step before, where an unknown token waits; -1: none
+    adapter_slot: int = 0  # 0 is the base model
+    lease: Lease | None = None
+    finish: Finish | None = None
+    preemptions: int = 0
+    cached: int = 0  # prompt tokens that came from the prefix cache at first admission
+
+    @property
+    def needed(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return len(self.tokens) + self.unknown - self.computed
+
+    @property
+    def generated(self) -> int:
+        """Tokens drawn so far, unknown ones counted in."""
+        return len(self.tokens) + self.unknown - len(self.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one position."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added to one request."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where asked for, else empty
+    finish: Finish | None = None
+    cached: int = 0  # prompt tokens served from the prefix cache (set on every delta)
