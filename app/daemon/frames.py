@@ -1,0 +1,259 @@
+"""What daemon and worker say to each other: msgpack frames of this fixed schema, each after its length.
+
+A frame is 4 bytes of big-endian length and one tagged struct. Nothing is ever unpickled. Every frame about a
+request carries its id; a request ends with exactly one Finished or Failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import msgspec
+
+from ..errors import BY_CODE, AppError
+
+MAX_FRAME = 64 * 2**20
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of all frames."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An AppError on its way through a process border."""
+
+    code: str
+    message: str
+    hint: str = ""
+    param: str | None = None
+    numbers: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, error: AppError) -> Fault:
+        return cls(
+            code=error.code, message=error.message, hint=error.hint, param=error.param, numbers=dict(error.numbers)
+        )
+
+    def error(self) -> AppError:
+        kind = BY_CODE.get(self.code, AppError)
+        return kind(self.message, hint=self.hint, param=self.param, **self.numbers)
+
+
+# daemon → worker
+
+
+class Load(Frame):
+    """First frame a worker gets; answered by Loading…, then Loaded or LoadFailed."""
+
+    model: str  # the id clients use
+    path: str
+    backend: str = "auto"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    context: int = 0
+    cache_mib: int = 0
+    max_rows: int = 64
+    threads: int = 0
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Structured output: what the text must match."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice"]
+    schema: dict[str, Any] | None = None
+    regex: str | None = None
+    choices: list[str] | None = None
+
+
+class Generate(Frame):
+    """One request; exactly one of messages and prompt is set. Answered by Started, Pieces, then Finished or Failed."""
+
+    id: str
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    template_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
+    adapter: str | None = None
+    n: int = 1
+    max_tokens: int | None = None  # None: what is left of the context
+    temperature: float | None = None  # None: the model's generation_config.json, else 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None  # None: drawn by the worker; choice i uses seed + i
+    stop: list[str] = []
+    stop_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    echo: bool = False
+
+
+class Cancel(Frame):
+    """Ends in Finished (or Failed, if that was on its way)."""
+
+    id: str
+
+
+class Tokenize(Frame):
+    id: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+class Detokenize(Frame):
+    id: str
+    tokens: list[int]
+
+
+class AskStats(Frame):
+    id: str
+
+
+class Shutdown(Frame):
+    """Finish nothing more: stop and exit 0."""
+
+
+# worker → daemon
+
+
+class Loading(Frame):
+    stage: str  # words for people
+    done: float = 0.0  # 0…1
+
+
+class ModelInfo(Frame):
+    model: str
+    backend: str
+    device: str
+    dtype: str
+    architecture: str
+    context: int
+    vocab: int
+    weight_bytes: int
+    cache_bytes: int
+    cache_tokens: int
+    reason: str = ""  # why this backend
+    has_chat_template: bool = True
+
+
+class Loaded(Frame):
+    info: ModelInfo
+
+
+class LoadFailed(Frame):
+    fault: Fault
+
+
+class Started(Frame):
+    """Accepted: from here on errors come inside the stream."""
+
+    id: str
+    prompt_tokens: int
+
+
+class PieceLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    id: int
+    bytes: list[int]
+    logprob: float
+    top: list[PieceLogprob] = []
+
+
+class ToolCallPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    index: int
+    id: str = ""  # in the first piece of a call only
+    name: str = ""  # in the first piece of a call only
+    arguments: str = ""
+
+
+class Piece(Frame):
+    """New output of one choice."""
+
+    id: str
+    choice: int = 0
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallPiece] = []
+    tokens: int = 0  # how many tokens this piece stands for
+    logprobs: list[PieceLogprob] = []
+    finish: Literal["stop", "length", "tool_calls"] | None = None
+
+
+class Finished(Frame):
+    id: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cancelled: bool = False
+
+
+class Failed(Frame):
+    id: str
+    fault: Fault
+
+
+class Tokens(Frame):
+    id: str
+    tokens: list[int]
+    pieces: list[str] = []
+
+
+class Text(Frame):
+    id: str
+    text: str
+
+
+class Stats(Frame):
+    id: str
+    running: int
+    waiting: int
+    cache_tokens: int
+    cache_used: int
+    steps: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    step_host_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+
+ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | AskStats | Shutdown
+FromWorker = Loading | Loaded | LoadFailed | Started | Piece | Finished | Failed | Tokens | Text | Stats
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def pack(frame: Frame) -> bytes:
+    body = _encoder.encode(frame)
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
+    return len(body).to_bytes(4, "big") + body
+
+
+async def _read_body(reader: asyncio.StreamReader) -> bytes:
+    length = int.from_bytes(await reader.readexactly(4), "big")
+    if length > MAX_FRAME:
+        raise ValueError(f"frame of {length} bytes is over the limit of {MAX_FRAME}")
+    return await reader.readexactly(length)
+
+
+async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker:
+    """Next frame for a worker. Raises asyncio.IncompleteReadError when the daemon is gone."""
+    return _to_worker.decode(await _read_body(reader))
+
+
+async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker:
+    """Next frame from a worker. Raises asyncio.IncompleteReadError when it is gone."""
+    return _from_worker.decode(await _read_body(reader))
