@@ -35,6 +35,15 @@ def cache_dir() -> Path:
     return platformdirs.user_cache_path(APP)
 
 
+def hub_cache_dir() -> Path:
+    """The Hugging Face cache that every program shares, placed by the same variables as there."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HOME") or base).expanduser() / "hub"
+
+
 def log_dir() -> Path:
     return platformdirs.user_log_path(APP)
 
