@@ -1,0 +1,37 @@
+"""How a dialogue becomes text: the model's own chat template, rendered as transformers and localllm render it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+
+START, END, DOCUMENT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+SPECIAL = (DOCUMENT_END, START, END)
+MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+ASSISTANT = f"{START}assistant\n"
+
+Message = dict[str, Any]
+
+
+@cache
+def _template() -> jinja2.Template:
+    def raise_exception(words: str) -> None:
+        raise jinja2.TemplateError(words)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.globals["raise_exception"] = raise_exception
+    return environment.from_string(TEMPLATE.read_text("utf-8"))
+
+
+def render(messages: list[Message], tools: list[Message] | None = None, *, generate: bool = False) -> str:
+    """The dialogue as one string; with `generate` it ends where the model's answer begins."""
+    return _template().render(messages=messages, tools=tools, add_generation_prompt=generate)
