@@ -6,13 +6,17 @@ Unknown keys, wrong types and values out of range are refused by name.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import msgspec
+import msgspec.inspect
 from msgspec import Meta
 
 from . import paths
@@ -21,13 +25,15 @@ from .errors import ConfigError
 PREFIX = "LOCALLLM_"
 DEFAULT_PORT = 11811
 
+CLIENT_ONLY = frozenset({"model"})  # read by commands; the daemon has no use for it
+
 Count = Annotated[int, Meta(ge=1)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a person may set."""
 
-    model: Annotated[str, Meta(description="Model that chat and run use when none is named.")] = "guide"
+    model: Annotated[str, Meta(description="Model that chat and bench use when none is named.")] = "guide"
     backend: Annotated[str, Meta(description="Backend to use; auto picks the first that works here.")] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"], Meta(description="Number format of weights and KV on load.")
@@ -53,47 +59,98 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     drain: Annotated[float, Meta(ge=0, description="Seconds a stopping daemon lets running answers finish.")] = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting as documents, flags and `localllm config` show it."""
+
+    name: str
+    default: object
+    choices: tuple[str, ...]  # empty: anything of the default's type
+    sentence: str
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def meaning(self) -> str:
+        """The sentence, and the choices where there are some."""
+        return self.sentence + (f" One of: {', '.join(self.choices)}." if self.choices else "")
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+
+def describe() -> list[Setting]:
+    """Every setting, in the order of Settings."""
+    fields = msgspec.inspect.type_info(Settings)
+    assert isinstance(fields, msgspec.inspect.StructType)
+    return [_describe(field) for field in fields.fields]
+
+
+def _describe(field: msgspec.inspect.Field) -> Setting:
+    kind, sentence = field.type, ""
+    while isinstance(kind, msgspec.inspect.Metadata):
+        sentence = (kind.extra_json_schema or {}).get("description", sentence)
+        kind = kind.type
+    choices = tuple(str(value) for value in kind.values) if isinstance(kind, msgspec.inspect.LiteralType) else ()
+    return Setting(field.name, field.default, choices, sentence)
+
+
 def load(
     overrides: Mapping[str, object] | None = None, env: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> Settings:
     """Read file, environment and overrides (flags; None means not given). Raises ConfigError."""
+    return explain(overrides, env, file)[0]
+
+
+def explain(
+    overrides: Mapping[str, object] | None = None, env: Mapping[str, str] = os.environ, file: Path | None = None
+) -> tuple[Settings, dict[str, str]]:
+    """The settings, and where each that is not a default comes from: a file, a variable or a flag."""
     file = file or paths.config_file()
     values: dict[str, object] = {}
     origin: dict[str, str] = {}
-    known = get_type_hints(Settings)
-    if file.exists():
-        try:
-            table = tomllib.loads(file.read_text("utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise ConfigError(f"{file}: {error}", hint="mend the file, or remove it to use the defaults") from None
-        for name, value in table.items():
-            values[name], origin[name] = value, str(file)
-    for name in known:
-        text = env.get(PREFIX + name.upper())
+    known = {setting.name: setting for setting in describe()}
+    for name, value in _from_file(file).items():
+        values[name], origin[name] = value, str(file)
+    for name, setting in known.items():
+        text = env.get(setting.env)
         if text is not None:
-            values[name], origin[name] = _from_text(name, text), PREFIX + name.upper()
+            values[name], origin[name] = _from_text(setting, text), setting.env
     for name, value in (overrides or {}).items():
         if value is not None:
             values[name], origin[name] = value, f"--{name.replace('_', '-')}"
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise ConfigError(
-            f"unknown setting {unknown[0]!r} in {origin[unknown[0]]}", hint=f"known settings: {', '.join(known)}"
-        )
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(known)}"
+            raise ConfigError(f"unknown setting {name!r} in {origin[name]}", hint=hint)
     try:
-        return msgspec.convert(values, Settings)
+        return msgspec.convert(values, Settings), origin
     except msgspec.ValidationError as error:
-        where = next((origin[n] for n in values if f"$.{n}" in str(error)), str(file))
-        raise ConfigError(f"{where}: {error}") from None
+        reason, _, at = str(error).partition(" - at `$.")
+        name = re.split(r"\W", at)[0]
+        raise ConfigError(f"{name} in {origin[name]}: {reason}", hint=known[name].meaning) from None
 
 
-def _from_text(name: str, text: str) -> object:
-    default = getattr(Settings(), name)
+def _from_file(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{file}: {error}", hint="mend the file, or remove it to use the defaults") from None
+
+
+def _from_text(setting: Setting, text: str) -> object:
+    default = setting.default
     if isinstance(default, tuple):
         return [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(default, str):
         return text
     try:
-        return type(default)(text)
+        return int(text) if isinstance(default, int) else float(text)
     except ValueError:
-        raise ConfigError(f"{PREFIX}{name.upper()}: expected a number, got {text!r}") from None
+        raise ConfigError(f"{setting.env}: expected a number, got {text!r}", hint=setting.meaning) from None

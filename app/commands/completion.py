@@ -1,0 +1,14 @@
+"""`localllm completion`: the script that click makes for a shell."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+def completion(command: click.Command, shell: str) -> int:
+    """Print the shell's completion script."""
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click knows no {shell}"
+    click.echo(kind(command, {}, "localllm", "_LOCALLLM_COMPLETE").source())
+    return 0
