@@ -1,0 +1,166 @@
+"""Attention over a paged cache: one op for any mixture of rows that read one token or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .case import Case
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring rows that read equally many tokens."""
+
+    rows: slice
+    tokens: slice
+    queries: int  # tokens of each row
+    context: int  # of the longest row
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which tokens and which pages each row of a step has. The last tokens of a row's context are its queries.
+
+    The tensors are on the device; the tuples are the same numbers on the host, for implementations that shape their
+    launch by them.
+    """
+
+    row_starts: Tensor  # [rows + 1] int32
+    context_lens: Tensor  # [rows] int32, this step's tokens included
+    page_table: Tensor  # [rows, pages] int32
+    query_lens: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(self._find_groups())
+
+    def _find_groups(self) -> Iterator[Group]:
+        row = token = 0
+        for queries, members in groupby(self.query_lens):
+            count = len(tuple(members))
+            rows, tokens = slice(row, row + count), slice(token, token + count * queries)
+            yield Group(rows, tokens, queries, max(self.contexts[rows]))
+            row, token = rows.stop, tokens.stop
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    """Causal attention of every query over its own row's context -> [tokens, heads, dim].
+
+    query [tokens, heads, dim]; pages [pages, page_size, kv heads, dim], heads a multiple of kv heads (grouped queries:
+    Ainslie et al., 2023). With a window each query sees that many positions, itself the last (0: all). With a soft cap
+    the scaled scores become cap * tanh(score / cap). What lies beyond a row's context is never read, NaN or not.
+    """
+    out = torch.empty_like(query)
+    page_size = key_pages.shape[1]
+    for group in rows.groups:
+        count = group.rows.stop - group.rows.start
+        pages = rows.page_table[group.rows, : -(-group.context // page_size)].reshape(-1)
+        # [rows, kv heads, context, dim]
+        keys, values = (
+            cache.index_select(0, pages).view(count, -1, *cache.shape[2:])[:, : group.context].transpose(1, 2)
+            for cache in (key_pages, value_pages)
+        )
+        queries = query[group.tokens].view(count, group.queries, *query.shape[1:]).transpose(1, 2)
+        allowed = None
+        if count > 1 or group.queries > 1 or window:  # one query of one row sees all that was gathered
+            context_lens = rows.context_lens[group.rows, None, None]
+            position = torch.arange(group.context, device=query.device)
+            own = torch.arange(-group.queries, 0, device=query.device)[None, :, None] + context_lens
+            allowed = position <= own  # [rows, queries, context]
+            if window:
+                allowed &= position > own - window
+            allowed = allowed.unsqueeze(1)
+            values.masked_fill_((position >= context_lens).unsqueeze(-1), 0.0)  # 0 * NaN is NaN
+            keys.masked_fill_((position >= context_lens).unsqueeze(-1), 0.0)
+        answer = _attend(queries, keys, values, allowed, scale, soft_cap)
+        out[group.tokens] = answer.transpose(1, 2).reshape(-1, *query.shape[1:])
+    return out
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float, soft_cap: float) -> Tensor:
+    """All [rows, heads, …, dim]; torch's fused attention, which cannot cap scores, or its meaning written out."""
+    if not soft_cap:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale, enable_gqa=True)
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = torch.tanh(query.to(wide) @ key.to(wide).transpose(-1, -2) * (scale / soft_cap)) * soft_cap
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    return (scores.softmax(-1) @ value.to(wide)).to(query.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Which implementation of attention a device uses."""
+
+    paged: Callable[..., Tensor] = paged_attention
+
+
+def _inputs(
+    lens: list[tuple[int, int]],  # of each row: queries, context
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 32,
+    page_size: int = 4,
+    **options: float,
+):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        needed = [-(-context // page_size) for _, context in lens]
+        ids = torch.randperm(sum(needed), generator=generator).to(torch.int32) + 1
+        pages = torch.randn(2, len(ids) + 1, page_size, kv_heads, dim, generator=generator)
+        table = torch.zeros(len(lens), max(needed), dtype=torch.int32)
+        pages[:, 0] = float("nan")
+        for row, (own, (_, context)) in enumerate(zip(ids.split(needed), lens, strict=True)):
+            table[row, : len(own)] = own
+            pages[:, own[-1].item(), (context - 1) % page_size + 1 :] = float("nan")
+        queries = [query for query, _ in lens]
+        starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+        contexts = [context for _, context in lens]
+        return {
+            "query": torch.randn(sum(queries), heads, dim, generator=generator).to(dtype),
+            "key_pages": pages[0].to(dtype),
+            "value_pages": pages[1].to(dtype),
+            "rows": Rows(starts, torch.tensor(contexts, dtype=torch.int32), table, tuple(queries), tuple(contexts)),
+            "scale": dim**-0.5,
+            **options,
+        }
+
+    return make
+
+
+_MIXED = [(1, 9), (1, 1), (1, 16), (5, 5), (3, 12), (3, 3), (1, 6)]
+
+CASES = [
+    Case("attention.paged", "one-row", _inputs([(1, 10)])),
+    Case("attention.paged", "one-row-whole-pages", _inputs([(1, 8)])),
+    Case("attention.paged", "decode", _inputs([(1, 9), (1, 1), (1, 16), (1, 7)])),
+    Case("attention.paged", "prompt", _inputs([(11, 11)])),
+    Case("attention.paged", "chunk", _inputs([(5, 14)])),
+    Case("attention.paged", "mixed", _inputs(_MIXED)),
+    Case("attention.paged", "one-kv-head", _inputs(_MIXED, heads=6, kv_heads=1)),
+    Case("attention.paged", "no-sharing", _inputs(_MIXED, heads=3, kv_heads=3)),
+    Case("attention.paged", "window", _inputs(_MIXED, window=4)),
+    Case("attention.paged", "window-one-row", _inputs([(1, 13)], window=6)),
+    Case("attention.paged", "soft-cap", _inputs(_MIXED, soft_cap=2.0)),
+    Case("attention.paged", "soft-cap-window-one-row", _inputs([(1, 13)], window=6, soft_cap=2.0)),
+    Case("attention.paged", "large-pages", _inputs(_MIXED, page_size=16, dim=64)),
+    Case("attention.paged", "page-size-one", _inputs(_MIXED, page_size=1)),
+]

@@ -1,0 +1,65 @@
+"""Root-mean-square normalisation (Zhang & Sennrich, 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .case import Case
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """x / rms(x) * (offset + weight) over the last dimension, computed in float32 at least, rounded once.
+
+    x [..., dim], weight [dim]; the answer has x's shape and dtype. Gemma stores its weights less 1: offset 1.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scale = weight.to(wide)
+    if offset:
+        scale = scale + offset
+    return F.rms_norm(x.to(wide), x.shape[-1:], scale, eps).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual). An implementation may write over x and residual."""
+    residual = x + residual
+    return rms_norm(residual, weight, eps, offset), residual
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Which implementation of each norm a device uses."""
+
+    rms: Callable[..., Tensor] = rms_norm
+    add_rms: Callable[..., tuple[Tensor, Tensor]] = add_rms_norm
+
+
+def _inputs(shape: tuple[int, ...], offset: float, residual: bool, scale: float = 1.0):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        x = torch.randn(shape, generator=generator) * scale
+        weight = torch.randn(shape[-1], generator=generator) * 0.1 + (1.0 - offset)
+        inputs: dict[str, Any] = {"x": x.to(dtype), "weight": weight.to(dtype), "eps": 1e-6, "offset": offset}
+        if residual:
+            inputs["residual"] = torch.randn(shape, generator=generator).to(dtype)
+        return inputs
+
+    return make
+
+
+CASES = [
+    Case("norm.rms", "plain", _inputs((5, 96), 0.0, residual=False)),
+    Case("norm.rms", "one-row", _inputs((1, 384), 0.0, residual=False)),
+    Case("norm.rms", "heads", _inputs((3, 4, 64), 0.0, residual=False)),
+    Case("norm.rms", "odd-width", _inputs((2, 33), 0.0, residual=False)),
+    Case("norm.rms", "no-rows", _inputs((0, 64), 0.0, residual=False)),
+    Case("norm.rms", "gemma", _inputs((5, 96), 1.0, residual=False)),
+    Case("norm.rms", "large-values", _inputs((4, 128), 0.0, residual=False, scale=1e4)),
+    Case("norm.rms", "small-values", _inputs((4, 128), 0.0, residual=False, scale=1e-4)),
+    Case("norm.add_rms", "plain", _inputs((5, 96), 0.0, residual=True)),
+    Case("norm.add_rms", "gemma", _inputs((7, 64), 1.0, residual=True)),
+]
