@@ -1,0 +1,66 @@
+"""What every test gets: folders of its own instead of the person's, and a count per tier at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+TIERS = ("real", "real_otherdevice", "contract", "emulated", "compile")
+EXPECTED_IN_CI = frozenset({"real"})  # a whole run fails when a tier listed here was skipped
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Settings, data, cache, logs, sockets and the model cache lie in a fresh folder; the hub is never reached."""
+    home = tmp_path_factory.mktemp("home")
+    runtime = home / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("CONFIG", "DATA", "CACHE", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(home / name.lower()))
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "LOCALLLM_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return home
+
+
+class TierCount:
+    """Counts outcomes per tier marker; tests without one are not about a device."""
+
+    def __init__(self) -> None:
+        self.tier_of: dict[str, str] = {}
+        self.counts: dict[str, Counter[str]] = {tier: Counter() for tier in TIERS}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            for tier in TIERS:
+                if item.get_closest_marker(tier):
+                    self.tier_of[item.nodeid] = tier
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        tier = self.tier_of.get(report.nodeid)
+        if tier and (report.when == "call" or report.outcome != "passed"):
+            self.counts[tier][report.outcome] += 1
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for tier, count in self.counts.items():
+            told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items())) or "none"
+            terminalreporter.write_line(f"tier {tier}: {told}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.config.getoption("--expect-tiers"):
+            idle = sorted(tier for tier in EXPECTED_IN_CI if not self.counts[tier]["passed"])
+            if idle and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+                print(f"\nexpected tiers did not run: {', '.join(idle)}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--expect-tiers", action="store_true", help="fail when a tier that CI expects was skipped")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(TierCount(), "tier-count")
