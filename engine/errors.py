@@ -39,4 +39,8 @@ class ModelRefused(EngineError):
 
 
 class RunnerFailed(EngineError):
-    """The backend failed while computing a step; the requests it held are lost, the engine is closed."""
+    """The backend failed while computing a step: the engine is closed and the requests named here are lost."""
+
+    def __init__(self, message: str, request_ids: tuple[str, ...] = ()) -> None:
+        self.request_ids = request_ids
+        super().__init__(message)

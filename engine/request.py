@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .kv import Lease
     from .lora import Adapter
 
-Finish = Literal["stop", "length", "cancelled"]
+Finish = Literal["stop", "length", "cancelled", "failed"]
 
 MAX_TOP_LOGPROBS = 20
 
@@ -82,9 +82,9 @@ class Request:
 class Sequence:
     """How far a request has come. What is still to compute is `len(tokens) + unknown - computed`.
 
-        tokens    [ prompt ........ | generated and known ]
-        unknown                                            [ on the device, not read back yet ]
-        computed  [ KV written or planned to be ............. ]
+    tokens    [ prompt ........ | generated and known ]
+    unknown                                            [ on the device, not read back yet ]
+    computed  [ KV written or planned to be ............. ]
     """
 
     request: Request
@@ -124,7 +124,8 @@ class Delta:
     """What one step added to one request."""
 
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # a stop id that ended it is the last of them
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where asked for, else empty
-    finish: Finish | None = None
+    finish: Finish | None = None  # set on the request's last delta, and on no other
     cached: int = 0  # prompt tokens served from the prefix cache (set on every delta)
+    error: str = ""  # the reason of finish == "failed": this request's grammar or adapter, not the engine
