@@ -1,0 +1,32 @@
+"""What chat, run and bench share: flags into an OpenAI body, and a connection with the model loaded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ..client import Client
+from ..config import Settings
+from .console import say
+
+
+def parameters(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling flags that were given, by their names in an OpenAI body; `system` is a message, not one of them."""
+    given = {name: value for name, value in asked.items() if name != "system" and value not in (None, ())}
+    if "stop" in given:
+        given["stop"] = list(given["stop"])
+    return given
+
+
+def opening(system: str | None) -> list[dict[str, Any]]:
+    """The messages before the first turn."""
+    return [{"role": "system", "content": system}] if system else []
+
+
+@asynccontextmanager
+async def loaded(settings: Settings, model: str) -> AsyncIterator[Client]:
+    """A client of the daemon, started where none runs, with the model ready to answer."""
+    async with await Client.connect(settings, on_status=say) as client:
+        await client.load(model, backend=None if settings.backend == "auto" else settings.backend)
+        yield client

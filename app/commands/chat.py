@@ -1,0 +1,41 @@
+"""`localllm chat`: the terminal UI, or line by line where there is no terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from typing import Any
+
+from .. import config
+from .asking import loaded, opening, parameters
+from .run import stream, text_of
+
+
+def chat(model: str | None, backend: str | None, asked: dict[str, Any]) -> int:
+    """A conversation with the model named, or the default one."""
+    settings = config.load({"backend": backend})
+    model = model or settings.model
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        from ..tui import run
+
+        return run(settings, model, system=asked["system"], parameters=parameters(asked))
+    _lines(settings, model, opening(asked["system"]), parameters(asked))
+    return 0
+
+
+def _lines(settings: config.Settings, model: str, messages: list[dict[str, Any]], body: dict[str, Any]) -> None:
+    """Each line of standard input is a turn; empty lines are skipped, the end of input ends the chat."""
+    # Input is read between the runs of the event loop: inside one, Ctrl-C would not interrupt the read.
+    with asyncio.Runner() as runner:
+        session = AsyncExitStack()
+        try:
+            client = runner.run(session.enter_async_context(loaded(settings, model)))
+            for number, line in enumerate(sys.stdin.buffer, start=1):
+                turn = text_of(line, f"line {number} of standard input").strip()
+                if turn:
+                    messages.append({"role": "user", "content": turn})
+                    answer = runner.run(stream(client, model, messages, body))
+                    messages.append({"role": "assistant", "content": answer})
+        finally:
+            runner.run(session.aclose())

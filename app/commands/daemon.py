@@ -1,0 +1,75 @@
+"""`localllm serve`, `ps` and `stop`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import click
+import msgspec
+
+from .. import config
+from ..client import Client, LoadedModel
+from ..errors import DaemonUnreachable
+from .console import say, size, table
+from .settings import given
+
+
+def serve(overrides: dict[str, Any]) -> int:
+    """Be the daemon until a signal ends it."""
+    settings = config.load(given(overrides))
+    from ..daemon import lifecycle
+
+    return lifecycle.serve(settings)
+
+
+def ps(as_json: bool) -> int:
+    """The loaded models; none when no daemon runs."""
+    models = asyncio.run(_loaded(config.load()))
+    if as_json:
+        click.echo(json.dumps([msgspec.to_builtins(model) for model in models or []], indent=2))
+    elif models is None:
+        say("no daemon runs; localllm serve or localllm chat starts one")
+    elif not models:
+        say("the daemon runs; no model is loaded")
+    else:
+        table(("MODEL", "STATE", "BACKEND", "CONTEXT", "MEMORY", "BUSY", "UNLOADS IN"), [_row(m) for m in models])
+    return 0
+
+
+async def _loaded(settings: config.Settings) -> list[LoadedModel] | None:
+    try:
+        async with await Client.connect(settings, start=False) as client:
+            return await client.loaded()
+    except DaemonUnreachable:
+        return None
+
+
+def _row(model: LoadedModel) -> tuple[str, ...]:
+    leaves = "never" if model.unload_in is None else f"{model.unload_in:.0f} s"
+    backend = " ".join(part for part in (model.backend, model.dtype) if part)
+    context = str(model.context) if model.context else ""
+    memory = size(model.memory) if model.memory else ""
+    return (model.id, model.state, backend, context, memory, str(model.requests), "" if model.requests else leaves)
+
+
+def stop(model: str | None) -> int:
+    """Unload one model, or end the daemon."""
+    return asyncio.run(_stop(config.load(), model))
+
+
+async def _stop(settings: config.Settings, model: str | None) -> int:
+    try:
+        client = await Client.connect(settings, start=False)
+    except DaemonUnreachable:
+        say("no daemon runs")
+        return 0
+    async with client:
+        if model:
+            await client.unload(model)
+            say(f"{model} is unloaded")
+        else:
+            await client.shutdown()
+            say("the daemon has stopped")
+    return 0

@@ -1,0 +1,64 @@
+"""`localllm list`, `pull` and `rm`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from ..errors import InvalidRequest
+from ..store import catalog
+from .console import say, size, table
+
+
+def list_models(as_json: bool) -> int:
+    """The models on this machine."""
+    models = catalog.available()
+    if as_json:
+        entries = [
+            {
+                "id": model.id,
+                "bundled": model.bundled,
+                "size": model.size,
+                "context": model.context,
+                "revision": model.revision,
+                "path": str(model.path),
+                "description": model.description,
+            }
+            for model in models
+        ]
+        click.echo(json.dumps(entries, indent=2))
+        return 0
+    table(
+        ("MODEL", "SIZE", "CONTEXT", "DESCRIPTION"),
+        [(model.id, size(model.size), str(model.context or "?"), model.description) for model in models],
+    )
+    if all(model.bundled for model in models):
+        say("localllm pull org/repo fetches a larger model, for example Qwen/Qwen3-0.6B")
+    return 0
+
+
+def pull(name: str) -> int:
+    """Download, or complete, a model."""
+    from ..store import download
+
+    model = download.pull(name, say)
+    say(f"{model.id} is ready ({size(model.size)}); try: localllm chat {model.id}")
+    return 0
+
+
+def remove(name: str, yes: bool) -> int:
+    """Delete a downloaded model after asking."""
+    from ..store import hub
+
+    plan = hub.plan_removal(name)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidRequest("rm asks before it deletes, and there is no terminal to ask in", hint="add --yes")
+        if not click.confirm(f"Delete {plan.name} and free {size(plan.frees)}?", err=True):
+            say("nothing was deleted")
+            return 1
+    plan.execute()
+    say(f"{plan.name} is deleted; {size(plan.frees)} are free again")
+    return 0

@@ -1,0 +1,99 @@
+"""`pull`: the files a model needs, from Hugging Face into the shared cache, so that an interruption shows as such.
+
+The small files come first and the weights last, one after the other; the branch's name is put on the new commit when
+all are there. Until then `list` and `chat` see what they saw before.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from .. import paths
+from ..errors import ModelUnusable, StorageFailed
+from . import catalog, hub
+
+SMALL = ("*.json", "*.jinja", "tokenizer.model", "*.txt", "*.md", "LICENSE*", "NOTICE*")
+WEIGHTS = "*.safetensors"
+UNSAFE = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # pickles: loading one runs code
+HEADROOM = 64 * 2**20  # bytes left free on the disk
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    name: str
+    size: int
+
+
+def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
+    """Fetch what is missing of `org/repo[@revision]` and give the model. Progress bars go to standard error.
+
+    Raises InvalidRequest, ModelNotFound, ModelUnusable (no weights we may load), DownloadFailed or StorageFailed.
+    """
+    asked = hub.parse(name)
+    from huggingface_hub import HfApi, hf_hub_download
+
+    revision = asked.revision or hub.MAIN
+    with hub.translated(asked):
+        info = HfApi().model_info(asked.repo, revision=revision, files_metadata=True)
+        assert info.sha is not None, "the hub always names the commit"
+        files = choose(asked.repo, [RemoteFile(file.rfilename, file.size or 0) for file in info.siblings or []])
+        snapshot = asked.folder / "snapshots" / info.sha
+        missing = [file for file in files if not (snapshot / file.name).exists()]
+        _check_space(sum(file.size for file in missing))
+        if missing:
+            tell(f"fetching {len(missing)} of {len(files)} files of {asked.repo}, commit {info.sha[:12]}")
+        for file in missing:
+            hf_hub_download(asked.repo, file.name, revision=info.sha, cache_dir=paths.hub_cache_dir())
+        if revision != info.sha:
+            _name_commit(asked.folder / "refs" / revision, info.sha)
+    return catalog.resolve(f"{asked.repo}@{info.sha}")
+
+
+def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
+    """The top-level files to fetch, weights last. Raises ModelUnusable where there is nothing we may load."""
+    here = [file for file in files if "/" not in file.name]
+    weights = [file for file in here if fnmatch(file.name, WEIGHTS)]
+    # Some repos carry the same weights twice: `model*.safetensors` is the form that config.json belongs to.
+    weights = [file for file in weights if file.name.startswith("model")] or weights
+    names = {file.name for file in files}
+    if not weights:
+        raise ModelUnusable(
+            f"{repo} {_instead(names)}", hint="look for a repo of the same model with .safetensors files"
+        )
+    if "config.json" not in names:
+        raise ModelUnusable(
+            f"{repo} has no config.json, so it is not a whole model", hint="pull its base model instead"
+        )
+    small = [file for file in here if any(fnmatch(file.name, pattern) for pattern in SMALL)]
+    return sorted(small, key=lambda file: file.name) + sorted(weights, key=lambda file: file.name)
+
+
+def _instead(names: set[str]) -> str:
+    """Why a repo without safetensors is refused."""
+    pickles = sorted(name for name in names if any(fnmatch(name, pattern) for pattern in UNSAFE))
+    if pickles:
+        return f"has pickle weights only ({pickles[0]}), and loading those would run code from the repo"
+    if any(name.endswith(".gguf") for name in names):
+        return "has GGUF weights only, which this version cannot read"
+    return "has no safetensors weights"
+
+
+def _check_space(needed: int) -> None:
+    cache = paths.hub_cache_dir()
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if needed + HEADROOM > free:
+        message = f"the download needs {needed / 1e9:.2f} GB, but {cache} has {free / 1e9:.2f} GB free"
+        raise StorageFailed(message, hint="free some space, or set HF_HOME to a larger disk", needed=needed, free=free)
+
+
+def _name_commit(ref: Path, commit: str) -> None:
+    """Point a branch or tag at a commit, whole or not at all."""
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    fresh = ref.with_name(f".{ref.name}.new")
+    fresh.write_text(commit, "ascii")
+    fresh.replace(ref)
