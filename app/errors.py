@@ -61,8 +61,18 @@ class RouteNotFound(AppError):
     exit_code, status, type, code = 3, 404, "not_found_error", "route_not_found"
 
 
+class MethodNotAllowed(AppError):
+    exit_code, status, type, code = 2, 405, "invalid_request_error", "method_not_allowed"
+
+
 class BodyTooLarge(AppError):
     exit_code, status, type, code = 2, 413, "invalid_request_error", "request_too_large"
+
+
+class UnsupportedMedia(AppError):
+    """The body is not plain JSON: another content type, or compressed."""
+
+    exit_code, status, type, code = 2, 415, "invalid_request_error", "unsupported_media_type"
 
 
 class ModelUnusable(AppError):

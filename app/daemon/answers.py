@@ -1,0 +1,392 @@
+"""A worker's pieces as OpenAI's answers: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ..errors import AppError
+from .frames import Fault, Piece, PieceLogprob, ToolCallPiece
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+LOWEST_LOGPROB = -9999.0  # JSON has no -inf
+
+# Line breaks to some clients' line splitters, though not to JSON.
+_BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
+_encode = msgspec.json.Encoder().encode
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: CachedTokens = CachedTokens()
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class FunctionDelta(msgspec.Struct):
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed chat."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: UsageReport | UnsetType | None = UNSET
+
+
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCallReport(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallReport] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The whole answer of a chat."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageReport
+
+
+class TextLogprobs(msgspec.Struct):
+    """OpenAI's older shape: parallel lists; text_offset counts characters of the answer."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class TextCompletion(msgspec.Struct, kw_only=True):
+    """The whole answer of a completion, and each event of a streamed one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextChoice]
+    usage: UsageReport | UnsetType | None = UNSET
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct):
+    """Numbers that mend the request, and a hint, stand beside the four fields where there are any."""
+
+    error: ErrorDetail
+
+
+def error_body(error: AppError) -> bytes:
+    """An error in OpenAI's shape, with its hint and numbers as further fields."""
+    detail: dict[str, Any] = {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.hint:
+        detail["hint"] = error.hint
+    return _encode({"error": detail | error.numbers})
+
+
+def read_error(error: dict[str, Any]) -> AppError:
+    """The inverse of `error_body`, for its inner object."""
+    numbers = {name: value for name, value in error.items() if type(value) is int}
+    fault = Fault(
+        code=str(error.get("code")),
+        message=str(error.get("message")),
+        hint=str(error.get("hint", "")),
+        param=error.get("param"),
+        numbers=numbers,
+    )
+    return fault.error()
+
+
+def event(value: object) -> bytes:
+    """One server-sent event."""
+    body = _encode(value)
+    for raw, escaped in _BREAKS:
+        if raw in body:
+            body = body.replace(raw, escaped)
+    return b"data: " + body + b"\n\n"
+
+
+def error_event(error: AppError) -> bytes:
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every part of one answer carries."""
+
+    id: str
+    model: str
+    fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def fields(self) -> dict[str, Any]:
+        return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
+
+
+class Answer(Protocol):
+    """Takes in pieces and gives bytes: `opening`, `part`… and `closing` of a stream, or `take`… and `whole`."""
+
+    def opening(self) -> bytes: ...
+
+    def part(self, choice: int, piece: Piece) -> bytes: ...
+
+    def closing(self, usage: UsageReport) -> bytes: ...
+
+    def take(self, choice: int, piece: Piece) -> None: ...
+
+    def whole(self, usage: UsageReport) -> bytes: ...
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, ToolCallReport] = field(default_factory=dict)
+    logprobs: list[PieceLogprob] = field(default_factory=list)
+    offset: int = 0  # characters of the tokens reported so far
+    finish: str | None = None
+
+    def take(self, piece: Piece) -> None:
+        self.text.append(piece.text)
+        self.reasoning.append(piece.reasoning)
+        self.logprobs += piece.logprobs
+        for call in piece.tool_calls:
+            known = self.calls.setdefault(call.index, ToolCallReport(id="", function=FunctionCall("", "")))
+            known.id += call.id
+            known.function.name += call.name
+            known.function.arguments += call.arguments
+        self.finish = piece.finish or self.finish
+
+
+class ChatAnswer:
+    """Answers of /v1/chat/completions."""
+
+    def __init__(self, head: Head, choices: int, *, logprobs: bool, usage: bool) -> None:
+        self._head, self._logprobs, self._usage = head.fields(), logprobs, usage
+        self._choices = [_Choice() for _ in range(choices)]
+
+    def opening(self) -> bytes:
+        role = Delta(role="assistant", content="")
+        return b"".join(self._chunk(ChunkChoice(index, role)) for index in range(len(self._choices)))
+
+    def part(self, choice: int, piece: Piece) -> bytes:
+        out = b""
+        if piece.text or piece.reasoning or piece.tool_calls or piece.logprobs:
+            delta = Delta()
+            if piece.text or piece.logprobs:
+                delta.content = piece.text
+            if piece.reasoning:
+                delta.reasoning = delta.reasoning_content = piece.reasoning
+            if piece.tool_calls:
+                delta.tool_calls = [_call_delta(call) for call in piece.tool_calls]
+            out = self._chunk(ChunkChoice(choice, delta, _chat_logprobs(piece.logprobs) if self._logprobs else None))
+        if piece.finish:
+            out += self._chunk(ChunkChoice(choice, Delta(), None, piece.finish))
+        return out
+
+    def closing(self, usage: UsageReport) -> bytes:
+        return (event(Chunk(**self._head, choices=[], usage=usage)) if self._usage else b"") + DONE
+
+    def take(self, choice: int, piece: Piece) -> None:
+        self._choices[choice].take(piece)
+
+    def whole(self, usage: UsageReport) -> bytes:
+        choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._choices)]
+        return _encode(ChatCompletion(**self._head, choices=choices, usage=usage))
+
+    def _chunk(self, choice: ChunkChoice) -> bytes:
+        return event(Chunk(**self._head, choices=[choice], usage=None if self._usage else UNSET))
+
+    def _whole_choice(self, index: int, choice: _Choice) -> ChatChoice:
+        text, reasoning = "".join(choice.text), "".join(choice.reasoning)
+        message = ChatMessage(content=text if text or not choice.calls else None)
+        if reasoning:
+            message.reasoning = message.reasoning_content = reasoning
+        if choice.calls:
+            message.tool_calls = [choice.calls[number] for number in sorted(choice.calls)]
+        logprobs = _chat_logprobs(choice.logprobs) if self._logprobs else None
+        return ChatChoice(index, message, logprobs, finished(choice.finish))
+
+
+class CompletionAnswer:
+    """Answers of /v1/completions."""
+
+    def __init__(self, head: Head, choices: int, *, logprobs: bool, usage: bool) -> None:
+        self._head, self._logprobs, self._usage = head.fields(), logprobs, usage
+        self._choices = [_Choice() for _ in range(choices)]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def part(self, choice: int, piece: Piece) -> bytes:
+        if not (piece.text or piece.logprobs or piece.finish):
+            return b""
+        logprobs = self._text_logprobs(self._choices[choice], piece.logprobs) if self._logprobs else None
+        part = TextChoice(choice, piece.text, logprobs, piece.finish)
+        return event(TextCompletion(**self._head, choices=[part], usage=None if self._usage else UNSET))
+
+    def closing(self, usage: UsageReport) -> bytes:
+        return (event(TextCompletion(**self._head, choices=[], usage=usage)) if self._usage else b"") + DONE
+
+    def take(self, choice: int, piece: Piece) -> None:
+        self._choices[choice].take(piece)
+
+    def whole(self, usage: UsageReport) -> bytes:
+        choices = [
+            TextChoice(
+                index,
+                "".join(choice.text),
+                self._text_logprobs(choice, choice.logprobs) if self._logprobs else None,
+                finished(choice.finish),
+            )
+            for index, choice in enumerate(self._choices)
+        ]
+        return _encode(TextCompletion(**self._head, choices=choices, usage=usage))
+
+    def _text_logprobs(self, choice: _Choice, logprobs: list[PieceLogprob]) -> TextLogprobs:
+        offsets = []
+        for entry in logprobs:
+            offsets.append(choice.offset)
+            choice.offset += len(entry.token)
+        return TextLogprobs(
+            tokens=[entry.token for entry in logprobs],
+            token_logprobs=[_finite(entry.logprob) for entry in logprobs],
+            top_logprobs=[{top.token: _finite(top.logprob) for top in entry.top} for entry in logprobs],
+            text_offset=offsets,
+        )
+
+
+def finished(finish: str | None) -> str:
+    """Every choice must have ended for a reason; a worker that gave none broke the contract."""
+    if finish is None:
+        raise AppError("the engine ended an answer without a reason")
+    return finish
+
+
+def _call_delta(call: ToolCallPiece) -> ToolCallDelta:
+    """Id, type and name stand in the first delta of a call only."""
+    first = bool(call.id or call.name)
+    return ToolCallDelta(
+        index=call.index,
+        id=call.id if first else UNSET,
+        type="function" if first else UNSET,
+        function=FunctionDelta(call.name if first else UNSET, call.arguments),
+    )
+
+
+def _chat_logprobs(logprobs: list[PieceLogprob]) -> ChatLogprobs | None:
+    if not logprobs:
+        return None
+    return ChatLogprobs(
+        [
+            TokenLogprob(
+                entry.token,
+                _finite(entry.logprob),
+                entry.bytes,
+                [TopLogprob(top.token, _finite(top.logprob), top.bytes) for top in entry.top],
+            )
+            for entry in logprobs
+        ]
+    )
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,109 @@
+"""A request's JSON body, read and decoded under limits; what is wrong with it is said by name."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from ..errors import BodyTooLarge, InvalidRequest, UnsupportedMedia, UnsupportedParameter
+
+MAX_DEPTH = 64  # of what a client nests in tools, schemas and template variables
+READ_SECONDS = 60.0  # the longest silence while a body arrives
+
+
+class WireBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the bodies clients send: unknown names are refused."""
+
+    REFUSED: ClassVar[dict[str, str]] = {}  # names that clients know, and why a value for them is refused
+
+
+Body = TypeVar("Body", bound=WireBody)
+
+_WHERE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
+
+
+class ClientGone(Exception):
+    """The client hung up: nobody is left to answer."""
+
+
+async def read_json(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> Body:
+    """The body as `kind`. Raises an AppError naming what is wrong, or ClientGone."""
+    return decode(await _read(scope, receive, limit), kind)
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    """Strict: no unknown names, no type is coerced, every range holds."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+
+
+def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
+    """Raises InvalidRequest when a free-form value nests deeper than `limit`."""
+    if limit < 0:
+        raise InvalidRequest(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            check_depth(item, param, limit - 1)
+
+
+async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
+    headers = dict(scope["headers"])
+    media = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if media != b"application/json":
+        raise UnsupportedMedia("the body must be JSON, sent with Content-Type: application/json")
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise UnsupportedMedia("compressed bodies are not accepted")
+    too_large = BodyTooLarge(f"the body is over the limit of {limit} bytes", hint="setting max_body_mib raises it")
+    length = headers.get(b"content-length", b"0")
+    if int(length) > limit:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                message: Mapping[str, Any] = await receive()
+        except TimeoutError:
+            raise ClientGone from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(message["body"])
+        size += len(message["body"])
+        if size > limit:
+            raise too_large
+        if not message["more_body"]:
+            return b"".join(parts)
+
+
+def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:
+    """msgspec's sentence as an error with the JSON path of what it is about."""
+    where = _WHERE.search(text)
+    path = where[1] if where else ""
+    sentence = text[: where.start()] if where else text
+    unknown = _UNKNOWN.match(sentence)
+    if unknown:
+        name = unknown[1][:100]
+        full = f"{path}.{name}" if path else name
+        near = [] if path else difflib.get_close_matches(name, kind.__struct_fields__, n=1)
+        return UnsupportedParameter(
+            f"unknown parameter {full!r}", hint=f"did you mean {near[0]!r}?" if near else "", param=full
+        )
+    top = re.split(r"[.\[]", path, maxsplit=1)[0]
+    if top in kind.REFUSED:
+        return UnsupportedParameter(f"{top}: {kind.REFUSED[top]}", param=top)
+    if re.search(r"content\[\d+\]\.type$", path):
+        return UnsupportedParameter(f"{path}: only text parts are supported ({sentence.lower()})", param=path)
+    return InvalidRequest(f"{path}: {sentence[0].lower()}{sentence[1:]}" if path else sentence, param=path or None)

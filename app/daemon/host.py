@@ -1,0 +1,221 @@
+"""Which models are loaded: one worker process for each, started at the first request, ended when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import paths
+from ..config import Settings
+from ..errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
+from ..store import catalog
+from .admin import LoadedModel
+from .frames import AskStats, Load, Stats
+from .process import COMMAND, Progress, Request, Worker
+from .stream import Stream
+
+STATS_SECONDS = 1.0  # a worker that has not told its figures by then is reported without
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Slot:
+    ref: catalog.ModelRef
+    worker: Worker
+    loading: asyncio.Task[object]
+    leaving: asyncio.Task[None] | None = None  # set once it is being unloaded
+
+
+class Host:
+    """The loaded models. `deaths` counts, by model, the workers that ended without being asked."""
+
+    def __init__(self, settings: Settings, *, command: Sequence[str] = COMMAND, log_dir: Path | None = None) -> None:
+        self.settings = settings
+        self.stopping = False
+        self.deaths: dict[str, int] = {}
+        self._command, self._log_dir = command, log_dir or paths.log_dir()
+        self._slots: dict[str, _Slot] = {}
+        self._turn = asyncio.Lock()  # two models that load at once would each count on the same free memory
+        self._janitor: asyncio.Task[None] | None = None
+
+    async def worker(
+        self, name: str, *, local: bool = False, backend: str | None = None, progress: Progress | None = None
+    ) -> Worker:
+        """The ready worker of a model, started if need be; all who ask meanwhile wait for the same one.
+
+        `local`: the client is our own, on the unix socket, and may name a folder. Raises ModelNotFound, what the
+        worker said when it cannot load, Stopping, or InvalidRequest when the model is busy on another backend.
+        """
+        ref = await self._resolve(name, local)
+        while True:
+            self._refuse_when_stopping()
+            slot = self._slots.get(ref.id) or self._begin(ref, backend)
+            if slot.leaving is not None:
+                await asyncio.shield(slot.leaving)
+                continue
+            if progress is not None:
+                slot.worker.listeners.append(progress)
+            await asyncio.shield(slot.loading)
+            info = slot.worker.info
+            if info is not None and backend not in (None, "auto", info.backend):
+                if slot.worker.held:
+                    raise InvalidRequest(f"{ref.id} is busy on {info.backend}: stop it first", param="backend")
+                await asyncio.shield(self._leave(slot, drain=0.0))
+                continue
+            if slot.worker.state == "ready":
+                return slot.worker
+
+    def open(self, worker: Worker, requests: Sequence[Request], weight: int = 1) -> Stream:
+        """Send requests to a worker; `weight` is how many answers they ask for.
+
+        Raises Overloaded when the worker would hold more than `max_queue` of them.
+        """
+        self._refuse_when_stopping()
+        limit = self.settings.max_queue
+        if worker.held + weight > limit:
+            raise Overloaded(
+                f"{worker.model} holds {worker.held} requests, {weight} more would be over the limit of {limit}",
+                hint="try again in a moment; setting max_queue raises the limit",
+            )
+        return worker.open(requests, weight)
+
+    def only(self) -> str:
+        """The one loaded model's id. Raises InvalidRequest when there is not exactly one."""
+        if len(self._slots) != 1:
+            loaded = ", ".join(self._slots) or "none"
+            raise InvalidRequest(f"name a model: it may be left out only while one is loaded ({loaded})", param="model")
+        return next(iter(self._slots))
+
+    def find(self, model_id: str) -> Worker | None:
+        """The worker of a loaded or loading model."""
+        slot = self._slots.get(model_id)
+        return slot.worker if slot else None
+
+    async def stats(self) -> list[tuple[Worker, Stats | None]]:
+        """Every worker and what it says of itself; None while it loads or does not answer."""
+        workers = [slot.worker for slot in self._slots.values()]
+        return list(zip(workers, await asyncio.gather(*map(_ask, workers)), strict=True))
+
+    async def loaded(self) -> list[LoadedModel]:
+        limit = self.settings.idle_unload
+        return [_describe(worker, stats, limit) for worker, stats in await self.stats() if worker.state != "over"]
+
+    async def unload(self, name: str) -> None:
+        """End a model's worker, giving its requests `drain` seconds. Raises ModelNotFound when it is not loaded."""
+        slot = self._slots.get(name)
+        if slot is None:
+            loaded = ", ".join(self._slots) or "none"
+            raise ModelNotFound(f"model {name!r} is not loaded", hint=f"loaded: {loaded}", param="model")
+        await asyncio.shield(self._leave(slot, self.settings.drain))
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests; returns when none is running, or after so many seconds."""
+        self.stopping = True
+        await asyncio.gather(*(slot.worker.quiet(seconds) for slot in self._slots.values()))
+
+    async def close(self) -> None:
+        """End every worker; requests still running get Stopping."""
+        self.stopping = True
+        if self._janitor is not None:
+            self._janitor.cancel()
+        await asyncio.gather(*(self._leave(slot, drain=0.0) for slot in list(self._slots.values())))
+
+    def _refuse_when_stopping(self) -> None:
+        if self.stopping:
+            raise Stopping("the daemon is stopping")
+
+    async def _resolve(self, name: str, local: bool) -> catalog.ModelRef:
+        if not local and catalog.is_path(name):
+            raise ModelNotFound("a model is named by its id, not by a path", param="model")
+        slot = self._slots.get(name)
+        return slot.ref if slot else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
+
+    def _begin(self, ref: catalog.ModelRef, backend: str | None) -> _Slot:
+        settings = self.settings
+        load = Load(
+            model=ref.id,
+            path=str(ref.path),
+            backend=backend or settings.backend,
+            dtype=settings.dtype,
+            context=settings.context,
+            cache_mib=settings.cache_mib,
+            max_rows=settings.max_rows,
+            threads=settings.threads,
+        )
+        worker = Worker(load, log_dir=self._log_dir, on_over=self._over, command=self._command)
+        loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
+        loading.add_done_callback(lambda task: task.exception())  # those who wait get it; there may be none left
+        slot = self._slots[ref.id] = _Slot(ref, worker, loading)
+        if self._janitor is None and settings.idle_unload:
+            self._janitor = asyncio.create_task(self._unload_idle())
+        return slot
+
+    async def _load(self, worker: Worker) -> None:
+        async with self._turn:
+            if worker.state == "over":  # unloaded before its turn came
+                raise worker.end_error
+            log.info("loading %s", worker.model)
+            info = await worker.start()
+        log.info("loaded %s on %s (%s)", worker.model, info.backend, info.device)
+
+    def _leave(self, slot: _Slot, drain: float) -> asyncio.Task[None]:
+        """The one task that unloads this slot; requests that come meanwhile wait for it and load anew."""
+        if slot.leaving is None:
+            slot.leaving = asyncio.create_task(self._unload(slot.worker, drain))
+        return slot.leaving
+
+    async def _unload(self, worker: Worker, drain: float) -> None:
+        await worker.quiet(drain)
+        await worker.stop(Stopping(f"{worker.model} was unloaded"))
+        log.info("unloaded %s", worker.model)
+
+    def _over(self, worker: Worker) -> None:
+        slot = self._slots.get(worker.model)
+        if slot is not None and slot.worker is worker:
+            del self._slots[worker.model]
+        if worker.expected_end is None and worker.info is not None:
+            self.deaths[worker.model] = self.deaths.get(worker.model, 0) + 1
+
+    async def _unload_idle(self) -> None:
+        limit = self.settings.idle_unload
+        while True:
+            await asyncio.sleep(min(limit / 4, 5.0))
+            for slot in list(self._slots.values()):
+                if slot.worker.idle > limit:
+                    self._leave(slot, drain=0.0)
+
+
+async def _ask(worker: Worker) -> Stats | None:
+    if worker.state != "ready":
+        return None
+    try:
+        async with asyncio.timeout(STATS_SECONDS), worker.open([AskStats(id=uuid.uuid4().hex)], weight=0) as stream:
+            return next((reply for reply in await stream.take() if isinstance(reply, Stats)), None)
+    except (TimeoutError, AppError):
+        return None
+
+
+def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedModel:
+    info = worker.info
+    if info is None:
+        return LoadedModel(id=worker.model, state="loading", pid=worker.pid)
+    return LoadedModel(
+        id=worker.model,
+        state="ready",
+        pid=worker.pid,
+        backend=info.backend,
+        device=info.device,
+        dtype=info.dtype,
+        context=info.context,
+        memory=info.weight_bytes + info.cache_bytes,
+        cache_tokens=info.cache_tokens,
+        cache_used=stats.cache_used if stats else 0,
+        requests=worker.held,
+        idle=worker.idle,
+        unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.held else None,
+    )

@@ -1,0 +1,448 @@
+"""What clients ask in OpenAI's words, and the same as frames for a worker.
+
+Every field is honoured, or refused by name. The few that change nothing here say so. Besides OpenAI's own names
+there are those that vLLM and llama.cpp made common (top_k, min_p, repetition_penalty, guided_json, …).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ..errors import InvalidRequest, UnsupportedParameter
+from .body import WireBody, check_depth
+from .frames import Generate, ResponseFormat
+
+SEED_BITS = 63
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+# Variables a client may hand to the chat template; names the renderer itself uses must never be among them.
+TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string")
+
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
+StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Count = Annotated[int, Meta(ge=1, lt=2**53)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+
+
+class TextPart(WireBody, tag_field="type", tag="text"):
+    text: str
+
+
+Content = str | list[TextPart]
+
+
+class SystemMessage(WireBody, tag_field="role", tag="system"):
+    content: Content
+    name: str | None = None
+
+
+class DeveloperMessage(WireBody, tag_field="role", tag="developer"):
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(WireBody, tag_field="role", tag="user"):
+    content: Content
+    name: str | None = None
+
+
+class CalledFunction(WireBody):
+    name: str
+    arguments: str
+
+
+class MadeToolCall(WireBody):
+    """A call an assistant made earlier in the conversation."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None  # clients that join streamed deltas send it back; the order says the same
+
+
+class AssistantMessage(WireBody, tag_field="role", tag="assistant"):
+    content: Content | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same under its other name
+    tool_calls: list[MadeToolCall] | None = None
+    name: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class ToolMessage(WireBody, tag_field="role", tag="tool"):
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class FunctionSpec(WireBody):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(WireBody):
+    function: FunctionSpec
+    type: Literal["function"] = "function"
+
+
+class FunctionName(WireBody):
+    name: ToolName
+
+
+class NamedTool(WireBody):
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+class TextFormat(WireBody, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObjectFormat(WireBody, tag_field="type", tag="json_object"):
+    pass
+
+
+class SchemaSpec(WireBody):
+    schema: dict[str, Any]
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None  # the schema is always enforced
+
+
+class JsonSchemaFormat(WireBody, tag_field="type", tag="json_schema"):
+    json_schema: SchemaSpec
+
+
+class StreamOptions(WireBody):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingBody(WireBody, kw_only=True):
+    """What chats and completions share."""
+
+    model: Name | None = None  # may be left out while exactly one is loaded
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1: off
+    min_p: Probability | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: Count | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # taken modulo 2^63
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    guided_json: dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    # Who asks, and where the asker files it: accepted, and without effect here.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None  # every request shares the prefix cache already
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check(self) -> None:
+        """What no single field's type can say. Raises InvalidRequest."""
+        if self.stream_options is not None:
+            if not self.stream:
+                raise InvalidRequest("stream_options goes with stream: true only", param="stream_options")
+            if self.stream_options.include_obfuscation:
+                raise UnsupportedParameter(
+                    "stream_options.include_obfuscation: chunks are not padded here",
+                    param="stream_options.include_obfuscation",
+                )
+        for key in self.logit_bias or {}:
+            if not (key.isascii() and key.isdigit() and len(key) < 11):
+                raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
+
+    def sampling(self) -> dict[str, Any]:
+        """These fields as keyword arguments of a Generate frame; a field left out keeps the frame's default."""
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "min_p": self.min_p,
+            "n": self.n,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "stop_ids": self.stop_token_ids,
+            "seed": None if self.seed is None else self.seed % 2**SEED_BITS,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": self.logit_bias,
+            "ignore_eos": self.ignore_eos,
+            "response_format": self._response_format(),
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _response_format(self) -> ResponseFormat | None:
+        formats = {
+            "response_format": None if isinstance(self.response_format, TextFormat) else self.response_format,
+            "regex": self.regex,
+            "choice": self.choice,
+            "guided_json": self.guided_json,
+            "guided_regex": self.guided_regex,
+            "guided_choice": self.guided_choice,
+        }
+        asked = {name: value for name, value in formats.items() if value is not None}
+        if len(asked) > 1:
+            raise InvalidRequest(f"only one of {', '.join(asked)} can hold at a time", param=list(asked)[1])
+        for name, value in asked.items():
+            if isinstance(value, JsonObjectFormat):
+                return ResponseFormat(kind="json_object")
+            if isinstance(value, JsonSchemaFormat):
+                check_depth(value.json_schema.schema, "response_format.json_schema.schema")
+                return ResponseFormat(kind="json_schema", schema=value.json_schema.schema)
+            if isinstance(value, dict):
+                check_depth(value, name)
+                return ResponseFormat(kind="json_schema", schema=value)
+            if isinstance(value, str):
+                return ResponseFormat(kind="regex", regex=value)
+            return ResponseFormat(kind="choice", choices=value)
+        return None
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    REFUSED: ClassVar[dict[str, str]] = {
+        "audio": "this daemon makes text only",
+        "modalities": "this daemon makes text only",
+        "prediction": "predicted outputs are not supported",
+        "web_search_options": "there is no web search here",
+        "functions": "deprecated: use tools",
+        "function_call": "deprecated: use tool_choice",
+        "service_tier": "there is one tier here: auto or default",
+        "reasoning_effort": "say it in chat_template_kwargs, if the model's template reads it",
+        "verbosity": "say it in a message",
+    }
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
+    functions: None = None
+    function_call: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+    def check(self) -> None:
+        super().check()
+        if self.store:
+            raise UnsupportedParameter("store: answers are not kept here", param="store")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs goes with logprobs: true only", param="top_logprobs")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_tokens")
+        self._check_tools()
+        for name, value in (self.chat_template_kwargs or {}).items():
+            param = f"chat_template_kwargs.{name[:100]}"
+            if name not in TEMPLATE_VARIABLES:
+                raise UnsupportedParameter(f"{param}: allowed are {', '.join(TEMPLATE_VARIABLES)}", param=param)
+            if not isinstance(value, str | bool | None):
+                raise InvalidRequest(f"{param}: expected a string, true, false or null", param=param)
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise UnsupportedParameter(
+                "add_generation_prompt: false goes with continue_final_message: true only",
+                param="add_generation_prompt",
+            )
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise InvalidRequest(
+                    "continue_final_message and add_generation_prompt exclude each other",
+                    param="continue_final_message",
+                )
+            if not isinstance(self.messages[-1], AssistantMessage):
+                raise InvalidRequest(
+                    "continue_final_message needs a last message of the assistant", param="continue_final_message"
+                )
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or []]
+        for index, tool in enumerate(self.tools or []):
+            check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
+            if tool.function.name in names[:index]:
+                raise InvalidRequest(f"two tools are named {tool.function.name!r}", param=f"tools[{index}]")
+        if self.tool_choice == "required" and not names:
+            raise InvalidRequest("tool_choice: required needs tools", param="tool_choice")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise InvalidRequest(f"no tool is named {self.tool_choice.function.name!r}", param="tool_choice")
+
+    def frames(self, request_id: str) -> list[Generate]:
+        """What a worker is to do: one frame. Raises InvalidRequest."""
+        self.check()
+        choice = self.tool_choice
+        return [
+            Generate(
+                id=request_id,
+                messages=[message_dict(message) for message in self.messages],
+                tools=[tool_dict(tool) for tool in self.tools] if self.tools else None,
+                tool_choice=msgspec.to_builtins(choice) if isinstance(choice, NamedTool) else choice or "auto",
+                parallel_tool_calls=self.parallel_tool_calls is not False,
+                template_kwargs=self.chat_template_kwargs or {},
+                continue_final_message=bool(self.continue_final_message),
+                max_tokens=self.max_completion_tokens or self.max_tokens,
+                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+                **self.sampling(),
+            )
+        ]
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    """POST /v1/completions."""
+
+    REFUSED: ClassVar[dict[str, str]] = {
+        "suffix": "filling in the middle is not supported",
+        "best_of": "only 1 is supported; ask for n answers instead",
+    }
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    echo: bool | None = None
+    logprobs: TopLogprobs | None = None
+    suffix: None = None
+    best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+    def check(self) -> None:
+        super().check()
+        if self.echo and self.logprobs is not None:
+            raise UnsupportedParameter("logprobs: those of an echoed prompt are not computed here", param="logprobs")
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or many. A list is of strings, of token ids, or of lists of token ids; raises InvalidRequest."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        texts = [item for item in self.prompt if isinstance(item, str)]
+        tokens = [item for item in self.prompt if isinstance(item, int)]
+        lists = [item for item in self.prompt if isinstance(item, list)]
+        if not self.prompt or max(len(texts), len(tokens), len(lists)) < len(self.prompt):
+            raise InvalidRequest(
+                "prompt must be a string, strings, token ids, or lists of token ids (not mixed)", param="prompt"
+            )
+        if len(texts) + len(lists) > 128:
+            raise InvalidRequest(f"{len(self.prompt)} prompts are over the limit of 128", param="prompt")
+        return [tokens] if tokens else [*texts, *lists]
+
+    def frames(self, request_id: str) -> list[Generate]:
+        """What a worker is to do: one frame for each prompt. Raises InvalidRequest."""
+        self.check()
+        prompts = self.prompts()
+        if any(not prompt for prompt in prompts):
+            raise InvalidRequest("a prompt is empty: at least one token is needed", param="prompt")
+        return [
+            Generate(
+                id=f"{request_id}-{index}",
+                prompt=prompt,
+                max_tokens=self.max_tokens or COMPLETION_TOKENS,
+                echo=bool(self.echo),
+                logprobs=self.logprobs,
+                **self.sampling(),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+
+class TokenizeBody(WireBody):
+    """POST /v1/tokenize: exactly one of prompt and messages."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeBody(WireBody):
+    """POST /v1/detokenize."""
+
+    tokens: list[TokenId]
+    model: Name | None = None
+
+
+def message_dict(message: Message) -> dict[str, Any]:
+    """A message as chat templates know it: what was left out is absent, content is always there."""
+    plain = {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
+    plain.setdefault("content", None)
+    if isinstance(message, AssistantMessage):
+        reasoning = plain.pop("reasoning", None)
+        if reasoning is not None:
+            plain.setdefault("reasoning_content", reasoning)
+        plain.pop("annotations", None)
+        if message.tool_calls is not None:
+            plain["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
+                for call in message.tool_calls
+            ]
+    return plain
+
+
+def tool_dict(tool: Tool) -> dict[str, Any]:
+    function = {name: value for name, value in msgspec.to_builtins(tool.function).items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def check_tokens(requests: Iterable[Generate], vocab: int) -> None:
+    """Raises InvalidRequest naming the parameter whose token ids the model does not have."""
+    for request in requests:
+        ids = {
+            "prompt": request.prompt if isinstance(request.prompt, list) else [],
+            "stop_token_ids": request.stop_ids,
+            "logit_bias": [int(key) for key in request.logit_bias],
+        }
+        for param, tokens in ids.items():
+            if tokens and max(tokens) >= vocab:
+                raise InvalidRequest(
+                    f"{param}: token id {max(tokens)} is not in the model's vocabulary of {vocab}", param=param
+                )

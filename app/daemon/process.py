@@ -1,0 +1,263 @@
+"""One worker process: started, spoken to over a socket pair, watched, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import logging.handlers
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ..config import PREFIX
+from ..errors import AppError, BodyTooLarge, InvalidRequest, WorkerDied
+from . import frames
+from .frames import Cancel, Detokenize, Generate, Load, ModelInfo, Tokenize
+from .stream import Stream
+
+COMMAND = (sys.executable, "-P", "-m", "localllm.app.daemon.worker")
+STOP_SECONDS = 5.0  # from Shutdown to SIGKILL
+LOG_BYTES = 2**20  # of a worker's log, twice: the running file and the one before
+
+log = logging.getLogger(__name__)
+
+Request = Generate | Tokenize | Detokenize | frames.AskStats
+Progress = Callable[[str, float], None]  # words for people, 0…1
+
+
+class Worker:
+    """An engine process for one model.
+
+    Once it is over, for whatever reason, every open stream has its error, `state` is "over" and `on_over` was called.
+    """
+
+    def __init__(
+        self, load: Load, *, log_dir: Path, on_over: Callable[[Worker], None], command: Sequence[str] = COMMAND
+    ) -> None:
+        self.load_frame = load
+        self.state: Literal["loading", "ready", "over"] = "loading"
+        self.info: ModelInfo | None = None
+        self.listeners: list[Progress] = []
+        self.expected_end: AppError | None = None  # set when we end it: what open requests are told
+        self.held = 0  # answers it has still to give
+        self._streams: dict[str, Stream] = {}  # by frame id
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._idle_since = time.monotonic()
+        self._command, self._log_dir, self._on_over = command, log_dir, on_over
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._over = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def model(self) -> str:
+        return self.load_frame.model
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    @property
+    def idle(self) -> float:
+        """Seconds since the last request ended; 0 while it loads or holds any."""
+        return 0.0 if self.held or self.state == "loading" else time.monotonic() - self._idle_since
+
+    @property
+    def log_name(self) -> str:
+        return f"worker-{re.sub(r'[^A-Za-z0-9._-]+', '--', self.model).strip('-')[-100:]}.log"
+
+    async def start(self) -> ModelInfo:
+        """Start the process and load the model. Raises the worker's reason when it cannot; the process is gone then."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    "--fd",
+                    str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env={name: value for name, value in os.environ.items() if name != f"{PREFIX}API_KEY"},
+                    process_group=0,  # Ctrl-C at the daemon's terminal is the daemon's to handle
+                )
+            except OSError as error:
+                self._end(WorkerDied(f"no engine process could be started: {error}"))
+                raise WorkerDied(f"no engine process could be started: {error}") from None
+        loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._tasks = [
+            asyncio.create_task(self._read(reader, loaded)),
+            asyncio.create_task(self._keep_log(self._process)),
+        ]
+        self._writer.write(frames.pack(self.load_frame))
+        try:
+            return await loaded
+        except AppError:
+            await self.kill()
+            raise
+
+    def open(self, requests: Sequence[Request], weight: int = 1) -> Stream:
+        """Send frames; their replies come through the stream. Raises an AppError when they cannot be sent."""
+        if self.state != "ready" or self._writer is None:
+            raise self.end_error
+        try:
+            packed = b"".join(frames.pack(request) for request in requests)
+        except (OverflowError, RecursionError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"the request holds a value that cannot be passed on: {error}") from None
+        except ValueError as error:
+            raise BodyTooLarge(str(error)) from None
+        stream = Stream([request.id for request in requests], weight, self._close)
+        self._streams |= dict.fromkeys(stream.ids, stream)
+        self.held += weight
+        if weight:
+            self._quiet.clear()
+        self._writer.write(packed)
+        return stream
+
+    async def quiet(self, seconds: float) -> None:
+        """Returns when it holds no request, or after so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
+        except TimeoutError:
+            log.info("%s still holds %d requests after %.1f s", self.model, self.held, seconds)
+
+    async def stop(self, error: AppError) -> None:
+        """End it in good order; requests still open get `error`."""
+        self.expected_end = self.expected_end or error
+        if self._writer is not None and self.state == "ready":
+            self._writer.write(frames.pack(frames.Shutdown()))
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._over.wait()
+            except TimeoutError:
+                log.warning("worker of %s did not stop within %.0f s: killing it", self.model, STOP_SECONDS)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End it at once; returns when the process is gone."""
+        if self._process is not None:
+            self._kill_group(self._process.pid)
+            await self._process.wait()
+        self._end(self.end_error)
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                await asyncio.wait([task], timeout=STOP_SECONDS)
+
+    def _close(self, stream: Stream) -> None:
+        """The reader of a stream is done: cancel what runs, forget it."""
+        if stream.ids[0] not in self._streams:
+            return  # closed before, or the worker is over
+        for name in stream.ids:
+            del self._streams[name]
+            if name in stream.running and self._writer is not None:
+                self._writer.write(frames.pack(Cancel(id=name)))
+        self.held -= stream.weight
+        if stream.weight and not self.held:
+            self._idle_since = time.monotonic()
+            self._quiet.set()
+
+    async def _read(self, reader: asyncio.StreamReader, loaded: asyncio.Future[ModelInfo]) -> None:
+        """Hand out frames until the worker is gone."""
+        reason: AppError | None = None
+        try:
+            while True:
+                frame = await frames.read_from_worker(reader)
+                match frame:
+                    case frames.Loading():
+                        for listener in self.listeners:
+                            listener(frame.stage, frame.done)
+                    case frames.Loaded():
+                        self.state, self.info = "ready", frame.info
+                        self._idle_since = time.monotonic()
+                        loaded.set_result(frame.info)
+                    case frames.LoadFailed():
+                        reason = frame.fault.error()
+                        break
+                    case _:
+                        stream = self._streams.get(frame.id)
+                        if stream is not None:
+                            stream.put(frame)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except (msgspec.DecodeError, ValueError) as error:
+            log.error("worker of %s broke the protocol: %s", self.model, error)
+        # Tell its requests first: a process that was killed hard can take a while to be reaped.
+        error = reason or self.end_error
+        self._end(error)
+        if not loaded.done():
+            loaded.set_exception(error)
+        await self._reap()
+
+    async def _reap(self) -> None:
+        """Wait for the process to be gone, and leave none of its children behind."""
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            log.warning("worker of %s closed its connection but lives on: killing it", self.model)
+        self._kill_group(self._process.pid)
+        code = await self._process.wait()
+        if self.expected_end is None:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            log.error("worker of %s (pid %d) ended: %s", self.model, self._process.pid, how)
+
+    @staticmethod
+    def _kill_group(pid: int) -> None:
+        """A worker leads a process group of its own: its helpers go with it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone (macOS: PermissionError of a zombie)
+            os.killpg(pid, signal.SIGKILL)
+
+    @property
+    def end_error(self) -> AppError:
+        """Why it is over, or would be if it ended now."""
+        return self.expected_end or WorkerDied(
+            f"the engine process of {self.model} ended unexpectedly; the next request starts a new one",
+            hint=f"its last words are in {self.log_name} in the log folder",
+        )
+
+    def _end(self, error: AppError) -> None:
+        """It is over: tell every open request, and the host. Only the first call does anything."""
+        if self.state == "over":
+            return
+        self.state = "over"
+        streams, self._streams = set(self._streams.values()), {}
+        for stream in streams:
+            stream.fail(error)
+        if self._writer is not None:
+            self._writer.close()
+        self.held = 0
+        self._quiet.set()
+        self._over.set()
+        self._on_over(self)
+
+    async def _keep_log(self, process: asyncio.subprocess.Process) -> None:
+        """Copy what the process prints to a log of bounded size."""
+        assert process.stdout is not None
+        sink: logging.Handler
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            sink = logging.handlers.RotatingFileHandler(
+                self._log_dir / self.log_name, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", errors="replace"
+            )
+        except OSError as error:
+            log.warning("no log for the worker of %s: %s", self.model, error)
+            sink = logging.NullHandler()
+        while data := await process.stdout.read(2**16):
+            text = data.decode("utf-8", "replace").rstrip("\n")
+            sink.emit(logging.LogRecord(__name__, logging.INFO, "", 0, "%s", (text,), None))
+        sink.close()
