@@ -106,7 +106,8 @@ def cli(ctx: click.Context) -> None:
 def chat(model: str | None, backend: str | None, **asked: Any) -> int:
     """Chat with a model in the terminal.
 
-    Without MODEL your default model is used, at first the built-in guide. When input does not come from a terminal, each line of it is one message and the answers go to standard output.
+    Without MODEL your default model is used, at first the built-in guide. When input does not come from a terminal,
+    each line of it is one message and the answers go to standard output.
 
     \b
     Examples:

@@ -1,0 +1,125 @@
+"""`localllm bench`: how fast a model answers here, measured through the daemon as any program would see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from statistics import median
+
+import click
+
+from .. import config
+from ..client import Client, Done, LoadedModel
+from ..errors import AppError
+from ..store import catalog
+from . import memory
+from .asking import loaded
+from .console import say
+
+LONG, SHORT = 400, 24  # words in a prompt that measures reading, and in one that measures writing
+NEW_TOKENS = 96
+TOGETHER = 8
+WORDS = "time water house morning letter road music table winter colour bread window river paper summer garden".split()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Medians over the rounds. Rates are tokens per second."""
+
+    model: str
+    backend: str
+    device: str
+    dtype: str
+    rounds: int
+    prompt_tokens: int
+    ttft_ms: float  # of a short prompt
+    prefill: float  # of the long prompt
+    decode: float  # one answer alone
+    decode_together: float  # eight at once, summed
+    memory_gbps: float | None = None  # what this machine's memory can be read at, where the model computes from it
+    memory_share: float | None = None  # of that, what decoding alone reads the weights at; over 1: they stay in cache
+
+
+def bench(model: str | None, rounds: int, backend: str | None, as_json: bool) -> int:
+    """Print the figures."""
+    settings = config.load({"backend": backend})
+    result = asyncio.run(_bench(settings, model or settings.model, rounds))
+    if as_json:
+        click.echo(json.dumps(asdict(result), indent=2))
+        return 0
+    click.echo(
+        f"{result.model} on {result.device} ({result.backend}, {result.dtype}), medians of {result.rounds} rounds"
+    )
+    click.echo(f"  time to first token  {result.ttft_ms:10.1f} ms")
+    click.echo(f"  reading the prompt   {result.prefill:10.1f} tokens/s, {result.prompt_tokens} tokens")
+    click.echo(f"  writing alone        {result.decode:10.1f} tokens/s")
+    click.echo(f"  writing, {TOGETHER} at once  {result.decode_together:10.1f} tokens/s in all")
+    if result.memory_gbps is not None and result.memory_share is not None:
+        share = f"writing alone reads weights at {result.memory_share:.0%} of that"
+        click.echo(f"  memory               {result.memory_gbps:10.1f} GB/s when read; {share}")
+    return 0
+
+
+async def _bench(settings: config.Settings, model: str, rounds: int) -> Result:
+    async with loaded(settings, model) as client:
+        info = next(entry for entry in await client.loaded() if entry.id == model)
+        words = random.Random(0)
+        await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)  # warms caches; not counted
+        reading, alone, together = [], [], []
+        for number in range(1, rounds + 1):
+            say(f"round {number} of {rounds}")
+            reading += await _answers(client, model, [_prompt(words, LONG)], 1)
+            alone += await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)
+            together.append(await _answers(client, model, [_prompt(words, SHORT) for _ in range(TOGETHER)], NEW_TOKENS))
+    decode = median(answer.tokens_per_second for answer in alone)
+    speed, share = _memory(info, model, decode)
+    return Result(
+        model=model,
+        backend=info.backend,
+        device=info.device,
+        dtype=info.dtype,
+        rounds=rounds,
+        prompt_tokens=round(median(answer.usage.prompt_tokens for answer in reading)),
+        ttft_ms=1e3 * median(answer.ttft for answer in alone),
+        prefill=median((a.usage.prompt_tokens - a.usage.cached_tokens) / a.ttft for a in reading),
+        decode=decode,
+        decode_together=median(_rate(answers) for answers in together),
+        memory_gbps=speed,
+        memory_share=share,
+    )
+
+
+def _prompt(words: random.Random, count: int) -> str:
+    """Text no round before had, so that the prefix cache has nothing to give."""
+    return " ".join(words.choice(WORDS) for _ in range(count))
+
+
+async def _answers(client: Client, model: str, prompts: list[str], tokens: int) -> list[Done]:
+    return list(await asyncio.gather(*(_answer(client, model, prompt, tokens) for prompt in prompts)))
+
+
+async def _answer(client: Client, model: str, prompt: str, tokens: int) -> Done:
+    async with aclosing(client.complete(model, prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True)) as events:
+        async for event in events:
+            if isinstance(event, Done):
+                return event
+    raise AppError("the daemon ended an answer without saying so")
+
+
+def _rate(answers: list[Done]) -> float:
+    """Tokens after the first ones over the time they took, of answers that were asked for together."""
+    tokens = sum(answer.usage.completion_tokens - 1 for answer in answers)
+    return tokens / (max(answer.seconds for answer in answers) - min(answer.ttft for answer in answers))
+
+
+def _memory(info: LoadedModel, model: str, decode: float) -> tuple[float | None, float | None]:
+    """Read bandwidth in GB/s and the share of it that decoding uses; nothing where weights lie in other memory."""
+    if not memory.shares_main_memory(info.backend):
+        return None, None
+    speed = memory.read_bandwidth()
+    folder = catalog.resolve(model, allow_path=True).path
+    weights = memory.weights_read(folder, itemsize=4 if info.dtype == "float32" else 2)
+    return speed / 1e9, weights * decode / speed
