@@ -1,0 +1,163 @@
+"""Work that somebody else's input makes unpredictable, done in a child process bounded in time and memory.
+
+Parent's half: `BoundedChild`. Child's half: `serve`. They exchange bytes, each after 4 bytes of big-endian length; the
+length's top bit marks a child's last answer.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+LAST = 1 << 31
+START_BOUND = 60.0  # seconds of wall time for starting and the first message, on a busy machine
+
+
+class ChildLost(Exception):
+    """The child ended, or took too long and was ended; the next call starts another. Says which in words."""
+
+
+class BoundedChild:
+    """One process running `module`, started at the first use and after every loss. Thread-safe; calls queue up.
+
+    `cpu` bounds the processor time of one call, which a busy machine does not shorten; `wall` the time anyone waits.
+    `hello` is sent first to each new process and answered without counting.
+    """
+
+    def __init__(self, module: str, *, cpu: float, wall: float, memory: int, hello: Callable[[], bytes]) -> None:
+        self._arguments = [sys.executable, "-m", module, str(cpu), str(memory)]
+        self._cpu, self._wall, self._hello = cpu, wall, hello
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def call(self, request: bytes) -> bytes:
+        """Raises ChildLost."""
+        with self._lock:
+            try:
+                if self._child is None:
+                    self._child = self._start()
+                    self._exchange(self._child, self._hello(), START_BOUND)
+                return self._exchange(self._child, request, self._wall)
+            except TimeoutError:
+                self._drop()
+                raise ChildLost(f"it took longer than {self._wall:g} s") from None
+            except (EOFError, OSError):
+                status = self._drop()
+                if status in (-signal.SIGPROF, -signal.SIGALRM):
+                    raise ChildLost(f"it took longer than {self._cpu:g} s of processor time") from None
+                raise ChildLost("it used more memory than it may, or crashed") from None
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # Nothing of our environment (tokens, keys, proxies) but what the interpreter needs to find the package.
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+        child = subprocess.Popen(
+            self._arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env=kept,
+            cwd="/",
+        )
+        for pipe in (child.stdin, child.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        return child
+
+    def _exchange(self, child: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        _write(child, len(request).to_bytes(4, "big") + request, deadline)
+        head = int.from_bytes(_read(child, 4, deadline), "big")
+        body = _read(child, head & ~LAST, deadline)
+        if head & LAST:
+            self._drop()
+        return body
+
+    def _drop(self) -> int | None:
+        """End the child; the status it ended with."""
+        child, self._child = self._child, None
+        if child is None:
+            return None
+        try:
+            child.wait(0.05)  # one that ended by itself has something to tell
+        except subprocess.TimeoutExpired:
+            child.kill()
+        with child:  # closes the pipes and waits
+            return child.wait()
+
+
+def _write(child: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+    assert child.stdin is not None
+    view = memoryview(data)
+    while view:
+        _wait(child.stdin.fileno(), selectors.EVENT_WRITE, deadline)
+        view = view[os.write(child.stdin.fileno(), view) :]
+
+
+def _read(child: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
+    assert child.stdout is not None
+    data = bytearray()
+    while len(data) < size:
+        _wait(child.stdout.fileno(), selectors.EVENT_READ, deadline)
+        part = os.read(child.stdout.fileno(), size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _wait(descriptor: int, event: int, deadline: float) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, event)
+        if not selector.select(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+
+
+class Spent(Exception):
+    """Raised by a handler with its answer: memory or stack ran out, so this process should not go on."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+
+
+def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> None:
+    """The child's main loop: bounds itself by the command line, then answers until end of input."""
+    cpu, memory = float(sys.argv[1]), int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us by closing the pipe
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+
+    def answer(body: bytes, flag: int = 0) -> None:
+        sink.write((len(body) | flag).to_bytes(4, "big") + body)
+        sink.flush()
+
+    greeted = False
+    while len(head := source.read(4)) == 4:
+        request = source.read(int.from_bytes(head, "big"))
+        if not greeted:
+            greet(request)
+            greeted = True
+            answer(b"")
+            continue
+        signal.setitimer(signal.ITIMER_PROF, cpu)  # its default action ends the process, whatever it is doing
+        try:
+            body = handle(request)
+        except Spent as spent:
+            answer(spent.answer, LAST)
+            return
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        answer(body)

@@ -1,0 +1,194 @@
+"""Structured output: a response format compiled to the tokens that may come next, by `llguidance`.
+
+Nothing is cached on disk, schemas are never fetched, and every bound below turns into an InvalidRequest. The library's
+own limits let some inputs run for minutes, so a bounded child process (grammar_child) tries each one first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from ..daemon.frames import ResponseFormat
+from ..errors import InvalidRequest
+from .bounded import BoundedChild, ChildLost
+from .grammar_child import Vocabulary
+from .matcher import make_matcher, make_tokens
+from .parsers import CALL, END_CALL
+from .tokenizer import ChatTokenizer
+
+MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choices
+MAX_DEPTH = 64  # nested objects and arrays in a schema
+MAX_NODES = 20_000  # values in a schema
+MAX_CHOICES = 4096
+CPU_BOUND, WALL_BOUND = 0.4, 5.0  # seconds of one trial
+MEMORY_BOUND = 2 * 2**30  # bytes of address space, the vocabulary's tables counted in
+
+# A small model may otherwise write blanks for ever.
+_JSON = {"whitespace_pattern": r"[ \n\t]{1,32}"}
+
+
+class TokenGrammar:
+    """engine.grammar.Grammar of one request. Never raises while tokens are drawn.
+
+    Where the matcher gives up (a limit was reached), only the end is allowed and `problem` says why.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._words = -(-vocab_size // 32)
+        ends = np.zeros(self._words * 32, dtype=np.bool_)
+        ends[[token for token in eos_ids if token < vocab_size]] = True
+        self._ends = np.packbits(ends, bitorder="little").view(np.uint32)
+        self.problem = ""
+
+    def allowed(self) -> NDArray[np.uint32]:
+        """[ceil(vocab / 32)]; the end-of-sequence ids are allowed where the text may end."""
+        if not self.finished:
+            mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._words]
+            self._note_problem()
+            if not self.problem and mask.any():
+                return mask
+        return self._ends
+
+    def accept(self, token: int) -> None:
+        if not self.finished:
+            self._matcher.consume_token(token)
+            self._note_problem()
+
+    @property
+    def finished(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def _note_problem(self) -> None:
+        if not self.problem and self._matcher.is_error():
+            self.problem = self._matcher.get_error().splitlines()[0] or "the grammar became too complex"
+
+
+class GrammarCompiler:
+    """Compiles for one tokenizer. Thread-safe: a compiled grammar belongs to its request alone."""
+
+    def __init__(self, tokenizer: ChatTokenizer, vocab_size: int) -> None:
+        """`vocab_size` is the model's, which may be padded beyond the tokenizer's. Takes a while for large ones."""
+        if not tokenizer.eos_ids:
+            raise InvalidRequest("this model names no end-of-sequence token, so structured output could never end")
+        self._vocab_size, self._eos = vocab_size, tokenizer.eos_ids
+        vocabulary = Vocabulary(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), sorted(tokenizer.eos_ids))
+        self._tokens = make_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_ids)
+        self._call_marks = [
+            mark if tokenizer.id_of(mark) is not None else json.dumps(mark) for mark in (CALL, END_CALL)
+        ]
+        self._trials = BoundedChild(
+            "localllm.app.chat.grammar_child",
+            cpu=CPU_BOUND,
+            wall=WALL_BOUND,
+            memory=MEMORY_BOUND,
+            hello=lambda: msgspec.msgpack.encode(vocabulary),
+        )
+
+    def close(self) -> None:
+        self._trials.close()
+
+    def compile(self, wanted: ResponseFormat) -> TokenGrammar:
+        """Raises InvalidRequest: malformed, unsupported keyword (by name), or too large."""
+        match wanted.kind:
+            case "json_object":
+                return self._compile(_json_grammar({"type": "object"}, "response_format"), "response_format")
+            case "json_schema":
+                where = "response_format.json_schema.schema"
+                return self._compile(_json_grammar(wanted.schema, where), where)
+            case "regex":
+                if not wanted.regex:
+                    raise InvalidRequest("regex is empty", param="regex")
+                _check_size(len(wanted.regex), "regex")
+                return self._compile(LLMatcher.grammar_from_regex(wanted.regex), "regex")
+            case "choice":
+                return self._compile(_choice_grammar(wanted.choices or []), "choice")
+
+    def compile_tool_calls(self, tools: Sequence[dict[str, Any]], *, parallel: bool) -> TokenGrammar:
+        """One call (more, where `parallel`) of one of the tools in Hermes' form, its arguments by the tool's schema."""
+        rules = []
+        for index, tool in enumerate(tools):
+            function = tool["function"]
+            parameters = function.get("parameters") or {"type": "object"}
+            check_schema(parameters, f"tools[{index}].function.parameters")
+            rules.append(f"call_{index}: %json {json.dumps(_call_schema(function['name'], parameters))}")
+        opening, closing = self._call_marks
+        any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
+        more = '("\\n" call)*' if parallel else ""
+        lark = [f"start: call {more}", f'call: {opening} "\\n" ({any_call}) "\\n" {closing}', *rules]
+        return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
+
+    def _compile(self, grammar: str, where: str) -> TokenGrammar:
+        try:
+            problem = self._trials.call(grammar.encode()).decode()
+        except (ChildLost, UnicodeError) as error:
+            problem = str(error)
+        if not problem:
+            matcher, problem = make_matcher(self._tokens, grammar)
+        if problem:
+            raise InvalidRequest(f"{where} cannot be used for structured output: {problem}", param=where)
+        return TokenGrammar(matcher, self._vocab_size, self._eos)
+
+
+def _json_grammar(schema: object, where: str) -> str:
+    check_schema(schema, where)
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON)
+    except ValueError as error:
+        raise InvalidRequest(f"{where} is not a JSON schema: {error}", param=where) from None
+
+
+def _choice_grammar(choices: Sequence[str]) -> str:
+    if not choices or any(not choice for choice in choices):
+        raise InvalidRequest("choice needs at least one text, none of them empty", param="choice")
+    if len(choices) > MAX_CHOICES:
+        raise InvalidRequest(f"choice holds {len(choices)} texts, the limit is {MAX_CHOICES}", param="choice")
+    _check_size(sum(map(len, choices)), "choice")
+    quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+
+
+def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The object between the tool-call markers. Definitions move to its root, where "#/$defs/…" looks for them."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+        "x-guidance": _JSON,
+    }
+    return schema | {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+
+
+def check_schema(schema: object, where: str) -> None:
+    """Bounds on size and depth, before a compiler sees it."""
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{where} must be a JSON schema object", param=where)
+    layer: list[object] = [schema]
+    nodes = depth = 0
+    while layer:
+        nodes, depth = nodes + len(layer), depth + 1
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"{where} is nested deeper than {MAX_DEPTH} levels", param=where)
+        if nodes > MAX_NODES:
+            raise InvalidRequest(f"{where} has more than {MAX_NODES} values", param=where)
+        layer = [child for value in layer for child in _children(value)]
+    _check_size(len(json.dumps(schema)), where)
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_size(size: int, where: str) -> None:
+    if size > MAX_SOURCE:
+        raise InvalidRequest(f"{where} has {size} characters, the limit is {MAX_SOURCE}", param=where)

@@ -1,0 +1,51 @@
+"""Chat templates, rendered in a bounded child process.
+
+Templates are programs that came with somebody's weights. jinja2's sandbox keeps them from reaching Python's insides;
+the process keeps endless loops, huge strings and whatever the sandbox misses away from the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..errors import TemplateFailed
+from .bounded import BoundedChild, ChildLost
+from .template_child import Job, Rendered
+
+MAX_TEMPLATE = 256 * 1024  # characters; the longest in use have about 20,000
+MAX_TEXT = 64 * 2**20  # characters of one rendering at the very most
+CPU_BOUND, WALL_BOUND = 1.0, 2.0  # seconds
+MEMORY_BOUND = 512 * 2**20  # bytes of address space; about 60 MB of it are the interpreter's
+
+
+class TemplateRenderer:
+    """Thread-safe. The process starts at the first rendering and again after one that broke a bound."""
+
+    def __init__(self) -> None:
+        self._child = BoundedChild(
+            "localllm.app.chat.template_child", cpu=CPU_BOUND, wall=WALL_BOUND, memory=MEMORY_BOUND, hello=lambda: b""
+        )
+
+    def render(self, template: str, variables: dict[str, Any]) -> str:
+        """The template's text for JSON-like variables. Raises TemplateFailed with the reason."""
+        if len(template) > MAX_TEMPLATE:
+            raise _failed(f"it has {len(template)} characters, the limit is {MAX_TEMPLATE}")
+        # Conversations may be long, so what may come out grows with what goes in.
+        max_chars = min(2**20 + 4 * len(msgspec.msgpack.encode(variables)), MAX_TEXT)
+        try:
+            answer = self._child.call(msgspec.msgpack.encode(Job(template, variables, max_chars)))
+        except ChildLost as error:
+            raise _failed(str(error)) from None
+        rendered = msgspec.msgpack.decode(answer, type=Rendered)
+        if rendered.problem:
+            raise _failed(rendered.problem)
+        return rendered.text
+
+    def close(self) -> None:
+        self._child.close()
+
+
+def _failed(problem: str) -> TemplateFailed:
+    return TemplateFailed(f"the model's chat template failed: {problem}", param="messages")

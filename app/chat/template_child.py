@@ -1,0 +1,125 @@
+"""The process that renders chat templates. It holds nothing worth stealing and may be ended at any moment.
+
+Imports only jinja2, msgspec and the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import msgspec
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+from .bounded import Spent, serve
+
+
+class Job(msgspec.Struct, frozen=True):
+    template: str
+    variables: dict[str, Any]
+    max_chars: int
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    text: str = ""
+    problem: str = ""  # empty: text is the answer
+
+
+class _Raised(jinja2.TemplateError):
+    """The template called raise_exception."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks answers for training; to us it is its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Raised(str(message))
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: jinja's own filter would escape for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """What transformers gives chat templates, less jinja's helpers that none of them needs."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
+    for name in ("lipsum", "cycler", "joiner"):
+        del made.globals[name]
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raise_exception
+    made.globals["strftime_now"] = _strftime_now
+    return made
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    return environment().from_string(template)
+
+
+def render(job: Job) -> Rendered:
+    """Raises MemoryError and RecursionError; every other failure is a problem in words."""
+    parts, size = [], 0
+    try:
+        for part in _compiled(job.template).generate(job.variables):
+            size += len(part)
+            if size > job.max_chars:
+                return Rendered(problem=f"it wrote more than {job.max_chars} characters")
+            parts.append(part)
+        text = "".join(parts)
+        text.encode()  # lone surrogates cannot be tokenized
+        return Rendered(text=text)
+    except (MemoryError, RecursionError):
+        raise
+    except _Raised as error:
+        return Rendered(problem=_short(str(error)))
+    except SecurityError as error:
+        return Rendered(problem=f"it tried something forbidden: {_short(str(error))}")
+    except jinja2.TemplateSyntaxError as error:
+        return Rendered(problem=f"line {error.lineno}: {_short(str(error.message))}")
+    except Exception as error:  # whatever a template provokes is the template's fault
+        return Rendered(problem=f"{type(error).__name__}: {_short(str(error))}")
+
+
+def _short(text: str) -> str:
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= 500 else text[:500] + "…"
+
+
+def _handle(request: bytes) -> bytes:
+    try:
+        return msgspec.msgpack.encode(render(msgspec.msgpack.decode(request, type=Job)))
+    except MemoryError:
+        problem = "it used more memory than it may"
+    except RecursionError:
+        problem = "it is nested too deeply"
+    raise Spent(msgspec.msgpack.encode(Rendered(problem=problem)))
+
+
+if __name__ == "__main__":
+    serve(lambda _: None, _handle)
