@@ -1,0 +1,86 @@
+"""What this machine's processor and memory are, as the system tells; no tensor library is asked."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+# For people, in the order of interest: what the kernel calls it -> what doctor shows.
+FEATURES: Mapping[str, str] = {
+    "amx_tile": "AMX",
+    "amx_bf16": "AMX BF16",
+    "amx_int8": "AMX INT8",
+    "amx_fp16": "AMX FP16",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX-512 BF16",
+    "avx512_fp16": "AVX-512 FP16",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx_vnni": "AVX VNNI",
+    "avx2": "AVX2",
+    "asimd": "NEON",
+    "sve": "SVE",
+    "bf16": "Arm BF16",
+    "i8mm": "Arm I8MM",
+}
+
+# Matrix products of bfloat16 in hardware.
+BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """The kernel's names of what the processor can do; empty where there is no such file."""
+    for line in _lines(cpuinfo):
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def features(flags: frozenset[str]) -> dict[str, str]:
+    """Title -> yes or no, for everything the processor's family could have."""
+    arm = "asimd" in flags or platform.machine() in ("aarch64", "arm64")
+    of_arm = ("asimd", "sve", "bf16", "i8mm")
+    return {title: "yes" if flag in flags else "no" for flag, title in FEATURES.items() if (flag in of_arm) == arm}
+
+
+def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
+    for line in _lines(cpuinfo):
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Physical cores this process may use: a second thread on a core adds nothing to matrix products."""
+    physical = psutil.cpu_count(logical=False) or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return max(1, min(physical, allowed))
+
+
+def memory(cgroup: Path = _CGROUP) -> tuple[int, int]:
+    """(total, free) bytes, within the limit of the container there may be."""
+    system = psutil.virtual_memory()
+    limit, used = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
+    if limit is None or used is None:
+        return system.total, system.available
+    return min(system.total, limit), max(0, min(system.available, limit - used))
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _number(file: Path) -> int | None:
+    text = "".join(_lines(file)).strip()
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,45 @@
+"""The paged key-value cache's memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...engine.batch import Ints
+from ...kernels.ops import Ops
+
+
+class PagedKV:
+    """Keys and values of every layer, [num_pages + 1, page_size, kv heads, head dim] each; page 0 is for padding.
+
+    Allocated once and never cleared (so the system hands out memory only as pages are used): a page is written
+    before it is read, and attention reads nothing beyond a row's context.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        num_pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        shape = (num_pages + 1, page_size, kv_heads, head_dim)
+        self._layers = [
+            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+            for _ in range(layers)
+        ]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Key pages and value pages."""
+        return self._layers[index]
+
+    def copy(self, copies: Ints, ops: Ops) -> None:
+        """Page copies [copies, 2] of (source, target), all read before any is written."""
+        if not len(copies):
+            return
+        sources, targets = torch.from_numpy(copies.T.astype("int64")).to(self._layers[0][0].device)
+        for pages in (pages for pair in self._layers for pages in pair):
+            ops.kv.copy_pages(pages, sources, targets)

@@ -1,0 +1,15 @@
+"""Phi-3 and Phi-3.5: Llama whose weights are stored already fused; rotary embedding may be partial and LongRoPE."""
+
+from __future__ import annotations
+
+from ....engine.modelconfig import ModelConfig
+from ..layers import Attention, Decoder, GatedMLP, PreNormLayer
+from ..weights import Weights
+
+
+def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
+    def layer(index: int) -> PreNormLayer:
+        attention = Attention(weights, config, index, qkv=("qkv_proj",))
+        return PreNormLayer(weights, config, index, attention, GatedMLP(weights, config, index, ("gate_up_proj",)))
+
+    return Decoder(weights, config, context, layer)

@@ -1,0 +1,7 @@
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values (config.json's defaults say)."""
+
+from __future__ import annotations
+
+from .llama import build
+
+__all__ = ["build"]

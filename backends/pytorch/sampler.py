@@ -1,0 +1,86 @@
+"""From logits to tokens: only the steps that some row of the batch asks for are taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...engine.batch import Batch, SamplingRows, Want
+from ...kernels.ops.sampling import Draws, Logprobs, Sampling
+from .inputs import Sent
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token for each answer."""
+
+    tokens: Tensor  # [answers] int64
+    logprobs: Logprobs | None
+
+
+def sample(logits: Tensor, batch: Batch, sent: Sent, ops: Sampling) -> Drawn:
+    """logits [answers, vocab] float32, which may be written over."""
+    rows, settings = batch.sampling, sent.settings
+    answers, place = sent.answers, _places(batch, sent)
+    most = int(rows.logprobs[answers].max(initial=-1))
+    raw = logits
+    if len(rows.bias_rows) or len(rows.history_rows) or len(batch.mask_rows):
+        logits = logits.clone() if most >= 0 else logits
+        _adjust(logits, batch, place, settings, ops)
+    heat = rows.temperature[answers]
+    tokens = ops.draw(logits, _draws(rows, answers, settings, logits.shape[1])) if heat.any() else ops.greedy(logits)
+    return Drawn(tokens, ops.logprobs(raw, tokens, most) if most >= 0 else None)
+
+
+def _places(batch: Batch, sent: Sent) -> NDArray[np.int64]:
+    """[rows] where each row's logits are, -1 where it draws no token."""
+    place = np.full(batch.num_rows, -1)
+    place[sent.answers] = np.arange(len(sent.answers))
+    place[batch.wants != Want.TOKEN] = -1
+    return place
+
+
+def _adjust(logits: Tensor, batch: Batch, place: NDArray[np.int64], settings: dict[str, Tensor], ops: Sampling) -> None:
+    rows = batch.sampling
+
+    def send(owners: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
+        """Rows and columns of the entries whose row draws a token."""
+        where = place[owners]
+        return [
+            torch.from_numpy(np.ascontiguousarray(column[where >= 0])).to(logits.device) for column in (where, *columns)
+        ]
+
+    owners, tokens, values = send(rows.bias_rows, rows.bias_tokens.astype(np.int64), rows.bias_values)
+    if len(owners):
+        ops.bias(logits, owners, tokens, values)
+    history = (rows.history_tokens.astype(np.int64), rows.history_prompt, rows.history_output)
+    owners, *entries = send(rows.history_rows, *history)
+    if len(owners):
+        penalties = (settings[f"{name}_penalty"] for name in ("repetition", "presence", "frequency"))
+        ops.penalise(logits, owners, *entries, *penalties)
+    owners, words = send(batch.mask_rows, batch.masks.view(np.int32))
+    if len(owners):
+        ops.mask(logits, owners, words)
+
+
+def _draws(rows: SamplingRows, answers: NDArray[np.int64], settings: dict[str, Tensor], vocab: int) -> Draws:
+    heated = rows.temperature[answers] > 0
+    top_k, top_p, min_p = rows.top_k[answers], rows.top_p[answers], rows.min_p[answers]
+    limited, nucleus = (top_k > 0) & heated, (top_p < 1) & heated
+    # A row with a nucleus and no top_k may need every value in order; all others their own top_k at most.
+    most = vocab if (nucleus & ~limited).any() else min(vocab, int(top_k[limited].max(initial=1)))
+    return Draws(
+        temperature=settings["temperature"],
+        seed_low=settings["seed_low"],
+        seed_high=settings["seed_high"],
+        position=settings["draw"],
+        top_k=settings["top_k"] if limited.any() else None,
+        top_p=settings["top_p"] if nucleus.any() else None,
+        min_p=settings["min_p"] if (min_p[heated] > 0).any() else None,
+        most=most,
+    )

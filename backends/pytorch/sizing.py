@@ -1,0 +1,64 @@
+"""How much a runner takes: context, rows and pages from a budget, the model and the free memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...engine.errors import ModelRefused
+from ...engine.modelfiles import ModelFiles
+from ...engine.runner import Budget, RunnerSpec, page_bytes
+
+# Of the memory that is free once the weights are in. The rest is for activations and for everybody else.
+CACHE_SHARE = 0.25
+# Tokens per row the cache is sized for when nothing is asked for: a chat's worth. One whole context always comes first.
+TOKENS_PER_ROW = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes, as far as the device goes."""
+
+    free: int
+    weights: int  # once loaded, in the dtype computed in
+
+
+def plan(files: ModelFiles, budget: Budget, memory: Memory, itemsize: int, *, overlap: bool) -> RunnerSpec:
+    """The spec of a runner with a paged cache. Raises ModelRefused with both numbers where it cannot be met."""
+    config = files.config
+    if memory.weights > memory.free:
+        raise ModelRefused(
+            f"{files.name} needs {_gib(memory.weights)} for its weights, but {_gib(memory.free)} are free",
+            "close other programs, or choose a smaller model",
+        )
+    if budget.context is not None and not 1 <= budget.context <= config.max_positions:
+        raise ModelRefused(
+            f"{files.name} has a context of {config.max_positions} tokens, {budget.context} were asked for"
+        )
+    page = page_bytes(budget.page_size, config.num_kv_heads, config.head_dim, config.num_layers, itemsize)
+    wanted = budget.context or config.max_positions
+    if budget.cache_bytes is not None:
+        num_pages = budget.cache_bytes // page
+    else:
+        roomy = max(wanted, budget.max_rows * min(wanted, TOKENS_PER_ROW))
+        num_pages = min(-(-roomy // budget.page_size), int((memory.free - memory.weights) * CACHE_SHARE) // page)
+    fitting = num_pages * budget.page_size
+    if fitting < (budget.context or 1):
+        raise ModelRefused(
+            f"{files.name}: a context of {wanted} tokens needs {_gib(-(-wanted // budget.page_size) * page)} of KV "
+            f"cache, but {_gib(num_pages * page)} are allowed",
+            "ask for a shorter context, or allow a larger cache",
+        )
+    return RunnerSpec(
+        vocab_size=config.vocab_size,
+        max_tokens=max(budget.max_step_tokens, budget.max_rows),
+        max_rows=budget.max_rows,
+        max_context=min(wanted, fitting),
+        cache="pages",
+        page_size=budget.page_size,
+        num_pages=num_pages,
+        overlap=overlap,
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,62 @@
+"""The ops of the torch family: for each its meaning in plain torch, its test cases, and who implements it where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from . import activation, attention, kv, linear, norm, rope, sampling
+from .activation import Activation
+from .attention import Attention
+from .case import Case
+from .kv import KV
+from .linear import Linear
+from .norm import Norm
+from .rope import Rope
+from .sampling import Sampling
+
+CASES: tuple[Case, ...] = tuple(
+    case for family in (norm, activation, rope, linear, kv, attention, sampling) for case in family.CASES
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """What a torch device computes with. Every field defaults to the plain torch reference, so a new device is right
+    on its first day; `replace(OPS, norm=Norm())` bisects a wrong one."""
+
+    norm: Norm = field(default_factory=Norm)
+    activation: Activation = field(default_factory=Activation)
+    rope: Rope = field(default_factory=Rope)
+    linear: Linear = field(default_factory=Linear)
+    kv: KV = field(default_factory=KV)
+    attention: Attention = field(default_factory=Attention)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __iter__(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """("family.name", implementation) of every op."""
+        for family in fields(self):
+            held = getattr(self, family.name)
+            for op in fields(held):
+                yield f"{family.name}.{op.name}", getattr(held, op.name)
+
+
+class MultiPlatformOp:
+    """One op by platform, read-only: the matrix op × platform read by rows, for doctor and the docs."""
+
+    def __init__(self, name: str, platforms: Mapping[str, Ops]) -> None:
+        self.name = name
+        reference = dict(Ops())[name]
+        chosen = {platform: dict(ops)[name] for platform, ops in platforms.items()}
+        self.implementations: Mapping[str, str] = {
+            platform: "reference"
+            if found is reference
+            else f"{found.__module__.split('.kernels.')[-1]}.{found.__name__}"
+            for platform, found in chosen.items()
+        }
+
+    @classmethod
+    def matrix(cls, platforms: Mapping[str, Ops]) -> list[MultiPlatformOp]:
+        """Every op, in the order of Ops."""
+        return [cls(name, platforms) for name, _ in Ops()]

@@ -1,0 +1,221 @@
+"""Drawing tokens from logits. The numpy oracle `engine/sampling.py` says what each step means and judges this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .case import Case
+
+_WORD = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+
+
+class Draws(NamedTuple):
+    """How each row draws, all tensors [rows]; None where a filter is off for every row."""
+
+    temperature: Tensor  # float32, 0 is greedy
+    seed_low: Tensor  # int32, the bits of the seed's lower and higher half
+    seed_high: Tensor
+    position: Tensor  # int32, the draw's counter
+    top_k: Tensor | None  # int32, 0 is off
+    top_p: Tensor | None  # float32, 1 is off
+    min_p: Tensor | None  # float32, 0 is off
+    most: int  # values that top_k and top_p can need: the largest top_k where every row has one, else the vocabulary
+
+
+class Logprobs(NamedTuple):
+    """Natural-log probabilities of the raw logits."""
+
+    chosen: Tensor  # [rows] float32
+    top_tokens: Tensor  # [rows, k] int64, likeliest first, the smallest id first among equals
+    top: Tensor  # [rows, k] float32
+
+
+def bias(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
+    """logits[rows[i], tokens[i]] += values[i], in place; pairs may repeat."""
+    logits.index_put_((rows, tokens), values.to(logits.dtype), accumulate=True)
+
+
+def penalise(
+    logits: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    in_prompt: Tensor,
+    in_output: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Repetition (Keskar et al., CTRL, 2019), then frequency and presence penalties, in place.
+
+    The first five describe distinct pairs of row and token and how often it stands in prompt and output; the
+    penalties are [rows of logits].
+    """
+    x = logits[rows, tokens]
+    penalty = repetition[rows]
+    x = torch.where((in_prompt > 0) | (in_output > 0), torch.where(x > 0, x / penalty, x * penalty), x)
+    x = x - frequency[rows] * in_output - presence[rows] * (in_output > 0)
+    logits.index_put_((rows, tokens), x.to(logits.dtype))
+
+
+def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """-inf for every token whose bit is 0, in place: words [masked rows, ceil(vocab / 32)] int32, lowest bit first."""
+    bits = words.unsqueeze(-1) >> torch.arange(32, device=words.device, dtype=words.dtype) & 1
+    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, float("-inf")))
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """[rows] int64: the likeliest token, the smallest id among equals."""
+    return logits.argmax(-1)
+
+
+def draw(logits: Tensor, draws: Draws) -> Tensor:
+    """[rows] int64: temperature, top_k, top_p, min_p, then the largest of value + Gumbel noise. May write logits.
+
+    The filters never remove the largest value, so a greedy row is one without noise.
+    """
+    is_greedy = draws.temperature == 0
+    x = logits / torch.where(is_greedy, 1.0, draws.temperature).unsqueeze(-1)
+    out = float("-inf")
+    if draws.top_k is not None or draws.top_p is not None:
+        largest = x.topk(draws.most).values  # descending
+        if draws.top_k is not None:
+            last = largest.gather(1, (draws.top_k.long() - 1).clamp(0, draws.most - 1).unsqueeze(-1))
+            x = x.masked_fill((x < last) & (draws.top_k > 0).unsqueeze(-1), out)
+        if draws.top_p is not None:
+            p = (largest - x.logsumexp(-1, keepdim=True)).exp()
+            kept = p.cumsum(-1) - p < draws.top_p.unsqueeze(-1)
+            last = largest.gather(1, (kept.sum(-1, keepdim=True) - 1).clamp(min=0))
+            x = x.masked_fill((x < last) & (draws.top_p < 1).unsqueeze(-1), out)
+    if draws.min_p is not None:
+        x = x.masked_fill(x < (x.amax(-1) + draws.min_p.log()).unsqueeze(-1), out)
+    noise = _gumbel(draws.seed_low, draws.seed_high, draws.position, logits.shape[1])
+    return (x + torch.where(is_greedy.unsqueeze(-1), 0.0, noise)).argmax(-1)
+
+
+def _gumbel(seed_low: Tensor, seed_high: Tensor, position: Tensor, vocab: int) -> Tensor:
+    key = torch.zeros_like(position, dtype=torch.int64)
+    for word in (seed_low, seed_high, position):
+        key = _mix((key ^ word.long() & _WORD) + _GOLDEN)
+    h = _mix((key.unsqueeze(-1) ^ torch.arange(vocab, device=key.device)) + _GOLDEN)
+    u = (h >> 8 | 1).float() / 2**24
+    return -torch.log(-torch.log(u))
+
+
+def _mix(h: Tensor) -> Tensor:
+    """murmur3's finaliser on 32 bits; int64 holds them, since few devices compute with unsigned integers."""
+    h = h & _WORD
+    h = h ^ h >> 16
+    h = h * 0x85EBCA6B & _WORD
+    h = h ^ h >> 13
+    h = h * 0xC2B2AE35 & _WORD
+    return h ^ h >> 16
+
+
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    """Of each row's token and of its k likeliest."""
+    every = logits.log_softmax(-1)
+    chosen = every.gather(1, tokens.unsqueeze(-1)).squeeze(-1)
+    if k == 0:
+        return Logprobs(chosen, tokens.new_empty(len(tokens), 0), every[:, :0])
+    top, ids = every.sort(dim=-1, descending=True, stable=True)  # topk leaves the order of equals open
+    return Logprobs(chosen, ids[:, :k], top[:, :k])
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which implementation of each step of sampling a device uses."""
+
+    bias: Callable[..., None] = bias
+    penalise: Callable[..., None] = penalise
+    mask: Callable[..., None] = mask
+    greedy: Callable[[Tensor], Tensor] = greedy
+    draw: Callable[[Tensor, Draws], Tensor] = draw
+    logprobs: Callable[[Tensor, Tensor, int], Logprobs] = logprobs
+
+
+ROWS, VOCAB = 6, 203
+
+
+def _logits(generator: torch.Generator) -> Tensor:
+    return torch.randn(ROWS, VOCAB, generator=generator) * 3.0
+
+
+def _bias(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+    return {
+        "logits": _logits(generator),
+        "rows": torch.tensor([0, 3, 3, 5]),
+        "tokens": torch.tensor([7, 1, 1, 202]),
+        "values": torch.tensor([1.5, -100.0, 3.0, 100.0]),
+    }
+
+
+def _penalise(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+    return {
+        "logits": _logits(generator),
+        "rows": torch.tensor([0, 0, 2, 2, 5]),
+        "tokens": torch.tensor([3, 9, 3, 202, 0]),
+        "in_prompt": torch.tensor([1, 0, 2, 0, 0]),
+        "in_output": torch.tensor([0, 2, 1, 5, 0]),
+        "repetition": torch.tensor([1.3, 1.0, 0.7, 1.0, 1.0, 2.0]),
+        "presence": torch.tensor([0.5, 0.0, -1.0, 0.0, 0.0, 1.0]),
+        "frequency": torch.tensor([0.2, 0.0, 1.5, 0.0, 0.0, 1.0]),
+    }
+
+
+def _mask(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+    words = torch.randint(-(2**31), 2**31, (2, -(-VOCAB // 32)), generator=generator).to(torch.int32)
+    return {"logits": _logits(generator), "rows": torch.tensor([1, 4]), "words": words}
+
+
+def _draw(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        def filled(value: float | None, kind: torch.dtype) -> Tensor | None:
+            return None if value is None else torch.full((ROWS,), value, dtype=kind)
+
+        seeds = torch.randint(-(2**31), 2**31, (2, ROWS), generator=generator).to(torch.int32)
+        heat = torch.full((ROWS,), temperature)
+        heat[0] = 0.0
+        position = torch.arange(ROWS, dtype=torch.int32) * 17
+        filters = filled(top_k, torch.int32), filled(top_p, torch.float32), filled(min_p, torch.float32)
+        return {
+            "logits": _logits(generator),
+            "draws": Draws(heat, seeds[0], seeds[1], position, *filters, most=top_k or VOCAB),
+        }
+
+    return make
+
+
+def _logprobs(k: int):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        logits = _logits(generator).round()  # equals, to see their order
+        return {"logits": logits, "tokens": torch.randint(VOCAB, (ROWS,), generator=generator), "k": k}
+
+    return make
+
+
+def _greedy(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+    return {"logits": _logits(generator).round()}
+
+
+_FLOAT32 = {torch.float32: 2e-5}
+
+CASES = [
+    Case("sampling.bias", "plain", _bias, _FLOAT32, mutates=("logits",)),
+    Case("sampling.penalise", "plain", _penalise, _FLOAT32, mutates=("logits",)),
+    Case("sampling.mask", "plain", _mask, _FLOAT32, mutates=("logits",)),
+    Case("sampling.greedy", "ties", _greedy, _FLOAT32),
+    Case("sampling.draw", "temperature", _draw(0.8, None, None, None), _FLOAT32),
+    Case("sampling.draw", "top-k", _draw(1.0, 5, None, None), _FLOAT32),
+    Case("sampling.draw", "top-p", _draw(1.5, None, 0.7, None), _FLOAT32),
+    Case("sampling.draw", "min-p", _draw(1.0, None, None, 0.1), _FLOAT32),
+    Case("sampling.draw", "all", _draw(1.2, 30, 0.9, 0.05), _FLOAT32),
+    Case("sampling.logprobs", "none-listed", _logprobs(0), _FLOAT32),
+    Case("sampling.logprobs", "listed", _logprobs(20), _FLOAT32),
+]

@@ -1,0 +1,112 @@
+"""Batches made by hand, to drive a runner without the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from localllm.engine.batch import Batch, SamplingRows, Want
+from localllm.engine.request import Sampling
+from localllm.engine.runner import Runner, StepResult
+
+
+@dataclass
+class Row:
+    """A row of a batch: `tokens` begin at `start` of a sequence whose cache is `pages`."""
+
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    want: Want = Want.TOKEN
+    carry: int = -1
+    sampling: Sampling = Sampling()
+    prompt: Sequence[int] = ()  # history for penalties
+    output: Sequence[int] = ()
+    mask: np.ndarray | None = None  # [vocab] of allowed tokens
+    draw: int | None = None  # default: the position after the last token
+
+
+def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]] = ()) -> Batch:
+    starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).astype(np.int32)
+    width = max(len(row.pages) for row in rows)
+    masked = [index for index, row in enumerate(rows) if row.mask is not None]
+    words = -(-vocab // 32)
+    masks = np.zeros((len(masked), words), np.uint32)
+    for at, index in enumerate(masked):
+        bits = np.zeros(words * 32, np.uint8)
+        bits[:vocab] = rows[index].mask
+        masks[at] = np.packbits(bits, bitorder="little").view(np.uint32)
+    return Batch(
+        tokens=np.concatenate([np.asarray(row.tokens, np.int32) for row in rows]),
+        positions=np.concatenate([np.arange(row.start, row.start + len(row.tokens), dtype=np.int32) for row in rows]),
+        row_starts=starts,
+        page_table=np.array([[*row.pages, *[0] * (width - len(row.pages))] for row in rows], np.int32),
+        slots=np.full(len(rows), -1, np.int32),
+        adapters=np.zeros(len(rows), np.int32),
+        carry=np.array([row.carry for row in rows], np.int32),
+        wants=np.array([row.want for row in rows], np.uint8),
+        sampling=sampling_rows(rows),
+        mask_rows=np.array(masked, np.int32),
+        masks=masks,
+        copies=np.array(copies, np.int32).reshape(-1, 2),
+    )
+
+
+def sampling_rows(rows: Sequence[Row]) -> SamplingRows:
+    def column(name: str, dtype: type) -> np.ndarray:
+        return np.array([getattr(row.sampling, name) for row in rows], dtype)
+
+    biases = [(index, token, value) for index, row in enumerate(rows) for token, value in row.sampling.logit_bias]
+    history = [
+        (index, token, list(row.prompt).count(token), list(row.output).count(token))
+        for index, row in enumerate(rows)
+        if row.sampling.reads_history
+        for token in sorted({*row.prompt, *row.output})
+    ]
+    floats = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    draws = [row.start + len(row.tokens) if row.draw is None else row.draw for row in rows]
+    logprobs = [-1 if row.sampling.logprobs is None else row.sampling.logprobs for row in rows]
+
+    def entries(values: list, at: int, dtype: type = np.int32) -> np.ndarray:
+        return np.array([entry[at] for entry in values], dtype)
+
+    return SamplingRows(
+        **{name: column(name, np.float32) for name in floats},
+        top_k=column("top_k", np.int32),
+        seed=column("seed", np.uint64),
+        draw=np.array(draws, np.int32),
+        logprobs=np.array(logprobs, np.int32),
+        bias_rows=entries(biases, 0),
+        bias_tokens=entries(biases, 1),
+        bias_values=entries(biases, 2, np.float32),
+        history_rows=entries(history, 0),
+        history_tokens=entries(history, 1),
+        history_prompt=entries(history, 2),
+        history_output=entries(history, 3),
+    )
+
+
+@dataclass
+class Solo:
+    """One sequence alone on a runner, one step after the other."""
+
+    runner: Runner
+    pages: Sequence[int]
+    tokens: list[int] = field(default_factory=list)
+
+    def feed(self, tokens: Sequence[int], chunk: int | None = None, sampling: Sampling = Sampling()) -> StepResult:
+        """Compute these tokens, at most `chunk` in a step; what the last step gave."""
+        chunk = chunk or len(tokens)
+        for at in range(0, len(tokens), chunk):
+            part = tokens[at : at + chunk]
+            row = Row(part, len(self.tokens), self.pages, sampling=sampling)
+            self.tokens += part
+            result = self.runner.run(make_batch([row], self.runner.spec.vocab_size)).result()
+        return result
+
+    def generate(self, prompt: Sequence[int], count: int, sampling: Sampling = Sampling()) -> list[int]:
+        drawn = [int(self.feed(prompt, sampling=sampling).tokens[0])]
+        while len(drawn) < count:
+            drawn.append(int(self.feed(drawn[-1:], sampling=sampling).tokens[0]))
+        return drawn
