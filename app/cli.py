@@ -26,7 +26,7 @@ class WithSettings(click.Command):
         return [*self.params, *flags(), self.get_help_option(ctx)]  # type: ignore[list-item]
 
 
-class Model(click.ParamType):
+class Model(click.ParamType[str]):
     """A model's name; a folder, written with a leading /, ./, ../ or ~, becomes a whole path."""
 
     name = "model"
@@ -42,7 +42,7 @@ class Model(click.ParamType):
         return [CompletionItem(model.id) for model in available() if model.id.startswith(incomplete)]
 
 
-class BackendName(click.ParamType):
+class BackendName(click.ParamType[str]):
     """One of the backends, or auto."""
 
     name = "backend"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Literal
 
 import msgspec
@@ -112,11 +112,11 @@ class Client:
         """Load a model (a no-op when it is); progress comes as (words, 0…1)."""
         raise NotImplementedError
 
-    def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncIterator[ChatEvent]:
+    def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncGenerator[ChatEvent, None]:
         """One answer as events; parameters are the OpenAI body's. Closing the iterator cancels the request."""
         raise NotImplementedError
 
-    def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncIterator[ChatEvent]:
+    def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncGenerator[ChatEvent, None]:
         raise NotImplementedError
 
     async def count_tokens(self, model: str, messages: list[dict[str, Any]]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from .. import backends
-from ..engine.runner import DeviceInfo
+from ..engine.runner import DeviceInfo, Unavailable
 from . import paths
 from .store import catalog
 
@@ -84,7 +84,7 @@ def _choice(backend: str) -> tuple[str, str, str]:
     return choice.info.backend, choice.reason, ""
 
 
-def _verdict(found: DeviceInfo | backends.Unavailable) -> Verdict:
+def _verdict(found: DeviceInfo | Unavailable) -> Verdict:
     if isinstance(found, DeviceInfo):
         return Verdict(found.backend, True, found.name, found.memory, found.free, tuple(found.features.items()))
     return Verdict(found.backend, False, found.reason)
