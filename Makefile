@@ -1,0 +1,54 @@
+# make chat   set up what is missing, then chat with the built-in model
+# make test   set up what is missing, then every check and test
+# Set-up lives in .venv and takes minutes once; after that both start in seconds.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: chat test test-all lint bench clean
+
+chat: $(VENV)/.runtime
+	@$(BIN)/localllm chat
+
+test: $(VENV)/.dev lint
+	scripts/test
+
+# Adds what takes longer than CI has: the built-in model's whole examination.
+test-all: test
+	$(BIN)/python -m scripts.train_guide.evaluate
+
+lint: $(VENV)/.dev
+	scripts/check
+
+bench: $(VENV)/.runtime
+	$(BIN)/python scripts/bench/startup.py
+	$(BIN)/localllm bench
+
+clean:
+	rm -rf $(VENV) build dist .coverage* .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed; localllm needs Python 3.11 or newer"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: localllm needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V); try make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "error: Python's venv module is missing; on Debian: apt install python3-venv"; exit 1; }
+	@echo "Setting up $(VENV): this takes a few minutes the first time."
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and alone: once it is here, nothing later asks for another build of it.
+$(VENV)/.torch: $(VENV)/.made constraints.txt
+	$(PIP) --quiet torch==2.13.0
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.torch pyproject.toml
+	$(PIP) --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP) --quiet --editable '.[dev]'
+	@touch $@
