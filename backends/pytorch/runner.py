@@ -76,7 +76,7 @@ class TorchRunner:
     """See engine.runner.Runner."""
 
     def __init__(self, model: Model, kv: PagedKV, spec: RunnerSpec, device: Device) -> None:
-        self.model, self.kv, self._spec, self._device = model, kv, spec, device
+        self.model, self.kv, self._spec, self.device = model, kv, spec, device
         self.inputs = Inputs(spec, device)
 
     @property
@@ -85,7 +85,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> TorchPending:
-        ops = self._device.ops
+        ops = self.device.ops
         try:
             self.kv.copy(batch.copies, ops)
             sent = self.inputs.send(batch)
@@ -95,7 +95,7 @@ class TorchRunner:
         except _FAILURES as error:
             raise RunnerFailed(f"the step failed: {error}") from error
         wants_hidden = (batch.wants == Want.HIDDEN).any()
-        return TorchPending(batch, sent, drawn, hidden.float() if wants_hidden else None, self._device)
+        return TorchPending(batch, sent, drawn, hidden.float() if wants_hidden else None, self.device)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from localllm.engine.batch import Batch, SamplingRows, Want
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Runner, StepResult
+
+GREEDY = Sampling()
 
 
 @dataclass
@@ -20,7 +23,7 @@ class Row:
     pages: Sequence[int]
     want: Want = Want.TOKEN
     carry: int = -1
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
     prompt: Sequence[int] = ()  # history for penalties
     output: Sequence[int] = ()
     mask: np.ndarray | None = None  # [vocab] of allowed tokens
@@ -95,7 +98,7 @@ class Solo:
     pages: Sequence[int]
     tokens: list[int] = field(default_factory=list)
 
-    def feed(self, tokens: Sequence[int], chunk: int | None = None, sampling: Sampling = Sampling()) -> StepResult:
+    def feed(self, tokens: Sequence[int], chunk: int | None = None, sampling: Sampling = GREEDY) -> StepResult:
         """Compute these tokens, at most `chunk` in a step; what the last step gave."""
         chunk = chunk or len(tokens)
         for at in range(0, len(tokens), chunk):
@@ -105,7 +108,7 @@ class Solo:
             result = self.runner.run(make_batch([row], self.runner.spec.vocab_size)).result()
         return result
 
-    def generate(self, prompt: Sequence[int], count: int, sampling: Sampling = Sampling()) -> list[int]:
+    def generate(self, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
         drawn = [int(self.feed(prompt, sampling=sampling).tokens[0])]
         while len(drawn) < count:
             drawn.append(int(self.feed(drawn[-1:], sampling=sampling).tokens[0]))

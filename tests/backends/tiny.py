@@ -1,0 +1,166 @@
+"""Tiny models of every architecture with random weights, saved as transformers saves them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 131
+HIDDEN = 48
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+Rewrite = Callable[[dict[str, Any]], None]
+
+
+def _old_spelling(config: dict[str, Any]) -> None:
+    """As transformers 4 wrote it."""
+    scaling = config.pop("rope_parameters")
+    config["rope_theta"] = scaling.pop("rope_theta")
+    config["rope_scaling"] = {"type": scaling.pop("rope_type"), **scaling}
+    config["torch_dtype"] = config.pop("dtype")
+
+
+def _old_gemma(config: dict[str, Any]) -> None:
+    ropes = config.pop("rope_parameters")
+    full = ropes["full_attention"]
+    config["rope_theta"] = full.pop("rope_theta")
+    config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+    config["rope_scaling"] = full
+    config.pop("layer_types")
+    config["sliding_window_pattern"] = 2
+
+
+def _no_defaults(config: dict[str, Any]) -> None:
+    """Leave out what most published files leave out."""
+    for key in ("head_dim", "attention_bias", "mlp_bias", "pretraining_tp", "rope_parameters"):
+        config.pop(key, None)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """An architecture and what is special about this one of its models."""
+
+    label: str
+    model_type: str
+    more: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    rewrite: Rewrite | None = None  # of config.json after saving
+    context: int | None = None  # Budget.context
+    shard_size: str = "5GB"
+
+    def __str__(self) -> str:
+        return self.label
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """The model as transformers has it; `folder` then holds its files."""
+        config = AutoConfig.for_model(self.model_type, **{**_SHAPE, **self.more})
+        generator = torch.Generator().manual_seed(11)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 2:
+                parameter.data = noise * 1.5 / parameter.shape[1] ** 0.5
+            elif name.endswith("bias") or self.model_type == "gemma3_text":
+                parameter.data = noise * 0.2
+            else:
+                parameter.data = 1.0 + noise * 0.2
+        model.tie_weights()
+        model.to(dtype).save_pretrained(folder, max_shard_size=self.shard_size)
+        if self.rewrite:
+            file = folder / "config.json"
+            values = json.loads(file.read_text())
+            self.rewrite(values)
+            file.write_text(json.dumps(values))
+        return model
+
+
+def _rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **more}}
+
+
+_LLAMA3 = _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=32)
+_LONG = {
+    "original_max_position_embeddings": 64,
+    **_rope(
+        "longrope",
+        partial_rotary_factor=0.5,
+        short_factor=[1.0, 1.1, 1.2],
+        long_factor=[1.0, 2.0, 3.5],
+        original_max_position_embeddings=64,
+    ),
+}
+_GEMMA = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+
+TINIES = [
+    Tiny("llama", "llama"),
+    Tiny("llama-published", "llama", rewrite=_no_defaults),
+    Tiny("llama-tied", "llama", {"tie_word_embeddings": True}),
+    Tiny("llama-biases", "llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    Tiny("llama-wide-heads", "llama", {"head_dim": 32, "num_key_value_heads": 1}),
+    Tiny("llama-sharded", "llama", shard_size="40KB"),
+    Tiny("llama-llama3", "llama", _LLAMA3),
+    Tiny("llama-llama3-old", "llama", _LLAMA3, rewrite=_old_spelling),
+    Tiny("llama-linear", "llama", _rope("linear", factor=4.0)),
+    Tiny("llama-yarn", "llama", _YARN),
+    Tiny("llama-yarn-old", "llama", _YARN, rewrite=_old_spelling),
+    Tiny(
+        "llama-yarn-mscale",
+        "llama",
+        _rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            mscale=0.7,
+            mscale_all_dim=0.3,
+            truncate=False,
+            beta_fast=20.0,
+        ),
+    ),
+    Tiny("mistral", "mistral", {"sliding_window": None, "head_dim": 16}),
+    Tiny("mistral-window", "mistral", {"sliding_window": 7}),
+    Tiny("qwen2", "qwen2"),
+    Tiny("qwen2-tied", "qwen2", {"tie_word_embeddings": True}),
+    Tiny("qwen2-window", "qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    Tiny("qwen3", "qwen3", {"head_dim": 24}),
+    Tiny("qwen3-tied-yarn", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, **_YARN}),
+    Tiny("qwen3-biases", "qwen3", {"head_dim": 16, "attention_bias": True}),
+    Tiny("gemma3", "gemma3_text", _GEMMA),
+    Tiny("gemma3-old", "gemma3_text", _GEMMA, rewrite=_old_gemma),
+    Tiny("gemma3-capped", "gemma3_text", {**_GEMMA, "final_logit_softcapping": 3.0, "tie_word_embeddings": False}),
+    Tiny("phi3", "phi3"),
+    Tiny("phi3-window", "phi3", {"sliding_window": 9}),
+    Tiny("phi3-longrope-short", "phi3", _LONG, context=64),
+    Tiny("phi3-longrope-long", "phi3", _LONG, context=128),
+]

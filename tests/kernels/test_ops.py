@@ -1,0 +1,100 @@
+"""Every op of every torch device present, over every case, against the reference computed in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.backends.cpu import device as cpu
+from localllm.kernels.ops import CASES, MultiPlatformOp, Ops
+from localllm.kernels.ops.case import Case
+
+DEVICES = [cpu.DEVICE]
+RUNS = [(device, case, dtype) for device in DEVICES for case in CASES for dtype in case.tolerances]
+
+
+def moved(value: Any, device: str, wide: bool = False) -> Any:
+    """A fresh copy on the device; floats in float64 where wide."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, torch.float64 if wide and value.is_floating_point() else value.dtype, copy=True)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: moved(getattr(value, part.name), device, wide) for part in dataclasses.fields(value)}
+        return dataclasses.replace(value, **parts)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(part, device, wide) for part in value))
+    return value
+
+
+def answer(case: Case, op: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    returned = op(**arguments)
+    answers = [arguments[name] for name in case.mutates] or returned
+    return [answers] if isinstance(answers, torch.Tensor) else list(answers)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("device", "case", "dtype"), RUNS, ids=[f"{d.name}-{c}-{t}"[:90] for d, c, t in RUNS])
+def test_op_equals_reference(device: Any, case: Case, dtype: torch.dtype) -> None:
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
+    found = answer(case, dict(device.ops)[case.op], {k: moved(v, device.name) for k, v in arguments.items()})
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if not one.is_floating_point():
+            assert torch.equal(one.cpu(), other)
+            continue
+        scale = other[other.isfinite()].abs().max().item() if other.isfinite().any() else 1.0
+        tolerance = case.tolerances[dtype] * max(scale, 1e-6)
+        torch.testing.assert_close(one.cpu().double(), other, rtol=0.0, atol=tolerance)
+
+
+def naive_attention(
+    query: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    rows: Any,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> torch.Tensor:
+    """The meaning, one query of one head at a time."""
+    out, token = torch.empty_like(query), 0
+    share = query.shape[1] // key_pages.shape[2]
+    size = key_pages.shape[1]
+    for row, (queries, context) in enumerate(zip(rows.query_lens, rows.contexts, strict=True)):
+        for own in range(context - queries, context):
+            first = max(0, own - window + 1) if window else 0
+            at = [(int(rows.page_table[row, p // size]), p % size) for p in range(first, own + 1)]
+            for head in range(query.shape[1]):
+                keys = torch.stack([key_pages[page, offset, head // share] for page, offset in at])
+                values = torch.stack([value_pages[page, offset, head // share] for page, offset in at])
+                scores = keys @ query[token, head] * scale
+                if soft_cap:
+                    scores = torch.tanh(scores / soft_cap) * soft_cap
+                out[token, head] = scores.softmax(0) @ values
+            token += 1
+    return out
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.op == "attention.paged"], ids=str)
+def test_attention_reference_means_what_it_says(case: Case) -> None:
+    arguments = dict(case.make(torch.Generator().manual_seed(1), torch.float32))
+    arguments = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
+    torch.testing.assert_close(Ops().attention.paged(**arguments), naive_attention(**arguments), rtol=0.0, atol=1e-12)
+
+
+def test_every_op_has_a_case_and_every_case_an_op() -> None:
+    assert {case.op for case in CASES} == {name for name, _ in Ops()}
+    assert len({str(case) for case in CASES}) == len(CASES)
+
+
+def test_matrix_names_the_implementation() -> None:
+    def fast(*arguments: object) -> None: ...
+
+    ops = Ops()
+    other = dataclasses.replace(ops, norm=dataclasses.replace(ops.norm, rms=fast))
+    matrix = {op.name: op.implementations for op in MultiPlatformOp.matrix({"plain": ops, "other": other})}
+    assert matrix["norm.rms"] == {"plain": "reference", "other": f"{fast.__module__.rpartition('.')[2]}.fast"}
+    assert matrix["norm.add_rms"] == {"plain": "reference", "other": "reference"}
