@@ -101,7 +101,7 @@ def plan_removal(name: str) -> Removal:
     Raises ModelNotFound when the cache has no such thing, InvalidRequest for a name that is not of the hub.
     """
     if name == catalog.GUIDE:
-        raise InvalidRequest("guide is built in and cannot be deleted", param="model")
+        raise InvalidRequest("guide is built in and cannot be deleted", hint="it goes when localllm goes", param="model")
     asked = parse(name)
     if not asked.folder.is_dir():
         raise ModelNotFound(f"no model {asked.repo!r} in {paths.hub_cache_dir()}", hint="see localllm list")

@@ -1,0 +1,115 @@
+"""A model hub on loopback: enough of its HTTP face for pull, with faults on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Hub:
+    """Repos by name; `log` keeps what was asked, in order."""
+
+    repos: dict[str, dict[str, bytes]]
+    revisions: dict[str, dict[str, str]] = field(default_factory=dict)  # repo → branch → commit
+    gated: frozenset[str] = frozenset()
+    breaks_in: str = ""  # a file whose body ends half-way, once
+    log: list[tuple[str, str]] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def commit(self, repo: str, revision: str) -> str | None:
+        known = self.revisions.get(repo, {"main": commit_of(repo)})
+        return known.get(revision) or next((sha for sha in known.values() if sha == revision), None)
+
+
+def commit_of(name: str) -> str:
+    return hashlib.sha1(name.encode()).hexdigest()
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self._answer()
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            path = self.path.partition("?")[0]
+            hub.log.append((self.command, path))
+            info = re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path)
+            file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+            if info:
+                self._info(*info.groups())
+            elif file:
+                self._file(*file.groups())
+            else:
+                self._send(404, b"{}")
+
+        def _info(self, repo: str, revision: str) -> None:
+            if repo not in hub.repos:
+                self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+                return
+            sha = hub.commit(repo, revision)
+            if sha is None:
+                self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+                return
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in hub.repos[repo].items()]
+            self._send(200, json.dumps({"id": repo, "sha": sha, "siblings": siblings}).encode())
+
+        def _file(self, repo: str, sha: str, name: str) -> None:
+            if repo in hub.gated:
+                self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+                return
+            data = hub.repos[repo][name]
+            headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": sha}
+            start = 0
+            if self.command == "GET" and "Range" in self.headers:
+                hub.ranges.append(self.headers["Range"])
+                start = int(self.headers["Range"].removeprefix("bytes=").split("-")[0])
+            if self.command == "GET" and name == hub.breaks_in:
+                hub.breaks_in = ""
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data[: len(data) // 2])
+                self.wfile.flush()
+                self.connection.close()
+                return
+            if start:
+                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            self._send(206 if start else 200, data[start:], headers)
+
+        def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(status)
+            for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
