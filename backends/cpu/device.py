@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...engine.modelfiles import ModelFiles
@@ -9,19 +11,22 @@ from ...engine.runner import Budget
 from ...kernels.ops import Ops
 from ..pytorch.device import Device
 from ..pytorch.runner import TorchRunner, open_runner
-from .machine import cores, cpu_flags
+from .machine import BF16_FLAGS, cores, cpu_flags
 
 OPS = Ops()
+
+# float32 holds every stored dtype exactly and is what transformers computes on a CPU. Without bfloat16 products in
+# hardware it is also faster: measured 5.8 times at a prompt and 2.2 times at 16 rows, with AVX2 alone.
 DEVICE = Device("cpu", torch.cpu, OPS, dtype=torch.float32)
 
 
 def open_on_cpu(files: ModelFiles, budget: Budget, free: int) -> TorchRunner:
-    """Load a model; torch's thread count is the whole process's."""
+    """Load a model. The number of threads is the whole process's."""
     torch.set_num_threads(budget.threads or cores())
     return open_runner(files, budget, device_for(files, cpu_flags()), free)
 
 
 def device_for(files: ModelFiles, flags: frozenset[str]) -> Device:
-    """bfloat16 where the processor multiplies it in hardware, else float32, which is exact for any stored dtype and
-    faster: without such instructions torch widens every bfloat16 product first."""
-    return DEVICE
+    """The CPU as it best runs these files: in bfloat16 where they are stored so and the processor multiplies it."""
+    fits = bool(flags & BF16_FLAGS) and files.config.dtype == "bfloat16"
+    return replace(DEVICE, dtype=torch.bfloat16) if fits else DEVICE

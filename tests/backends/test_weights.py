@@ -1,0 +1,142 @@
+"""Weights that do not fit their config.json: refused by file, tensor, what was expected and what was found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from localllm.backends import cpu
+from localllm.engine.errors import ModelRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget
+
+from .tiny import TINIES, VOCAB
+
+BY_LABEL = {tiny.label: tiny for tiny in TINIES}
+BUDGET = Budget(cache_bytes=2**21, max_rows=4, threads=1)
+NORM = "model.layers.1.input_layernorm.weight"
+
+Tensors = dict[str, torch.Tensor]
+
+
+def rewritten(folder: Path, label: str, change: Callable[[Tensors], object]) -> Path:
+    BY_LABEL[label].save(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    return folder
+
+
+def replaced(name: str, tensor: torch.Tensor) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+CASES: list[tuple[str, str, Callable[[Tensors], object], str]] = [
+    ("a tensor missing", "llama", lambda t: t.pop(NORM), f"'{NORM}' is missing, expected [48]"),
+    ("the head missing", "llama", lambda t: t.pop("lm_head.weight"), "'lm_head.weight' is missing"),
+    ("the embedding missing", "llama", lambda t: t.pop("model.embed_tokens.weight"), "is missing, expected [131, 48]"),
+    ("a bias missing", "qwen2", lambda t: t.pop("model.layers.0.self_attn.k_proj.bias"), "k_proj.bias' is missing"),
+    ("a bias too many", "llama", replaced("model.layers.0.self_attn.q_proj.bias", torch.zeros(48)), "q_proj.bias"),
+    ("a layer too many", "llama", replaced("model.layers.3.mlp.up_proj.weight", torch.zeros(2, 2)), "does not have"),
+    ("adapters mixed in", "llama", replaced("base_model.lora_A.weight", torch.zeros(2)), "does not have"),
+    ("head norms too many", "llama", replaced("model.layers.0.self_attn.q_norm.weight", torch.ones(12)), "q_norm"),
+    ("one row short", "llama", replaced("model.embed_tokens.weight", torch.zeros(VOCAB - 1, 48)), "found [130, 48]"),
+    ("one row long", "llama", replaced("lm_head.weight", torch.zeros(VOCAB + 1, 48)), "found [132, 48]"),
+    ("transposed", "llama", replaced("model.layers.0.mlp.down_proj.weight", torch.zeros(80, 48)), "found [80, 48]"),
+    (
+        "a dimension too many",
+        "llama",
+        replaced(NORM, torch.ones(1, 48)),
+        "by config.json, found [1, 48]",
+    ),
+    ("a number", "llama", replaced(NORM, torch.tensor(1.0)), "found []"),
+    ("fused weights short", "phi3", replaced("model.layers.0.self_attn.qkv_proj.weight", torch.zeros(95, 48)), "[95"),
+    ("integers", "llama", replaced(NORM, torch.ones(48, dtype=torch.int8)), "one of BF16, F16, F32, found I8"),
+    ("float64", "llama", replaced(NORM, torch.ones(48, dtype=torch.float64)), "found F64"),
+    ("8-bit floats", "llama", replaced(NORM, torch.ones(48).to(torch.float8_e4m3fn)), "found F8_E4M3"),
+    ("another head", "llama-tied", replaced("lm_head.weight", torch.zeros(VOCAB, 48)), "should equal the embedding"),
+]
+
+
+@pytest.mark.parametrize(("label", "change", "told"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_weights_that_do_not_fit_are_refused(
+    label: str, change: Callable[[Tensors], object], told: str, tmp_path: Path
+) -> None:
+    files = read_model(rewritten(tmp_path, label, change))
+    with pytest.raises(ModelRefused) as refused:
+        cpu.open(files, BUDGET)
+    assert told in str(refused.value)
+
+
+def test_derived_buffers_and_copies_of_tied_weights_are_no_error(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    cpu.open(read_model(rewritten(tmp_path, "llama-tied", change)), BUDGET).close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_every_stored_float_is_widened_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
+
+    path = rewritten(tmp_path, "llama", change)
+    runner = cpu.open(read_model(path), Budget(cache_bytes=2**21, max_rows=4, threads=1, dtype="float32"))
+    stored = load_file(path / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(runner.model.head, stored.float())
+
+
+def test_sharded_weights_may_lie_in_any_file(tmp_path: Path) -> None:
+    BY_LABEL["llama-sharded"].save(tmp_path)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 3
+    cpu.open(read_model(tmp_path), BUDGET).close()
+
+
+class TestBudget:
+    """What a runner takes, and what it is refused for."""
+
+    @pytest.fixture(scope="class")
+    def files(self, tmp_path_factory: pytest.TempPathFactory):
+        folder = tmp_path_factory.mktemp("model")
+        BY_LABEL["llama"].save(folder)
+        return read_model(folder, "tiny")
+
+    def test_default_holds_one_whole_context_and_some_for_every_row(self, files) -> None:
+        spec = cpu.open(files, Budget(max_rows=8, threads=1)).spec
+        assert spec.max_context == 128
+        assert spec.cache_tokens == 8 * 128
+        assert (spec.vocab_size, spec.max_rows, spec.page_size, spec.overlap) == (VOCAB, 8, 16, False)
+
+    def test_cache_is_sized_by_bytes(self, files) -> None:
+        page = 2 * 16 * 2 * 12 * 3 * 4
+        spec = cpu.open(files, Budget(cache_bytes=page * 5 + page - 1, threads=1)).spec
+        assert spec.num_pages == 5
+        assert spec.max_context == 80, "the model's 128 do not fit"
+
+    @pytest.mark.parametrize(
+        ("budget", "told"),
+        [
+            (Budget(context=129), "has a context of 128 tokens, 129 were asked for"),
+            (Budget(context=0), "0 were asked for"),
+            (Budget(context=128, cache_bytes=10_000), "a context of 128 tokens needs"),
+            (Budget(cache_bytes=100), "needs"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_with_both_numbers(self, files, budget: Budget, told: str) -> None:
+        with pytest.raises(ModelRefused, match=told) as refused:
+            cpu.open(files, budget)
+        assert "tiny" in str(refused.value)
+
+    def test_weights_beyond_the_free_memory_are_refused(self, files) -> None:
+        from localllm.backends.cpu.device import open_on_cpu
+
+        with pytest.raises(ModelRefused, match=r"needs 0\.00 GiB for its weights, but 0\.00 GiB are free"):
+            open_on_cpu(files, Budget(threads=1), free=1000)

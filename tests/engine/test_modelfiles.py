@@ -1,0 +1,299 @@
+"""A model's folder: what is read of it, and how each bad one is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.engine.errors import ModelRefused
+from localllm.engine.modelfiles import read_model
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": [2, 7],
+    "torch_dtype": "bfloat16",
+}
+
+
+def safetensors(*names: str) -> bytes:
+    header = json.dumps(
+        {name: {"dtype": "U8", "shape": [4], "data_offsets": [4 * at, 4 * at + 4]} for at, name in enumerate(names)}
+    ).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(4 * len(names))
+
+
+def folder(path: Path, config: Any = CONFIG, **files: str | bytes) -> Path:
+    """A model folder; `files` by name with __ for dots."""
+    path.mkdir(exist_ok=True)
+    content = config if isinstance(config, (str, bytes)) else json.dumps(config)
+    for name, text in {"config__json": content, **files}.items():
+        data = text if isinstance(text, bytes) else text.encode()
+        (path / name.replace("__", ".")).write_bytes(data)
+    return path
+
+
+def sound(path: Path, **changes: Any) -> Path:
+    return folder(path / "tiny", {**CONFIG, **changes}, model__safetensors=safetensors("a"))
+
+
+def test_reads_what_is_there(tmp_path: Path) -> None:
+    files = read_model(sound(tmp_path))
+    assert files.name == "tiny"
+    assert (files.config.num_layers, files.config.head_dim, files.config.num_kv_heads) == (2, 16, 2)
+    assert files.config.layer_kinds == ("full", "full")
+    assert files.config.ropes["full"].theta == 10000.0
+    assert files.config.dtype == "bfloat16"
+    assert files.eos_ids == (2, 7)
+    assert files.weight_bytes == 4
+    assert read_model(sound(tmp_path), "org/tiny").name == "org/tiny"
+
+
+def test_generation_config_wins_over_config(tmp_path: Path) -> None:
+    path = sound(tmp_path)
+    (path / "generation_config.json").write_text('{"eos_token_id": 9, "temperature": 0.6, "top_k": 20, "x": {}}')
+    files = read_model(path)
+    assert files.eos_ids == (9,)
+    assert files.generation == {"temperature": 0.6, "top_k": 20.0}
+    (path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6}')
+    files = read_model(path)
+    assert (files.eos_ids, files.generation) == ((2, 7), {"temperature": 0.0})
+
+
+def test_code_of_the_repository_is_never_run(tmp_path: Path) -> None:
+    path = sound(tmp_path, auto_map={"AutoModelForCausalLM": "modeling.Evil"})
+    (path / "modeling.py").write_text("raise SystemExit('run')")
+    assert read_model(path).config.model_type == "llama"
+
+
+BAD_FIELDS: list[tuple[str, Any, str]] = [
+    ("model_type", "mamba", "'mamba' is not supported"),
+    ("model_type", None, "model_type should be a string, found nothing"),
+    ("model_type", 3, "model_type should be a string, found 3"),
+    ("vocab_size", None, "vocab_size should be a whole number"),
+    ("vocab_size", 0, "vocab_size should be a whole number in 1…16777216, found 0"),
+    ("vocab_size", -5, "found -5"),
+    ("vocab_size", 1e3, "found 1000.0"),
+    ("vocab_size", "100", "found '100'"),
+    ("vocab_size", True, "found True"),
+    ("vocab_size", 10**30, "vocab_size should be"),
+    ("hidden_size", 66, "a multiple of num_attention_heads (4), found 66"),
+    ("hidden_size", 2**40, "hidden_size should be"),
+    ("intermediate_size", [], "intermediate_size should be"),
+    ("num_hidden_layers", 0, "num_hidden_layers should be"),
+    ("num_hidden_layers", 10**6, "num_hidden_layers should be"),
+    ("num_attention_heads", -4, "num_attention_heads should be"),
+    ("num_key_value_heads", 3, "a divisor of num_attention_heads (4), found 3"),
+    ("head_dim", 0, "head_dim should be"),
+    ("head_dim", 15, "even number of dimensions"),
+    ("max_position_embeddings", 10**12, "max_position_embeddings should be"),
+    ("rms_norm_eps", 0, "rms_norm_eps should be a number"),
+    ("rms_norm_eps", float("nan"), "rms_norm_eps should be a number"),
+    ("rms_norm_eps", "1e-5", "rms_norm_eps should be a number"),
+    ("rope_theta", float("inf"), "rope_theta should be"),
+    ("rope_theta", -1.0, "rope_theta should be"),
+    ("rope_theta", 10**400, "rope_theta should be"),
+    ("rope_scaling", [], "rope_scaling should be an object"),
+    ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "rope type 'dynamic' is not supported"),
+    ("rope_scaling", {"rope_type": "linear"}, "factor should be a number"),
+    ("rope_scaling", {"rope_type": "linear", "factor": 0}, "factor should be a number"),
+    ("rope_scaling", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "a list of 8 numbers"),
+    (
+        "rope_scaling",
+        {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1},
+        "more than low_freq_factor (4)",
+    ),
+    ("partial_rotary_factor", 0.01, "even number of dimensions"),
+    ("hidden_act", "relu6", "activation 'relu6' is not one of"),
+    ("attention_bias", "yes", "attention_bias should be true or false"),
+    ("tie_word_embeddings", 1, "tie_word_embeddings should be true or false"),
+    ("eos_token_id", 100, "token ids below the vocabulary's 100"),
+    ("eos_token_id", [1, -1], "token ids below"),
+    ("eos_token_id", "</s>", "token ids below"),
+    ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantised weights (gptq)"),
+    ("use_bidirectional_attention", True, "does not generate text"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "told"), BAD_FIELDS, ids=[f"{k}={str(v)[:40]}" for k, v, _ in BAD_FIELDS])
+def test_bad_field_is_refused_by_name(key: str, value: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused) as refused:
+        read_model(sound(tmp_path, **{key: value}))
+    assert "config.json" in str(refused.value)
+    assert told in str(refused.value)
+
+
+def test_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused) as refused:
+        read_model(sound(tmp_path, model_type="gemma3"))
+    assert all(name in refused.value.hint for name in ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3"))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        (b"\xff\xfe{}", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "should hold a JSON object, found a list"),
+        ("null", "found a NoneType"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "not JSON"),
+        (" " * (32 * 1024 * 1024 + 1), "not plausible"),
+    ],
+    ids=["empty", "cut", "bytes", "nested", "list", "null", "digits", "huge"],
+)
+def test_config_that_is_no_object_is_refused(content: str | bytes, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=told) as refused:
+        read_model(folder(tmp_path / "tiny", content, model__safetensors=safetensors("a")))
+    assert "config.json" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"eos_token_id": 5000}, "eos_token_id"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": "all"}, "top_p"),
+        ({"do_sample": "no"}, "do_sample"),
+        ([], "JSON object"),
+    ],
+)
+def test_bad_generation_config_is_refused(values: Any, told: str, tmp_path: Path) -> None:
+    path = sound(tmp_path)
+    (path / "generation_config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelRefused, match=told) as refused:
+        read_model(path)
+    assert "generation_config.json" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "has no weights"),
+        ({"pytorch_model__bin": b"\x80\x04"}, "a pickle, which can run code"),
+        ({"consolidated__00__pth": b"PK"}, "a pickle, which can run code"),
+        ({"tiny__gguf": b"GGUF"}, "only as GGUF"),
+    ],
+)
+def test_weights_we_cannot_read_are_refused(files: dict[str, bytes], told: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=told):
+        read_model(folder(tmp_path / "tiny", CONFIG, **files))
+
+
+def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="no model folder"):
+        read_model(tmp_path / "absent")
+    with pytest.raises(ModelRefused, match="GGUF files are not supported"):
+        read_model(tmp_path / "model.Q4_K_M.gguf")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelRefused, match=r"has no config\.json"):
+        read_model(tmp_path / "empty")
+    (tmp_path / "empty" / "model.gguf").touch()
+    with pytest.raises(ModelRefused, match="holds GGUF files"):
+        read_model(tmp_path / "empty")
+    os.mkfifo(tmp_path / "empty" / "config.json")
+    with pytest.raises(ModelRefused, match="not a regular file"):
+        read_model(tmp_path / "empty")
+
+
+class TestShards:
+    """Weights in several files, by an index."""
+
+    FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+    def write(self, path: Path, weight_map: Any, **shards: bytes) -> Path:
+        index = json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map})
+        files = {"model__safetensors__index__json": index}
+        return folder(path / "tiny", CONFIG, **files, **shards)
+
+    def both(self, path: Path, weight_map: Any, second: bytes | None = None) -> Path:
+        made = self.write(path, weight_map)
+        (made / self.FIRST).write_bytes(safetensors("a"))
+        (made / self.SECOND).write_bytes(second or safetensors("b", "c"))
+        return made
+
+    def test_sound_index(self, tmp_path: Path) -> None:
+        files = read_model(self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND, "c": self.SECOND}))
+        assert {name: tensor.file.name for name, tensor in files.tensors.items()} == {
+            "a": self.FIRST,
+            "b": self.SECOND,
+            "c": self.SECOND,
+        }
+
+    def test_links_of_the_hub_cache_are_followed(self, tmp_path: Path) -> None:
+        """There a snapshot's files are links to blobs outside its folder; only the index's names must stay inside."""
+        made = self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND, "c": self.SECOND})
+        for name in (self.FIRST, self.SECOND):
+            (made / name).rename(tmp_path / f"blob-{name}")
+            (made / name).symlink_to(Path("..") / f"blob-{name}")
+        assert len(read_model(made).tensors) == 3
+
+    @pytest.mark.parametrize(
+        "name",
+        ["../other.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "x.bin", "a\\b.safetensors", 5, None],
+    )
+    def test_names_that_lead_elsewhere_are_refused(self, name: Any, tmp_path: Path) -> None:
+        (tmp_path / "other.safetensors").write_bytes(safetensors("a"))
+        with pytest.raises(ModelRefused, match="file of the model's own folder"):
+            read_model(self.both(tmp_path, {"a": name}))
+
+    @pytest.mark.parametrize(
+        ("weight_map", "told"),
+        [
+            ([], "weight_map should be an object"),
+            ({}, "weight_map should be an object"),
+            (None, "weight_map should be an object"),
+            ({"a": "model-00003-of-00003.safetensors"}, "model-00003-of-00003.safetensors is missing"),
+            ({"a": FIRST, "b": FIRST, "c": SECOND}, "says tensor 'b' is in model-00001"),
+            ({"a": FIRST, "b": SECOND, "c": SECOND, "d": SECOND}, "says tensor 'd' is in model-00002"),
+            ({"a": FIRST, "b": SECOND}, "tensor 'c' is in model-00002-of-00002.safetensors, but not in"),
+        ],
+    )
+    def test_index_that_does_not_fit_is_refused(self, weight_map: Any, told: str, tmp_path: Path) -> None:
+        with pytest.raises(ModelRefused, match=told):
+            read_model(self.both(tmp_path, weight_map))
+
+    def test_tensor_in_two_shards_is_refused(self, tmp_path: Path) -> None:
+        made = self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND}, safetensors("a", "b"))
+        with pytest.raises(ModelRefused, match="stands in both"):
+            read_model(made)
+
+    def test_damaged_shard_is_refused_by_name(self, tmp_path: Path) -> None:
+        made = self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND, "c": self.SECOND}, b"short")
+        with pytest.raises(ModelRefused, match=self.SECOND):
+            read_model(made)
+
+
+def test_windows_and_ropes_by_family(tmp_path: Path) -> None:
+    def config(**changes: Any) -> Any:
+        return read_model(sound(tmp_path, **changes)).config
+
+    assert config(sliding_window=8).window == 0, "Llama has none"
+    assert config(model_type="mistral", sliding_window=8).layer_kinds == ("sliding", "sliding")
+    assert config(model_type="mistral").window == 0
+    assert config(model_type="qwen2", sliding_window=8).window == 0, "only with use_sliding_window"
+    flagged = config(model_type="qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=1)
+    assert flagged.layer_kinds == ("full", "sliding")
+    assert flagged.qkv_bias
+    assert not flagged.output_bias
+    gemma = config(
+        model_type="gemma3_text", sliding_window=8, num_hidden_layers=6, hidden_activation="gelu_pytorch_tanh"
+    )
+    assert gemma.layer_kinds == ("sliding",) * 5 + ("full",)
+    assert (gemma.ropes["sliding"].theta, gemma.ropes["full"].theta) == (10000.0, 10000.0)
+    assert gemma.tie_embeddings
+    assert gemma.activation == "gelu_tanh"
