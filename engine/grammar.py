@@ -28,6 +28,16 @@ class Grammar(Protocol):
         ...
 
 
+def allowed_tokens(grammar: Grammar, vocab_size: int) -> NDArray[np.uint32]:
+    """The grammar's mask. Raises ValueError if it is not one for this vocabulary or allows nothing."""
+    mask = grammar.allowed()
+    if mask.dtype != np.uint32 or mask.shape != (-(-vocab_size // 32),):
+        raise ValueError(f"a mask of {mask.dtype} {mask.shape} does not fit a vocabulary of {vocab_size}")
+    if not mask.any():
+        raise ValueError("no token is allowed")
+    return mask
+
+
 def unpack_mask(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
     """[rows, words] packed bits -> [rows, vocab_size] booleans (little-endian bits in each word)."""
     as_bytes = np.ascontiguousarray(masks).view(np.uint8)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from .grammar import Grammar
+    from .history import TokenHistory
     from .kv import Lease
     from .lora import Adapter
 
@@ -23,7 +24,7 @@ class Sampling:
     Log-probabilities are those of the raw logits (before everything above), as OpenAI reports them.
     """
 
-    temperature: float = 0.0  # 0 is greedy
+    temperature: float = 0.0  # 0 is greedy; so is anything below 1e-5
     top_k: int = 0  # 0 is off
     top_p: float = 1.0
     min_p: float = 0.0
@@ -50,6 +51,9 @@ class Sampling:
                 raise ValueError(f"{name} must lie in -2…2, not {getattr(self, name)}")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must fit 64 unsigned bits, not {self.seed}")
+        for token, value in self.logit_bias:
+            if not -100.0 <= value <= 100.0:
+                raise ValueError(f"logit_bias must lie in -100…100, not {value} (token {token})")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
             raise ValueError(f"logprobs must lie in 0…{MAX_TOP_LOGPROBS}, not {self.logprobs}")
 
@@ -78,7 +82,7 @@ class Request:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """How far a request has come. What is still to compute is `len(tokens) + unknown - computed`.
 
@@ -88,26 +92,26 @@ class Sequence:
     """
 
     request: Request
-    arrival: int  # order of arrival; also the order of priority
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(init=False)
+    limit: int = field(init=False)  # length at which it ends
     computed: int = 0
     unknown: int = 0
     last_row: int = -1  # its row in the step before, where an unknown token waits; -1: none
     adapter_slot: int = 0  # 0 is the base model
     lease: Lease | None = None
+    history: TokenHistory | None = None  # where the sampling reads it
     finish: Finish | None = None
     preemptions: int = 0
     cached: int = 0  # prompt tokens that came from the prefix cache at first admission
 
-    @property
-    def needed(self) -> int:
-        """Tokens whose KV is still to be computed."""
-        return len(self.tokens) + self.unknown - self.computed
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
+        self.limit = len(self.tokens) + self.request.max_tokens
 
     @property
-    def generated(self) -> int:
-        """Tokens drawn so far, unknown ones counted in."""
-        return len(self.tokens) + self.unknown - len(self.request.prompt)
+    def needs_known_tokens(self) -> bool:
+        """Its draw depends on the host's knowledge of the token before: it cannot be carried."""
+        return self.history is not None or self.request.grammar is not None
 
 
 @dataclass(frozen=True, slots=True)

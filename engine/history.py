@@ -1,0 +1,34 @@
+"""How often each token stands in a sequence, as arrays that grow with it (for penalties)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from .batch import Ints
+
+
+class TokenHistory:
+    """The distinct tokens of one sequence with their counts in prompt and output; adding one costs O(1)."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        counts = Counter(prompt)
+        self._index = {token: index for index, token in enumerate(counts)}
+        self._table = np.zeros((3, len(counts) + 64), np.int32)  # token, count in prompt, count in output
+        self._table[0, : len(counts)] = list(counts)
+        self._table[1, : len(counts)] = list(counts.values())
+
+    def add(self, token: int) -> None:
+        """One more token of output."""
+        index = self._index.setdefault(token, len(self._index))
+        if index == self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        self._table[0, index] = token
+        self._table[2, index] += 1
+
+    @property
+    def table(self) -> Ints:
+        """[3, distinct tokens]: token, count in the prompt, count in the output. Changes with the next `add`."""
+        return self._table[:, : len(self._index)]

@@ -1,0 +1,124 @@
+"""Rows: each sequence's share of a step, and how they become one Batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batch import Batch, Ints, SamplingRows, Want
+from .request import Sampling
+
+if TYPE_CHECKING:
+    from .kv import Lease
+    from .request import Sequence
+
+NEUTRAL = Sampling()
+NO_HISTORY: Ints = np.zeros((3, 0), np.int32)
+NO_MASKS: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)
+SMALLEST_TEMPERATURE = 1e-5  # below it float32 logits overflow when divided; the draw is greedy long before
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """Positions start…end-1 of a sequence are computed in this step."""
+
+    sequence: Sequence
+    lease: Lease
+    start: int
+    end: int
+    carry: int  # row of the step before that draws the last of these tokens; -1: all are known
+    wants_token: bool
+    mask: NDArray[np.uint32] | None = None
+
+
+class BatchBuilder:
+    """Turns rows into arrays that nobody changes later; what equals the step before is not built again."""
+
+    def __init__(self) -> None:
+        self._drawing: list[Sequence | None] = []  # the sequence of each row that wants a token
+        self._sampling = _parameters(self._drawing)
+
+    def build(self, rows: list[Row], copies: list[tuple[int, int]]) -> Batch:
+        starts, ends = [row.start for row in rows], [row.end for row in rows]
+        counts = np.array(ends, np.int32) - np.array(starts, np.int32)
+        row_starts = np.zeros(len(rows) + 1, np.int32)
+        counts.cumsum(out=row_starts[1:])
+        tokens: list[int] = []
+        for row in rows:
+            known = row.sequence.tokens
+            tokens += (known[row.start],) if row.end - row.start == 1 and row.carry < 0 else known[row.start : row.end]
+            if row.carry >= 0:
+                tokens.append(0)
+        offsets = np.array(starts, np.int32) - row_starts[:-1]
+        masked = [index for index, row in enumerate(rows) if row.mask is not None]
+        return Batch(
+            tokens=np.array(tokens, np.int32),
+            positions=np.arange(len(tokens), dtype=np.int32) + np.repeat(offsets, counts),
+            row_starts=row_starts,
+            page_table=_page_table(rows),
+            slots=np.array([row.lease.slot for row in rows], np.int32),
+            adapters=np.array([row.sequence.adapter_slot for row in rows], np.int32),
+            carry=np.array([row.carry for row in rows], np.int32),
+            wants=np.array([Want.TOKEN if row.wants_token else Want.NOTHING for row in rows], np.uint8),
+            sampling=self._sampling_rows(rows, ends),
+            mask_rows=np.array(masked, np.int32),
+            masks=np.stack([row.mask for row in rows if row.mask is not None]) if masked else NO_MASKS,
+            copies=np.array(copies, np.int32).reshape(-1, 2),
+        )
+
+    def _sampling_rows(self, rows: list[Row], ends: list[int]) -> SamplingRows:
+        drawing = [row.sequence if row.wants_token else None for row in rows]
+        if drawing != self._drawing:
+            self._drawing, self._sampling = drawing, _parameters(drawing)
+        histories = [
+            (index, sequence.history.table)
+            for index, sequence in enumerate(drawing)
+            if sequence is not None and sequence.history is not None
+        ]
+        table = np.concatenate([table for _, table in histories], axis=1) if histories else NO_HISTORY
+        owners = [index for index, _ in histories]
+        return replace(
+            self._sampling,
+            draw=np.array(ends, np.int32),
+            history_rows=np.repeat(np.array(owners, np.int32), [table.shape[1] for _, table in histories]),
+            history_tokens=table[0],
+            history_prompt=table[1],
+            history_output=table[2],
+        )
+
+
+def _page_table(rows: list[Row]) -> Ints:
+    table = np.zeros((len(rows), max(len(row.lease.pages) for row in rows)), np.int32)
+    for index, row in enumerate(rows):
+        table[index, : len(row.lease.pages)] = row.lease.pages
+    return table
+
+
+def _parameters(drawing: list[Sequence | None]) -> SamplingRows:
+    """What does not change while the same sequences draw; neutral where there is none."""
+    asked = [NEUTRAL if sequence is None else sequence.request.sampling for sequence in drawing]
+    biases = [(index, *bias) for index, sampling in enumerate(asked) for bias in sampling.logit_bias]
+    none = np.zeros(0, np.int32)
+    temperatures = [s.temperature if s.temperature >= SMALLEST_TEMPERATURE else 0.0 for s in asked]
+    return SamplingRows(
+        temperature=np.array(temperatures, np.float32),
+        top_k=np.array([min(s.top_k, 2**31 - 1) for s in asked], np.int32),
+        top_p=np.array([s.top_p for s in asked], np.float32),
+        min_p=np.array([s.min_p for s in asked], np.float32),
+        repetition_penalty=np.array([s.repetition_penalty for s in asked], np.float32),
+        presence_penalty=np.array([s.presence_penalty for s in asked], np.float32),
+        frequency_penalty=np.array([s.frequency_penalty for s in asked], np.float32),
+        seed=np.array([s.seed for s in asked], np.uint64),
+        draw=none,
+        logprobs=np.array([-1 if s.logprobs is None else s.logprobs for s in asked], np.int32),
+        bias_rows=np.array([index for index, _, _ in biases], np.int32),
+        bias_tokens=np.array([token for _, token, _ in biases], np.int32),
+        bias_values=np.array([value for _, _, value in biases], np.float32),
+        history_rows=none,
+        history_tokens=none,
+        history_prompt=none,
+        history_output=none,
+    )
