@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, Literal
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 
+from . import paths
 from .config import Settings
+from .daemon.admin import LoadedModel, LoadProgress, ModelEntry, Status
+from .daemon.frames import Fault
+from .daemon.owner import owner_pid
+from .errors import AppError, DaemonUnreachable, PortTaken
+from .store.catalog import is_path
 
+__all__ = [
+    "ChatEvent",
+    "Client",
+    "Done",
+    "LoadedModel",
+    "ModelEntry",
+    "ReasoningPiece",
+    "TextPiece",
+    "ToolCall",
+    "Usage",
+]
 
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that could be used now: bundled, or in the Hugging Face cache."""
-
-    id: str
-    bundled: bool = False
-    loaded: bool = False
-    size: int = 0  # bytes on disk
-    context: int = 0  # of the model; 0: unknown
-    description: str = ""
-
-
-class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with an engine process."""
-
-    id: str
-    state: Literal["loading", "ready"]
-    pid: int
-    backend: str = ""
-    device: str = ""
-    dtype: str = ""
-    context: int = 0
-    memory: int = 0  # bytes: weights and KV cache
-    cache_tokens: int = 0
-    cache_used: int = 0
-    requests: int = 0
-    idle: float = 0.0  # seconds since the last request ended
-    unload_in: float | None = None  # seconds; None: never, or busy
+CONNECT_SECONDS = 5.0
+WAIT_SECONDS = 30.0  # for a daemon that another process is starting
+STOP_SECONDS = 30.0  # beyond the drain
+POLL_SECONDS = 0.05
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,12 +84,43 @@ class Client:
     Every method raises an AppError of app/errors.py; the daemon's own come back as the same class.
     """
 
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(paths.socket_file())),
+            base_url="http://localhost",
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            trust_env=False,
+        )
+
     @classmethod
     async def connect(
         cls, settings: Settings, *, start: bool = True, on_status: Callable[[str], None] | None = None
     ) -> Client:
-        """Reach the daemon, starting it when `start` and none runs. Raises DaemonUnreachable."""
-        raise NotImplementedError
+        """Reach the daemon, starting it when `start` and none runs. Raises DaemonUnreachable.
+
+        With `start`, a daemon of another version is refused as well; without, it is only told to `on_status`.
+        """
+        say = on_status or (lambda _: None)
+        if owner_pid() is None:
+            if not start:
+                raise DaemonUnreachable("no daemon runs", hint="localllm serve, chat or run starts one")
+            say("starting the daemon")
+            await _start(settings)
+        client = cls(settings)
+        try:
+            status = await client._status()
+        except BaseException:
+            await client.close()
+            raise
+        ours = version("localllm")
+        if status.version != ours:
+            words = f"the running daemon is localllm {status.version}, but this is {ours}"
+            if start:
+                await client.close()
+                raise DaemonUnreachable(words, hint="localllm stop ends it; the next command starts the new one")
+            say(words)
+        return client
 
     async def __aenter__(self) -> Client:
         return self
@@ -98,33 +129,196 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        raise NotImplementedError
+        await self._http.aclose()
 
     async def models(self) -> list[ModelEntry]:
-        raise NotImplementedError
+        return msgspec.json.decode(await self._get("/admin/models"), type=list[ModelEntry])
 
     async def loaded(self) -> list[LoadedModel]:
-        raise NotImplementedError
+        return msgspec.json.decode(await self._get("/admin/loaded"), type=list[LoadedModel])
 
     async def load(
         self, model: str, *, backend: str | None = None, on_progress: Callable[[str, float], None] | None = None
     ) -> LoadedModel:
         """Load a model (a no-op when it is); progress comes as (words, 0…1)."""
-        raise NotImplementedError
+        body = {"model": _name(model), "backend": backend}
+        async with aclosing(self._events("/admin/load", body)) as events:
+            async for event in events:
+                if "stage" not in event:
+                    return msgspec.convert(event, LoadedModel)
+                progress = msgspec.convert(event, LoadProgress)
+                if on_progress is not None:
+                    on_progress(progress.stage, progress.done)
+        raise DaemonUnreachable("the daemon ended while the model was loading")
 
-    def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncGenerator[ChatEvent, None]:
+    def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncIterator[ChatEvent]:
         """One answer as events; parameters are the OpenAI body's. Closing the iterator cancels the request."""
-        raise NotImplementedError
+        return self._answer("/v1/chat/completions", {"model": _name(model), "messages": messages, **parameters})
 
-    def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncGenerator[ChatEvent, None]:
-        raise NotImplementedError
+    def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncIterator[ChatEvent]:
+        """The same for a plain text to be continued."""
+        return self._answer("/v1/completions", {"model": _name(model), "prompt": prompt, **parameters})
 
     async def count_tokens(self, model: str, messages: list[dict[str, Any]]) -> int:
-        raise NotImplementedError
+        reply = await self._post("/v1/tokenize", {"model": _name(model), "messages": messages})
+        return int(msgspec.json.decode(reply)["count"])
 
     async def unload(self, model: str) -> None:
-        raise NotImplementedError
+        await self._post("/admin/unload", {"model": _name(model)})
 
     async def shutdown(self) -> None:
         """Ask the daemon to drain and end; returns when it is gone."""
-        raise NotImplementedError
+        await self._post("/admin/shutdown", {})
+        deadline = time.monotonic() + self._settings.drain + STOP_SECONDS
+        while owner_pid() is not None:
+            if time.monotonic() > deadline:
+                raise DaemonUnreachable("the daemon was asked to stop, but still runs")
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _answer(self, path: str, body: dict[str, Any]) -> AsyncIterator[ChatEvent]:
+        asked = time.perf_counter()
+        first = finish = None
+        usage = Usage()
+        calls = _Calls()
+        body = body | {"stream": True, "stream_options": {"include_usage": True}}
+        async with aclosing(self._events(path, body)) as events:
+            async for event in events:
+                if event.get("usage"):
+                    usage = _usage(event["usage"])
+                for choice in event["choices"]:
+                    pieces = _pieces(choice.get("delta") or {"content": choice.get("text")}, calls)
+                    if pieces and first is None:
+                        first = time.perf_counter()
+                    for piece in pieces:
+                        yield piece
+                    finish = choice["finish_reason"] or finish
+        for call in calls.rest():
+            yield call
+        if finish is None:
+            raise DaemonUnreachable("the daemon ended in the middle of the answer")
+        ended = time.perf_counter()
+        yield Done(finish=finish, usage=usage, ttft=(first or ended) - asked, seconds=ended - asked)
+
+    async def _status(self) -> Status:
+        """Waits for a daemon that is just starting, or just ending."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                return msgspec.json.decode(await self._get("/admin/status"), type=Status)
+            except DaemonUnreachable:
+                if owner_pid() is None or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _get(self, path: str) -> bytes:
+        return await self._whole("GET", path, b"")
+
+    async def _post(self, path: str, body: dict[str, Any]) -> bytes:
+        return await self._whole("POST", path, msgspec.json.encode(body))
+
+    async def _whole(self, method: str, path: str, content: bytes) -> bytes:
+        headers = {"content-type": "application/json"} if content else {}
+        try:
+            response = await self._http.request(method, path, content=content, headers=headers)
+        except httpx.HTTPError as error:
+            raise _lost(error) from None
+        if response.status_code >= 400:
+            raise _error(response.content)
+        return response.content
+
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The JSON of each server-sent event. Raises the error that came instead, or in between."""
+        headers = {"content-type": "application/json"}
+        try:
+            async with self._http.stream("POST", path, content=msgspec.json.encode(body), headers=headers) as response:
+                if response.status_code >= 400:
+                    raise _error(await response.aread())
+                rest = b""
+                async for data in response.aiter_raw():
+                    *blocks, rest = (rest + data).split(b"\n\n")
+                    for block in blocks:
+                        if block == b"data: [DONE]" or not block.startswith(b"data: "):
+                            continue
+                        event = msgspec.json.decode(block[6:])
+                        if "error" in event:
+                            raise _error(block[6:])
+                        yield event
+        except httpx.HTTPError as error:
+            raise _lost(error) from None
+
+
+class _Calls:
+    """Joins streamed tool calls: a call is whole once the next one begins, or the answer ends."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._call = ToolCall(id="", name="", arguments="")
+
+    def take(self, delta: dict[str, Any]) -> list[ToolCall]:
+        whole = []
+        if delta["index"] != self._index:
+            whole, self._index = self.rest(), delta["index"]
+            self._call = ToolCall(id="", name="", arguments="")
+        function = delta["function"]
+        self._call = ToolCall(
+            id=self._call.id + delta.get("id", ""),
+            name=self._call.name + function.get("name", ""),
+            arguments=self._call.arguments + function.get("arguments", ""),
+        )
+        return whole
+
+    def rest(self) -> list[ToolCall]:
+        return [] if self._index < 0 else [self._call]
+
+
+def _pieces(delta: dict[str, Any], calls: _Calls) -> list[TextPiece | ReasoningPiece | ToolCall]:
+    pieces: list[TextPiece | ReasoningPiece | ToolCall] = []
+    if delta.get("reasoning"):
+        pieces.append(ReasoningPiece(delta["reasoning"]))
+    if delta.get("content"):
+        pieces.append(TextPiece(delta["content"]))
+    for call in delta.get("tool_calls", ()):
+        pieces += calls.take(call)
+    return pieces
+
+
+def _usage(report: dict[str, Any]) -> Usage:
+    return Usage(
+        prompt_tokens=report["prompt_tokens"],
+        completion_tokens=report["completion_tokens"],
+        cached_tokens=report["prompt_tokens_details"]["cached_tokens"],
+    )
+
+
+async def _start(settings: Settings) -> None:
+    from .daemon import background
+
+    try:
+        await asyncio.to_thread(background.start, settings)
+    except PortTaken:
+        if owner_pid() is None:  # not another client's daemon, but a stranger at our port
+            raise
+
+
+def _name(model: str) -> str:
+    """Ids go as they are; a path is made absolute, as the daemon stands in another folder."""
+    return str(Path(model).expanduser().absolute()) if is_path(model) else model
+
+
+def _lost(error: httpx.HTTPError) -> AppError:
+    return DaemonUnreachable(f"the daemon cannot be reached: {error}" if str(error) else "the daemon ended")
+
+
+def _error(body: bytes) -> AppError:
+    """The daemon's error as it was raised there."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return DaemonUnreachable("the daemon gave an answer this version does not understand")
+    return Fault(
+        code=error["code"],
+        message=error["message"],
+        hint=error.get("hint", ""),
+        param=error["param"],
+        numbers={name: value for name, value in error.items() if isinstance(value, int)},
+    ).error()

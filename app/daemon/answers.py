@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..errors import AppError
-from .frames import Fault, Piece, PieceLogprob, ToolCallPiece
+from .frames import Piece, PieceLogprob, ToolCallPiece
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -113,7 +113,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: str
+    finish_reason: str | None
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -180,19 +180,6 @@ def error_body(error: AppError) -> bytes:
     if error.hint:
         detail["hint"] = error.hint
     return _encode({"error": detail | error.numbers})
-
-
-def read_error(error: dict[str, Any]) -> AppError:
-    """The inverse of `error_body`, for its inner object."""
-    numbers = {name: value for name, value in error.items() if type(value) is int}
-    fault = Fault(
-        code=str(error.get("code")),
-        message=str(error.get("message")),
-        hint=str(error.get("hint", "")),
-        param=error.get("param"),
-        numbers=numbers,
-    )
-    return fault.error()
 
 
 def event(value: object) -> bytes:
@@ -279,16 +266,19 @@ class ChatAnswer:
                 delta.tool_calls = [_call_delta(call) for call in piece.tool_calls]
             out = self._chunk(ChunkChoice(choice, delta, _chat_logprobs(piece.logprobs) if self._logprobs else None))
         if piece.finish:
+            self._choices[choice].finish = piece.finish
             out += self._chunk(ChunkChoice(choice, Delta(), None, piece.finish))
         return out
 
     def closing(self, usage: UsageReport) -> bytes:
+        _check_finished(self._choices)
         return (event(Chunk(**self._head, choices=[], usage=usage)) if self._usage else b"") + DONE
 
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)
 
     def whole(self, usage: UsageReport) -> bytes:
+        _check_finished(self._choices)
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._choices)]
         return _encode(ChatCompletion(**self._head, choices=choices, usage=usage))
 
@@ -303,7 +293,7 @@ class ChatAnswer:
         if choice.calls:
             message.tool_calls = [choice.calls[number] for number in sorted(choice.calls)]
         logprobs = _chat_logprobs(choice.logprobs) if self._logprobs else None
-        return ChatChoice(index, message, logprobs, finished(choice.finish))
+        return ChatChoice(index, message, logprobs, choice.finish)
 
 
 class CompletionAnswer:
@@ -320,22 +310,25 @@ class CompletionAnswer:
         if not (piece.text or piece.logprobs or piece.finish):
             return b""
         logprobs = self._text_logprobs(self._choices[choice], piece.logprobs) if self._logprobs else None
+        self._choices[choice].finish = piece.finish
         part = TextChoice(choice, piece.text, logprobs, piece.finish)
         return event(TextCompletion(**self._head, choices=[part], usage=None if self._usage else UNSET))
 
     def closing(self, usage: UsageReport) -> bytes:
+        _check_finished(self._choices)
         return (event(TextCompletion(**self._head, choices=[], usage=usage)) if self._usage else b"") + DONE
 
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)
 
     def whole(self, usage: UsageReport) -> bytes:
+        _check_finished(self._choices)
         choices = [
             TextChoice(
                 index,
                 "".join(choice.text),
                 self._text_logprobs(choice, choice.logprobs) if self._logprobs else None,
-                finished(choice.finish),
+                choice.finish,
             )
             for index, choice in enumerate(self._choices)
         ]
@@ -354,11 +347,10 @@ class CompletionAnswer:
         )
 
 
-def finished(finish: str | None) -> str:
+def _check_finished(choices: list[_Choice]) -> None:
     """Every choice must have ended for a reason; a worker that gave none broke the contract."""
-    if finish is None:
+    if not all(choice.finish for choice in choices):
         raise AppError("the engine ended an answer without a reason")
-    return finish
 
 
 def _call_delta(call: ToolCallPiece) -> ToolCallDelta:

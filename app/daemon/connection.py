@@ -1,0 +1,74 @@
+"""One client's connection: who may connect to the unix socket, how long a request may take to arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import sys
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ..errors import InvalidRequest
+from .answers import error_body
+
+MAX_HEAD = 2**15  # bytes of request line and headers
+HEAD_SECONDS = 30.0  # in which request line and headers must have come
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end of a unix socket."""
+    if sys.platform == "linux":
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[1])
+    # macOS and the BSDs: struct xucred { unsigned version; uid_t uid; … } at level SOL_LOCAL
+    credentials = connection.getsockopt(0, 1, 76)
+    return int(struct.unpack_from("II", credentials)[1])
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1 connection with our limits; what is not HTTP is answered in our error shape."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        raw = transport.get_extra_info("socket")
+        if raw.family == socket.AF_UNIX and peer_uid(raw) != os.getuid():
+            transport.abort()
+            return
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._expect_head()
+        else:
+            self._cancel_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        body = error_body(InvalidRequest(msg))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        if self.conn.our_state is h11.IDLE:  # else an answer is on its way already
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _cancel_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

@@ -1,0 +1,142 @@
+"""The daemon's life: bound, announced, served, drained, gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from uvicorn import Config, Server
+
+from .. import paths
+from ..config import Settings
+from ..errors import StorageFailed
+from .connection import MAX_HEAD, Connection
+from .host import Host
+from .listeners import bind_tcp, bind_unix, tcp_key
+from .owner import Owner
+from .process import COMMAND
+from .server import VERSION, Door, build
+
+BACKLOG = 512
+KEEP_ALIVE_SECONDS = 75  # of an idle connection
+CLOSING_SECONDS = 2  # for the last bytes of answers that were cut short
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Where a daemon that takes requests can be reached."""
+
+    url: str
+    key_file: str = ""  # of the generated key, where clients need it
+
+    def __str__(self) -> str:
+        key = f"; clients need the key in {self.key_file}" if self.key_file else ""
+        return f"localllm {VERSION} listens at {self.url}{key}"
+
+
+def serve(settings: Settings) -> int:
+    """Be the daemon in the foreground until a signal ends it; returns the exit code.
+
+    Raises PortTaken, ConfigError or StorageFailed when it cannot start.
+    """
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    run(settings, lambda announcement: print(announcement, flush=True))
+    return 0
+
+
+def run(
+    settings: Settings, on_ready: Callable[[Announcement], None], *, worker_command: Sequence[str] = COMMAND
+) -> None:
+    """Be the daemon until SIGTERM, SIGINT or our client's shutdown. `on_ready` is called once requests are taken."""
+    try:
+        owner = Owner()
+    except PermissionError as error:
+        raise StorageFailed(str(error), hint="LOCALLLM_RUNTIME_DIR names another folder") from None
+    try:
+        with bind_tcp(settings) as tcp, bind_unix() as unix:
+            asyncio.run(_serve(settings, owner, tcp, unix, on_ready, worker_command))
+    finally:
+        paths.socket_file().unlink(missing_ok=True)
+        owner.release()
+
+
+async def _serve(
+    settings: Settings,
+    owner: Owner,
+    tcp: socket.socket,
+    unix: socket.socket,
+    on_ready: Callable[[Announcement], None],
+    worker_command: Sequence[str],
+) -> None:
+    address, port = tcp.getsockname()[:2]
+    url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    key = tcp_key(settings, address)
+    announcement = Announcement(url, key_file="" if key == settings.api_key else str(paths.api_key_file()))
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    host = Host(settings, command=worker_command)
+    door = Door(url=url, key=key, names=(settings.host,), stop=stop.set)
+
+    def started() -> None:
+        owner.publish(port)
+        log.info("%s", announcement)
+        on_ready(announcement)
+
+    server = _Server(
+        Config(
+            build(host, door),
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            h11_max_incomplete_event_size=MAX_HEAD,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=CLOSING_SECONDS,
+        ),
+        started,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    serving = asyncio.create_task(server.serve(sockets=[tcp, unix]))
+    await _first(asyncio.shield(serving), stop.wait())
+    log.info("stopping: running answers have %.0f s", settings.drain)
+    await _first(host.drain(settings.drain), hurry.wait())
+    await host.close()  # requests that are still open learn why, while their connections stand
+    server.should_exit = True
+    await serving
+
+
+async def _first(*things: Awaitable[object]) -> None:
+    """Returns when one of them is done; the others are cancelled."""
+    tasks = [asyncio.ensure_future(thing) for thing in things]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+class _Server(Server):
+    """uvicorn's server, which tells when it listens and leaves signals to us."""
+
+    def __init__(self, config: Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,101 @@
+"""The two places the daemon listens at: TCP, and a unix socket for our own client; and the key TCP clients need."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import sys
+from ipaddress import ip_address
+
+import psutil
+
+from .. import paths
+from ..config import Settings
+from ..errors import ConfigError, PortTaken, StorageFailed
+
+UNREAD_SECONDS = 120  # a TCP peer that takes no byte for so long is dropped by the kernel
+LONGEST_SOCKET_PATH = 103  # bytes, on the strictest system
+
+
+def bind_tcp(settings: Settings) -> socket.socket:
+    """Bound to the settings' host and port. Raises PortTaken or ConfigError."""
+    host, port = settings.host, settings.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host {host!r}: {error}") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sys.platform == "linux":
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000)
+    try:
+        listener.bind(address)
+        listener.listen()  # only now is the port surely ours
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(
+                f"port {port} on {host} is taken{_by_whom(port)}", hint="--port takes another; 0 picks a free one"
+            ) from None
+        raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror}") from None
+    return listener
+
+
+def bind_unix() -> socket.socket:
+    """Bound in our runtime folder with mode 0600; the caller must be the one owner. Raises StorageFailed."""
+    file = paths.socket_file()
+    if len(os.fsencode(file)) > LONGEST_SOCKET_PATH:
+        raise StorageFailed(
+            f"{file}: too long for a socket ({LONGEST_SOCKET_PATH} bytes at most)",
+            hint="LOCALLLM_RUNTIME_DIR names a shorter folder",
+        )
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        file.unlink(missing_ok=True)  # left by a daemon that was killed
+        listener.bind(str(file))
+    except OSError as error:
+        listener.close()
+        raise StorageFailed(f"{file}: {error.strerror}") from None
+    finally:
+        os.umask(before)
+    return listener
+
+
+def tcp_key(settings: Settings, address: str) -> str:
+    """The key that clients at this bound address must send: the setting's; beyond loopback else a generated one.
+
+    Raises StorageFailed when the key file cannot be made or is not private.
+    """
+    if settings.api_key or ip_address(address.split("%")[0]).is_loopback:
+        return settings.api_key
+    file = paths.api_key_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            with os.fdopen(descriptor, "w") as out:
+                out.write(f"{secrets.token_urlsafe(32)}\n")
+        status = file.stat()
+        key = file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageFailed(f"{file}: {error}") from None
+    if not key or status.st_mode & 0o077 or status.st_uid != os.getuid():
+        raise StorageFailed(f"{file} must be yours, private (mode 0600) and hold a key", hint="remove it for a new one")
+    return key
+
+
+def _by_whom(port: int) -> str:
+    """by NAME (pid N), where this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except (psutil.Error, OSError):
+        pass
+    return ""

@@ -1,0 +1,121 @@
+"""What /metrics tells Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from .frames import Piece, Stats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+BETWEEN_TOKENS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+_GAUGES = {
+    "running": "Requests being computed",
+    "waiting": "Requests waiting for their turn",
+    "cache_tokens": "Tokens the KV cache holds at most",
+    "cache_used": "Tokens the KV cache holds now",
+}
+_COUNTERS = {
+    "steps": "Steps computed",
+    "prefix_hit_tokens": "Prompt tokens that the prefix cache saved",
+    "preemptions": "Requests that had to give up their KV memory for a while",
+    "step_seconds": "Seconds spent in steps",
+    "step_host_seconds": "Seconds of them spent deciding",
+}
+
+
+class Metrics:
+    """Counts of one daemon, in a registry of its own. Labels hold loaded models and statuses only."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "localllm_requests", "Generation requests by outcome", ["model", "status"], registry=self._registry
+        )
+        self._tokens_in = Counter("localllm_prompt_tokens", "Tokens in prompts", ["model"], registry=self._registry)
+        self._tokens_out = Counter("localllm_generated_tokens", "Tokens made", ["model"], registry=self._registry)
+        self._first = Histogram(
+            "localllm_time_to_first_token_seconds",
+            "From the request's arrival to its first piece",
+            ["model"],
+            buckets=FIRST_TOKEN_SECONDS,
+            registry=self._registry,
+        )
+        self._between = Histogram(
+            "localllm_inter_token_seconds",
+            "Between pieces of one request, per token",
+            ["model"],
+            buckets=BETWEEN_TOKENS_SECONDS,
+            registry=self._registry,
+        )
+
+    def watch(self, model: str) -> Watch:
+        """A stopwatch for a request that arrived now."""
+        return Watch(
+            first=self._first.labels(model),
+            between=self._between.labels(model),
+            tokens_in=self._tokens_in.labels(model),
+            tokens_out=self._tokens_out.labels(model),
+        )
+
+    def render(self, stats: Mapping[str, Stats], deaths: Mapping[str, int]) -> bytes:
+        """The page: what was counted here, what each worker says of itself, and workers that died."""
+        own = CollectorRegistry()
+        own.register(_Now(stats, deaths))
+        return generate_latest(self._registry) + generate_latest(own)
+
+
+class Watch:
+    """Times one request's pieces."""
+
+    def __init__(self, *, first: Histogram, between: Histogram, tokens_in: Counter, tokens_out: Counter) -> None:
+        self._first, self._between, self._tokens_in, self._tokens_out = first, between, tokens_in, tokens_out
+        self._arrived = time.perf_counter()
+        self._choices: dict[tuple[str, int], float] = {}  # when each choice last got a piece
+
+    def pieces(self, pieces: Iterable[Piece]) -> None:
+        now = time.perf_counter()
+        for piece in pieces:
+            if not piece.tokens:
+                continue
+            key = (piece.id, piece.choice)
+            before = self._choices.get(key)
+            if before is not None:
+                self._between.observe((now - before) / piece.tokens)
+            elif not self._choices:
+                self._first.observe(now - self._arrived)
+            self._choices[key] = now
+
+    def tokens(self, prompt: int, generated: int) -> None:
+        self._tokens_in.inc(prompt)
+        self._tokens_out.inc(generated)
+
+
+class _Now:
+    """The figures workers keep, read at the moment of asking."""
+
+    def __init__(self, stats: Mapping[str, Stats], deaths: Mapping[str, int]) -> None:
+        self._stats, self._deaths = stats, deaths
+
+    def collect(self) -> Iterator[Metric]:
+        for name, words in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"localllm_{name}", words, labels=["model"])
+            for model, stats in self._stats.items():
+                gauge.add_metric([model], getattr(stats, name))
+            yield gauge
+        for name, words in _COUNTERS.items():
+            counter = CounterMetricFamily(f"localllm_{name}", words, labels=["model"])
+            for model, stats in self._stats.items():
+                counter.add_metric([model], getattr(stats, name))
+            yield counter
+        deaths = CounterMetricFamily(
+            "localllm_worker_restarts", "Engine processes that ended without being asked", labels=["model"]
+        )
+        for model, count in self._deaths.items():
+            deaths.add_metric([model], count)
+        yield deaths

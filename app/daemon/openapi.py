@@ -1,0 +1,74 @@
+"""The OpenAPI description, made from the types that decode and encode the bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from . import answers, openai
+
+TEMPLATE = "#/components/schemas/{name}"
+BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct]]]] = {
+    "/v1/chat/completions": (
+        openai.ChatBody,
+        "Answer a conversation",
+        {"application/json": answers.ChatCompletion, "text/event-stream": answers.Chunk},
+    ),
+    "/v1/completions": (
+        openai.CompletionBody,
+        "Continue a text",
+        {"application/json": answers.TextCompletion, "text/event-stream": answers.TextCompletion},
+    ),
+    "/v1/tokenize": (openai.TokenizeBody, "A text or conversation as token ids", {}),
+    "/v1/detokenize": (openai.DetokenizeBody, "Token ids as text", {}),
+}
+READS = {
+    "/v1/models": "Models that can be used now",
+    "/v1/models/{id}": "One of them",
+    "/health": "Whether the daemon takes requests (needs no key)",
+    "/metrics": "Figures for Prometheus",
+    "/openapi.json": "This description",
+}
+
+
+def describe(version: str) -> dict[str, Any]:
+    """The whole document."""
+    types: list[type[msgspec.Struct]] = [answers.ErrorBody]
+    for body, _, replies in BODIES.values():
+        types += [body, *replies.values()]
+    _, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
+    paths: dict[str, Any] = {}
+    for path, (body, words, replies) in BODIES.items():
+        content = {media: {"schema": _ref(kind)} for media, kind in replies.items()} or {"application/json": {}}
+        request = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
+        paths[path] = {"post": _operation(words, content) | {"requestBody": request}}
+    for path, words in READS.items():
+        media = "text/plain" if path == "/metrics" else "application/json"
+        paths[path] = {"get": _operation(words, {media: {}})}
+    paths["/v1/models/{id}"]["get"]["parameters"] = [
+        {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    ]
+    paths["/health"]["get"]["security"] = []
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "localllm", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"header": []}],
+    }
+
+
+def _operation(words: str, content: dict[str, Any]) -> dict[str, Any]:
+    error = {"description": "What is wrong", "content": {"application/json": {"schema": _ref(answers.ErrorBody)}}}
+    return {"summary": words, "responses": {"200": {"description": words, "content": content}, "default": error}}
+
+
+def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": TEMPLATE.format(name=kind.__name__)}

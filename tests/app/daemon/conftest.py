@@ -1,0 +1,141 @@
+"""A real daemon on a free port, with fake workers and folders of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+RUN_DAEMON = Path(__file__).parent / "run_daemon.py"
+MODELS = ("echo", "broken", "dies", "slow", "stubborn", "other")
+
+
+class Daemon:
+    """A daemon process. `url` is empty when it could not start; `said` is then its last line."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.env = environment(folder)
+        asked = {"port": 0, "drain": 1.0} | settings
+        self.errors = (folder / "stderr").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, str(RUN_DAEMON), json.dumps(asked)],
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=self.env,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline().strip()
+        self.url = self.said if self.said.startswith("http") else ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "run" / "daemon.sock"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def local(self) -> httpx.Client:
+        """A client on the unix socket."""
+        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://localhost")
+
+    def loaded(self) -> dict[str, dict[str, Any]]:
+        with self.local() as client:
+            return {model["id"]: model for model in client.get("/admin/loaded").json()}
+
+    def chat(self, words: str, **more: Any) -> httpx.Response:
+        body = {"model": "test/echo", "messages": [{"role": "user", "content": words}]} | more
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.errors.close()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Everything a daemon reads and writes lies below this folder."""
+    for name in MODELS:
+        repo = folder / "hub" / f"models--test--{name}"
+        snapshot = repo / "snapshots" / "0123456789abcdef"
+        if not snapshot.exists():
+            snapshot.mkdir(parents=True)
+            (repo / "refs").mkdir()
+            (repo / "refs" / "main").write_text("0123456789abcdef")
+            (snapshot / "config.json").write_text('{"model_type": "fake", "max_position_embeddings": 64}')
+            (snapshot / "model.safetensors").write_bytes(b"")
+    return {name: value for name, value in os.environ.items() if not name.startswith(("LOCALLLM_", "HF_", "XDG_"))} | {
+        "HOME": str(folder),
+        "HF_HUB_CACHE": str(folder / "hub"),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "XDG_DATA_HOME": str(folder / "data"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "LOCALLLM_RUNTIME_DIR": str(folder / "run"),
+    }
+
+
+@pytest.fixture(scope="session")
+def short_folder() -> Iterator[Callable[[], Path]]:
+    """Makes folders whose names leave room for a socket's path, which pytest's do not always."""
+    made: list[Path] = []
+
+    def make() -> Path:
+        made.append(Path(tempfile.mkdtemp(prefix="lll-")))
+        return made[-1]
+
+    yield make
+    for folder in made:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def daemon(short_folder: Callable[[], Path]) -> Iterator[Daemon]:
+    """One for a whole module; its tests leave it as it was."""
+    running = Daemon(short_folder(), max_body_mib=1, max_queue=300)
+    assert running.url, running.said + running.log
+    yield running
+    code = running.stop()
+    assert code == 0, running.log
+    assert "Traceback" not in running.log, running.log
+
+
+@pytest.fixture
+def start_daemon(short_folder: Callable[[], Path]) -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons with settings of their own; `folder` lets two meet."""
+    started: list[Daemon] = []
+
+    def start(folder: Path | None = None, **settings: Any) -> Daemon:
+        started.append(Daemon(folder or short_folder(), **settings))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()

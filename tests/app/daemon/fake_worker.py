@@ -1,0 +1,212 @@
+"""A worker with scripted answers: the last message (or the prompt) says what it does, the model's name how it loads.
+
+Run as the real one is: `fake_worker.py --fd N`.
+
+    echo WORDS       the words, a piece each          slow N           N pieces, 20 ms apart
+    flood N          N pieces at once                 loud N           the same with 20 log-probabilities each
+    crash            one piece, then SIGKILL          hang             accepted, then nothing
+    refuse           context_length_exceeded          fail             one piece, then an error
+    think            reasoning, then text             call             two tool calls
+    breaks           characters that split lines      body             what was asked, as JSON
+    stopped          the engine gives it up           silent           an end without a reason
+
+Its figure `cache_used` is the number of answers it is giving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from localllm.app.daemon import frames
+from localllm.app.daemon.frames import Failed, Fault, Finished, Generate, Piece, PieceLogprob, Started, ToolCallPiece
+
+VOCAB = 1000
+
+
+class FakeWorker:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.answers: dict[str, asyncio.Task[None]] = {}
+        self.model = ""
+
+    def send(self, frame: frames.Frame) -> None:
+        self.writer.write(frames.pack(frame))
+
+    async def serve(self) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                await self.take(await frames.read_to_worker(self.reader))
+
+    async def take(self, frame: frames.ToWorker) -> None:
+        match frame:
+            case frames.Load():
+                await self.load(frame)
+            case Generate():
+                task = self.answers[frame.id] = asyncio.create_task(self.answer(frame))
+                task.add_done_callback(lambda _: self.answers.pop(frame.id, None))
+            case frames.Cancel():
+                if frame.id in self.answers:
+                    self.answers[frame.id].cancel()
+                    self.send(Finished(id=frame.id, cancelled=True))
+            case frames.Tokenize():
+                text = frame.prompt or " ".join(str(message["content"]) for message in frame.messages or [])
+                words = text.split()
+                self.send(frames.Tokens(id=frame.id, tokens=[len(word) for word in words], pieces=words))
+            case frames.Detokenize():
+                self.send(frames.Text(id=frame.id, text=" ".join("x" * token for token in frame.tokens)))
+            case frames.AskStats():
+                running = len(self.answers)
+                self.send(
+                    frames.Stats(
+                        id=frame.id, running=running, waiting=0, cache_tokens=100, cache_used=running, preemptions=7
+                    )
+                )
+            case frames.Shutdown():
+                if self.model != "test/stubborn":
+                    sys.exit(0)
+
+    async def load(self, frame: frames.Load) -> None:
+        self.model = frame.model
+        print(f"loading {frame.model}", flush=True)
+        match frame.model:
+            case "test/broken":
+                fault = Fault(code="model_unusable", message="model.safetensors is cut short", hint="fetch it again")
+                self.send(frames.LoadFailed(fault=fault))
+                return
+            case "test/dies":
+                sys.exit(3)
+            case "test/slow":
+                for step in range(4):
+                    self.send(frames.Loading(stage="reading weights", done=step / 4))
+                    await asyncio.sleep(0.1)
+        backend = "cpu" if frame.backend == "auto" else frame.backend
+        self.send(
+            frames.Loaded(
+                info=frames.ModelInfo(
+                    model=frame.model,
+                    backend=backend,
+                    device="fake",
+                    dtype="float32",
+                    architecture="fake",
+                    context=64,
+                    vocab=VOCAB,
+                    weight_bytes=1000,
+                    cache_bytes=24,
+                    cache_tokens=100,
+                )
+            )
+        )
+
+    async def answer(self, asked: Generate) -> None:
+        name = asked.id
+        text = _text(asked)
+        verb, _, rest = text.partition(" ")
+        prompt_tokens = len(text.split())
+        if verb == "refuse":
+            fault = Fault(
+                code="context_length_exceeded",
+                message="this model's maximum context length is 64 tokens, but the request needs 99",
+                param="messages",
+                numbers={"n_prompt_tokens": 99, "n_ctx": 64},
+            )
+            self.send(Failed(id=name, fault=fault))
+            return
+        self.send(Started(id=name, prompt_tokens=prompt_tokens))
+        made = 0
+        for choice in range(asked.n):
+            for piece in self.script(asked, verb, rest):
+                if piece is None:
+                    await self.writer.drain()
+                    await asyncio.sleep(0.02)
+                    continue
+                made += piece.tokens
+                self.send(msgspec.structs.replace(piece, id=name, choice=choice))
+            match verb:
+                case "crash":
+                    await self.writer.drain()
+                    await asyncio.sleep(0.05)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "hang":
+                    await asyncio.sleep(3600)
+                case "fail":
+                    self.send(Failed(id=name, fault=Fault(code="internal_error", message="a step failed")))
+                    return
+                case "stopped":
+                    self.send(Finished(id=name, cancelled=True))
+                    return
+                case "silent":
+                    pass
+                case "call":
+                    self.send(Piece(id=name, choice=choice, finish="tool_calls"))
+                case _:
+                    self.send(Piece(id=name, choice=choice, finish="stop"))
+        self.send(Finished(id=name, prompt_tokens=prompt_tokens, completion_tokens=made, cached_tokens=1))
+
+    def script(self, asked: Generate, verb: str, rest: str):
+        """Pieces of one choice; None is a pause of 20 ms."""
+        match verb:
+            case "slow":
+                for number in range(int(rest)):
+                    yield _piece(asked, f"{number} ")
+                    yield None
+            case "flood" | "loud":
+                for number in range(int(rest)):
+                    yield _piece(asked, f"{number} ", loud=verb == "loud")
+            case "think":
+                yield Piece(id="", reasoning="hm ", tokens=1)
+                yield Piece(id="", reasoning="so", tokens=1)
+                yield _piece(asked, "done")
+            case "call":
+                for index, name in enumerate(("add", "subtract")):
+                    yield Piece(id="", tool_calls=[ToolCallPiece(index=index, id=f"call_{index}", name=name)], tokens=1)
+                    for part in ('{"a":', " 1}"):
+                        yield Piece(id="", tool_calls=[ToolCallPiece(index=index, arguments=part)], tokens=1)
+            case "breaks":
+                yield _piece(asked, "a\u2028b\u2029c\x85d\x0be\r\nf\n\ng")
+            case "body":
+                yield _piece(asked, msgspec.json.encode(asked).decode())
+            case "crash" | "fail":
+                yield _piece(asked, "one ")
+            case "hang" | "silent" | "stopped":
+                return
+            case _:
+                for word in rest.split():
+                    yield _piece(asked, f"{word} ")
+
+
+def _piece(asked: Generate, text: str, *, loud: bool = False) -> Piece:
+    logprobs = []
+    if asked.logprobs is not None or loud:
+        top = [
+            PieceLogprob(token=f"t{rank}", id=rank, bytes=[116], logprob=-float(rank) if rank < 3 else -float("inf"))
+            for rank in range(20 if loud else asked.logprobs or 0)
+        ]
+        logprobs = [PieceLogprob(token=text, id=1, bytes=list(text.encode()), logprob=-0.5, top=top)]
+    return Piece(id="", text=text, tokens=1, logprobs=logprobs)
+
+
+def _text(asked: Generate) -> str:
+    if asked.messages is not None:
+        content = asked.messages[-1]["content"]
+        return content if isinstance(content, str) else "".join(part["text"] for part in content or [])
+    return asked.prompt if isinstance(asked.prompt, str) else f"echo {' '.join(map(str, asked.prompt or []))}"
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    connection = socket.socket(fileno=parser.parse_args().fd)
+    reader, writer = await asyncio.open_connection(sock=connection)
+    await FakeWorker(reader, writer).serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -1,0 +1,24 @@
+"""A real daemon with fake workers, as a process: `run_daemon.py SETTINGS-AS-JSON`. Prints its URL once it is up."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+
+from localllm.app.config import Settings
+from localllm.app.errors import AppError
+from localllm.app.daemon import lifecycle
+
+FAKE_WORKER = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
+
+if __name__ == "__main__":
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+    logging.basicConfig(level=logging.INFO, format=lifecycle.LOG_FORMAT, stream=sys.stderr)
+    try:
+        lifecycle.run(settings, lambda at: print(at.url, flush=True), worker_command=FAKE_WORKER)
+    except AppError as error:
+        print(f"{error.code}: {error.message} ({error.hint})", flush=True)
+        sys.exit(error.exit_code)
