@@ -32,6 +32,9 @@ class RunnerSpec:
     overlap: bool = False  # a step may be started before the last one's tokens are known (Batch.carry)
     graph_rows: tuple[int, ...] = ()  # shapes that were or will be captured, ascending
     graph_tokens: tuple[int, ...] = ()
+    dtype: str = ""  # of weights and cache, for people
+    weight_bytes: int = 0  # as held in memory
+    cache_bytes: int = 0  # all KV memory
 
     @property
     def cache_tokens(self) -> int:
@@ -134,5 +137,3 @@ class Backend(Protocol):
 def page_bytes(page_size: int, kv_heads: int, head_dim: int, layers: int, itemsize: int) -> int:
     """Bytes of keys and values that one page takes over all layers."""
     return 2 * page_size * kv_heads * head_dim * layers * itemsize
-
-

@@ -32,7 +32,7 @@ class BoundedChild:
     """
 
     def __init__(self, module: str, *, cpu: float, wall: float, memory: int, hello: Callable[[], bytes]) -> None:
-        self._arguments = [sys.executable, "-m", module, str(cpu), str(memory)]
+        self._arguments = [sys.executable, "-P", "-m", module, str(cpu), str(memory)]
         self._cpu, self._wall, self._hello = cpu, wall, hello
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()

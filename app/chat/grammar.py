@@ -35,40 +35,32 @@ _JSON = {"whitespace_pattern": r"[ \n\t]{1,32}"}
 
 
 class TokenGrammar:
-    """engine.grammar.Grammar of one request. Never raises while tokens are drawn.
+    """engine.grammar.Grammar of one request. Raises ValueError with the reason when a limit is reached on the way."""
 
-    Where the matcher gives up (a limit was reached), only the end is allowed and `problem` says why.
-    """
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int]) -> None:
-        self._matcher = matcher
-        self._words = -(-vocab_size // 32)
-        ends = np.zeros(self._words * 32, dtype=np.bool_)
-        ends[[token for token in eos_ids if token < vocab_size]] = True
-        self._ends = np.packbits(ends, bitorder="little").view(np.uint32)
-        self.problem = ""
+    def copy(self) -> TokenGrammar:
+        """Another matcher in the same state."""
+        return TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
 
     def allowed(self) -> NDArray[np.uint32]:
         """[ceil(vocab / 32)]; the end-of-sequence ids are allowed where the text may end."""
-        if not self.finished:
-            mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._words]
-            self._note_problem()
-            if not self.problem and mask.any():
-                return mask
-        return self._ends
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        self._check()
+        return mask[: -(-self._vocab_size // 32)]
 
     def accept(self, token: int) -> None:
-        if not self.finished:
-            self._matcher.consume_token(token)
-            self._note_problem()
+        self._matcher.consume_token(token)
+        self._check()
 
     @property
     def finished(self) -> bool:
         return self._matcher.is_stopped()
 
-    def _note_problem(self) -> None:
-        if not self.problem and self._matcher.is_error():
-            self.problem = self._matcher.get_error().splitlines()[0] or "the grammar became too complex"
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(self._matcher.get_error().split("\n")[0])
 
 
 class GrammarCompiler:
@@ -78,7 +70,7 @@ class GrammarCompiler:
         """`vocab_size` is the model's, which may be padded beyond the tokenizer's. Takes a while for large ones."""
         if not tokenizer.eos_ids:
             raise InvalidRequest("this model names no end-of-sequence token, so structured output could never end")
-        self._vocab_size, self._eos = vocab_size, tokenizer.eos_ids
+        self._vocab_size = vocab_size
         vocabulary = Vocabulary(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), sorted(tokenizer.eos_ids))
         self._tokens = make_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_ids)
         self._call_marks = [
@@ -134,7 +126,7 @@ class GrammarCompiler:
             matcher, problem = make_matcher(self._tokens, grammar)
         if problem:
             raise InvalidRequest(f"{where} cannot be used for structured output: {problem}", param=where)
-        return TokenGrammar(matcher, self._vocab_size, self._eos)
+        return TokenGrammar(matcher, self._vocab_size)
 
 
 def _json_grammar(schema: object, where: str) -> str:

@@ -30,9 +30,11 @@ class ChatTokenizer:
     Added tokens that are not special (`<think>`, `<tool_call>`) keep their ids everywhere: histories hold them.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelRefused naming the file that is missing or broken."""
-        self.folder = folder
+    def __init__(self, folder: Path, eos_ids: Iterable[int] = ()) -> None:
+        """`eos_ids` are those of the model's configuration; tokenizer_config.json's eos_token joins them.
+
+        Raises ModelRefused naming the file that is missing or broken.
+        """
         config = _read_json(folder / "tokenizer_config.json", required=False)
         self._text = _read_text(folder / "tokenizer.json")
         try:
@@ -49,22 +51,11 @@ class ChatTokenizer:
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if (text := _token_text(config.get(name))) is not None
         }
-        self.eos_ids = self._find_eos()
+        end = self._rust.token_to_id(self.special_tokens.get("eos_token", ""))
+        self.eos_ids = frozenset(eos_ids) | ({end} if end is not None else set())
         self.templates = _find_templates(folder, config)
         contents = sorted((added[token].content for token in self.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, contents)) or "(?!)")
-
-    def _find_eos(self) -> frozenset[int]:
-        """The union of what generation_config.json, config.json and tokenizer_config.json call the end."""
-        found: set[int] = set()
-        for name in ("generation_config.json", "config.json"):
-            value = _read_json(self.folder / name, required=False).get("eos_token_id")
-            ids = value if isinstance(value, list) else [] if value is None else [value]
-            if any(type(token) is not int or token < 0 for token in ids):
-                raise ModelRefused(f"{self.folder / name}: eos_token_id must be a token id or a list of them")
-            found.update(ids)
-        end = self._rust.token_to_id(self.special_tokens.get("eos_token", ""))
-        return frozenset(found if end is None else found | {end})
 
     def id_of(self, token: str) -> int | None:
         """The id of one token's exact text, None when the vocabulary has no such token."""

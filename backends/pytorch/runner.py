@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from math import prod
 from pkgutil import iter_modules
@@ -129,6 +130,7 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
     )
     held = sum(prod(tensor.shape) for tensor in files.tensors.values()) * dtype.itemsize
     spec = plan(files, budget, Memory(free, held), dtype.itemsize, overlap=device.overlap)
+    spec = replace(spec, dtype=str(dtype).removeprefix("torch."))
     weights = Weights(files, dtype, device.name)
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build

@@ -57,6 +57,8 @@ def plan(files: ModelFiles, budget: Budget, memory: Memory, itemsize: int, *, ov
         page_size=budget.page_size,
         num_pages=num_pages,
         overlap=overlap,
+        weight_bytes=memory.weights,
+        cache_bytes=num_pages * page,
     )
 
 

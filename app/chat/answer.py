@@ -1,0 +1,104 @@
+"""One choice of one answer: tokens in, pieces of text, reasoning, tool calls and log-probabilities out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from ...engine.request import Delta, TokenLogprobs
+from ...engine.text import TextStream
+from ..daemon.frames import Piece, PieceLogprob, ToolCallPiece
+from .parsers import CALL, END_CALL, END_THINK, THINK, CallPart, OutputParser, Part, ReasoningPart, TextPart
+from .prompt import Prompt
+from .tokenizer import ChatTokenizer
+
+
+class Choice:
+    """Feed deltas until `done`; then nothing more is said and the engine's request should be cancelled, if it runs.
+
+    Tokens are reported with the text they make; those after a stop string and a final stop token count as generated
+    (`generated`) but have neither text nor log-probabilities.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        tokenizer: ChatTokenizer,
+        prompt: Prompt,
+        *,
+        stop: Iterable[str] = (),
+        stop_ids: frozenset[int] = frozenset(),
+        parallel_tool_calls: bool = True,
+    ) -> None:
+        self._id, self._index, self._tokenizer, self._stop_ids = request_id, index, tokenizer, stop_ids
+        self._one_call = not parallel_tool_calls
+        marks = {tokenizer.id_of(mark) for mark in (THINK, END_THINK, CALL, END_CALL)}
+        hidden = frozenset(tokenizer.special_ids - marks)
+        self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop)
+        self._parser = OutputParser(
+            reasoning=prompt.reasoning, tools=prompt.tools, inside_reasoning=prompt.inside_reasoning
+        )
+        self._logprobs: deque[TokenLogprobs] = deque()  # of tokens whose text is still held back
+        self.generated = 0
+        self.cached = 0
+        self.done = False
+
+    def echo(self, text: str) -> Piece:
+        """The prompt, as the answer's first piece."""
+        return Piece(id=self._id, choice=self._index, text=text)
+
+    def take(self, delta: Delta) -> Piece | None:
+        """What the delta added; None where nothing can be said yet."""
+        if self.done:
+            return None
+        self.generated += len(delta.tokens)
+        self.cached = delta.cached
+        tokens = delta.tokens
+        if delta.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
+            tokens = tokens[:-1]
+        self._logprobs.extend(delta.logprobs[: len(tokens)])
+        piece = self._text.push(tokens)
+        parts = self._parser.feed(piece.text)
+        self.done = delta.finish is not None or self._text.stopped or (self._one_call and self._parser.calls > 0)
+        count = piece.tokens
+        if self.done and delta.finish != "cancelled":
+            if not (self._one_call and self._parser.calls):
+                rest = self._text.finish()
+                count += rest.tokens
+                parts += self._parser.feed(rest.text) + self._parser.finish()
+            return self._piece(parts, count, "length" if self._cut_short(delta) else "stop")
+        return self._piece(parts, count, None) if parts or count else None
+
+    def _cut_short(self, delta: Delta) -> bool:
+        return delta.finish == "length" and not self._text.stopped
+
+    def _piece(self, parts: list[Part], count: int, finish: str | None) -> Piece:
+        logprobs = [self._logprobs.popleft() for _ in range(min(count, len(self._logprobs)))]
+        calls: list[ToolCallPiece] = []
+        for part in parts:
+            if isinstance(part, CallPart):
+                calls.append(ToolCallPiece(index=part.index, id=part.id, name=part.name))
+                calls.append(ToolCallPiece(index=part.index, arguments=part.arguments))
+        if finish == "stop" and self._parser.calls:
+            finish = "tool_calls"
+        return Piece(
+            id=self._id,
+            choice=self._index,
+            text="".join(part.text for part in parts if isinstance(part, TextPart)),
+            reasoning="".join(part.text for part in parts if isinstance(part, ReasoningPart)),
+            tool_calls=calls,
+            tokens=count,
+            logprobs=[self._report(entry) for entry in logprobs],
+            finish=finish,  # type: ignore[arg-type]
+        )
+
+    def _report(self, entry: TokenLogprobs) -> PieceLogprob:
+        top = [self._one(token, logprob) for token, logprob in entry.top]
+        return self._one(entry.token, entry.logprob, top)
+
+    def _one(self, token: int, logprob: float, top: Iterable[PieceLogprob] = ()) -> PieceLogprob:
+        raw = self._tokenizer.token_bytes(token)
+        return PieceLogprob(
+            token=raw.decode("utf-8", "replace"), id=token, bytes=list(raw), logprob=logprob, top=list(top)
+        )

@@ -1,0 +1,112 @@
+"""From what a client sent to the ids the engine starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidRequest, UnsupportedParameter
+from .messages import for_template
+from .parsers import CALL, END_THINK, THINK
+from .template import TemplateRenderer
+from .tokenizer import ChatTokenizer
+
+# Written at the end of the message to continue and looked for in the rendering: a private-use character.
+_CUT = "\U000fff02"
+_OURS = ("messages", "tools", "add_generation_prompt")  # variables that no client may set
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt in ids, and how the answer to it is to be read."""
+
+    ids: tuple[int, ...]
+    reasoning: bool = False  # the answer may start with <think>…</think>
+    inside_reasoning: bool = False  # the prompt already opened <think>
+    tools: bool = False  # <tool_call>…</tool_call> in the answer is a call
+
+
+class PromptMaker:
+    """Renders and tokenizes for one model. Thread-safe."""
+
+    def __init__(self, tokenizer: ChatTokenizer, renderer: TemplateRenderer) -> None:
+        self.tokenizer, self._renderer = tokenizer, renderer
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.tokenizer.templates)
+
+    def from_text(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> Prompt:
+        """A raw prompt: special tokens in its text become their ids. Ids are taken as they are."""
+        if not isinstance(prompt, str):
+            return Prompt(tuple(prompt))
+        return Prompt(tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)))
+
+    def from_messages(
+        self,
+        messages: Sequence[object],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        close_reasoning: bool = False,
+    ) -> Prompt:
+        """A conversation through the model's template.
+
+        `close_reasoning`: what follows must be the answer itself (structured output), so a `<think>` that the template
+        opened is closed. Raises TemplateFailed, InvalidRequest or UnsupportedParameter.
+        """
+        template = self._template(bool(tools))
+        shaped = for_template(messages, knows_developer="developer" in template)
+        shaped = self.tokenizer.protect(shaped)
+        if continue_final_message:
+            _mark_end(shaped[-1])
+        taken = sorted(set(kwargs or {}) & {*_OURS, *self.tokenizer.special_tokens})
+        if taken:
+            param = f"chat_template_kwargs.{taken[0]}"
+            raise UnsupportedParameter(f"{param} is set by localllm itself", param=param)
+        text = self._renderer.render(
+            template,
+            {
+                **self.tokenizer.special_tokens,
+                **self.tokenizer.protect(dict(kwargs or {})),
+                "messages": shaped,
+                "tools": self.tokenizer.protect(list(tools)) or None,
+                "add_generation_prompt": not continue_final_message,
+            },
+        )
+        if continue_final_message:
+            text, found, _ = text.rpartition(_CUT)
+            if not found:
+                raise UnsupportedParameter(
+                    "continue_final_message: this model's template does not keep the final message",
+                    param="continue_final_message",
+                )
+        opened = text.rfind(THINK) > text.rfind(END_THINK) and not text[text.rfind(THINK) + len(THINK) :].strip()
+        if opened and close_reasoning:
+            text, opened = text.rstrip() + f"\n\n{END_THINK}\n\n", False
+        return Prompt(
+            ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
+            reasoning=THINK in template or self.tokenizer.id_of(THINK) is not None,
+            inside_reasoning=opened,
+            tools=bool(tools) and (CALL in template or self.tokenizer.id_of(CALL) is not None),
+        )
+
+    def _template(self, with_tools: bool) -> str:
+        templates = self.tokenizer.templates
+        if not templates:
+            raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
+        named = templates.get("tool_use") if with_tools else None
+        template = named or templates.get("default") or next(iter(templates.values()))
+        if with_tools and "tools" not in template:
+            raise UnsupportedParameter("tools: this model's chat template has no place for tools", param="tools")
+        return template
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    if message["role"] != "assistant" or not message["content"]:
+        raise InvalidRequest(
+            "continue_final_message needs a last message of the assistant with text", param="continue_final_message"
+        )
+    message["content"] += _CUT

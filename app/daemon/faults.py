@@ -1,0 +1,37 @@
+"""What the engine and the backends refuse, in the app's words. The only place where one becomes the other."""
+
+from __future__ import annotations
+
+from ...backends import BackendUnavailable
+from ...engine.errors import CacheOverflow, ContextOverflow, EngineError, ModelRefused, RequestRefused
+from ..errors import AppError, CacheTooSmall, ContextTooLong, InvalidRequest, ModelUnusable, NoBackend, WorkerDied
+
+
+def app_error(error: Exception) -> AppError | None:
+    """None for an exception nobody raised on purpose: its text is for the log, not for a client."""
+    match error:
+        case AppError():
+            return error
+        case ContextOverflow():
+            return ContextTooLong(str(error), n_prompt_tokens=error.prompt, n_ctx=error.limit)
+        case CacheOverflow():
+            return CacheTooSmall(
+                str(error),
+                hint="ask for fewer max_tokens, or raise the setting cache_mib",
+                n_needed=error.needed,
+                n_cache=error.limit,
+            )
+        case RequestRefused():
+            return InvalidRequest(str(error))
+        case ModelRefused():
+            return ModelUnusable(str(error), hint=error.hint, param="model")
+        case BackendUnavailable():
+            return NoBackend(str(error), hint=error.hint)
+        case EngineError():  # RunnerFailed, or asked of an engine that was closed by it
+            return WorkerDied(f"the engine failed and is being restarted: {error}")
+    return None
+
+
+def internal_error() -> AppError:
+    """Said to a client instead of a stack trace."""
+    return AppError("something went wrong inside localllm", hint="the log folder's worker log says what")

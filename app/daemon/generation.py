@@ -1,0 +1,140 @@
+"""One Generate frame from arrival to its last frame."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...engine.request import Delta, Request
+from ..chat.answer import Choice
+from ..chat.grammar import TokenGrammar
+from ..chat.prompt import Prompt
+from ..chat.sampling import sampling_of
+from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from .frames import Finished, Generate, Piece
+from .opening import OpenModel
+
+
+@dataclass(slots=True)
+class Generation:
+    """The choices of one request that was prepared; fed by request id."""
+
+    asked: Generate
+    prompt: Prompt
+    requests: list[Request]
+    choices: dict[str, Choice]  # by request id
+
+    @property
+    def live(self) -> list[str]:
+        """Requests the engine may still hold."""
+        return [name for name, choice in self.choices.items() if not choice.done]
+
+    def echo(self, text: str) -> list[Piece]:
+        return [choice.echo(text) for choice in self.choices.values()]
+
+    def take(self, delta: Delta) -> Piece | None:
+        """Raises InvalidRequest when the request fails by its own doing."""
+        if delta.finish == "failed":
+            raise InvalidRequest(f"the answer had to stop: {delta.error}")
+        return self.choices[delta.request_id].take(delta)
+
+    def finished(self, *, cancelled: bool = False) -> Finished:
+        """The last frame. The prompt counts once, and as cached as far as every choice found it in the cache."""
+        return Finished(
+            id=self.asked.id,
+            prompt_tokens=len(self.prompt.ids),
+            completion_tokens=sum(choice.generated for choice in self.choices.values()),
+            cached_tokens=min(choice.cached for choice in self.choices.values()),
+            cancelled=cancelled,
+        )
+
+
+def prepare(asked: Generate, model: OpenModel) -> Generation:
+    """Render, tokenize, check, compile: all that needs no engine. May block; raises AppError."""
+    tools, forced = _tools(asked)
+    if asked.adapter is not None:
+        raise UnsupportedParameter("adapter: this version cannot load adapters yet", param="adapter")
+    if asked.echo and (asked.prompt is None or asked.logprobs is not None):
+        raise UnsupportedParameter("echo goes with a plain prompt and without logprobs only", param="echo")
+    if asked.response_format is not None and tools:
+        raise UnsupportedParameter("response_format cannot be combined with tools", param="response_format")
+    prompt = _prompt(asked, model, tools, close_reasoning=asked.response_format is not None or bool(forced))
+    spec = model.runner.spec
+    where = "messages" if asked.prompt is None else "prompt"
+    if any(not 0 <= token < spec.vocab_size for token in prompt.ids):
+        raise InvalidRequest(f"{where} holds token ids beyond the model's {spec.vocab_size}", param=where)
+    max_tokens = asked.max_tokens
+    if max_tokens is None:
+        max_tokens = min(spec.max_context, spec.cache_tokens) - len(prompt.ids)
+        if max_tokens < 1:
+            raise ContextTooLong(
+                f"this model's maximum context length is {spec.max_context} tokens, "
+                f"but the prompt alone has {len(prompt.ids)}",
+                param=where,
+                n_prompt_tokens=len(prompt.ids),
+                n_ctx=spec.max_context,
+            )
+    stop_ids = frozenset(asked.stop_ids) | (frozenset() if asked.ignore_eos else model.tokenizer.eos_ids)
+    generation = Generation(asked, prompt, [], {})
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    compiled = _grammar(asked, model, forced)
+    for index in range(asked.n):
+        name = f"{asked.id}/{index}"
+        grammar = compiled.copy() if compiled else None
+        sampling = sampling_of(asked, model.recommended, seed=seed + index, vocab_size=spec.vocab_size)
+        try:
+            request = Request(name, prompt.ids, max_tokens, sampling, stop_ids, grammar=grammar)
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="max_tokens" if "max_tokens" in str(error) else where) from None
+        generation.requests.append(request)
+        generation.choices[name] = Choice(
+            asked.id,
+            index,
+            model.tokenizer,
+            prompt,
+            stop=asked.stop,
+            stop_ids=stop_ids,
+            parallel_tool_calls=asked.parallel_tool_calls,
+        )
+    return generation
+
+
+def _prompt(asked: Generate, model: OpenModel, tools: Sequence[dict[str, Any]], *, close_reasoning: bool) -> Prompt:
+    if asked.prompt is not None:
+        return model.prompts.from_text(asked.prompt)
+    return model.prompts.from_messages(
+        asked.messages or [],
+        tools=tools,
+        kwargs=asked.template_kwargs,
+        continue_final_message=asked.continue_final_message,
+        close_reasoning=close_reasoning,
+    )
+
+
+def _tools(asked: Generate) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tools to tell the model about, and those of which one must be called."""
+    tools = asked.tools or []
+    names = [tool.get("function", {}).get("name") for tool in tools]
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"tools[{index}].function.name is missing", param=f"tools[{index}].function.name")
+    match asked.tool_choice:
+        case "none":
+            return [], []
+        case "auto":
+            return tools, []
+        case "required" if tools:
+            return tools, tools
+        case {"function": {"name": str(wanted)}} if wanted in names:
+            return tools, [tools[names.index(wanted)]]
+    raise InvalidRequest(f"tool_choice {asked.tool_choice!r:.100} names no tool of this request", param="tool_choice")
+
+
+def _grammar(asked: Generate, model: OpenModel, forced: Sequence[dict[str, Any]]) -> TokenGrammar | None:
+    if forced:
+        return model.grammars().compile_tool_calls(forced, parallel=asked.parallel_tool_calls)
+    if asked.response_format is not None:
+        return model.grammars().compile(asked.response_format)
+    return None

@@ -1,0 +1,85 @@
+"""From a Load frame to a model that can answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ... import backends
+from ...engine.modelfiles import read_model
+from ...engine.runner import Budget, Runner
+from ..chat.grammar import GrammarCompiler
+from ..chat.prompt import PromptMaker
+from ..chat.template import TemplateRenderer
+from ..chat.tokenizer import ChatTokenizer
+from .frames import Load, ModelInfo
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(slots=True)
+class OpenModel:
+    """Weights, tokenizer and template of one model, ready."""
+
+    info: ModelInfo
+    runner: Runner
+    tokenizer: ChatTokenizer
+    renderer: TemplateRenderer
+    prompts: PromptMaker
+    recommended: Mapping[str, float]  # sampling parameters of generation_config.json
+    _grammars: GrammarCompiler | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def grammars(self) -> GrammarCompiler:
+        """Built at the first structured request: large vocabularies take a second."""
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(self.tokenizer, self.runner.spec.vocab_size)
+            return self._grammars
+
+    def close(self) -> None:
+        """The helper processes; the runner belongs to the engine."""
+        self.renderer.close()
+        if self._grammars is not None:
+            self._grammars.close()
+
+
+def open_model(load: Load, progress: Progress) -> OpenModel:
+    """Blocks while the weights are read. Raises EngineError: ModelRefused or BackendUnavailable."""
+    progress("reading the model's files", 0.0)
+    files = read_model(Path(load.path), load.model)
+    tokenizer = ChatTokenizer(files.path, files.eos_ids)
+    progress("choosing a backend", 0.05)
+    choice = backends.choose(load.backend, files)
+    progress(f"loading the weights ({choice.backend.name})", 0.1)
+    runner = choice.backend.open(
+        files,
+        Budget(
+            context=load.context or None,
+            cache_bytes=load.cache_mib * 2**20 or None,
+            max_rows=load.max_rows,
+            dtype=load.dtype,
+            threads=load.threads or None,
+        ),
+    )
+    progress("ready", 1.0)
+    renderer = TemplateRenderer()
+    prompts = PromptMaker(tokenizer, renderer)
+    spec = runner.spec
+    info = ModelInfo(
+        model=load.model,
+        backend=choice.backend.name,
+        device=choice.info.name,
+        dtype=spec.dtype,
+        architecture=files.config.model_type,
+        context=spec.max_context,
+        vocab=spec.vocab_size,
+        weight_bytes=spec.weight_bytes,
+        cache_bytes=spec.cache_bytes,
+        cache_tokens=spec.cache_tokens,
+        reason=choice.reason,
+        has_chat_template=prompts.has_chat_template,
+    )
+    return OpenModel(info, runner, tokenizer, renderer, prompts, files.generation)

@@ -1,0 +1,313 @@
+"""The engine process of one model: `python -m localllm.app.daemon.worker --fd N`.
+
+Speaks frames.py over the socket it inherits. The event loop reads, writes and turns tokens into text; rendering,
+tokenizing and compiling run in threads; the engine has a thread of its own and wakes the loop once per step.
+
+    daemon ──frames──► loop ──prepare──► threads ──submit──► engine thread
+    daemon ◄──frames── loop ◄──────── deltas, one wake-up per step ────┘
+
+Exit codes: 0 when told to stop or when the daemon is gone, 1 when the engine failed or the model could not be loaded,
+2 when the daemon broke the protocol.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Coroutine, Sequence
+
+import msgspec
+
+from ...engine.engine import Engine
+from ...engine.errors import RunnerFailed
+from ...engine.request import Delta
+from ..errors import InvalidRequest
+from . import frames
+from .faults import app_error, internal_error
+from .frames import Fault
+from .generation import Generation, prepare
+from .opening import OpenModel, open_model
+
+OUTPUT_HIGH = 4 * 2**20  # bytes waiting for the daemon above which the engine is made to wait
+STEPS_AHEAD = 64  # steps whose deltas may wait for the loop
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Serves one connection. `serve` returns the exit code."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._loop = asyncio.get_running_loop()
+        self._preparing: dict[str, frames.Generate] = {}
+        self._running: dict[str, Generation] = {}  # by frame id
+        self._by_request: dict[str, Generation] = {}  # by engine request id
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over: asyncio.Future[int] = self._loop.create_future()
+        # One permit per step on its way from the engine's thread to the daemon: a daemon that does not read stops us.
+        self._room = threading.Semaphore(STEPS_AHEAD)
+        self._owed = 0  # permits to give back once the output has drained
+        self._loading = self._closing = False
+        self._model: OpenModel | None = None
+        self._engine: Engine | None = None
+        writer.transport.set_write_buffer_limits(high=OUTPUT_HIGH)
+
+    async def serve(self) -> int:
+        """Load, answer until told to stop, close."""
+        self._spawn(self._read())
+        code = await self._over
+        await self._flush()
+        if self._loading:
+            os._exit(code)  # a thread may read weights for minutes yet, and nobody waits for them any more
+        self._closing = True
+        self._room.release()
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+        if self._model is not None:
+            self._model.close()
+        self._writer.close()
+        return code
+
+    async def _read(self) -> None:
+        """The daemon's frames, until there are no more."""
+        try:
+            first = await frames.read_to_worker(self._reader)
+            if not isinstance(first, frames.Load):
+                raise ValueError(f"the first frame must be Load, not {type(first).__name__}")
+            self._spawn(self._load(first))
+            while True:
+                self._handle(await frames.read_to_worker(self._reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._end(0)
+        except (msgspec.DecodeError, ValueError) as error:
+            log.error("the daemon broke the protocol: %s", type(error).__name__)
+            self._end(2)
+
+    def _handle(self, frame: frames.ToWorker) -> None:
+        model, engine = self._model, self._engine
+        match frame:
+            case frames.Shutdown():
+                self._end(0)
+            case frames.Cancel():
+                self._cancel(frame.id)
+            case _ if model is None or engine is None:
+                raise ValueError(f"{type(frame).__name__} before the model was loaded")
+            case frames.Generate():
+                if frame.id in self._preparing or frame.id in self._running:
+                    raise ValueError("a request id is used twice")
+                self._preparing[frame.id] = frame
+                self._spawn(self._start(frame, model, engine))
+            case frames.Tokenize():
+                self._spawn(self._tokenize(frame, model))
+            case frames.Detokenize():
+                self._spawn(self._detokenize(frame, model))
+            case frames.AskStats():
+                self._send(frames.Stats(id=frame.id, **dataclasses.asdict(engine.stats())))
+            case frames.Load():
+                raise ValueError("a worker loads one model")
+
+    async def _load(self, load: frames.Load) -> None:
+        def progress(stage: str, done: float) -> None:
+            self._loop.call_soon_threadsafe(self._send, frames.Loading(stage=stage, done=done))
+
+        self._loading = True
+        try:
+            model = await asyncio.to_thread(open_model, load, progress)
+            engine = Engine(model.runner, on_deltas=self._on_deltas, on_failure=self._on_failure)
+            engine.start()
+        except Exception as error:  # whatever a model's files provoke
+            self._send(frames.LoadFailed(fault=self._fault(error)))
+            self._end(1)
+            return
+        finally:
+            self._loading = False
+        self._model, self._engine = model, engine
+        self._send(frames.Loaded(info=model.info))
+
+    async def _start(self, frame: frames.Generate, model: OpenModel, engine: Engine) -> None:
+        """Prepare a request in a thread and give it to the engine."""
+        try:
+            generation = await asyncio.to_thread(prepare, frame, model)
+        except Exception as error:
+            if self._preparing.pop(frame.id, None):
+                self._send(frames.Failed(id=frame.id, fault=self._fault(error)))
+            return
+        if self._preparing.pop(frame.id, None) is None:  # cancelled meanwhile
+            return
+        self._running[frame.id] = generation
+        try:
+            for request in generation.requests:
+                self._by_request[request.id] = generation
+                engine.submit(request)
+        except Exception as error:
+            self._fail(generation, error)
+            return
+        self._send(frames.Started(id=frame.id, prompt_tokens=len(generation.prompt.ids)))
+        if frame.echo:
+            prompt = frame.prompt if isinstance(frame.prompt, str) else model.tokenizer.decode(generation.prompt.ids)
+            self._send(*generation.echo(prompt))
+
+    async def _tokenize(self, frame: frames.Tokenize, model: OpenModel) -> None:
+        def work() -> frames.Tokens:
+            if frame.messages is not None:
+                ids = model.prompts.from_messages(frame.messages).ids
+            else:
+                ids = model.prompts.from_text(frame.prompt or "", add_special_tokens=frame.add_special_tokens).ids
+            pieces = [model.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
+            return frames.Tokens(id=frame.id, tokens=list(ids), pieces=pieces)
+
+        try:
+            self._send(await asyncio.to_thread(work))
+        except Exception as error:
+            self._send(frames.Failed(id=frame.id, fault=self._fault(error)))
+
+    async def _detokenize(self, frame: frames.Detokenize, model: OpenModel) -> None:
+        try:
+            beyond = [token for token in frame.tokens if not 0 <= token < model.info.vocab]
+            if beyond:
+                raise InvalidRequest(f"token {beyond[0]} is not one of the model's {model.info.vocab}", param="tokens")
+            text = await asyncio.to_thread(model.tokenizer.decode, frame.tokens)
+            self._send(frames.Text(id=frame.id, text=text))
+        except Exception as error:
+            self._send(frames.Failed(id=frame.id, fault=self._fault(error)))
+
+    def _cancel(self, name: str) -> None:
+        if self._preparing.pop(name, None) is not None:
+            self._send(frames.Finished(id=name, cancelled=True))
+        generation = self._running.get(name)
+        if generation is not None:
+            self._forget(generation)
+            self._send(generation.finished(cancelled=True))
+
+    def _on_deltas(self, deltas: Sequence[Delta]) -> None:
+        """On the engine's thread, once per step. Waits while the daemon does not take what there is."""
+        if not self._closing:
+            self._room.acquire()
+        self._loop.call_soon_threadsafe(self._take, deltas)
+
+    def _take(self, deltas: Sequence[Delta]) -> None:
+        out: list[frames.Frame] = []
+        for delta in deltas:
+            generation = self._by_request.get(delta.request_id)
+            if generation is None:  # cancelled or failed meanwhile
+                continue
+            try:
+                piece = generation.take(delta)
+            except Exception as error:
+                self._fail(generation, error, out)
+                continue
+            if piece is not None:
+                out.append(piece)
+            if generation.choices[delta.request_id].done:
+                del self._by_request[delta.request_id]
+                if delta.finish is None and self._engine is not None:
+                    self._engine.cancel(delta.request_id)
+                if not generation.live:
+                    del self._running[generation.asked.id]
+                    out.append(generation.finished())
+        self._send(*out)
+        self._owed += 1
+        if self._writer.transport.get_write_buffer_size() < OUTPUT_HIGH:
+            self._repay()
+        elif self._owed == 1:
+            self._spawn(self._repay_when_drained())
+
+    def _repay(self) -> None:
+        owed, self._owed = self._owed, 0
+        if owed:
+            self._room.release(owed)
+
+    async def _repay_when_drained(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the reading side ends us
+            await self._writer.drain()
+        self._repay()
+
+    def _on_failure(self, error: RunnerFailed) -> None:
+        """On the engine's thread: the engine is closed and everything in it lost."""
+        self._loop.call_soon_threadsafe(self._die, error)
+
+    def _die(self, error: RunnerFailed) -> None:
+        fault = self._fault(error)
+        lost = [*self._running, *self._preparing]
+        self._running.clear()
+        self._by_request.clear()
+        self._preparing.clear()
+        self._send(*(frames.Failed(id=name, fault=fault) for name in lost))
+        log.error("the engine failed, %d requests were lost: %s", len(lost), error)
+        self._end(1)
+
+    def _fail(self, generation: Generation, error: Exception, out: list[frames.Frame] | None = None) -> None:
+        """End a request with a fault; in `out`, if given, in order with what is to be sent."""
+        self._forget(generation)
+        failed = frames.Failed(id=generation.asked.id, fault=self._fault(error))
+        if out is None:
+            self._send(failed)
+        else:
+            out.append(failed)
+
+    def _forget(self, generation: Generation) -> None:
+        """Nothing more is said about it, and the engine stops working on it."""
+        self._running.pop(generation.asked.id, None)
+        for name in generation.choices:
+            if self._by_request.pop(name, None) is not None and self._engine is not None:
+                self._engine.cancel(name)
+
+    def _fault(self, error: Exception) -> Fault:
+        """What the daemon is told. An unexpected error goes to the log, without its text: that may hold a prompt."""
+        known = app_error(error)
+        if known is None:
+            log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+            known = internal_error()
+        return Fault.of(known)
+
+    def _send(self, *out: frames.Frame) -> None:
+        if out and not self._writer.is_closing():
+            self._writer.write(b"".join(frames.pack(frame) for frame in out))
+
+    async def _flush(self) -> None:
+        """Let the last words out, for a daemon that reads them."""
+        self._writer.transport.set_write_buffer_limits(high=0)
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(1.0):
+                await self._writer.drain()
+
+    def _end(self, code: int) -> None:
+        if not self._over.done():
+            self._over.set_result(code)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):  # a bug of ours: better restarted than half alive
+            self._fault(error)
+            self._end(2)
+
+
+async def _serve(descriptor: int) -> int:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
+    return await Worker(reader, writer).serve()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Engine process of one model; started by the daemon.")
+    parser.add_argument("--fd", type=int, required=True, help="number of the inherited socket")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    return asyncio.run(_serve(parser.parse_args().fd))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

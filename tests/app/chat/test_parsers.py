@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import pytest
+
+from localllm.app.chat.parsers import CallPart, OutputParser, Part, ReasoningPart, TextPart
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+WEATHER = [("weather", '{"city": "Paris"}')]
+
+# output -> (reasoning, text, calls)
+TABLE = {
+    "plain": ("hello world", "", "hello world", []),
+    "nothing": ("", "", "", []),
+    "white space only": (" \n ", "", " \n ", []),
+    "leading white space stays": ("  hi\n", "", "  hi\n", []),
+    "less-than signs": ("a < b <tool> <thin", "", "a < b <tool> <thin", []),
+    "unfinished marker": ("see <tool_cal", "", "see <tool_cal", []),
+    "thinking": ("<think>\nhm, so\n</think>\n\nYes.", "hm, so", "Yes.", []),
+    "thinking after blanks": ("\n<think>hm</think>Yes.", "hm", "Yes.", []),
+    "empty thinking": ("<think>\n\n</think>\n\nYes.", "", "Yes.", []),
+    "thinking cut off": ("<think>\nhm, so", "hm, so", "", []),
+    "thinking with inner marker": ("<think>a < b </thin> c</think>d", "a < b </thin> c", "d", []),
+    "thinking later is text": ("Well <think>x</think>", "", "Well <think>x</think>", []),
+    "call": (CALL, "", "", WEATHER),
+    "call with text around": (f"Sure. {CALL}\nDone.", "", "Sure. Done.", WEATHER),
+    "two calls": (f"{CALL}\n{CALL}", "", "", WEATHER * 2),
+    "thinking and call": (f"<think>look it up</think>\n{CALL}", "look it up", "", WEATHER),
+    "call in thinking is thought": (f"<think>{CALL}</think>ok", CALL, "ok", []),
+    "unclosed call": (CALL.removesuffix("\n</tool_call>"), "", "", WEATHER),
+    "cut off call": ('<tool_call>\n{"name": "wea', "", '<tool_call>\n{"name": "wea', []),
+    "malformed call": ("<tool_call>{oops}</tool_call> x", "", "<tool_call>{oops}</tool_call> x", []),
+    "call without a name": ('<tool_call>{"a": 1}</tool_call>', "", '<tool_call>{"a": 1}</tool_call>', []),
+    "call without arguments": ('<tool_call>{"name": "now"}</tool_call>', "", "", [("now", "{}")]),
+    "arguments as text": (
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        "",
+        "",
+        [("f", '{"a": 1}')],
+    ),
+    "arguments as bad text": (
+        '<tool_call>{"name": "f", "arguments": "oops"}</tool_call>',
+        "",
+        '<tool_call>{"name": "f", "arguments": "oops"}</tool_call>',
+        [],
+    ),
+    "unicode in a call": (
+        '<tool_call>{"name": "f", "arguments": {"q": "日本 🙂 </b>"}}</tool_call>é',
+        "",
+        "é",
+        [("f", '{"q": "日本 🙂 </b>"}')],
+    ),
+}
+
+
+def read(pieces: list[str], **options: bool) -> tuple[str, str, list[tuple[str, str]]]:
+    parser = OutputParser(**{"reasoning": True, "tools": True} | options)
+    parts: list[Part] = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
+    calls = [part for part in parts if isinstance(part, CallPart)]
+    assert [call.index for call in calls] == list(range(len(calls)))
+    assert len({call.id for call in calls}) == len(calls)
+    assert all(part.text for part in parts if not isinstance(part, CallPart))
+    return (
+        "".join(part.text for part in parts if isinstance(part, ReasoningPart)),
+        "".join(part.text for part in parts if isinstance(part, TextPart)),
+        [(call.name, call.arguments) for call in calls],
+    )
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_split(name: str) -> None:
+    output, *expected = TABLE[name]
+    assert read([output]) == tuple(expected)
+    assert read(list(output)) == tuple(expected)
+    for cut in range(1, len(output)):
+        assert read([output[:cut], output[cut:]]) == tuple(expected), cut
+
+
+def test_every_pair_of_splits() -> None:
+    output = '<think>a</think>b<tool_call>{"name":"f"}</tool_call>c'
+    for first, second in combinations(range(1, len(output)), 2):
+        pieces = [output[:first], output[first:second], output[second:]]
+        assert read(pieces) == ("a", "bc", [("f", "{}")]), pieces
+
+
+def test_switched_off() -> None:
+    output = f"<think>a</think>{CALL}"
+    assert read([output], reasoning=False, tools=False) == ("", output, [])
+    assert read(list(output), reasoning=True, tools=False) == ("a", CALL, [])
+    assert read(list(output), reasoning=False, tools=True) == ("", "<think>a</think>", WEATHER)
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_prompt_opened_the_reasoning(cut: int) -> None:
+    output = "\nhm\n</think>\nYes"
+    assert read([output[:cut], output[cut:]], inside_reasoning=True) == ("hm", "Yes", [])
+
+
+def test_text_is_held_back_no_longer_than_needed() -> None:
+    parser = OutputParser(reasoning=True, tools=True)
+    assert parser.feed("<") == []
+    assert parser.feed("b> and <tool_call") == [TextPart("<b> and ")]
+    assert parser.feed("ing>") == [TextPart("<tool_calling>")]
+    assert parser.feed('<tool_call>{"name":"f"}') == []
+    assert len(parser.feed("</tool_call>")) == 1
+
+
+def test_arguments_stay_as_written() -> None:
+    arguments = '{"b":1.50,"a":[1,  2]}'
+    ((name, found),) = read([f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'])[2]
+    assert (name, found) == ("f", arguments)
+    assert json.loads(found) == {"b": 1.5, "a": [1, 2]}
