@@ -80,4 +80,4 @@ def _why(chosen: str, asked: str, passed_over: dict[str, str]) -> str:
         return f"{chosen} was asked for"
     if not passed_over:
         return f"{chosen} is the first backend and runs here"
-    return f"{chosen} is the first that works here; not {', not '.join(passed_over)} (see localllm doctor)"
+    return f"{chosen} is the first that works here; not {', not '.join(passed_over)}"

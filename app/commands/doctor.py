@@ -57,4 +57,4 @@ def _says(verdict: Verdict) -> str:
 def _section(title: str, entries: dict[str, str]) -> None:
     click.echo(f"\n{title}")
     for name, value in entries.items():
-        click.echo(f"  {name:<9} {value}" if len(name) < 10 else f"  {name} {value}")
+        click.echo(f"  {name:<15} {value}")

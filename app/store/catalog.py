@@ -20,10 +20,11 @@ from .. import paths
 from ..errors import ModelNotFound
 
 GUIDE = "guide"
+MAIN = "main"
 GUIDE_SAYS = "the tiny built-in model: knows localllm and little else"
 
-PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-NAME = re.compile(rf"(?P<repo>(?:{PART}/)?{PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
+PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # as long as the hub lets them be
+NAME = re.compile(rf"(?P<repo>(?:{PART}/)?{PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
 SHORTEST_COMMIT = 7
 
 
@@ -58,12 +59,18 @@ def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
         return _bundled()
     asked = NAME.fullmatch(name)
     if asked:
-        repo, revision = asked["repo"], asked["revision"]
-        for model in _in_cache(paths.hub_cache_dir() / f"models--{repo.replace('/', '--')}"):
-            by_commit = revision and len(revision) >= SHORTEST_COMMIT and model.revision.startswith(revision)
-            if model.id == name or (by_commit and model.id.partition("@")[0] == repo):
-                return model
-    raise ModelNotFound(f"no model {name!r} here", hint=_hint(name), param="model")
+        repo, revision = asked["repo"], asked["revision"] or MAIN
+        folder = paths.hub_cache_dir() / f"models--{repo.replace('/', '--')}"
+        commit = refs(folder).get(revision, revision)
+        matching = [model for model in _in_cache(folder) if is_commit(commit, model.revision)]
+        if len(matching) == 1:
+            return matching[0]
+    raise ModelNotFound(f"no model {name[:200]!r} here", hint=_hint(name), param="model")
+
+
+def is_commit(asked: str, commit: str) -> bool:
+    """The whole commit, or enough of its beginning."""
+    return len(asked) >= SHORTEST_COMMIT and commit.startswith(asked)
 
 
 def is_path(name: str) -> bool:
@@ -76,7 +83,7 @@ def whole(folder: Path) -> bool:
         return False
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        return any(folder.glob("*.safetensors"))
+        return any(file.is_file() for file in folder.glob("*.safetensors"))
     weight_map = _read_json(index).get("weight_map")
     shards = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     return bool(shards) and all(isinstance(shard, str) and (folder / shard).is_file() for shard in shards)
@@ -90,7 +97,7 @@ def refs(repo_folder: Path) -> dict[str, str]:
         for file in root.rglob("*")
         if file.is_file()
     }
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "main", item[0])))
+    return dict(sorted(found.items(), key=lambda item: (item[0] != MAIN, item[0])))
 
 
 def _bundled() -> ModelRef:
@@ -105,7 +112,7 @@ def _in_cache(repo_folder: Path) -> Iterator[ModelRef]:
     for snapshot in sorted((repo_folder / "snapshots").glob("*")):
         if whole(snapshot):
             label = names.get(snapshot.name, snapshot.name[:12])
-            yield _describe(repo if label == "main" else f"{repo}@{label}", snapshot, revision=snapshot.name)
+            yield _describe(repo if label == MAIN else f"{repo}@{label}", snapshot, revision=snapshot.name)
 
 
 def _at_path(folder: Path) -> ModelRef:
@@ -144,7 +151,7 @@ def _hint(name: str) -> str:
     by_repo = {known.partition("/")[2].lower() or known: known for known in here}
     near = difflib.get_close_matches(name.lower(), [known.lower() for known in here], n=3, cutoff=0.6)
     close = [known for known in here if known.lower() in near]
-    close += [known for short, known in by_repo.items() if name.lower() in short and known not in close]
+    close += [known for short, known in by_repo.items() if name and name.lower() in short and known not in close]
     if close:
         return f"did you mean {' or '.join(close[:3])}?"
     if NAME.fullmatch(name) and "/" in name:

@@ -36,7 +36,7 @@ def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
     asked = hub.parse(name)
     from huggingface_hub import HfApi, hf_hub_download
 
-    revision = asked.revision or hub.MAIN
+    revision = asked.revision or catalog.MAIN
     with hub.translated(asked):
         info = HfApi().model_info(asked.repo, revision=revision, files_metadata=True)
         assert info.sha is not None, "the hub always names the commit"

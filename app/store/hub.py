@@ -13,8 +13,6 @@ from .. import paths
 from ..errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
 from . import catalog
 
-MAIN = "main"
-
 
 @dataclass(frozen=True, slots=True)
 class HubName:
@@ -62,7 +60,7 @@ AGAIN = "check the network and any proxy settings; running it again continues"
 def _told(name: HubName, error: Exception) -> AppError:
     from huggingface_hub import constants, errors
 
-    revision = name.revision or MAIN
+    revision = name.revision or catalog.MAIN
     match error:
         case errors.OfflineModeIsEnabled():
             return DownloadFailed(f"cannot fetch {name.repo}: offline mode is on", hint="unset HF_HUB_OFFLINE")
@@ -101,7 +99,9 @@ def plan_removal(name: str) -> Removal:
     Raises ModelNotFound when the cache has no such thing, InvalidRequest for a name that is not of the hub.
     """
     if name == catalog.GUIDE:
-        raise InvalidRequest("guide is built in and cannot be deleted", hint="it goes when localllm goes", param="model")
+        raise InvalidRequest(
+            "guide is built in and cannot be deleted", hint="it goes when localllm goes", param="model"
+        )
     asked = parse(name)
     if not asked.folder.is_dir():
         raise ModelNotFound(f"no model {asked.repo!r} in {paths.hub_cache_dir()}", hint="see localllm list")
@@ -111,15 +111,11 @@ def plan_removal(name: str) -> Removal:
 
     here = {commit.name for commit in (asked.folder / "snapshots").glob("*")}
     commit = catalog.refs(asked.folder).get(asked.revision, asked.revision)
-    matching = [known for known in here if known == commit or _abbreviates(asked.revision, known)]
+    matching = [known for known in here if catalog.is_commit(commit, known)]
     if len(matching) != 1:
         raise ModelNotFound(f"{asked.repo} has no revision {asked.revision!r} here", hint="see localllm list --json")
     plan = scan_cache_dir(paths.hub_cache_dir()).delete_revisions(matching[0])
     return Removal(name, plan.expected_freed_size, plan.execute)
-
-
-def _abbreviates(revision: str, commit: str) -> bool:
-    return len(revision) >= catalog.SHORTEST_COMMIT and commit.startswith(revision)
 
 
 def _size(folder: Path) -> int:

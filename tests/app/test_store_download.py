@@ -43,7 +43,12 @@ def hub() -> Iterator[Hub]:
 
 
 def localllm(hub: Hub, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    settings = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
+    settings = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "5",
+    }
     return subprocess.run(
         [sys.executable, "-m", "localllm.app.cli", *args],
         env={**os.environ, **settings, **env},

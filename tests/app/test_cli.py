@@ -1,0 +1,204 @@
+"""The command line as a person meets it: help, refusals, exit codes, settings. No daemon is needed here."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from localllm.app import config, errors
+from localllm.app.cli import cli, main
+from localllm.app.commands import console
+
+COMMANDS = ["chat", "run", "serve", "ps", "stop", "list", "pull", "rm", "doctor", "bench", "config", "completion"]
+
+
+def every_option() -> list[tuple[str, click.Option]]:
+    found = []
+    for name, command in cli.commands.items():
+        context = click.Context(command, info_name=name)
+        found += [(name, option) for option in command.get_params(context) if isinstance(option, click.Option)]
+    return found
+
+
+def test_the_commands_are_these() -> None:
+    assert list(cli.commands) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns_and_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"localllm {name}" in text.partition("Examples:")[2], "an example of the command itself"
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_examples_are_accepted() -> None:
+    """Every example in a help text parses: its command and flags exist."""
+    lines = [line for command in cli.commands.values() for line in (command.help or "").splitlines()]
+    examples = [line.rpartition("localllm ")[2] for line in lines if re.match(r"  .*\blocalllm \w", line)]
+    assert len(examples) > 20
+    for example in examples:
+        name, *rest = re.split(r"\s+(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", re.split(r" >+ | \| ", example)[0])
+        command = cli.commands[name]
+        known = {flag for option in command.get_params(click.Context(command)) for flag in option.opts}
+        for word in rest:
+            assert not word.startswith("--") or word in known, f"{word} in {example!r}"
+
+
+def test_short_help_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert "..." not in text.partition("Commands:")[2]
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+def test_every_option_has_a_sentence() -> None:
+    for command, option in every_option():
+        sentence = option.help or ""
+        assert sentence.rstrip("]").partition(" [")[0].endswith("."), f"{command} {option.opts[0]}"
+
+
+def test_serve_has_a_flag_for_every_setting_of_the_daemon() -> None:
+    flags = {option.name for command, option in every_option() if command == "serve"}
+    names = {setting.name for setting in config.describe()}
+    assert {name for name in flags if not name.endswith("help")} == names - config.CLIENT_ONLY
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["rnu"], "Did you mean 'run'"),
+        (["run", "guide", "hi", "--max-token", "3"], "'--max-tokens'"),
+        (["run", "guide", "hi", "--top-k", "many"], "'many' is not a valid integer"),
+        (["run"], "Missing argument 'MODEL'"),
+        (["run", "guide", "hi", "--backend", "cuba"], "'cuba' is not one of"),
+        (["bench", "--rounds", "0"], "0 is not in the range"),
+        (["serve", "--port", "99999"], "port in --port: Expected `int` <= 65535"),
+        (["serve", "--dtype", "int3"], "'int3' is not one of"),
+        (["run", "guide", "hi", "--schema", "no-such-file"], "no-such-file"),
+        (["run", "guide", "hi", "--schema", __file__], "is not JSON"),
+        (["run", "guide", "hi", "--schema", __file__, "--regex", "a"], "together"),
+        (["completion", "tcsh"], "'tcsh' is not one of"),
+    ],
+)
+def test_wrong_usage_is_one_line_a_hint_and_exit_code_2(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert says in err.splitlines()[0]
+
+
+def test_an_error_is_json_where_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json", "--nonsense"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    error = json.loads(err)["error"]
+    assert error["code"] == "invalid_request"
+    assert "--nonsense" in error["message"]
+    assert error["hint"]
+
+
+def test_an_unknown_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "./nowhere", "hi"]) == errors.ModelNotFound.exit_code
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_control_characters_reach_no_terminal() -> None:
+    assert console.safe("a\x1b]0;title\x07\x9b31mb\r\n\tc") == "a\ufffd]0;title\ufffd\ufffd31mb\ufffd\n\tc"
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 * 2**40, "3.0 TiB")])
+def test_sizes(count: int, text: str) -> None:
+    assert console.size(count) == text
+
+
+def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "localllm.app.cli", *args]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=30)
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"localllm \d+\.\d+\.\d+\n", process("--version").stdout)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from localllm.app.cli import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.split()
+    assert not {"torch", "numpy", "textual", "httpx", "huggingface_hub", "rich", "asyncio", "msgspec"} & set(loaded)
+
+
+@pytest.mark.parametrize("args", [["list"], ["doctor"], ["config", "--json"], ["serve", "--help"]])
+def test_no_command_process_imports_torch(args: list[str]) -> None:
+    code = (
+        f"import sys; from localllm.app.cli import main; main({args}); print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    assert "_LOCALLLM_COMPLETE" in process("completion", shell).stdout
+
+
+def test_completion_knows_commands_models_and_backends() -> None:
+    def complete(*words: str) -> list[str]:
+        line = " ".join(("localllm", *words))
+        env = {"_LOCALLLM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+        return [line.partition(",")[2] for line in process(**env).stdout.split()]
+
+    assert complete("co") == ["config", "completion"]
+    assert complete("run", "gui") == ["guide"]
+    assert complete("run", "--backend", "c") == ["cuda", "cpu"]
+    assert "--idle-unload" in complete("serve", "--idle")
+
+
+def test_a_broken_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m localllm.app.cli config | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=30)
+    assert done.stderr == ""
+
+
+def test_colours_need_a_terminal() -> None:
+    assert "\x1b" not in process("rnu").stderr
+
+
+def test_list_shows_the_built_in_model() -> None:
+    entries = json.loads(process("list", "--json").stdout)
+    assert entries[0]["id"] == "guide"
+    assert entries[0]["bundled"] is True
+    text = process("list").stdout
+    assert text.splitlines()[0].split() == ["MODEL", "SIZE", "CONTEXT", "DESCRIPTION"]
+    assert "tiny built-in model" in text
+
+
+def test_config_says_where_each_value_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('max_rows = 8\napi_key = "sesame"\n')
+    done = process("config", "--json", LOCALLLM_CONFIG=str(file), LOCALLLM_PORT="8080")
+    told = {entry["name"]: entry for entry in json.loads(done.stdout)["settings"]}
+    assert (told["max_rows"]["value"], told["max_rows"]["from"]) == (8, str(file))
+    assert (told["port"]["value"], told["port"]["from"]) == (8080, "LOCALLLM_PORT")
+    assert (told["drain"]["value"], told["drain"]["from"]) == (5.0, "default")
+    assert "sesame" not in done.stdout
+    assert "sesame" not in process("config", LOCALLLM_CONFIG=str(file)).stdout
+
+
+def test_without_a_daemon_ps_and_stop_say_so() -> None:
+    for args, words in ((("ps",), "no daemon runs"), (("stop",), "no daemon runs")):
+        done = process(*args)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert words in done.stderr
+    assert json.loads(process("ps", "--json").stdout) == []

@@ -1,0 +1,79 @@
+"""Settings: file, environment and flags, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localllm.app import config
+from localllm.app.errors import ConfigError
+
+
+def load(text: str, tmp_path: Path, env: dict[str, str] | None = None, **flags: object) -> config.Settings:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    return config.load(flags, env or {}, file)
+
+
+def test_defaults_need_no_file(tmp_path: Path) -> None:
+    assert config.load({}, {}, tmp_path / "none.toml") == config.Settings()
+
+
+def test_environment_beats_file_and_a_flag_beats_both(tmp_path: Path) -> None:
+    text = 'port = 1000\nmodel = "a"\nhost = "::1"\nallowed_hosts = ["x.example"]'
+    settings = load(text, tmp_path, {"LOCALLLM_PORT": "2000", "LOCALLLM_MODEL": "b"}, port=3000, model=None)
+    assert (settings.port, settings.model, settings.host) == (3000, "b", "::1")
+    assert settings.allowed_hosts == ("x.example",)
+
+
+def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> None:
+    assert load("", tmp_path, {"LOCALLLM_ALLOWED_HOSTS": "a, b,,"}).allowed_hosts == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "flags", "says"),
+    [
+        ("prot = 1", {}, {}, "unknown setting 'prot'"),
+        ("port = 'x'", {}, {}, "port in"),
+        ("port = -1", {}, {}, "port in"),
+        ("port = true", {}, {}, "port in"),
+        ("max_rows = 0", {}, {}, "max_rows in"),
+        ("idle_unload = nan", {}, {}, "idle_unload in"),
+        ("dtype = 'int4'", {}, {}, "dtype in"),
+        ("allowed_hosts = [1]", {}, {}, "allowed_hosts in"),
+        ("[port]\nx = 1", {}, {}, "port in"),
+        ("port =", {}, {}, "config.toml"),
+        ("", {"LOCALLLM_PORT": "eighty"}, {}, "LOCALLLM_PORT: expected a number, got 'eighty'"),
+        ("", {"LOCALLLM_PORT": "1.5"}, {}, "LOCALLLM_PORT: expected a number"),
+        ("", {"LOCALLLM_DRAIN": "-1"}, {}, "drain in LOCALLLM_DRAIN"),
+        ("", {}, {"max_queue": 0}, "max_queue in --max-queue"),
+        ("", {}, {"colour": 1}, "unknown setting 'colour' in --colour"),
+    ],
+)
+def test_refused_by_name(text: str, env: dict[str, str], flags: dict[str, object], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(text, tmp_path, env, **flags)
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        config.load({}, {}, tmp_path / "config.toml")
+
+
+def test_near_matches_are_offered(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("idle_unlaod = 1", tmp_path)
+    assert caught.value.hint == "did you mean idle_unload?"
+
+
+def test_every_setting_is_described() -> None:
+    described = config.describe()
+    assert [setting.name for setting in described] == list(config.Settings.__struct_fields__)
+    for setting in described:
+        assert setting.sentence.endswith("."), setting.name
+        assert setting.default == getattr(config.Settings(), setting.name)
+    assert described[2].choices == ("auto", "bfloat16", "float32")

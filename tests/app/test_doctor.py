@@ -1,0 +1,85 @@
+"""What doctor reports, and that only the backends' own folders name devices."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localllm import backends
+from localllm.app import doctor
+from localllm.app.errors import NoBackend
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_backend_is_listed_in_order_with_a_reason() -> None:
+    report = doctor.examine()
+    assert [verdict.backend for verdict in report.backends] == list(backends.ORDER)
+    assert all(verdict.says for verdict in report.backends)
+    assert all(not verdict.says.endswith(".") for verdict in report.backends)
+    assert report.choice == next(verdict.backend for verdict in report.backends if verdict.available)
+    assert report.choice in report.reason
+    json.dumps(report.for_json())
+
+
+def test_a_backend_that_cannot_run_is_reported_not_raised() -> None:
+    report = doctor.examine("no-such-backend")
+    assert report.choice == ""
+    assert "no-such-backend" in report.reason
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "localllm.app.cli", "doctor", *args]
+    return subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=30)
+
+
+def test_text_and_json_agree() -> None:
+    text, told = run(), json.loads(run("--json").stdout)
+    assert text.returncode == 0, text.stderr
+    for verdict in told["backends"]:
+        assert verdict["says"].partition(",")[0] in text.stdout
+    assert told["daemon"] == "not running"
+    assert told["choice"] in text.stdout
+
+
+def test_forcing_a_backend() -> None:
+    assert json.loads(run("--json", "--backend", "cpu").stdout)["reason"] == "cpu was asked for"
+    missing = next(verdict.backend for verdict in doctor.examine().backends if not verdict.available)
+    done = run("--backend", missing)
+    assert done.returncode == NoBackend.exit_code
+    assert f"backend {missing} cannot be used" in done.stdout
+
+
+DEVICE_WORDS = {*backends.ORDER, "gpu", "rocm", "ascend", "metal", "amx", "avx512"}
+
+
+def code_words(file: Path) -> set[str]:
+    """Identifiers and whole string constants of a module; docstrings and prose are left out."""
+    names: set[str] = set()
+    texts: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        match node:
+            case ast.Constant(value=str(word)):
+                texts.add(word.lower())
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word):
+                names.add(word.lower())
+            case ast.FunctionDef(name=word) | ast.ClassDef(name=word) | ast.alias(name=word):
+                names.add(word.lower())
+    return texts | names - {"cpu"}  # as a name it may be processor time
+
+
+@pytest.mark.parametrize("folder", ["app", "engine"])
+def test_no_file_names_a_device(folder: str) -> None:
+    """What differs between devices lives in backends/: app and engine ask none which it is on."""
+    named = {
+        str(file.relative_to(ROOT)): found
+        for file in (ROOT / folder).rglob("*.py")
+        if (found := code_words(file) & DEVICE_WORDS)
+    }
+    assert named == {}

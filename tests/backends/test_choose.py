@@ -1,0 +1,155 @@
+"""The registry: honest probes on this machine and on made-up ones, and which backend is taken."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localllm import backends
+from localllm.backends import cuda, hip, llamacpp, mlx, npu, xpu
+from localllm.engine.runner import DeviceInfo, Unavailable
+
+
+def test_every_backend_answers_with_its_own_name_and_imports_no_tensor_library() -> None:
+    before = set(sys.modules)
+    answers = backends.probe_all()
+    assert [answer.backend for answer in answers] == list(backends.ORDER)
+    assert all(answer.reason for answer in answers if isinstance(answer, Unavailable))
+    new = set(sys.modules) - before
+    assert not {"torch", "mlx", "llama_cpp", "torch_npu", "triton"} & new
+    for answer in answers:
+        if isinstance(answer, DeviceInfo):
+            assert {"accepts", "open"} <= set(dir(backends.load(answer.backend)))
+            assert 0 < answer.free <= answer.memory
+
+
+class Machine:
+    """A table of backends that can be written down."""
+
+    def __init__(self, answers: dict[str, str], refuses: dict[str, str] | None = None) -> None:
+        self.answers, self.refuses = answers, refuses or {}
+
+    def load(self, name: str) -> Any:
+        reason = self.answers.get(name, "not there")
+        found = Unavailable(name, reason) if reason else DeviceInfo(name, f"{name} thing", 2, 1)
+        return SimpleNamespace(name=name, probe=lambda: found, accepts=lambda files: self.refuses.get(name, ""))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Machine:
+    made: Machine = request.param
+    monkeypatch.setattr(backends, "load", made.load)
+    return made
+
+
+@pytest.mark.parametrize("machine", [Machine({"hip": "", "cpu": ""})], indirect=True)
+def test_the_first_that_works_is_taken_and_says_why(machine: Machine) -> None:
+    choice = backends.choose()
+    assert choice.info.backend == "hip"
+    assert choice.reason == "hip is the first that works here; not cuda"
+    assert backends.choose("cpu").reason == "cpu was asked for"
+
+
+@pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no such weights"})], indirect=True)
+def test_one_that_cannot_load_these_files_is_passed_over(machine: Machine) -> None:
+    files: Any = object()
+    assert backends.choose().info.backend == "cuda"
+    assert backends.choose(files=files).info.backend == "cpu"
+    with pytest.raises(backends.BackendUnavailable, match="no such weights"):
+        backends.choose("cuda", files)
+
+
+@pytest.mark.parametrize("machine", [Machine({})], indirect=True)
+def test_none_at_all_gives_every_reason(machine: Machine) -> None:
+    with pytest.raises(backends.BackendUnavailable) as caught:
+        backends.choose()
+    assert list(caught.value.reasons) == list(backends.ORDER)
+
+
+def test_unknown_names_get_near_matches() -> None:
+    with pytest.raises(backends.BackendUnavailable) as caught:
+        backends.choose("cudaa")
+    assert caught.value.hint == "did you mean cuda?"
+
+
+def reason(answer: DeviceInfo | Unavailable) -> str:
+    assert isinstance(answer, Unavailable)
+    return answer.reason
+
+
+def test_amd_gpus_are_named_by_their_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hip, "DRIVER", tmp_path)
+    monkeypatch.setattr(hip, "NODES", tmp_path)
+    assert "shows no GPU" in reason(hip.probe())
+    for node, version in enumerate((0, 90402, 110001, 90010)):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 0\ngfx_target_version {version}\n")
+    assert "AMD GPU gfx942, gfx1101, gfx90a is present" in reason(hip.probe())
+
+
+def test_intel_gpus_are_counted_by_vendor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xpu, "RENDER_NODES", tmp_path)
+    assert "no Intel GPU" in reason(xpu.probe())
+    for node, vendor in (("renderD128", "0x8086"), ("renderD129", "0x10de")):
+        (tmp_path / node / "device").mkdir(parents=True)
+        (tmp_path / node / "device" / "vendor").write_text(f"{vendor}\n")
+    assert reason(xpu.probe()).startswith("1 Intel GPU present")
+
+
+def test_npus_need_driver_device_and_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npu, "DEVICES", tmp_path)
+    assert "no Ascend driver" in reason(npu.probe())
+    (tmp_path / "davinci_manager").touch()
+    assert "shows no NPU" in reason(npu.probe())
+    (tmp_path / "davinci0").touch()
+    monkeypatch.setattr(npu, "find_spec", lambda name: None)
+    assert reason(npu.probe()) == "1 Ascend NPU present, but torch_npu is not installed"
+    monkeypatch.setattr(npu, "find_spec", lambda name: name)
+    assert "no NPU runner yet" in reason(npu.probe())
+
+
+def test_mlx_is_for_apple_silicon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    monkeypatch.setattr(mlx, "find_spec", lambda name: None)
+    assert "mlx is not installed" in reason(mlx.probe())
+    monkeypatch.setattr(mlx, "find_spec", lambda name: name)
+    assert "no MLX runner yet" in reason(mlx.probe())
+
+
+def test_llama_cpp_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "find_spec", lambda name: name)
+    assert "no llama.cpp runner yet" in reason(llamacpp.probe())
+
+
+class Driver:
+    """The few calls of libcuda that the probe makes."""
+
+    def __init__(self, status: int, count: int) -> None:
+        self.status, self.count = status, count
+
+    def cuInit(self, flags: int) -> int:
+        return self.status
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self.count
+        return 0
+
+    def cuDeviceGetName(self, title: Any, length: int, device: int) -> int:
+        title.value = b"NVIDIA H200"
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("status", "count", "says"),
+    [(100, 0, "error 100"), (0, 0, "shows no GPU"), (0, 2, "NVIDIA H200 is present (2 in all), but this version")],
+)
+def test_nvidia_gpus_are_named_by_the_driver(
+    status: int, count: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(status, count))
+    assert says in reason(cuda.probe())
