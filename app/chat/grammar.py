@@ -30,8 +30,8 @@ MAX_CHOICES = 4096
 CPU_BOUND, WALL_BOUND = 0.4, 5.0  # seconds of one trial
 MEMORY_BOUND = 2 * 2**30  # bytes of address space, the vocabulary's tables counted in
 
-# A small model may otherwise write blanks for ever.
-_JSON = {"whitespace_pattern": r"[ \n\t]{1,32}"}
+# One space, or a line break and indentation: a small model may otherwise write blanks for ever.
+_JSON = {"whitespace_pattern": r"( |\n[ \t]{0,24})"}
 
 
 class TokenGrammar:

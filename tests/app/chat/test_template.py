@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.app.chat import template
+from localllm.app.chat.template import TemplateRenderer
+from localllm.app.errors import TemplateFailed
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "bos_token": "<s>"}
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[TemplateRenderer]:
+    """One for the whole table: it must work again after whatever the row before did."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template, "CPU_BOUND", 0.25)
+        patch.setattr(template, "WALL_BOUND", 30.0)  # a busy test machine is not what is tested
+        made = TemplateRenderer()
+        yield made
+        made.close()
+
+
+# Ordinary features: template -> text for HELLO.
+ORDINARY = {
+    "variables": ("{{ bos_token }}{{ messages[0].content }}", "<s>hi"),
+    "attribute of a dict": ("{{ messages[0]['role'] }}", "user"),
+    "trim and lstrip blocks": ("  {% if true %}\na\n  {% endif %}\nb", "a\nb"),
+    "break": ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+    "continue": ("{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "02"),
+    "tojson is plain": ("{{ {'a': '<é&>'} | tojson }}", '{"a": "<é&>"}'),
+    "tojson with indent": ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+    "tojson sorted": ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", '{"a":2,"b":1}'),
+    "generation": ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "hi!"),
+    "namespace": ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = 1 %}{% endfor %}{{ ns.n }}", "1"),
+    "macro": ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m(1) }}", "[1]"),
+    "undefined is empty": ("{{ nothing }}{{ messages[0].nothing }}.", "."),
+    "tests and filters": ("{{ messages | length }}{{ nothing is defined }}{{ 'A' | lower | trim }}", "1Falsea"),
+    "string methods": ("{{ ' a b '.strip().split(' ')[-1] }}", "b"),
+    "slices": ("{{ messages[1:] }}{{ messages[0].content[::-1] }}", "[]ih"),
+    "time": ("{{ strftime_now('%Y') | length }}", "4"),
+}
+
+BLOCKS = "{% for i in range(99999) %}{% for j in range(99999) %}"
+
+# Hostile: what must be said of it (a part of the message), or ("", text) where the sandbox leaves nothing to fail.
+HOSTILE: dict[str, tuple[str, str] | str] = {
+    "class of text": ("{{ ''.__class__ }}", ""),
+    "class of text by item": ("{{ ''['__class__'] }}", ""),
+    "class of text by filter": ("{{ '' | attr('__class__') }}", ""),
+    "class of text by built name": ("{{ '' | attr('__cla' ~ 'ss__') }}", ""),
+    "class of text in hex": (r"{{ ''['\x5f\x5fclass\x5f\x5f'] }}", ""),
+    "map attribute": ("{{ [''] | map(attribute='__class__') | list }}", "[Undefined]"),
+    "class, bases": "{{ ().__class__.__bases__[0].__subclasses__() }}",
+    "class, mro": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "mro method": "{{ ''.__class__.mro() }}",
+    "mro by filter": "{{ () | attr('__class__') | attr('mro') }}",
+    "dict's class": "{{ {}.__class__.__base__.__subclasses__() }}",
+    "self": "{{ self.__init__.__globals__ }}",
+    "self, template": "{{ self._TemplateReference__context.environment }}",
+    "cycler": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "joiner": "{{ joiner.__init__.__globals__ }}",
+    "lipsum": "{{ lipsum.__globals__['os'].popen('id').read() }}",
+    "lipsum bomb": "{{ lipsum(n=100000) }}",
+    "namespace class": "{{ namespace.__init__.__globals__ }}",
+    "namespace dunder": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}{{ ns.__class__.__name__ }}",
+    "dict class": "{{ dict.__base__.__subclasses__() }}",
+    "range class": "{{ range.__class__.__base__ }}",
+    "raise_exception globals": ("{{ raise_exception.__globals__ }}", ""),
+    "raise_exception code": "{{ raise_exception.__code__.co_consts }}",
+    "strftime globals": "{{ strftime_now.__globals__['__builtins__'] }}",
+    "tojson globals": "{{ tojson.__globals__ }}",
+    "macro globals": "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",
+    "macro function": "{% macro m() %}{% endmacro %}{{ m._func.__globals__ }}",
+    "caller frame": "{% macro m() %}{{ caller.__init__.__globals__ }}{% endmacro %}{% call m() %}{% endcall %}",
+    "generator frame": "{{ (messages | map('length')).gi_frame.f_globals }}",
+    "loop frame": "{% for m in messages recursive %}{{ loop._recurse.__globals__ }}{% endfor %}",
+    "undefined class": "{{ nothing.__init__.__globals__ }}",
+    "format class": "{{ '{0.__class__.__mro__}'.format('') }}",
+    "format globals": ("{{ '{0.__globals__}'.format(raise_exception) }}", ""),
+    "format_map": ("{{ '{a.__class__}'.format_map({'a': 1}) }}", ""),
+    "format by reference": "{% set f = '{0.__class__.__base__}'.format %}{{ f(1) }}",
+    "format by map": "{{ ['{0.__class__.__mro__}'] | map('format', 1) | first }}",
+    "format by method map": "{{ '{0.__class__.__mro__}' | attr('format')(1) }}",
+    "format width": "{{ '{:>9999999999}'.format('x') }}",
+    "percent width": "{{ '%9999999999d' % 1 }}",
+    "filter format width": "{{ '%9999999999s' | format('x') }}",
+    "list append": "{{ messages.append(1) }}",
+    "dict update": "{{ messages[0].update({'a': 1}) }}",
+    "dict pop": "{{ messages[0].pop('role') }}",
+    "include": "{% include '/etc/passwd' %}",
+    "include by list": "{% include ['a', '../../etc/passwd'] %}",
+    "import": "{% import 'os' as os %}{{ os }}",
+    "from import": "{% from 'os' import popen %}",
+    "extends": "{% extends '/etc/passwd' %}",
+    "range too long": "{{ range(99999999) | list }}",
+    "long list": "{{ (range(99999) | list) * 99999 }}",
+    "nested loops": BLOCKS + "x{% endfor %}{% endfor %}",
+    "silent nested loops": BLOCKS + "{% endfor %}{% endfor %}",
+    "silent nested sets": BLOCKS + "{% set a = i * j %}{% endfor %}{% endfor %}",
+    "sum of ranges": BLOCKS + "{% if (range(99999) | sum) < 0 %}x{% endif %}{% endfor %}{% endfor %}",
+    "string multiplication": "{{ 'x' * 10 ** 10 }}",
+    "string doubling": "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "list doubling": "{% set ns = namespace(s=[1]) %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "big power": "{{ (10 ** 9) ** (10 ** 8) }}",
+    "big power at run time": "{% set n = 99999999 %}{{ 7 ** n % 10 }}",
+    "big shift": "{{ 2 ** (2 ** (2 ** (2 ** (2 ** 2)))) }}",
+    "macro recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "macro tree": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "loop recursion": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "center": "{{ 'x' | center(9999999999) }}",
+    "indent": "{{ ('a\n' * 9999) | indent(9999999) }}",
+    "ljust": "{{ 'x'.ljust(9999999999) }}",
+    "expandtabs": r"{{ '\t'.expandtabs(999999999) }}",
+    "zfill": "{{ 'x'.zfill(9999999999) }}",
+    "join": "{{ ('y' * 99999999) | join('x' * 99999) }}",
+    "replace": "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
+    "batch": "{{ 'x' | batch(999999999, 'y') | list }}",
+    "slice": "{{ 'x' | slice(999999999) | list }}",
+    "tojson indent": "{{ [[[1]]] | tojson(indent=999999999) }}",
+    "wordwrap": "{{ ('a ' * 99999999) | wordwrap(1) }}",
+    "urlize": "{{ ('http://a.b ' * 9999999) | urlize }}",
+    "xmlattr": "{{ {'a b': 'x'} | xmlattr }}",
+    "output bomb": "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
+    "raising": "{{ raise_exception('roles must alternate') }}",
+    "raising at length": "{{ raise_exception('x' * 99999) }}",
+    "raising a list": "{{ raise_exception(messages) }}",
+    "division by zero": "{{ 1 / 0 }}",
+    "wrong types": "{{ 'a' + 1 }}",
+    "attribute of undefined": "{{ nothing.more }}",
+    "calling text": "{{ 'a'() }}",
+    "lone surrogate": r"{{ '\ud800' }}",
+    "syntax error": "{% for %}",
+    "unknown tag": "{% exec 'id' %}",
+    "unknown filter": "{{ 1 | system }}",
+    "unclosed": "{% if true %}",
+    "deep blocks": "{% if true %}" * 5000 + "{% endif %}" * 5000,
+    "deep parentheses": "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
+    "deep list": "{{ " + "[" * 50000 + " }}",
+    "deep unary": "{{ " + "not " * 50000 + "1 }}",
+    "long sum": "{{ " + "+".join("1" * 50000) + " }}",
+    "too large": "x" * (template.MAX_TEMPLATE + 1),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary(renderer: TemplateRenderer, name: str) -> None:
+    source, expected = ORDINARY[name]
+    assert renderer.render(source, HELLO) == expected
+
+
+def test_the_table_is_large_enough() -> None:
+    assert len(HOSTILE) >= 60
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile(renderer: TemplateRenderer, name: str) -> None:
+    row = HOSTILE[name]
+    if isinstance(row, tuple):
+        assert renderer.render(row[0], HELLO) == row[1]
+    else:
+        with pytest.raises(TemplateFailed) as caught:
+            renderer.render(row, HELLO)
+        assert len(caught.value.message) < 700
+    assert renderer.render("{{ messages[0].content }}", HELLO) == "hi"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ().__class__.mro() }}", "forbidden"),
+        ("\n{% for %}", "line 2"),
+        (BLOCKS + "{% endfor %}{% endfor %}", "processor time"),
+        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "characters"),
+        ("{{ 'x' * 10 ** 10 }}", "memory"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "deeply"),
+    ],
+)
+def test_reasons_are_told(renderer: TemplateRenderer, source: str, words: str) -> None:
+    with pytest.raises(TemplateFailed, match=words):
+        renderer.render(source, HELLO)
+
+
+def test_wall_time_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "CPU_BOUND", 600.0)
+    monkeypatch.setattr(template, "WALL_BOUND", 0.2)
+    renderer = TemplateRenderer()
+    with pytest.raises(TemplateFailed, match="longer than 0.2 s"):
+        renderer.render(BLOCKS + "{% endfor %}{% endfor %}", {})
+    renderer.close()
+
+
+def test_output_may_grow_with_the_conversation(renderer: TemplateRenderer) -> None:
+    long = "é" * 3_000_000
+    assert renderer.render("{{ content }}{{ content }}", {"content": long}) == long * 2
+
+
+def test_a_killed_child_is_replaced(renderer: TemplateRenderer) -> None:
+    renderer.render("a", {})
+    child = renderer._child._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    with pytest.raises(TemplateFailed):
+        renderer.render("a", {})
+    assert renderer.render("a", {}) == "a"
+
+
+def test_the_child_sees_no_secrets_and_writes_no_files(
+    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    fresh = TemplateRenderer()
+    fresh.render("a", {})
+    child = fresh._child._child
+    assert child is not None
+    if Path("/proc").exists():
+        assert b"hf_secret" not in Path(f"/proc/{child.pid}/environ").read_bytes()
+        limits: dict[str, Any] = dict(
+            (line[:26].strip(), line[26:].split()[0])
+            for line in Path(f"/proc/{child.pid}/limits").read_text().splitlines()
+        )
+        assert limits["Max file size"] == "0"
+        assert limits["Max address space"] == str(template.MEMORY_BOUND)
+    fresh.close()
+    assert child.returncode is not None
