@@ -1,0 +1,131 @@
+"""A model whose every next token is known: a real Llama with constructed weights and wide margins.
+
+    prompt      key, then at least BACK + 1 symbols
+    next token  (last symbol + symbol BACK positions ago + shift of the key) mod SYMBOLS
+
+One head finds the key by its content, wherever it is; the other looks BACK positions back, so every page is read
+again later, and one lost, doubled, moved or foreign token changes all that follows. The MLP has a unit for every
+(key, last, back). It runs on any backend that runs Llama, and its tokens are compared as integers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+KEYS, SYMBOLS, BACK = 5, 16, 19
+VOCAB = SYMBOLS + KEYS
+SHIFTS = (0, 3, 5, 10, 14)
+CONTEXT = 512
+
+_HIDDEN, _DIM, _THETA = 128, 64, 1e12
+# Where features lie in the residual stream: one-hot last symbol, key, symbol read back, answer, and a constant 1.
+_LAST, _KEY, _BACK, _ANSWER, _ONE = 0, SYMBOLS, 2 * SYMBOLS, 3 * SYMBOLS, 4 * SYMBOLS
+_FAST, _SLOW = range(8), 31  # pairs of a head that turn fast enough to tell positions apart, and one that stands
+_SHARPNESS = 600.0  # of both heads, in units of score
+
+
+def prompt(key: int, length: int, seed: int) -> list[int]:
+    """A random prompt of `length` tokens, the first its key."""
+    assert length > BACK + 1, "the last token must be able to look back at a symbol"
+    return [SYMBOLS + key, *np.random.default_rng(seed).integers(0, SYMBOLS, length - 1).tolist()]
+
+
+def walk(tokens: Sequence[int], count: int) -> list[int]:
+    """The `count` tokens that follow a prompt."""
+    known = list(tokens)
+    shift = SHIFTS[known[0] - SYMBOLS]
+    for _ in range(count):
+        known.append((known[-1] + known[-1 - BACK] + shift) % SYMBOLS)
+    return known[len(tokens) :]
+
+
+def save(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    units = KEYS * SYMBOLS * SYMBOLS
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": _HIDDEN,
+        "intermediate_size": units,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": _DIM,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": _THETA,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(dtype).rpartition(".")[2],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    layer = "model.layers.0"
+    tensors = {
+        "model.embed_tokens.weight": _embedding(),
+        f"{layer}.input_layernorm.weight": _undo_norm(features=2),
+        f"{layer}.post_attention_layernorm.weight": _undo_norm(features=4),
+        **{f"{layer}.self_attn.{name}_proj.weight": weight for name, weight in _attention().items()},
+        **{f"{layer}.mlp.{name}_proj.weight": weight for name, weight in _mlp(units).items()},
+        "model.norm.weight": torch.ones(_HIDDEN),
+        "lm_head.weight": _head(),
+    }
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def _undo_norm(features: int) -> torch.Tensor:
+    """With so many features at 1 and the rest at 0 the norm multiplies by a constant: this divides by it."""
+    return torch.full((_HIDDEN,), math.sqrt(features / _HIDDEN))
+
+
+def _embedding() -> torch.Tensor:
+    weight = torch.zeros(VOCAB, _HIDDEN)
+    weight[:, _ONE] = 1.0
+    for token in range(VOCAB):
+        weight[token, token] = 1.0  # symbols at _LAST, keys at _KEY, as the ids are laid out
+    return weight
+
+
+def _attention() -> dict[str, torch.Tensor]:
+    query, key, value = torch.zeros(2 * _DIM, _HIDDEN), torch.zeros(_DIM, _HIDDEN), torch.zeros(_DIM, _HIDDEN)
+    out = torch.zeros(_HIDDEN, 2 * _DIM)
+    strength = math.sqrt(_SHARPNESS * math.sqrt(_DIM) / 8)
+    # Head 0: a constant query meets keys that only key tokens have, in a pair that hardly turns.
+    query[_SLOW, _ONE] = strength
+    key[_SLOW, _KEY : _KEY + KEYS] = strength
+    # Head 1: all keys are alike and turn with position; the query is turned back by BACK positions.
+    for pair in _FAST:
+        angle = BACK * _THETA ** (-2 * pair / _DIM)
+        key[pair, _ONE] = strength
+        query[_DIM + pair, _ONE] = strength * math.cos(angle)
+        query[_DIM + pair + _DIM // 2, _ONE] = -strength * math.sin(angle)
+    for feature in range(VOCAB):
+        value[feature, feature] = 1.0
+    for key_feature in range(_KEY, _KEY + KEYS):
+        out[key_feature, key_feature] = 1.0
+    for symbol in range(SYMBOLS):
+        out[_BACK + symbol, _DIM + symbol] = 1.0
+    return {"q": query, "k": key, "v": value, "o": out}
+
+
+def _mlp(units: int) -> dict[str, torch.Tensor]:
+    gate, up, down = torch.zeros(units, _HIDDEN), torch.zeros(units, _HIDDEN), torch.zeros(_HIDDEN, units)
+    gate[:, _ONE] = -2.5 * 40.0  # silu of -20 is nothing, of +20 is 20: a unit is on if all three features are
+    up[:, _ONE] = 1.0
+    for unit, (key, last, back) in enumerate(np.ndindex(KEYS, SYMBOLS, SYMBOLS)):
+        gate[unit, [_KEY + key, _LAST + last, _BACK + back]] = 40.0
+        down[_ANSWER + (last + back + SHIFTS[key]) % SYMBOLS, unit] = 1.0
+    return {"gate": gate, "up": up, "down": down}
+
+
+def _head() -> torch.Tensor:
+    weight = torch.zeros(VOCAB, _HIDDEN)
+    for symbol in range(SYMBOLS):
+        weight[symbol, _ANSWER + symbol] = 1.0
+    return weight

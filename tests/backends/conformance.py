@@ -1,0 +1,293 @@
+"""What every backend must do, as one suite. A backend joins with a subclass that names it.
+
+The canary model's tokens are known, so everything is compared as integers, whatever the backend computes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from localllm import backends
+from localllm.engine import graphs
+from localllm.engine.batch import Batch, Want
+from localllm.engine.engine import Engine
+from localllm.engine.lora import Adapter
+from localllm.engine.modelfiles import read_model
+from localllm.engine.request import Request, Sampling
+from localllm.engine.runner import Budget, Pending, Runner, RunnerSpec, Unavailable, page_bytes
+
+from . import canary
+from .batches import Row, make_batch
+
+PAGE = 8
+LENGTH = 24
+BUDGET = Budget(context=256, cache_bytes=120 * page_bytes(PAGE, 1, 64, 1, 4), max_rows=12, page_size=PAGE, threads=1)
+HOT = Sampling(temperature=6.0)  # the canary's margin is about 11: this draws anything
+
+
+class Planned:
+    """The same runner, driven with steps planned ahead or not, whatever it prefers."""
+
+    def __init__(self, runner: Runner, *, overlap: bool) -> None:
+        self._runner, self.spec = runner, replace(runner.spec, overlap=overlap)
+
+    def run(self, batch: Batch) -> Pending:
+        return self._runner.run(batch)
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        self._runner.load_adapter(slot, adapter)
+
+    def close(self) -> None:
+        """The suite shares one runner."""
+
+
+class Conversation:
+    """Requests on an engine, stepped by hand."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.engine = Engine(runner)
+        self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.finishes: dict[str, str] = {}
+
+    def submit(self, name: str, prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> None:
+        self.tokens[name] = []
+        self.engine.submit(Request(name, tuple(prompt), count, sampling or Sampling()))
+
+    def step(self) -> None:
+        for delta in self.engine.step():
+            self.tokens[delta.request_id] += delta.tokens
+            self.cached[delta.request_id] = delta.cached
+            if delta.finish:
+                self.finishes[delta.request_id] = delta.finish
+
+    def finish(self) -> dict[str, list[int]]:
+        while self.engine.has_work:
+            self.step()
+        return self.tokens
+
+
+@pytest.mark.real
+class Conformance:
+    """Subclass with `backend` set; `carries` is False where a step cannot use tokens still on the device."""
+
+    backend: str
+    carries = True
+
+    @pytest.fixture(scope="class")
+    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+        module = backends.load(self.backend)
+        found = module.probe()
+        if isinstance(found, Unavailable):
+            pytest.skip(f"{self.backend}: {found.reason}")
+        return module.open(read_model(canary.save(tmp_path_factory.mktemp("canary"))), BUDGET)
+
+    @pytest.fixture(params=[False, True], ids=["in-turn", "overlapped"])
+    def planned(self, runner: Runner, request: pytest.FixtureRequest) -> Runner:
+        if request.param and not self.carries:
+            pytest.skip(f"{self.backend} computes one step at a time")
+        return Planned(runner, overlap=request.param)
+
+    @pytest.fixture
+    def spec(self, runner: Runner) -> RunnerSpec:
+        if runner.spec.cache != "pages":
+            pytest.skip("this backend's cache has no pages")
+        return runner.spec
+
+    def test_one_request(self, planned: Runner) -> None:
+        talk, prompt = Conversation(planned), canary.prompt(1, LENGTH, seed=1)
+        talk.submit("a", prompt, 150)
+        assert talk.finish() == {"a": canary.walk(prompt, 150)}
+        assert talk.finishes == {"a": "length"}
+
+    @pytest.mark.parametrize("longest", [1, 5, PAGE - 1, PAGE, PAGE + 1])
+    def test_prompt_in_chunks(self, planned: Runner, longest: int) -> None:
+        planned.spec = replace(planned.spec, max_tokens=longest)
+        talk, prompt = Conversation(planned), canary.prompt(2, 70, seed=2)
+        talk.submit("a", prompt, 30)
+        assert talk.finish() == {"a": canary.walk(prompt, 30)}
+
+    def test_prefix_hit_equals_cold_run(self, planned: Runner) -> None:
+        talk = Conversation(planned)
+        prompt = canary.prompt(3, 50, seed=3)
+        other = [*prompt[:41], *canary.prompt(0, 25, seed=4)[1:]]
+        talk.submit("cold", prompt, 40)
+        talk.finish()
+        talk.submit("again", prompt, 40)
+        talk.submit("branch", other, 40)
+        talk.finish()
+        assert talk.tokens["cold"] == talk.tokens["again"] == canary.walk(prompt, 40)
+        assert talk.tokens["branch"] == canary.walk(other, 40)
+        assert talk.cached["cold"] == 0
+        assert talk.cached["again"] >= 40
+        assert talk.cached["branch"] >= 40
+
+    def test_identical_prompts_in_one_batch(self, planned: Runner) -> None:
+        talk, prompt = Conversation(planned), canary.prompt(4, 45, seed=5)
+        for name in "abcd":
+            talk.submit(name, prompt, 60)
+        expected = canary.walk(prompt, 60)
+        assert talk.finish() == dict.fromkeys("abcd", expected)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_joins_and_leaves_equal_solo_runs(self, planned: Runner, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        talk = Conversation(planned)
+        prompts: dict[str, list[int]] = {}
+        waiting = [f"r{number}" for number in range(16)]
+        while waiting or talk.engine.has_work:
+            if waiting and rng.random() < 0.3:
+                name = waiting.pop()
+                prompts[name] = canary.prompt(int(rng.integers(canary.KEYS)), int(rng.integers(21, 60)), seed=seed)
+                talk.submit(name, prompts[name], int(rng.integers(1, 80)))
+            if rng.random() < 0.03 and talk.engine.has_work:
+                talk.engine.cancel(str(rng.choice(list(prompts))))
+            talk.step()
+        for name, prompt in prompts.items():
+            assert talk.tokens[name] == canary.walk(prompt, len(talk.tokens[name])), name
+        assert set(talk.finishes) == set(prompts)
+        assert sum(reason == "length" for reason in talk.finishes.values()) > 8
+
+    def test_preempted_requests_equal_solo_runs(self, planned: Runner) -> None:
+        """Memory for three of the eight: the young give way and are computed again."""
+        if planned.spec.cache == "pages":
+            planned.spec = replace(planned.spec, num_pages=45)
+        talk = Conversation(planned)
+        prompts = {f"r{number}": canary.prompt(number % canary.KEYS, 30, seed=number) for number in range(8)}
+        for name, prompt in prompts.items():
+            talk.submit(name, prompt, 90)
+        assert talk.finish() == {name: canary.walk(prompt, 90) for name, prompt in prompts.items()}
+        if planned.spec.cache == "pages":
+            assert talk.engine.stats().preemptions > 0
+
+    def test_draws_do_not_depend_on_batch_mates(self, planned: Runner) -> None:
+        prompts = {f"r{seed}": canary.prompt(seed % canary.KEYS, LENGTH + seed, seed) for seed in range(6)}
+        solo = {}
+        for seed, (name, prompt) in enumerate(prompts.items()):
+            talk = Conversation(planned)
+            talk.submit(name, prompt, 40, replace(HOT, seed=seed, top_p=0.95, repetition_penalty=1.1))
+            solo |= talk.finish()
+        talk = Conversation(planned)
+        for seed, (name, prompt) in reversed(list(enumerate(prompts.items()))):
+            talk.submit(name, prompt, 40, replace(HOT, seed=seed, top_p=0.95, repetition_penalty=1.1))
+            talk.step()
+        assert talk.finish() == solo
+        assert solo["r0"] != canary.walk(prompts["r0"], 40), "this temperature should not be greedy"
+
+    def test_logprobs_are_those_of_the_raw_logits(self, planned: Runner) -> None:
+        talk, prompt = Conversation(planned), canary.prompt(1, LENGTH, seed=1)
+        found = []
+        biased = replace(HOT, logprobs=3, logit_bias=((7, 100.0),))
+        talk.engine.submit(Request("a", tuple(prompt), 3, biased))
+        talk.engine.submit(Request("b", tuple(canary.prompt(2, LENGTH, seed=9)), 3))
+        while talk.engine.has_work:
+            found += [delta for delta in talk.engine.step() if delta.request_id == "a"]
+        expected = canary.walk(prompt, 1)[0]
+        first = found[0].logprobs[0]
+        assert first.token == 7, "the bias wins"
+        assert first.top[0][0] == expected, "but is not in the log-probabilities"
+        assert first.top[0][1] > -0.01
+        assert first.logprob < -5
+
+    def test_permuted_pages_change_nothing(self, runner: Runner, spec: RunnerSpec) -> None:
+        prompt = canary.prompt(2, 60, seed=8)
+        for seed in range(5):
+            pages = (np.random.default_rng(seed).permutation(spec.num_pages) + 1)[:8].tolist()
+            result = runner.run(make_batch([Row(prompt, 0, pages)], canary.VOCAB)).result()
+            token = int(result.tokens[0])
+            assert token == canary.walk(prompt, 1)[0]
+            result = runner.run(make_batch([Row([token], 60, pages)], canary.VOCAB)).result()
+            assert int(result.tokens[0]) == canary.walk(prompt, 2)[1]
+
+    def test_rows_in_any_order(self, runner: Runner, spec: RunnerSpec) -> None:
+        prompts = [canary.prompt(key, 25 + 7 * key, seed=key) for key in range(canary.KEYS)]
+        rows = [Row(prompt, 0, range(1 + 8 * at, 9 + 8 * at)) for at, prompt in enumerate(prompts)]
+        expected = [canary.walk(prompt, 1)[0] for prompt in prompts]
+        for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+            result = runner.run(make_batch([rows[at] for at in order], canary.VOCAB)).result()
+            assert result.tokens.tolist() == [expected[at] for at in order]
+
+    @pytest.mark.parametrize(("rows", "tokens"), [(3, 60), (4, 64), (8, 90), (12, 66)])
+    def test_padding_is_inert(self, runner: Runner, spec: RunnerSpec, rows: int, tokens: int) -> None:
+        """Neither this step nor the next notices inert rows before or beside it."""
+        first, second = canary.prompt(1, 26, seed=1), canary.prompt(3, 30, seed=2)
+        pages = range(1, 7), range(7, 13)
+        for want in (Row(first, 0, pages[0]), Row([canary.walk(first, 1)[0]], 26, pages[0])):
+            batch = make_batch([want, Row(second, 0, pages[1])], canary.VOCAB)
+            alone = runner.run(batch).result().tokens
+            padded = runner.run(graphs.pad(batch, rows, tokens, PAGE)).result().tokens
+            assert padded[:2].tolist() == alone.tolist()
+            assert alone[0] in canary.walk(first, 2)
+
+    def test_carry_equals_known_tokens(self, runner: Runner, spec: RunnerSpec) -> None:
+        """A row that carries follows its token through a change of rows; the host never learns it in between."""
+        if not self.carries:
+            pytest.skip(f"{self.backend} computes one step at a time")
+        prompts = [canary.prompt(key, 25, seed=key) for key in (1, 2, 3)]
+        pages = [range(1 + 8 * at, 9 + 8 * at) for at in range(3)]
+        first = [Row(prompt, 0, own) for prompt, own in zip(prompts, pages, strict=True)]
+        steps = [runner.run(make_batch(first, canary.VOCAB))]
+        steps.append(
+            runner.run(
+                make_batch(
+                    [
+                        Row([0], 25, pages[2], carry=2),
+                        Row(canary.prompt(0, 30, seed=6), 0, range(40, 48), Want.NOTHING),
+                        Row([0], 25, pages[0], carry=0),
+                    ],
+                    canary.VOCAB,
+                )
+            )
+        )
+        second_known = canary.walk(prompts[1], 1)
+        steps.append(
+            runner.run(
+                make_batch(
+                    [
+                        Row(second_known, 25, pages[1]),
+                        Row([0], 26, pages[0], carry=2),
+                        Row([0], 26, pages[2], carry=0),
+                    ],
+                    canary.VOCAB,
+                )
+            )
+        )
+        results = [step.result().tokens.tolist() for step in steps]
+        walks = [canary.walk(prompt, 3) for prompt in prompts]
+        assert results[0] == [walk[0] for walk in walks]
+        assert (results[1][0], results[1][2]) == (walks[2][1], walks[0][1])
+        assert results[2] == [walks[1][1], walks[0][2], walks[2][2]]
+
+    def test_copies_are_read_before_any_is_written(self, runner: Runner, spec: RunnerSpec) -> None:
+        one, two = canary.prompt(1, 40, seed=1), canary.prompt(2, 40, seed=2)
+        runner.run(make_batch([Row(one, 0, range(1, 7)), Row(two, 0, range(7, 13))], canary.VOCAB)).result()
+        swap = [(page, page + 6) for page in range(1, 6)] + [(page + 6, page) for page in range(1, 6)]
+        rows = [
+            Row(canary.walk(one, 1), 40, [*range(7, 12), 20]),
+            Row(canary.walk(two, 1), 40, [*range(1, 6), 21]),
+        ]
+        result = runner.run(make_batch(rows, canary.VOCAB, swap)).result()
+        assert result.tokens.tolist() == [canary.walk(one, 2)[1], canary.walk(two, 2)[1]]
+
+    def test_hidden_states_on_demand(self, runner: Runner, spec: RunnerSpec) -> None:
+        prompt = canary.prompt(1, 30, seed=1)
+        rows = [
+            Row(prompt, 0, range(1, 6), Want.HIDDEN),
+            Row(prompt, 0, range(7, 12)),
+            Row(prompt[:9], 0, range(13, 18), Want.NOTHING),
+        ]
+        result = runner.run(make_batch(rows, canary.VOCAB)).result()
+        assert result.tokens[1] == canary.walk(prompt, 1)[0]
+        assert result.hidden is not None
+        assert result.hidden.shape[0] == 3
+        assert result.hidden.dtype == np.float32
+        assert np.abs(result.hidden[0]).max() > 0
+
+    def test_adapters_do_not_meet(self, runner: Runner) -> None:
+        if runner.spec.num_adapters == 0:
+            pytest.skip(f"{self.backend} loads no adapters")
+        pytest.fail("two adapters in one batch = each alone, and a reload reuses nothing: nothing checks that yet")

@@ -1,0 +1,115 @@
+"""The CPU backend: the suite of all backends, and what it finds out about the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.backends import cpu
+from localllm.backends.cpu import machine
+from localllm.backends.cpu.device import DEVICE, device_for
+from localllm.engine.errors import ModelRefused, RunnerFailed
+from localllm.engine.lora import Adapter
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget, DeviceInfo
+
+from . import canary
+from .batches import Row, Solo, make_batch
+from .conformance import Conformance
+
+XEON = """processor\t: 0
+vendor_id\t: GenuineIntel
+model name\t: Intel(R) Xeon(R) Platinum 8480+
+flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni amx_bf16 amx_tile amx_int8
+"""
+
+
+class TestCpu(Conformance):
+    backend = "cpu"
+
+
+def test_looking_at_the_machine_imports_no_torch() -> None:
+    code = "import sys; from localllm.backends import cpu; print(cpu.probe()); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("DeviceInfo(backend='cpu'")
+
+
+def test_machine_is_described(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(XEON)
+    assert machine.cpu_name(cpuinfo) == "Intel(R) Xeon(R) Platinum 8480+"
+    flags = machine.cpu_flags(cpuinfo)
+    assert {title for title, has in machine.features(flags).items() if has == "yes"} == {
+        "AMX",
+        "AMX BF16",
+        "AMX INT8",
+        "AVX-512",
+        "AVX-512 BF16",
+        "AVX-512 VNNI",
+        "AVX2",
+    }
+    assert machine.features(frozenset({"asimd", "bf16"})) == {
+        "NEON": "yes",
+        "SVE": "no",
+        "Arm BF16": "yes",
+        "Arm I8MM": "no",
+    }
+    assert machine.cpu_flags(tmp_path / "absent") == frozenset()
+    found = cpu.probe()
+    assert isinstance(found, DeviceInfo)
+    assert 0 < found.free <= found.memory
+    assert int(found.features["cores"]) >= 1
+
+
+def test_container_limits_count(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert machine.memory(tmp_path) == (1000000, 600000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.memory(tmp_path)[0] > 1000000
+
+
+def test_dtype_is_the_fastest_that_is_right(tmp_path: Path) -> None:
+    stored = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        folder = tmp_path / str(dtype)
+        folder.mkdir()
+        stored[dtype] = read_model(canary.save(folder, dtype))
+    assert device_for(stored[torch.bfloat16], frozenset({"avx2"})).dtype == torch.float32
+    assert device_for(stored[torch.bfloat16], frozenset({"avx2", "avx512_bf16"})).dtype == torch.bfloat16
+    assert device_for(stored[torch.float32], frozenset({"amx_bf16"})).dtype == torch.float32
+    assert DEVICE.dtype == torch.float32
+
+
+@pytest.fixture(scope="module")
+def canary_files(tmp_path_factory: pytest.TempPathFactory):
+    return read_model(canary.save(tmp_path_factory.mktemp("canary")))
+
+
+@pytest.mark.real
+def test_canary_walks_in_bfloat16_too(canary_files) -> None:
+    runner = cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1, dtype="bfloat16"))
+    prompt = canary.prompt(4, 30, seed=0)
+    assert Solo(runner, range(1, 20)).generate(prompt, 200) == canary.walk(prompt, 200)
+
+
+def test_failed_step_is_told_as_such(canary_files) -> None:
+    runner = cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1))
+    with pytest.raises(RunnerFailed, match="the step failed"):
+        runner.run(make_batch([Row([canary.VOCAB + 5], 0, [1])], canary.VOCAB)).result()
+
+
+def test_adapters_are_refused_by_name(canary_files) -> None:
+    runner = cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1))
+    with pytest.raises(ModelRefused, match="adapter poet"):
+        runner.load_adapter(1, Adapter("poet", "/nowhere", "1"))
+
+
+def test_number_of_threads_is_the_budget_s(canary_files) -> None:
+    cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1)).close()
+    assert torch.get_num_threads() == 1
