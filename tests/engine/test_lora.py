@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from localllm.engine.errors import ModelRefused
+from localllm.engine.lora import Adapter, AdapterPool
+
+A, B, C = (Adapter(name, f"/{name}", "1") for name in "abc")
+
+
+class Loads(list[tuple[int, Adapter]]):
+    """What was loaded where; refuses adapters named in `broken`."""
+
+    broken: frozenset[str] = frozenset()
+
+    def __call__(self, slot: int, adapter: Adapter) -> None:
+        if adapter.name in self.broken:
+            raise ModelRefused(f"{adapter.path} does not fit")
+        self.append((slot, adapter))
+
+
+def test_names_are_found_and_a_new_version_replaces_the_old() -> None:
+    pool = AdapterPool(2, 2, Loads())
+    pool.register(A)
+    assert pool.find("a") == A
+    assert pool.find("b") is None
+    newer = Adapter("a", "/a", "2")
+    pool.register(newer)
+    assert pool.find("a") == newer
+
+
+def test_slots_count_from_one_and_are_loaded_once() -> None:
+    loads = Loads()
+    pool = AdapterPool(2, 2, loads)
+    assert [pool.acquire(A), pool.acquire(B), pool.acquire(A)] == [1, 2, 1]
+    assert loads == [(1, A), (2, B)]
+
+
+def test_one_in_use_is_never_evicted_and_of_the_others_the_least_recently_used() -> None:
+    loads = Loads()
+    pool = AdapterPool(2, 2, loads)
+    for adapter in (A, B, A):
+        pool.acquire(adapter)
+    assert pool.acquire(C) is None
+    pool.release(A)
+    assert pool.acquire(C) is None  # A has one more user
+    pool.release(B)
+    pool.release(A)
+    assert pool.acquire(C) == 2  # B was let go of before A
+    assert pool.acquire(A) == 1
+    assert loads == [(1, A), (2, B), (2, C)]
+
+
+def test_no_more_at_once_than_a_step_can_hold() -> None:
+    pool = AdapterPool(4, 2, Loads())
+    assert pool.acquire(A) == 1
+    assert pool.acquire(B) == 2
+    assert pool.acquire(C) is None
+    pool.release(A)
+    assert pool.acquire(C) == 3  # A stays in its slot
+    assert pool.acquire(A) is None
+    pool.release(B)
+    assert pool.acquire(A) == 1
+
+
+def test_a_slot_whose_loading_failed_is_free_again() -> None:
+    loads = Loads()
+    pool = AdapterPool(1, 1, loads)
+    loads.broken = frozenset("b")
+    pool.acquire(A)
+    pool.release(A)
+    with pytest.raises(ModelRefused, match="does not fit"):
+        pool.acquire(B)
+    assert pool.acquire(A) == 1
+    assert loads == [(1, A), (1, A)]  # B may have overwritten half of it
