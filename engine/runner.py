@@ -93,6 +93,7 @@ class DeviceInfo:
     memory: int  # bytes in all
     free: int  # bytes free now
     features: Mapping[str, str] = field(default_factory=dict)  # shown by doctor
+    main_memory: bool = False  # it computes from the machine's own memory, not from its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ PASSES = 4
 
 
 def shares_main_memory(backend: str) -> bool:
-    """Whether the backend computes from the machine's own memory, as far as its size tells."""
+    """Whether the backend computes from the machine's own memory."""
     found = load(backend).probe()
-    return isinstance(found, DeviceInfo) and found.memory == psutil.virtual_memory().total
+    return isinstance(found, DeviceInfo) and found.main_memory
 
 
 def read_bandwidth() -> float:

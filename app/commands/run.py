@@ -22,7 +22,8 @@ def run(model: str, prompt: str | None, backend: str | None, as_json: bool, aske
     """Ask once; the answer goes to standard output as it comes, or as one JSON object at the end."""
     settings = config.load({"backend": backend})
     messages = [*opening(asked.pop("system")), {"role": "user", "content": _prompt(prompt)}]
-    body = parameters({**asked, **_format(asked.pop("schema"), asked.pop("regex"))})
+    shape = _format(asked.pop("schema"), asked.pop("regex"))
+    body = parameters(asked) | shape
     asyncio.run(_run(settings, model, messages, body, as_json))
     return 0
 

@@ -1,0 +1,166 @@
+"""Commands through a real daemon, worker and runner, on the built-in model: the one path of a prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+COMMAND = [sys.executable, "-m", "localllm.app.cli"]
+Shell = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders shared by this module's commands, so that one daemon serves them all."""
+    home = tmp_path_factory.mktemp("shared")
+    (home / "run").mkdir(mode=0o700)
+    folders = {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "STATE")}
+    ours = {"HOME": str(home), "LOCALLLM_RUNTIME_DIR": str(home / "run"), "LOCALLLM_PORT": "0"}
+    return {**os.environ, **folders, **ours, "LOCALLLM_BACKEND": "cpu", "LOCALLLM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def localllm(environment: dict[str, str]) -> Iterator[Shell]:
+    def run(*args: str, given: str | None = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *args], input=given, env=environment, capture_output=True, text=True, timeout=100
+        )
+
+    yield run
+    stopped = run("stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert not list(Path(environment["LOCALLLM_RUNTIME_DIR"]).glob("*.sock"))
+
+
+def test_run_answers_the_same_in_text_and_json(localllm: Shell) -> None:
+    text = localllm("run", "guide", "hello", "--temperature", "0", "--max-tokens", "12")
+    assert text.returncode == 0, text.stderr
+    told = localllm("run", "guide", "hello", "--temperature", "0", "--max-tokens", "12", "--json")
+    answer = json.loads(told.stdout)
+    assert text.stdout == answer["text"] + "\n"
+    assert answer["finish"] in ("stop", "length")
+    assert 0 < answer["usage"]["completion_tokens"] <= 12
+    assert 0 < answer["timings"]["ttft"] <= answer["timings"]["seconds"]
+
+
+def test_argument_and_piped_text_are_one_prompt(localllm: Shell) -> None:
+    def tokens(*args: str, given: str) -> int:
+        done = localllm("run", "guide", *args, "--max-tokens", "1", "--json", given=given)
+        return int(json.loads(done.stdout)["usage"]["prompt_tokens"])
+
+    assert tokens("one two\n\nthree four", given="") == tokens("one two", given="three four\n")
+    assert tokens(given="one two") < tokens("one two", given="three")
+    nothing = localllm("run", "guide", given=" \n")
+    assert nothing.returncode == 2
+    assert "there is no prompt" in nothing.stderr
+
+
+def test_what_structured_output_promises_holds(localllm: Shell, tmp_path: Path) -> None:
+    chosen = localllm("run", "guide", "yes or no?", "--regex", "yes|no", "--temperature", "1", "--seed", "7")
+    assert chosen.stdout in ("yes\n", "no\n")
+    schema = tmp_path / "schema.json"
+    properties = {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}}
+    schema.write_text(json.dumps({"type": "object", "properties": properties, "required": ["ok", "size"]}))
+    filled = localllm("run", "guide", "fill it in", "--schema", str(schema), "--max-tokens", "600")
+    value = json.loads(filled.stdout)
+    assert isinstance(value["ok"], bool)
+    assert value["size"] in (1, 2)
+
+
+def test_flags_reach_the_sampler(localllm: Shell) -> None:
+    ask = ("run", "guide", "tell me a story", "--temperature", "2", "--top-p", "1", "--max-tokens", "24")
+    assert localllm(*ask, "--seed", "1").stdout == localllm(*ask, "--seed", "1").stdout
+    assert localllm(*ask, "--seed", "1").stdout != localllm(*ask, "--seed", "2").stdout
+
+
+def test_chat_without_a_terminal_goes_line_by_line(localllm: Shell) -> None:
+    done = localllm("chat", "--max-tokens", "8", "--temperature", "0", given="hello\n\nhow are you?\n")
+    assert done.returncode == 0, done.stderr
+    alone = localllm("chat", "--max-tokens", "8", "--temperature", "0", given="hello\n")
+    assert done.stdout.startswith(alone.stdout)
+    assert len(done.stdout) > len(alone.stdout)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("run", "guid", "hi"), 3, "did you mean guide?"),
+        (("run", "guide", "hi", "--temperature", "-1"), 2, "temperature"),
+        (("run", "guide", "hi", "--max-tokens", "100000"), 2, "2048"),
+        (("run", "guide", "hi", "--regex", "("), 2, "error: "),
+        (("stop", "org/none"), 3, "not loaded"),
+    ],
+)
+def test_the_daemon_s_refusals_keep_their_exit_codes(
+    localllm: Shell, args: tuple[str, ...], code: int, says: str
+) -> None:
+    done = localllm(*args)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bytes_that_are_no_text_are_refused(environment: dict[str, str]) -> None:
+    done = subprocess.run([*COMMAND, "run", "guide"], input=b"\xff\xfe", env=environment, capture_output=True)
+    assert done.returncode == 2
+    assert b"standard input is not UTF-8 text" in done.stderr
+
+
+def test_ps_shows_what_is_loaded(localllm: Shell) -> None:
+    localllm("run", "guide", "hi", "--max-tokens", "1")
+    [model] = [entry for entry in json.loads(localllm("ps", "--json").stdout) if entry["id"] == "guide"]
+    assert (model["state"], model["backend"]) == ("ready", "cpu")
+    assert re.search(r"guide +ready +cpu", localllm("ps").stdout)
+    assert "with guide loaded" in localllm("doctor").stdout
+
+
+def test_ctrl_c_ends_the_answer_and_nothing_else(localllm: Shell, environment: dict[str, str]) -> None:
+    command = [
+        *COMMAND,
+        "run",
+        "guide",
+        "go on",
+        "--temperature",
+        "1",
+        "--max-tokens",
+        "1900",
+        "--regex",
+        "[a-z ]{6000}",
+    ]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.read(1), "it has begun to answer"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.strip() == ""
+    until = time.monotonic() + 20
+    while json.loads(localllm("ps", "--json").stdout)[0]["requests"]:
+        assert time.monotonic() < until, "the daemon still computes an answer nobody reads"
+
+
+def test_bench_measures(localllm: Shell) -> None:
+    done = localllm("bench", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["backend"] == "cpu"
+    assert result["prompt_tokens"] > 300
+    for name in ("ttft_ms", "prefill", "decode", "decode_together", "memory_gbps", "memory_share"):
+        assert result[name] > 0, name
+
+
+def test_stop_unloads_one_model(localllm: Shell) -> None:
+    localllm("run", "guide", "hi", "--max-tokens", "1")
+    assert localllm("stop", "guide").returncode == 0
+    assert json.loads(localllm("ps", "--json").stdout) == []
