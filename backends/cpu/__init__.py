@@ -15,7 +15,7 @@ def probe() -> DeviceInfo | Unavailable:
     if find_spec("torch") is None:
         return Unavailable(name, "torch is not installed")
     total, free = memory()
-    return DeviceInfo(name, cpu_name(), total, free, features(cpu_flags()) | {"cores": str(cores())}, True)
+    return DeviceInfo(name, cpu_name(), total, free, features(cpu_flags()) | {"cores": str(cores())}, main_memory=True)
 
 
 def accepts(files: ModelFiles) -> str:
