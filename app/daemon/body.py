@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import re
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from ..errors import BodyTooLarge, InvalidRequest, UnsupportedMedia, Unsupported
 
 MAX_DEPTH = 64  # of what a client nests in tools, schemas and template variables
 READ_SECONDS = 60.0  # the longest silence while a body arrives
+MAX_DISCARDED = 2**23  # bytes of a body that is too large, and for how long, before its sender is cut off
+DISCARD_SECONDS = 2.0
 
 
 class WireBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,8 +70,10 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise UnsupportedMedia("compressed bodies are not accepted")
     too_large = BodyTooLarge(f"the body is over the limit of {limit} bytes", hint="setting max_body_mib raises it")
-    length = headers.get(b"content-length", b"0")
-    if int(length) > limit:
+    length = int(headers.get(b"content-length", b"0"))
+    if length > limit:
+        if b"expect" not in headers:
+            await _discard(receive, length)
         raise too_large
     parts: list[bytes] = []
     size = 0
@@ -83,9 +88,24 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
         parts.append(message["body"])
         size += len(message["body"])
         if size > limit:
+            parts.clear()
+            if message["more_body"]:
+                await _discard(receive, MAX_DISCARDED)
             raise too_large
         if not message["more_body"]:
             return b"".join(parts)
+
+
+async def _discard(receive: Receive, size: int) -> None:
+    """Let a little of a body go by that is too large: a client still sending would meet a reset, not our answer."""
+    left = min(size, MAX_DISCARDED)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message["more_body"]:
+                    return
+                left -= len(message["body"])
 
 
 def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:

@@ -2,6 +2,7 @@
 
     Traced     a request id, a line in the log
     Errors     every error becomes OpenAI's error body
+    Heads      request line and headers are of bounded size
     Paths      /v1//models/ is /v1/models
     Hosts      the Host header names this machine            (against DNS rebinding)
     Origins    a web page is let in only where it is listed  (against cross-site requests)
@@ -25,9 +26,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import AppError, Forbidden, Overloaded, Stopping, Unauthorized, WorkerDied
+from ..errors import AppError, Forbidden, InvalidRequest, Overloaded, Stopping, Unauthorized, WorkerDied
 from .answers import error_body
 from .body import ClientGone
+from .connection import MAX_HEAD
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +114,20 @@ class Errors:
             error = AppError("the daemon met an error of its own; its log says more")
         if not started:
             await error_response(error)(scope, receive, send)
+
+
+class Heads:
+    """Refuses a head over the limit that arrived at once; the connection bounds what it waits for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > MAX_HEAD:
+            raise InvalidRequest(f"the request line and headers are over the limit of {MAX_HEAD} bytes")
+        await self.app(scope, receive, send)
 
 
 class Paths:

@@ -185,7 +185,7 @@ class Worker:
                         self._idle_since = time.monotonic()
                         loaded.set_result(frame.info)
                     case frames.LoadFailed():
-                        reason = frame.fault.error()
+                        reason = self.expected_end = frame.fault.error()
                         break
                     case _:
                         stream = self._streams.get(frame.id)

@@ -26,7 +26,7 @@ from .admin import LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
 from .answers import error_event, event
 from .body import read_json
 from .exchange import SSE_HEADERS, Exchange, unless_gone
-from .guards import Errors, Hosts, Keys, Origins, Paths, Traced, error_response, is_local
+from .guards import Errors, Heads, Hosts, Keys, Origins, Paths, Traced, error_response, is_local
 from .host import Host
 from .metrics import CONTENT_TYPE, Metrics
 from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, message_dict
@@ -56,6 +56,7 @@ def build(host: Host, door: Door) -> ASGIApp:
         middleware=[
             Middleware(Traced),
             Middleware(Errors),
+            Middleware(Heads),
             Middleware(Paths),
             Middleware(Hosts, allowed=(*settings.allowed_hosts, *door.names)),
             Middleware(Origins, allowed=settings.allowed_origins),

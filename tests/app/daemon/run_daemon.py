@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from localllm.app.config import Settings
-from localllm.app.errors import AppError
 from localllm.app.daemon import lifecycle
+from localllm.app.errors import AppError
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 

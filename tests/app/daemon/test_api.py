@@ -1,0 +1,341 @@
+"""The endpoint as OpenAI's own client sees it, through a real socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import httpx
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from .conftest import Daemon
+
+MODEL = "test/echo"
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def say(words: str) -> list[Any]:
+    return [{"role": "user", "content": words}]
+
+
+def asked(answer: str | None) -> dict[str, Any]:
+    """What the worker was asked, as the `body` script tells it."""
+    return cast(dict[str, Any], json.loads(answer or ""))
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=say("echo hello there"))
+    choice = answer.choices[0]
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "hello there ", "stop")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3
+    assert answer.usage.completion_tokens == 2
+    assert answer.usage.total_tokens == 5
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 1
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.object == "chat.completion"
+    assert answer.model == MODEL
+    assert choice.logprobs is None
+
+
+def test_streamed_chat(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL, messages=say("echo a b"), stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    first, *middle, finish, usage = chunks
+    assert first.choices[0].delta.role == "assistant"
+    assert first.choices[0].delta.content == ""
+    assert [chunk.choices[0].delta.content for chunk in middle] == ["a ", "b "]
+    assert finish.choices[0].finish_reason == "stop"
+    assert finish.choices[0].delta.content is None
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.completion_tokens == 2
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_usage_comes_only_when_asked_for(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model=MODEL, messages=say("echo a"), stream=True))
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
+
+
+async def test_async_client(daemon: Daemon) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="any", max_retries=0) as client:
+        whole = await client.chat.completions.create(model=MODEL, messages=say("echo a b"))
+        assert whole.choices[0].message.content == "a b "
+        stream = await client.chat.completions.create(model=MODEL, messages=say("echo a b"), stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert text == "a b "
+
+
+def test_structured_output(client: openai.OpenAI) -> None:
+    class Sum(pydantic.BaseModel):
+        total: int
+
+    answer = client.chat.completions.parse(model=MODEL, messages=say('echo {"total":4}'), response_format=Sum)
+    assert answer.choices[0].message.parsed == Sum(total=4)
+
+
+def test_the_schema_reaches_the_worker(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"total": {"type": "integer"}}}
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=say("body"),
+        response_format={"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}},
+    )
+    assert asked(answer.choices[0].message.content)["response_format"] == {"kind": "json_schema", "schema": schema}
+
+
+def test_extra_parameters_reach_the_worker(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=say("body"), extra_body={"top_k": 5, "min_p": 0.25, "ignore_eos": True, "regex": "a+"}
+    )
+    told = asked(answer.choices[0].message.content)
+    assert (told["top_k"], told["min_p"], told["ignore_eos"]) == (5, 0.25, True)
+    assert told["response_format"] == {"kind": "regex", "regex": "a+"}
+
+
+def test_n(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=say("echo a"), n=3)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "a "), (1, "a "), (2, "a ")]
+    chunks = list(client.chat.completions.create(model=MODEL, messages=say("echo a"), n=2, stream=True))
+    for index in range(2):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert own[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in own) == "a "
+        assert own[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
+    asking: dict[str, Any] = {"model": MODEL, "messages": say("echo a b"), "logprobs": True, "top_logprobs": 4}
+    if stream:
+        chunks = list(client.chat.completions.create(stream=True, **asking))
+        entries = [
+            entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content or []
+        ]
+    else:
+        logprobs = client.chat.completions.create(**asking).choices[0].logprobs
+        assert logprobs is not None
+        entries = logprobs.content or []
+    assert [entry.token for entry in entries] == ["a ", "b "]
+    assert entries[0].bytes == [97, 32]
+    assert entries[0].logprob == -0.5
+    # minus infinity is no JSON
+    assert [top.logprob for top in entries[0].top_logprobs] == [0.0, -1.0, -2.0, -9999.0]
+
+
+def test_tool_calls(client: openai.OpenAI) -> None:
+    tools: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("add", "subtract")]
+    answer = client.chat.completions.create(model=MODEL, messages=say("call"), tools=tools)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    calls = [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]  # type: ignore[union-attr]
+    assert calls == [("call_0", "add", '{"a": 1}'), ("call_1", "subtract", '{"a": 1}')]
+
+    # an answer can be sent back as it came
+    again = [*say("x"), choice.message.model_dump(), {"role": "tool", "content": "2", "tool_call_id": "call_0"}]
+    told = client.chat.completions.create(model=MODEL, messages=cast(Any, [*again, *say("body")]), tools=tools)
+    assert asked(told.choices[0].message.content)["messages"][1]["tool_calls"][0]["function"]["name"] == "add"
+
+
+def test_streamed_tool_calls(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model=MODEL, messages=say("call"), stream=True))
+    deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    for index, name in enumerate(("add", "subtract")):
+        own = [delta for delta in deltas if delta.index == index]
+        assert own[0].function is not None
+        assert (own[0].id, own[0].type, own[0].function.name) == (f"call_{index}", "function", name)
+        assert all(delta.id is None and delta.function and delta.function.name is None for delta in own[1:])
+        assert "".join(delta.function.arguments or "" for delta in own if delta.function) == '{"a": 1}'
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_reasoning_has_both_names(daemon: Daemon) -> None:
+    message = daemon.chat("think").json()["choices"][0]["message"]
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("hm so", "hm so", "done")
+    deltas = [event["choices"][0]["delta"] for event in events(daemon.chat("think", stream=True))]
+    assert {"reasoning": "hm ", "reasoning_content": "hm "} in deltas
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The events of a stream, split as naive clients split lines."""
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_line_breaks_do_not_break_events(daemon: Daemon) -> None:
+    response = daemon.chat("breaks", stream=True)
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events(response))
+    assert text == "a\u2028b\u2029c\x85d\x0be\r\nf\n\ng"
+
+
+def test_completion(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="echo a b", logprobs=2)
+    choice = answer.choices[0]
+    assert (choice.text, choice.finish_reason) == ("a b ", "stop")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == ["a ", "b "]
+    assert choice.logprobs.text_offset == [0, 2]
+    assert choice.logprobs.top_logprobs == [{"t0": 0.0, "t1": -1.0}] * 2
+
+
+def test_completions_of_several_prompts(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=["echo a", "echo b c"], n=2)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [
+        (0, "a "),
+        (1, "a "),
+        (2, "b c "),
+        (3, "b c "),
+    ]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 5
+    assert client.completions.create(model=MODEL, prompt=[[7, 8], [9]]).choices[1].text == "9 "
+
+
+def test_streamed_completion(client: openai.OpenAI) -> None:
+    chunks = list(client.completions.create(model=MODEL, prompt="echo a b", stream=True, logprobs=0))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "a b "
+    offsets = [chunk.choices[0].logprobs.text_offset for chunk in chunks[:2] if chunk.choices[0].logprobs]
+    assert offsets == [[0], [2]]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_models(client: openai.OpenAI, daemon: Daemon) -> None:
+    models = {model.id: model for model in client.models.list()}
+    assert MODEL in models
+    assert models[MODEL].object == "model"
+    assert models[MODEL].created > 0
+    assert client.models.retrieve(MODEL).owned_by == "localllm"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.models.retrieve("test/eccho")
+    assert missing.value.code == "model_not_found"
+
+
+def test_unknown_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="test/eccho", messages=say("x"))
+    assert missing.value.code == "model_not_found"
+    assert missing.value.param == "model"
+    assert "test/echo" in cast(Any, missing.value.body)["hint"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_context_overflow_is_a_real_400(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=say("refuse"), stream=stream)
+    assert refused.value.code == "context_length_exceeded"
+    assert "this model's maximum context length is" in refused.value.message
+    body = cast(Any, refused.value.body)
+    assert (body["n_prompt_tokens"], body["n_ctx"]) == (99, 64)
+
+
+def test_error_in_the_middle_of_a_stream(client: openai.OpenAI, daemon: Daemon) -> None:
+    stream = client.chat.completions.create(model=MODEL, messages=say("fail"), stream=True)
+    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "one "]
+    with pytest.raises(openai.APIError, match="a step failed"):
+        next(stream)
+    assert "[DONE]" not in daemon.chat("fail", stream=True).text
+    whole = daemon.chat("fail")
+    assert (whole.status_code, whole.json()["error"]["code"]) == (500, "internal_error")
+    assert whole.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("words", "code"), [("silent", "internal_error"), ("stopped", "server_stopping")])
+def test_an_answer_without_an_end_is_an_error(daemon: Daemon, words: str, code: str, stream: bool) -> None:
+    response = daemon.chat(words, stream=stream)
+    text = response.text.rpartition("data: ")[2] if stream else response.text
+    assert json.loads(text)["error"]["code"] == code
+
+
+def test_model_may_be_left_out_while_one_is_loaded(daemon: Daemon) -> None:
+    daemon.chat("echo a")
+    url = f"{daemon.url}/v1/chat/completions"
+    assert httpx.post(url, json={"messages": say("echo a")}).json()["model"] == MODEL
+    daemon.chat("echo a", model="test/other")
+    refused = httpx.post(url, json={"messages": say("echo a")})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "model"
+    with daemon.local() as client:
+        assert client.post("/admin/unload", json={"model": "test/other"}).status_code == 200
+
+
+def test_tokenize_and_back(daemon: Daemon) -> None:
+    reply = httpx.post(f"{daemon.url}/v1/tokenize", json={"model": MODEL, "prompt": "one three"}).json()
+    assert reply == {"count": 2, "max_model_len": 64, "tokens": [3, 5], "token_strs": ["one", "three"]}
+    reply = httpx.post(f"{daemon.url}/tokenize", json={"model": MODEL, "messages": say("one")}).json()
+    assert reply["count"] == 1
+    reply = httpx.post(f"{daemon.url}/v1/detokenize", json={"model": MODEL, "tokens": [1, 2]}).json()
+    assert reply == {"prompt": "x xx"}
+    for path, body in (
+        ("tokenize", {}),
+        ("tokenize", {"prompt": "a", "messages": say("a")}),
+        ("detokenize", {"tokens": [5000]}),
+        ("detokenize", {"tokens": ["a"]}),
+    ):
+        refused = httpx.post(f"{daemon.url}/v1/{path}", json={"model": MODEL} | body)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1//chat/completions", "//v1/chat/completions/"])
+def test_other_spellings_of_a_path(daemon: Daemon, path: str) -> None:
+    body = {"model": MODEL, "messages": say("echo a")}
+    assert httpx.post(daemon.url + path, json=body).json()["choices"][0]["message"]["content"] == "a "
+
+
+def test_health_and_request_ids(daemon: Daemon) -> None:
+    response = httpx.get(f"{daemon.url}/health")
+    assert response.json()["status"] == "ok"
+    assert response.headers["x-request-id"].startswith("req-")
+    sane = httpx.get(f"{daemon.url}/health", headers={"X-Request-Id": "mine-7"})
+    assert sane.headers["x-request-id"] == "mine-7"
+    odd = httpx.get(f"{daemon.url}/health", headers={"X-Request-Id": "a b\tc"})
+    assert odd.headers["x-request-id"].startswith("req-")
+
+
+def test_metrics(daemon: Daemon) -> None:
+    daemon.chat("echo a b")
+    page = httpx.get(f"{daemon.url}/metrics").text
+    figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    label = f'{{model="{MODEL}"}}'
+    assert float(figures[f"localllm_generated_tokens_total{label}"]) >= 2
+    assert float(figures[f"localllm_prompt_tokens_total{label}"]) >= 3
+    assert float(figures[f"localllm_time_to_first_token_seconds_count{label}"]) >= 1
+    assert float(figures[f"localllm_inter_token_seconds_count{label}"]) >= 1
+    assert float(figures[f"localllm_preemptions_total{label}"]) == 7
+    assert float(figures[f"localllm_running{label}"]) == 0
+    assert float(figures[f'localllm_requests_total{{model="{MODEL}",status="ok"}}']) >= 1
+
+
+def test_openapi_describes_what_is_sent(daemon: Daemon) -> None:
+    document = httpx.get(f"{daemon.url}/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+
+    def check(value: Any, name: str) -> None:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+    check(daemon.chat("call").json(), "ChatCompletion")
+    check(daemon.chat("refuse").json(), "ErrorBody")
+    for event in events(daemon.chat("think", stream=True, stream_options={"include_usage": True})):
+        check(event, "Chunk")
+    check({"messages": say("x"), "temperature": 1, "stop": ["a"]}, "ChatBody")
+    with pytest.raises(jsonschema.ValidationError):
+        check({"messages": say("x"), "temprature": 1}, "ChatBody")
+    for path, operations in document["paths"].items():
+        method = next(iter(operations))
+        assert httpx.request(method, daemon.url + path.replace("{id}", MODEL)).status_code != 404, path

@@ -1,0 +1,291 @@
+"""Bodies → frames: every field is honoured, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from localllm.app.daemon.body import decode
+from localllm.app.daemon.frames import Generate, ResponseFormat
+from localllm.app.daemon.openai import ChatBody, CompletionBody, check_tokens
+from localllm.app.errors import InvalidRequest
+
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+DEEP: dict[str, Any] = {}
+for _ in range(70):
+    DEEP = {"properties": DEEP}
+
+
+def chat(**body: Any) -> Generate:
+    (frame,) = decode(json.dumps({"messages": HI} | body).encode(), ChatBody).frames("id")
+    return frame
+
+
+def completion(**body: Any) -> list[Generate]:
+    return decode(json.dumps({"prompt": "hi"} | body).encode(), CompletionBody).frames("id")
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        ({"temperature": 0}, "temperature", 0.0),
+        ({"temperature": None}, "temperature", None),
+        ({"top_p": 0.5}, "top_p", 0.5),
+        ({"top_k": -1}, "top_k", 0),
+        ({"top_k": 40}, "top_k", 40),
+        ({"min_p": 0.1}, "min_p", 0.1),
+        ({"max_tokens": 7}, "max_tokens", 7),
+        ({"max_completion_tokens": 7}, "max_tokens", 7),
+        ({"max_tokens": 7, "max_completion_tokens": 7}, "max_tokens", 7),
+        ({}, "max_tokens", None),
+        ({"n": 3}, "n", 3),
+        ({"stop": "a"}, "stop", ["a"]),
+        ({"stop": ["a", "b"]}, "stop", ["a", "b"]),
+        ({"stop_token_ids": [5]}, "stop_ids", [5]),
+        ({"seed": 7}, "seed", 7),
+        ({"seed": -1}, "seed", 2**63 - 1),
+        ({"presence_penalty": 1}, "presence_penalty", 1.0),
+        ({"frequency_penalty": -2}, "frequency_penalty", -2.0),
+        ({"repetition_penalty": 1.1}, "repetition_penalty", 1.1),
+        ({"logit_bias": {"7": -100}}, "logit_bias", {"7": -100.0}),
+        ({"logprobs": True}, "logprobs", 0),
+        ({"logprobs": True, "top_logprobs": 20}, "logprobs", 20),
+        ({"logprobs": False}, "logprobs", None),
+        ({"ignore_eos": True}, "ignore_eos", True),
+        ({"response_format": {"type": "text"}}, "response_format", None),
+        ({"response_format": {"type": "json_object"}}, "response_format", ResponseFormat(kind="json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}}},
+            "response_format",
+            ResponseFormat(kind="json_schema", schema={"a": 1}),
+        ),
+        ({"guided_json": {"a": 1}}, "response_format", ResponseFormat(kind="json_schema", schema={"a": 1})),
+        ({"regex": "a+"}, "response_format", ResponseFormat(kind="regex", regex="a+")),
+        ({"guided_regex": "a+"}, "response_format", ResponseFormat(kind="regex", regex="a+")),
+        ({"choice": ["a", "b"]}, "response_format", ResponseFormat(kind="choice", choices=["a", "b"])),
+        ({"guided_choice": ["a"]}, "response_format", ResponseFormat(kind="choice", choices=["a"])),
+        ({"tools": [TOOL]}, "tools", [TOOL]),
+        ({"tools": []}, "tools", None),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "required"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls", False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "template_kwargs", {"enable_thinking": False}),
+        # chatter that changes nothing
+        ({"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"}, "n", 1),
+        ({"store": False, "service_tier": "auto", "modalities": ["text"], "audio": None}, "n", 1),
+    ],
+)
+def test_chat_field_reaches_the_worker(body: dict[str, Any], field: str, value: object) -> None:
+    frame = chat(**body)
+    assert getattr(frame, field) == value
+    assert type(getattr(frame, field)) is type(value)
+
+
+def test_named_tool() -> None:
+    choice = {"type": "function", "function": {"name": "add"}}
+    assert chat(tools=[TOOL], tool_choice=choice).tool_choice == choice
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"temprature": 1}, "unsupported_parameter", "temprature"),
+        ({"temperature": -1}, "invalid_request", "temperature"),
+        ({"temperature": "1"}, "invalid_request", "temperature"),
+        ({"temperature": True}, "invalid_request", "temperature"),
+        ({"temperature": 1e9}, "invalid_request", "temperature"),
+        ({"top_p": 0}, "invalid_request", "top_p"),
+        ({"top_p": 1.1}, "invalid_request", "top_p"),
+        ({"top_k": -2}, "invalid_request", "top_k"),
+        ({"min_p": 2}, "invalid_request", "min_p"),
+        ({"n": 0}, "invalid_request", "n"),
+        ({"n": 129}, "invalid_request", "n"),
+        ({"max_tokens": 0}, "invalid_request", "max_tokens"),
+        ({"max_tokens": 1.5}, "invalid_request", "max_tokens"),
+        ({"max_tokens": 10**30}, "invalid_request", "max_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "invalid_request", "max_tokens"),
+        ({"stop": ""}, "invalid_request", "stop"),
+        ({"stop": ["a"] * 17}, "invalid_request", "stop"),
+        ({"stop": [1]}, "invalid_request", "stop[0]"),
+        ({"seed": 2**63}, "invalid_request", "seed"),
+        ({"presence_penalty": 3}, "invalid_request", "presence_penalty"),
+        ({"logit_bias": {"a": 1}}, "invalid_request", "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "invalid_request", "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "invalid_request", "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "invalid_request", "logit_bias[...]"),
+        ({"top_logprobs": 2}, "invalid_request", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_request", "top_logprobs"),
+        ({"logprobs": 3}, "invalid_request", "logprobs"),
+        ({"stream_options": {"include_usage": True}}, "invalid_request", "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "unsupported_parameter", "stream_options.x"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "unsupported_parameter",
+            "stream_options.include_obfuscation",
+        ),
+        ({"audio": {"voice": "x"}}, "unsupported_parameter", "audio"),
+        ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
+        ({"prediction": {}}, "unsupported_parameter", "prediction"),
+        ({"web_search_options": {}}, "unsupported_parameter", "web_search_options"),
+        ({"functions": []}, "unsupported_parameter", "functions"),
+        ({"service_tier": "flex"}, "unsupported_parameter", "service_tier"),
+        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
+        ({"store": True}, "unsupported_parameter", "store"),
+        ({"suffix": "x"}, "unsupported_parameter", "suffix"),
+        ({"regex": "a", "choice": ["b"]}, "invalid_request", "choice"),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "invalid_request", "regex"),
+        ({"response_format": {"type": "xml"}}, "invalid_request", "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "invalid_request", "response_format"),
+        ({"guided_json": DEEP}, "invalid_request", "guided_json"),
+        ({"tools": [{"type": "retrieval"}]}, "invalid_request", "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_request", "tools[0].function.name"),
+        ({"tools": [TOOL, TOOL]}, "invalid_request", "tools[1]"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": DEEP}}]},
+            "invalid_request",
+            "tools[0].function.parameters",
+        ),
+        ({"tool_choice": "required"}, "invalid_request", "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "invalid_request", "tool_choice"),
+        ({"tool_choice": "any"}, "invalid_request", "tool_choice"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "unsupported_parameter", "chat_template_kwargs.tokenize"),
+        ({"chat_template_kwargs": {"thinking": [1]}}, "invalid_request", "chat_template_kwargs.thinking"),
+        ({"add_generation_prompt": False}, "unsupported_parameter", "add_generation_prompt"),
+        ({"continue_final_message": True}, "invalid_request", "continue_final_message"),
+        ({"messages": []}, "invalid_request", "messages"),
+        ({"messages": "hi"}, "invalid_request", "messages"),
+        ({"messages": [{"role": "wizard", "content": ""}]}, "invalid_request", "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "invalid_request", "messages[0]"),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_request", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "", "x": 1}]}, "unsupported_parameter", "messages[0].x"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "unsupported_parameter",
+            "messages[0].content[0].type",
+        ),
+        ({"model": ""}, "invalid_request", "model"),
+    ],
+)
+def test_chat_refuses_by_name(body: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(**body)
+    assert (refused.value.code, refused.value.param) == (code, param)
+    assert param.split("[")[0] in refused.value.message or refused.value.code == "invalid_request"
+
+
+def test_a_typo_gets_the_near_name() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(temprature=1)
+    assert refused.value.hint == "did you mean 'temperature'?"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"a"', b'{"messages":"\\ud800"}', b"{}x"])
+def test_what_is_no_json_object(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode(body, ChatBody)
+
+
+def test_json_nested_without_end() -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        decode(b'{"guided_json":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", ChatBody)
+
+
+def test_messages_keep_what_templates_read() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{"}}
+    frame = chat(
+        messages=[
+            {"role": "developer", "content": [{"type": "text", "text": "be brief"}]},
+            {"role": "user", "content": "1+1?", "name": "ann"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [call | {"index": 0}],
+                "reasoning": "hm",
+                "refusal": None,
+            },
+            {"role": "tool", "content": "2", "tool_call_id": "c1"},
+            {"role": "assistant", "content": "It is"},
+        ],
+        continue_final_message=True,
+        add_generation_prompt=False,
+    )
+    assert frame.continue_final_message
+    assert frame.messages == [
+        {"role": "developer", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "user", "content": "1+1?", "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "It is"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_prompts(prompt: Any, prompts: list[Any]) -> None:
+    frames = completion(prompt=prompt)
+    assert [frame.prompt for frame in frames] == prompts
+    assert len({frame.id for frame in frames}) == len(prompts)
+    assert all(frame.max_tokens == 16 for frame in frames)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"prompt": []}, "invalid_request", "prompt"),
+        ({"prompt": ""}, "invalid_request", "prompt"),
+        ({"prompt": [[]]}, "invalid_request", "prompt"),
+        ({"prompt": ["a", 1]}, "invalid_request", "prompt"),
+        ({"prompt": [-1]}, "invalid_request", "prompt[0]"),
+        ({"prompt": ["a"] * 129}, "invalid_request", "prompt"),
+        ({"echo": True, "logprobs": 1}, "unsupported_parameter", "logprobs"),
+        ({"logprobs": 21}, "invalid_request", "logprobs"),
+        ({"best_of": 2}, "unsupported_parameter", "best_of"),
+        ({"suffix": "x"}, "unsupported_parameter", "suffix"),
+        ({"messages": []}, "unsupported_parameter", "messages"),
+    ],
+)
+def test_completion_refuses_by_name(body: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        completion(**body)
+    assert (refused.value.code, refused.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("frame", "param"),
+    [
+        (Generate(id="", prompt=[1, 10]), "prompt"),
+        (Generate(id="", stop_ids=[10]), "stop_token_ids"),
+        (Generate(id="", logit_bias={"10": 1.0}), "logit_bias"),
+    ],
+)
+def test_token_ids_beyond_the_vocabulary(frame: Generate, param: str) -> None:
+    check_tokens([frame], 11)
+    with pytest.raises(InvalidRequest) as refused:
+        check_tokens([frame], 10)
+    assert refused.value.param == param
+
+
+def test_every_sampling_field_of_the_frame_can_be_asked_for() -> None:
+    """A new field of Generate must be reachable over HTTP, or be listed here as not of the client."""
+    not_sampling = {"id", "messages", "prompt", "adapter", "echo"}
+    asked = chat(
+        temperature=0.5, top_k=1, top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,
+        presence_penalty=1, frequency_penalty=1, repetition_penalty=2, logit_bias={"1": 1}, ignore_eos=True,
+        logprobs=True, response_format={"type": "json_object"}, tools=[TOOL], tool_choice="none",
+        parallel_tool_calls=False, chat_template_kwargs={"thinking": True}, continue_final_message=True,
+        messages=[{"role": "assistant", "content": "x"}],
+    )  # fmt: skip
+    plain = Generate(id="id", messages=[])
+    same = {name for name in Generate.__struct_fields__ if getattr(asked, name) == getattr(plain, name)}
+    assert same - not_sampling == set()
+    assert msgspec.to_builtins(asked)["type"] == "Generate"
