@@ -1,0 +1,282 @@
+"""The loop on its own thread: callbacks, cancelling from elsewhere, failures, closing."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from localllm.engine.batch import Batch
+from localllm.engine.engine import Engine
+from localllm.engine.errors import ContextOverflow, EngineError, RunnerFailed
+from localllm.engine.lora import Adapter
+from localllm.engine.request import Delta, Request
+
+from .test_equal_outputs import WITH_ADAPTERS, Modulo, assert_equal_to_solo, requests_of
+from .token_device import SPEC, Step, TokenDevice, finish_all, outputs, solo
+
+OVERLAP = replace(SPEC, overlap=True)
+
+
+@dataclass
+class App:
+    """Collects what the engine tells; `wait` returns once so many requests have ended."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    failures: list[RunnerFailed] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def on_deltas(self, deltas: list[Delta]) -> None:
+        with self.changed:
+            self.threads.add(threading.current_thread().name)
+            self.deltas += deltas
+            self.calls.append(len(deltas))
+            self.changed.notify_all()
+
+    def on_failure(self, failure: RunnerFailed) -> None:
+        with self.changed:
+            self.threads.add(threading.current_thread().name)
+            self.failures.append(failure)
+            self.changed.notify_all()
+
+    def ended(self) -> int:
+        return sum(delta.finish is not None for delta in self.deltas)
+
+    def wait(self, ended: int = 0, deltas: int = 0, failures: int = 0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: self.ended() >= ended and len(self.deltas) >= deltas and len(self.failures) >= failures, 30
+            )
+
+
+def start(device: TokenDevice) -> tuple[Engine, App]:
+    app = App()
+    engine = Engine(device, app.on_deltas, app.on_failure)
+    engine.start()
+    return engine, app
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_from_several_threads(overlap: bool) -> None:
+    spec = replace(WITH_ADAPTERS, overlap=overlap, num_pages=60)
+    engine, app = start(TokenDevice(spec))
+    requests = requests_of(7, 40)
+    for each in requests:
+        if each.adapter is not None:
+            engine.register_adapter(each.adapter)
+
+    def submit(part: list[Request]) -> None:
+        for each in part:
+            engine.submit(each)
+            if random.random() < 0.2:
+                engine.cancel(each.id)
+            engine.stats()
+
+    threads = [threading.Thread(target=submit, args=(requests[start::4],)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    app.wait(ended=40)
+    engine.close()
+    assert_equal_to_solo(app.deltas, requests_of(7, 40), spec)
+    assert app.threads == {"engine"}
+    assert app.failures == []
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.cache_used) == (0, 0, 0)
+    assert stats.steps >= len(app.calls) - 40  # one call a step, and at most one for each cancelled
+    assert 0 < stats.step_host_seconds <= stats.step_seconds
+
+
+def test_an_idle_engine_sleeps_and_wakes() -> None:
+    device = TokenDevice(OVERLAP)
+    engine, app = start(device)
+    for number in range(3):
+        engine.submit(Request(f"r{number}", (1, 2), 2))
+        app.wait(ended=number + 1)
+    assert device.log.count("run") == 6  # no step without work
+    engine.close()
+    engine.close()
+    assert device.closed
+    assert app.deltas[-1].finish == "length"
+
+
+def test_refusals_reach_the_caller() -> None:
+    engine, app = start(TokenDevice(SPEC))
+    with pytest.raises(ContextOverflow):
+        engine.submit(Request("long", (1,) * 300, 4))
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit(Request("late", (1,), 4))
+    assert app.deltas == []
+
+
+@dataclass
+class Gate(TokenDevice):
+    """Holds every result until it is let through."""
+
+    gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    asked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def compute_until(self, step: Step) -> None:
+        self.asked.release()
+        assert self.gate.acquire(timeout=30)
+        super().compute_until(step)
+
+
+@pytest.mark.parametrize("spec", [SPEC, OVERLAP], ids=["plain", "overlap"])
+def test_cancelling_while_a_step_runs_frees_its_pages_at_once(spec) -> None:
+    device = Gate(spec)
+    engine, app = start(device)
+    engine.submit(Request("a", tuple(range(30)), 20))
+    assert device.asked.acquire(timeout=30)
+    assert engine.stats().cache_used >= 32
+    engine.cancel("a")
+    assert engine.stats().cache_used == 0
+    steps = engine.stats().steps
+    other = Request("b", (9, 8, 7), 3)
+    engine.submit(other)
+    device.gate.release(100)
+    app.wait(ended=2)
+    assert [delta.finish for delta in app.deltas if delta.request_id == "a"] == ["cancelled"]
+    assert outputs(app.deltas)["b"] == solo(other)
+    assert all(batch.num_rows == 1 for batch in device.batches[steps:])
+    engine.close()
+
+
+@pytest.mark.parametrize("spec", [SPEC, OVERLAP], ids=["plain", "overlap"])
+def test_closing_ends_what_is_left(spec) -> None:
+    device = TokenDevice(spec)
+    engine, app = start(device)
+    for name in ("a", "b"):
+        engine.submit(Request(name, (1, 2), 200))
+    app.wait(deltas=4)
+    engine.close()
+    assert device.closed
+    assert sorted(delta.request_id for delta in app.deltas if delta.finish == "cancelled") == ["a", "b"]
+    assert app.failures == []
+
+
+def test_closing_an_engine_that_never_started() -> None:
+    app, device = App(), TokenDevice(OVERLAP)
+    engine = Engine(device, app.on_deltas)
+    engine.submit(Request("a", (1, 2), 20))
+    engine.step()
+    engine.close()
+    engine.close()
+    assert device.closed
+    assert [delta.finish for delta in app.deltas] == ["cancelled"]
+
+
+def test_closing_from_the_callback() -> None:
+    device = TokenDevice(SPEC)
+    finished = threading.Event()
+    engine = Engine(device, lambda deltas: (engine.close(), finished.set()))
+    engine.submit(Request("a", (1, 2), 20))
+    engine.start()
+    assert finished.wait(30)
+    engine.close()
+    assert device.closed
+
+
+@pytest.mark.parametrize("spec", [SPEC, OVERLAP], ids=["plain", "overlap"])
+def test_a_failing_step_closes_the_engine_and_names_who_is_lost(spec) -> None:
+    device = TokenDevice(spec, fail_at=3)
+    app = App()
+    engine = Engine(device, app.on_deltas, app.on_failure)
+    for name in ("a", "b"):
+        engine.submit(Request(name, (1, 2), 20))
+    engine.submit(Request("short", (1, 2), 1))
+    engine.start()
+    app.wait(failures=1)
+    engine.close()
+    [failure] = app.failures
+    assert failure.request_ids == ("a", "b")
+    assert "on fire" in str(failure)
+    assert isinstance(failure.__cause__, RuntimeError)
+    assert [delta.request_id for delta in app.deltas if delta.finish] == ["short"]
+    assert device.closed
+    assert app.threads == {"engine"}
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit(Request("late", (1,), 4))
+    assert not engine.cancel("short")
+
+
+def test_a_failing_launch_is_a_failing_step() -> None:
+    class NoLaunch(TokenDevice):
+        def run(self, batch: Batch) -> Step:
+            raise MemoryError
+
+    engine, app = start(NoLaunch(SPEC))
+    engine.submit(Request("a", (1,), 4))
+    app.wait(failures=1)
+    engine.close()
+    assert str(app.failures[0]) == "MemoryError"
+    assert app.failures[0].request_ids == ("a",)
+
+
+class BrokenGrammar(Modulo):
+    """Breaks in the way its `taken` tells, after two tokens."""
+
+    kind = ""
+
+    def allowed(self):
+        if len(self.taken) == 2 and self.kind == "allowed":
+            raise RuntimeError("lexer is too complex")
+        if len(self.taken) == 2 and self.kind == "nothing":
+            return super().allowed() * 0
+        if len(self.taken) == 2 and self.kind == "shape":
+            return super().allowed()[:1]
+        return super().allowed()
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if len(self.taken) == 3 and self.kind == "accept":
+            raise RuntimeError("cannot take this")
+
+
+@pytest.mark.parametrize("spec", [SPEC, OVERLAP], ids=["plain", "overlap"])
+@pytest.mark.parametrize(
+    ("kind", "error", "tokens"),
+    [
+        ("allowed", "lexer is too complex", 2),
+        ("nothing", "no token is allowed", 2),
+        ("shape", "does not fit a vocabulary of 96", 2),
+        ("accept", "cannot take this", 3),
+    ],
+)
+def test_a_failing_grammar_fails_its_request_only(spec, kind: str, error: str, tokens: int) -> None:
+    grammar = BrokenGrammar(1, 100)
+    grammar.kind = kind
+    engine = Engine(TokenDevice(spec))
+    good = Request("good", (5, 6), 10)
+    engine.submit(Request("bad", (5, 6), 10, grammar=grammar))
+    engine.submit(good)
+    deltas = finish_all(engine)
+    [last] = [delta for delta in deltas if delta.request_id == "bad" and delta.finish]
+    assert last.finish == "failed"
+    assert error in last.error
+    out = outputs(deltas)
+    assert len(out["bad"]) == tokens
+    assert out["good"] == solo(good)
+    assert engine.stats().cache_used == 0
+
+
+def test_adapters_are_found_by_name() -> None:
+    engine = Engine(TokenDevice(WITH_ADAPTERS))
+    adapter = Adapter("a", "/a", "1")
+    assert engine.find_adapter("a") is None
+    engine.register_adapter(adapter)
+    assert engine.find_adapter("a") == adapter
+
+
+def test_a_scheduler_that_is_stuck_is_told_and_does_not_spin(monkeypatch) -> None:
+    engine = Engine(TokenDevice(SPEC))
+    engine.submit(Request("a", (1, 2), 2))
+    monkeypatch.setattr(engine._scheduler, "schedule", lambda: None)
+    with pytest.raises(EngineError, match="bug in the scheduler"):
+        engine.step()

@@ -1,0 +1,268 @@
+"""Whatever the company, the chunks, the memory and the overlap: each request gives what it gives alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from localllm.engine.batch import Batch
+from localllm.engine.engine import Engine
+from localllm.engine.kv import PagedKV
+from localllm.engine.lora import Adapter
+from localllm.engine.request import Delta, Request, Sampling
+from localllm.engine.runner import RunnerSpec
+from localllm.engine.sampling import candidates, draw
+
+from .token_device import SPEC, TokenDevice, finish_all, logits_of, outputs, solo
+
+ADAPTERS = (None, Adapter("a", "/a", "1"), Adapter("b", "/b", "1"), Adapter("b", "/b", "2"))
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=0.8, seed=5),
+    Sampling(temperature=1.3, top_k=20, top_p=0.9, min_p=0.02, seed=2**63 + 11),
+    Sampling(frequency_penalty=0.7, presence_penalty=0.4),
+    Sampling(temperature=0.7, repetition_penalty=1.3, seed=3, logit_bias=((4, 3.0), (9, -20.0))),
+)
+
+
+def check_memory(engine: Engine) -> None:
+    """The cache's invariants, between any two steps."""
+    scheduler = engine._scheduler
+    if isinstance(scheduler._cache, PagedKV):
+        scheduler._cache.check([each.lease for each in scheduler._running if each.lease is not None])
+
+
+@dataclass
+class Modulo:
+    """A grammar that keeps a state: the next token is this many more than the last one allowed, modulo three."""
+
+    step: int
+    length: int
+    state: int = 0
+    taken: list[int] = field(default_factory=list)
+
+    def allowed(self) -> np.ndarray:
+        bits = np.zeros(SPEC.vocab_size, np.uint8)
+        bits[self.state :: 3] = 1
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def accept(self, token: int) -> None:
+        assert token % 3 == self.state, "a token came that was not allowed"
+        self.state = (self.state + self.step) % 3
+        self.taken.append(token)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.taken) == self.length
+
+
+def requests_of(
+    seed: int, count: int, longest: int = 60, adapters: bool = True, grammars: bool = True
+) -> list[Request]:
+    """Requests that share beginnings, and differ in all that a request may ask. Made anew each time: grammars are used up."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(SPEC.vocab_size) for _ in range(longest)] for _ in range(3)]
+    made = []
+    for number in range(count):
+        cut = rng.randrange(longest)
+        prompt = rng.choice(stems)[:cut] + [rng.randrange(SPEC.vocab_size) for _ in range(rng.randrange(1, 8))]
+        grammar = Modulo(rng.randrange(3), rng.randrange(2, 30)) if rng.random() < 0.25 else None
+        adapter = rng.choice(ADAPTERS[:3])
+        made.append(
+            Request(
+                f"r{number}",
+                tuple(prompt),
+                rng.randrange(1, 30),
+                rng.choice(SAMPLINGS),
+                frozenset(rng.sample(range(SPEC.vocab_size), 3)) if rng.random() < 0.5 else frozenset(),
+                None if plain else adapter,
+                None if plain else grammar,
+            )
+        )
+    return made
+
+
+def serve(spec: RunnerSpec, requests: list[Request], seed: int = 0, cancel: float = 0.0) -> tuple[list[Delta], Engine]:
+    """Requests join at random times and may be cancelled at random times."""
+    rng = random.Random(seed)
+    device = TokenDevice(spec, lazy=rng.random() < 0.7)
+    engine = Engine(device)
+    for adapter in ADAPTERS[1:3]:
+        engine.register_adapter(adapter)
+    deltas: list[Delta] = []
+    coming = list(requests)
+    while coming or engine.has_work:
+        while coming and rng.random() < 0.4:
+            engine.submit(coming.pop(0))
+        if rng.random() < cancel:
+            engine.cancel(f"r{rng.randrange(len(requests))}")
+        deltas += engine.step()
+        check_memory(engine)
+    assert engine.stats().cache_used == 0
+    return deltas, engine
+
+
+def assert_equal_to_solo(deltas: list[Delta], make: list[Request], spec: RunnerSpec) -> None:
+    """Finished requests gave exactly what they give alone; cancelled ones a beginning of it."""
+    out = outputs(deltas)
+    ends = [delta for delta in deltas if delta.finish]
+    finish = {delta.request_id: delta.finish for delta in ends}
+    assert len(ends) == len(finish) == len(make)
+    for each in make:
+        alone = solo(each, spec)
+        if finish[each.id] == "cancelled":
+            assert alone[: len(out[each.id])] == out[each.id]
+        else:
+            assert alone == out[each.id], each
+    last = {delta.request_id: index for index, delta in enumerate(deltas)}
+    assert all(deltas[index].finish for index in last.values()), "nothing comes after the end"
+
+
+WITH_ADAPTERS = replace(SPEC, num_adapters=2, adapters_per_step=2)
+
+
+def test_solo_itself_is_the_plain_loop() -> None:
+    """The yardstick, measured by hand: hash the whole context, draw, append."""
+    device = TokenDevice(SPEC)
+    engine = Engine(device)
+    request = Request("r", (5, 6, 7), 12, Sampling(temperature=0.9, top_k=30, seed=77))
+    engine.submit(request)
+    finish_all(engine)
+    tokens = list(request.prompt)
+    for step in range(12):
+        context = np.array(tokens)
+        logits = logits_of(context, np.arange(len(tokens)), np.zeros(len(tokens)), SPEC.vocab_size)
+        rows = device.batches[step].sampling
+        assert rows.draw.tolist() == [len(tokens)]
+        tokens.append(draw(candidates(logits, rows, 0, None), rows, 0))
+    assert solo(request) == tuple(tokens[3:])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_plenty_of_room(seed: int, overlap: bool) -> None:
+    spec = replace(WITH_ADAPTERS, overlap=overlap)
+    deltas, engine = serve(spec, requests_of(seed, 24), seed)
+    assert_equal_to_solo(deltas, requests_of(seed, 24), spec)
+    assert engine.stats().prefix_hit_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_preemption_storms(seed: int, overlap: bool) -> None:
+    """Memory for a tenth of what all of them would like to hold."""
+    demand = sum(len(each.prompt) + each.max_tokens for each in requests_of(seed, 30))
+    spec = replace(WITH_ADAPTERS, overlap=overlap, num_pages=demand // 10 // SPEC.page_size, max_rows=30)
+    deltas, engine = serve(spec, requests_of(seed, 30), seed)
+    assert_equal_to_solo(deltas, requests_of(seed, 30), spec)
+    assert engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_cancels(seed: int, overlap: bool) -> None:
+    spec = replace(WITH_ADAPTERS, overlap=overlap, num_pages=40)
+    deltas, _ = serve(spec, requests_of(seed, 40), seed, cancel=0.3)
+    assert_equal_to_solo(deltas, requests_of(seed, 40), spec)
+    assert {delta.finish for delta in deltas} >= {"cancelled", "length", None}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 7, 16, 61, 200])
+def test_chunks_of_any_size(max_tokens: int, overlap: bool) -> None:
+    spec = replace(WITH_ADAPTERS, overlap=overlap, max_tokens=max_tokens)
+    deltas, _ = serve(spec, requests_of(3, 10), max_tokens)
+    assert_equal_to_solo(deltas, requests_of(3, 10), spec)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 64])
+def test_pages_of_any_size(page_size: int, overlap: bool) -> None:
+    spec = replace(WITH_ADAPTERS, overlap=overlap, page_size=page_size, num_pages=300 // page_size)
+    deltas, _ = serve(spec, requests_of(4, 12), page_size)
+    assert_equal_to_solo(deltas, requests_of(4, 12), spec)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_slots(seed: int, overlap: bool) -> None:
+    spec = replace(WITH_ADAPTERS, overlap=overlap, cache="slots", num_slots=3, num_pages=0)
+    deltas, engine = serve(spec, requests_of(seed, 30), seed, cancel=0.1)
+    assert_equal_to_solo(deltas, requests_of(seed, 30), spec)
+    assert engine.stats().prefix_hit_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_equal_requests_at_once(overlap: bool) -> None:
+    spec = replace(SPEC, overlap=overlap, num_pages=30)
+    one = replace(requests_of(1, 1, plain=True)[0], max_tokens=25)
+    deltas, _ = serve(spec, [replace(one, id=f"r{number}") for number in range(12)])
+    assert set(outputs(deltas).values()) == {solo(one)}
+    assert len(outputs(deltas)) == 12
+
+
+def test_a_reloaded_adapter_reuses_nothing() -> None:
+    old, new = ADAPTERS[2], ADAPTERS[3]
+    engine = Engine(TokenDevice(WITH_ADAPTERS))
+    for version in (old, new, old):
+        assert version is not None
+        engine.register_adapter(version)
+        request = Request("r", tuple(range(20)), 10, adapter=version)
+        engine.submit(request)
+        deltas = finish_all(engine)
+        assert outputs(deltas)["r"] == solo(request, WITH_ADAPTERS)
+        assert deltas[0].cached == (19 if version is old and engine.stats().tokens_in == 60 else 0)
+
+
+def test_results_come_after_the_next_step_was_launched() -> None:
+    """With overlap the device is never left without work: right answers alone would hide such a bubble."""
+    device = TokenDevice(replace(SPEC, overlap=True))
+    engine = Engine(device)
+    engine.submit(Request("r", (1, 2, 3), 6))
+    finish_all(engine)
+    assert device.log == ["run", *["run", "result"] * 5, "result"]
+    assert [batch.carry.tolist() for batch in device.batches] == [[-1], *[[0]] * 5]
+
+
+def test_without_overlap_nothing_is_carried() -> None:
+    device = TokenDevice(SPEC)
+    engine = Engine(device)
+    engine.submit(Request("r", (1, 2, 3), 3))
+    finish_all(engine)
+    assert device.log == ["run", "result"] * 3
+    assert all((batch.carry == -1).all() for batch in device.batches)
+
+
+def test_draws_that_read_history_wait_for_it_and_others_do_not() -> None:
+    device = TokenDevice(replace(SPEC, overlap=True))
+    engine = Engine(device)
+    engine.submit(Request("free", (1, 2, 3), 8))
+    engine.submit(Request("history", (4, 5), 8, SAMPLINGS[3]))
+    engine.submit(Request("grammar", (6,), 8, grammar=Modulo(1, 30)))
+    finish_all(engine)
+    rows = [batch.num_rows for batch in device.batches]
+    assert rows[:8] == [3, 1, 3, 1, 3, 1, 3, 1]
+    carried = [batch.carry.tolist() for batch in device.batches]
+    assert carried[:4] == [[-1, -1, -1], [0], [0, -1, -1], [0]]
+
+
+@dataclass
+class Counting(TokenDevice):
+    tokens: int = 0
+
+    def compute(self, batch: Batch):
+        self.tokens += batch.num_tokens
+        return super().compute(batch)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_token_is_computed_twice_without_need(overlap: bool) -> None:
+    device = Counting(replace(SPEC, overlap=overlap))
+    engine = Engine(device)
+    for number in range(6):
+        engine.submit(Request(f"r{number}", tuple(range(number, 40)), 10))
+    finish_all(engine)
+    assert device.tokens == sum(40 - number + 9 for number in range(6))

@@ -1,0 +1,384 @@
+"""What the scheduler decides, step by step; whether the tokens come out right is in test_equal_outputs.py."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from localllm.engine.batch import Batch, Want
+from localllm.engine.engine import Engine
+from localllm.engine.errors import CacheOverflow, ContextOverflow, EngineError, RequestRefused
+from localllm.engine.lora import Adapter
+from localllm.engine.request import Delta, Request, Sampling
+from localllm.engine.runner import RunnerSpec, StepResult
+
+from .token_device import SPEC, TokenDevice, finish_all, outputs, solo
+
+A, B, C = (Adapter(name, f"/{name}", "1") for name in "abc")
+ADAPTERS = replace(SPEC, num_adapters=2, adapters_per_step=2)
+
+
+def request(name: str, length: int, max_tokens: int = 4, **more: object) -> Request:
+    start = sum(name.encode())
+    return Request(name, tuple((start * 7 + at * 5) % SPEC.vocab_size for at in range(length)), max_tokens, **more)  # type: ignore[arg-type]
+
+
+def engine_of(*requests: Request, spec: RunnerSpec = SPEC) -> tuple[Engine, TokenDevice]:
+    device = TokenDevice(spec)
+    engine = Engine(device)
+    for adapter in (A, B, C):
+        engine.register_adapter(adapter)
+    for each in requests:
+        engine.submit(each)
+    return engine, device
+
+
+def counts(batch: Batch) -> list[int]:
+    return np.diff(batch.row_starts).tolist()
+
+
+# what is refused
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_longer_than_the_context_is_refused_with_the_numbers(overlap: bool) -> None:
+    engine, _ = engine_of(spec=replace(SPEC, overlap=overlap))
+    with pytest.raises(ContextOverflow) as refusal:
+        engine.submit(request("long", 200, 57))
+    assert (refusal.value.needed, refusal.value.limit, refusal.value.prompt) == (257, 256, 200)
+    assert not engine.has_work
+    engine.submit(request("fits", 200, 56))
+    assert len(outputs(finish_all(engine))["fits"]) == 56
+
+
+def test_a_request_larger_than_all_memory_is_refused_with_both_numbers() -> None:
+    engine, _ = engine_of(spec=replace(SPEC, num_pages=10))
+    with pytest.raises(CacheOverflow, match="41 tokens, but all of it holds 40") as refusal:
+        engine.submit(request("large", 30, 11))
+    assert (refusal.value.needed, refusal.value.limit) == (41, 40)
+    engine.submit(request("fits", 30, 10))
+    assert len(outputs(finish_all(engine))["fits"]) == 10
+
+
+def test_an_id_is_free_again_once_its_request_has_ended() -> None:
+    engine, _ = engine_of(request("a", 3))
+    with pytest.raises(RequestRefused, match="'a' is running already"):
+        engine.submit(request("a", 5))
+    finish_all(engine)
+    engine.submit(request("a", 5))
+    assert engine.cancel("a")
+    engine.submit(request("a", 6))
+    assert outputs(finish_all(engine))["a"] == solo(request("a", 6))
+
+
+@pytest.mark.parametrize("token", [-1, SPEC.vocab_size, 2**40])
+def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
+    engine, _ = engine_of()
+    with pytest.raises(RequestRefused, match=f"token id {token} in prompt"):
+        engine.submit(Request("a", (1, token), 4))
+    with pytest.raises(RequestRefused, match=f"token id {token} in logit_bias"):
+        engine.submit(Request("a", (1,), 4, Sampling(logit_bias=((3, 1.0), (token, 1.0)))))
+
+
+def test_adapters_must_be_known_and_runnable() -> None:
+    engine, _ = engine_of(spec=ADAPTERS)
+    with pytest.raises(RequestRefused, match="'a' is not registered in this version"):
+        engine.submit(request("x", 3, adapter=Adapter("a", "/a", "2")))
+    with pytest.raises(RequestRefused, match="'z' is not registered"):
+        engine.submit(request("x", 3, adapter=Adapter("z", "/z", "1")))
+    engine, _ = engine_of()
+    with pytest.raises(RequestRefused, match="runs no adapters"):
+        engine.submit(request("x", 3, adapter=A))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logit_bias": ((1, 101.0),)}, "logit_bias"),
+        ({"logit_bias": ((1, float("nan")),)}, "logit_bias"),
+    ],
+)
+def test_sampling_parameters_out_of_range_are_refused_by_name(wrong: dict[str, object], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Sampling(**wrong)  # type: ignore[arg-type]
+
+
+def test_requests_without_prompt_or_room_are_refused() -> None:
+    with pytest.raises(ValueError, match="prompt is empty"):
+        Request("a", (), 4)
+    with pytest.raises(ValueError, match="max_tokens"):
+        Request("a", (1,), 0)
+
+
+# who is in a step
+
+
+def test_prompts_are_chunked_to_what_the_running_ones_leave() -> None:
+    engine, device = engine_of(request("a", 10), request("b", 50))
+    finish_all(engine)
+    assert [counts(batch) for batch in device.batches] == [[10, 22], [1, 28], [1, 1], [1, 1], [1]]
+    assert device.batches[0].wants.tolist() == [Want.TOKEN, Want.NOTHING]
+    assert device.batches[1].wants.tolist() == [Want.TOKEN, Want.TOKEN]
+    assert device.batches[1].positions.tolist() == [10, *range(22, 50)]
+
+
+def test_first_come_first_served_and_the_head_of_the_line_holds_the_rest() -> None:
+    small = replace(SPEC, num_pages=12)
+    engine, device = engine_of(request("a", 20, 20), request("big", 30, 8), request("c", 1, 1), spec=small)
+    deltas = finish_all(engine)
+    ends = [delta.request_id for delta in deltas if delta.finish]
+    assert ends == ["a", "c", "big"]  # c was let in after big, and is shorter
+    assert all(batch.num_rows == 1 for batch in device.batches[:20])
+
+
+def test_nobody_starves_under_constant_arrivals() -> None:
+    engine, _ = engine_of(spec=replace(SPEC, num_pages=16, max_rows=4))
+    waited: dict[str, int] = defaultdict(int)
+    live: set[str] = set()
+    for number in range(300):
+        name = f"r{number}"
+        engine.submit(request(name, 40 if number % 10 == 0 else 5, 8))
+        live.add(name)
+        for _ in range(3):
+            for delta in engine.step():
+                if delta.finish:
+                    live.discard(delta.request_id)
+            for each in live:
+                waited[each] += 1
+        if len(live) > 6:  # arrivals pause, as a daemon's admission limit would have it
+            for delta in finish_all(engine):
+                if delta.finish:
+                    live.discard(delta.request_id)
+    assert max(waited.values()) < 60
+
+
+def test_no_more_rows_than_the_runner_has() -> None:
+    engine, device = engine_of(*(request(f"r{n}", 2) for n in range(20)))
+    deltas = finish_all(engine)
+    assert max(batch.num_rows for batch in device.batches) == SPEC.max_rows
+    assert len(outputs(deltas)) == 20
+
+
+def test_more_rows_than_tokens_in_a_step() -> None:
+    spec = replace(SPEC, max_tokens=3)
+    engine, device = engine_of(*(request(f"r{n}", 2, 6) for n in range(6)), spec=spec)
+    out = outputs(finish_all(engine))
+    assert out == {f"r{n}": solo(request(f"r{n}", 2, 6)) for n in range(6)}
+    assert max(batch.num_tokens for batch in device.batches) == 3
+
+
+def test_slots_limit_who_runs() -> None:
+    spec = replace(SPEC, cache="slots", num_slots=2, num_pages=0)
+    engine, device = engine_of(*(request(f"r{n}", 5) for n in range(5)), spec=spec)
+    out = outputs(finish_all(engine))
+    assert max(batch.num_rows for batch in device.batches) == 2
+    assert out == {f"r{n}": solo(request(f"r{n}", 5)) for n in range(5)}
+
+
+def test_slots_refuse_by_the_length_of_one_slot() -> None:
+    spec = replace(SPEC, cache="slots", num_slots=2, num_pages=0)
+    engine, _ = engine_of(spec=spec)
+    with pytest.raises(ContextOverflow):
+        engine.submit(request("a", 250, 10))
+
+
+# prefix hits and memory
+
+
+def test_a_second_turn_computes_only_what_is_new() -> None:
+    engine, device = engine_of(request("first", 18))
+    [answer] = outputs(finish_all(engine)).values()
+    prompt = (*request("first", 18).prompt, *answer, 1, 2)
+    before = len(device.batches)
+    engine.submit(Request("second", prompt, 4))
+    deltas = finish_all(engine)
+    assert device.batches[before].num_tokens == 4  # 21 tokens had been computed, 20 of them fill pages
+    assert {delta.cached for delta in deltas} == {20}
+    assert outputs(deltas)["second"] == solo(Request("second", prompt, 4))
+    stats = engine.stats()
+    assert (stats.prefix_hit_tokens, stats.tokens_in, stats.tokens_out) == (20, 18 + 24, 8)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_two_identical_prompts_in_the_same_step_share_their_pages(overlap: bool) -> None:
+    twins = [replace(request("a", 15, 30), id=name) for name in ("one", "two")]
+    engine, device = engine_of(*twins, spec=replace(SPEC, overlap=overlap))
+    deltas = engine.step()
+    assert counts(device.batches[0]) == [15, 15]
+    first, second = device.batches[0].page_table
+    assert not set(first) & set(second)
+    deltas += engine.step()
+    first, second = device.batches[1].page_table
+    assert (first[:3] == second[:3]).all()  # the full pages are one now, the begun ones are not
+    assert first[3] != second[3]
+    other = request("other", 20, 30)
+    engine.submit(other)  # gets the freed pages while the twins go on
+    deltas += finish_all(engine)
+    out = outputs(deltas)
+    assert out["one"] == out["two"] == solo(twins[0])
+    assert out["other"] == solo(other)
+
+
+def test_preemption_takes_the_youngest_and_it_comes_back_first() -> None:
+    spec = replace(SPEC, num_pages=12, page_size=4)
+    requests = [request("old", 15, 30), request("young", 15, 12), request("late", 15, 10)]
+    engine, _ = engine_of(*requests, spec=spec)
+    deltas = finish_all(engine)
+    assert engine.stats().preemptions > 0
+    assert [delta.request_id for delta in deltas if delta.finish] == ["old", "young", "late"]
+    assert outputs(deltas) == {each.id: solo(each) for each in requests}
+    assert {delta.cached for delta in deltas} == {0}  # what a resumed one found again is not a prompt hit
+
+
+def test_everything_is_given_back_in_the_end() -> None:
+    engine, _ = engine_of(*(request(f"r{n}", 9) for n in range(9)), spec=replace(SPEC, num_pages=20))
+    finish_all(engine)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.cache_used, stats.cache_tokens) == (0, 0, 0, 80)
+
+
+# the end of a request
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_stop_id_ends_it_and_is_the_last_token(overlap: bool) -> None:
+    tokens = solo(request("a", 5, 40))
+    stop = next(token for at, token in enumerate(tokens) if at > 3 and token not in tokens[:at])
+    ends = replace(request("a", 5, 40), stop_ids=frozenset({stop}))
+    engine, device = engine_of(ends, spec=replace(SPEC, overlap=overlap))
+    deltas = finish_all(engine)
+    length = tokens.index(stop) + 1
+    assert outputs(deltas)["a"] == tokens[:length]
+    assert [delta.finish for delta in deltas] == [None] * (length - 1) + ["stop"]
+    assert len(device.batches) == length + overlap  # one step too many was under way
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_last_token_by_length_is_known_ahead(overlap: bool) -> None:
+    engine, device = engine_of(request("a", 5, 7), spec=replace(SPEC, overlap=overlap))
+    deltas = finish_all(engine)
+    assert [delta.finish for delta in deltas] == [None] * 6 + ["length"]
+    assert len(device.batches) == 7
+
+
+def test_a_stop_id_at_the_last_length_counts_as_stop() -> None:
+    tokens = solo(request("a", 5, 3))
+    engine, _ = engine_of(replace(request("a", 5, 3), stop_ids=frozenset({tokens[2]}) - set(tokens[:2])))
+    assert finish_all(engine)[-1].finish == "stop"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+def test_a_cancelled_request_frees_its_pages_and_ends_once(overlap: bool, after: int) -> None:
+    engine, _ = engine_of(request("a", 40, 20), request("b", 9, 20), spec=replace(SPEC, overlap=overlap))
+    deltas: list[Delta] = []
+    for _ in range(after):
+        deltas += engine.step()
+    assert engine.cancel("a")
+    assert not engine.cancel("a")
+    assert not engine.cancel("nobody")
+    used = engine.stats().cache_used
+    assert used <= 28  # b's alone
+    deltas += finish_all(engine)
+    ends = [delta for delta in deltas if delta.finish]
+    assert sorted((delta.request_id, delta.finish) for delta in ends) == [("a", "cancelled"), ("b", "length")]
+    assert [delta for delta in deltas if delta.request_id == "a"][-1].finish == "cancelled"
+    assert outputs(deltas)["b"] == solo(request("b", 9, 20))
+
+
+def test_what_a_cancelled_request_blocked_runs_at_once() -> None:
+    small = replace(SPEC, num_pages=12)
+    engine, device = engine_of(request("a", 20, 20), request("big", 30, 8), request("c", 1, 1), spec=small)
+    engine.step()
+    engine.cancel("big")
+    assert "c" in outputs(engine.step())
+    assert device.batches[-1].num_rows == 2
+
+
+# adapters
+
+
+def test_rows_name_the_slot_of_their_adapter() -> None:
+    engine, device = engine_of(
+        request("x", 3, adapter=A),
+        request("y", 3),
+        request("z", 3, adapter=B),
+        request("w", 3, adapter=A),
+        spec=ADAPTERS,
+    )
+    out = outputs(finish_all(engine))
+    assert device.batches[0].adapters.tolist() == [1, 0, 2, 1]
+    assert device.loads == [(1, A), (2, B)]
+    assert out == {
+        name: solo(request(name, 3, adapter=a), ADAPTERS) for name, a in zip("xyzw", (A, None, B, A), strict=True)
+    }
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_third_adapter_waits_for_a_slot_and_all_come_out_right(overlap: bool) -> None:
+    spec = replace(ADAPTERS, overlap=overlap)
+    requests = [request(f"r{n}", 6, 3 + n % 4, adapter=(A, B, C, None)[n % 4]) for n in range(24)]
+    engine, device = engine_of(*requests, spec=spec)
+    out = outputs(finish_all(engine))
+    assert out == {each.id: solo(each, spec) for each in requests}
+    assert len(device.loads) > 3
+
+
+def test_an_adapter_that_does_not_load_fails_its_request_only() -> None:
+    engine, device = engine_of(request("good", 3), spec=ADAPTERS)
+    device.broken_adapter = "b"
+    engine.submit(request("bad", 3, adapter=B))
+    engine.submit(request("fine", 3, adapter=A))
+    deltas = finish_all(engine)
+    [failed] = [delta for delta in deltas if delta.request_id == "bad"]
+    assert (failed.finish, failed.error, failed.tokens) == ("failed", "/b does not fit", ())
+    assert outputs(deltas)["fine"] == solo(request("fine", 3, adapter=A), ADAPTERS)
+    assert engine.stats().cache_used == 0
+
+
+# log-probabilities
+
+
+def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
+    engine, _ = engine_of(
+        request("none", 4),
+        request("only", 4, sampling=Sampling(logprobs=0)),
+        request("three", 4, sampling=Sampling(logprobs=3, temperature=1.0)),
+    )
+    by_request: dict[str, list[Delta]] = defaultdict(list)
+    for delta in finish_all(engine):
+        by_request[delta.request_id].append(delta)
+    assert all(delta.logprobs == () for delta in by_request["none"])
+    for delta in by_request["only"]:
+        assert [(entry.token, entry.top) for entry in delta.logprobs] == [(delta.tokens[0], ())]
+    for delta in by_request["three"]:
+        [entry] = delta.logprobs
+        assert len(entry.top) == 3
+        assert entry.top[0][1] >= entry.top[1][1] >= entry.top[2][1]
+        assert entry.logprob <= entry.top[0][1] < 0
+        assert entry.token == delta.tokens[0]
+
+
+def test_a_backend_that_forgets_logprobs_is_told() -> None:
+    class Forgetful(TokenDevice):
+        def compute(self, batch: Batch) -> StepResult:
+            return StepResult(super().compute(batch).tokens)
+
+    engine = Engine(Forgetful(SPEC))
+    engine.submit(request("a", 3, sampling=Sampling(logprobs=1)))
+    with pytest.raises(EngineError, match="no log-probabilities"):
+        finish_all(engine)
