@@ -59,10 +59,8 @@ class Modulo:
         return len(self.taken) == self.length
 
 
-def requests_of(
-    seed: int, count: int, longest: int = 60, adapters: bool = True, grammars: bool = True
-) -> list[Request]:
-    """Requests that share beginnings, and differ in all that a request may ask. Made anew each time: grammars are used up."""
+def requests_of(seed: int, count: int, longest: int = 60, plain: bool = False) -> list[Request]:
+    """Requests that share beginnings and differ in all that may be asked. Made anew each time: grammars are used up."""
     rng = random.Random(seed)
     stems = [[rng.randrange(SPEC.vocab_size) for _ in range(longest)] for _ in range(3)]
     made = []
