@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
-from math import prod
 from pkgutil import iter_modules
 from typing import Protocol
 
@@ -24,7 +22,7 @@ from .device import Device
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
 from .sampler import Drawn, sample
-from .sizing import Memory, plan
+from .sizing import plan
 from .weights import Weights
 
 # What torch raises when a kernel, an index or an allocation fails.
@@ -125,12 +123,8 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
     config = files.config
-    dtype = (
-        device.dtype if budget.dtype == "auto" else {"bfloat16": torch.bfloat16, "float32": torch.float32}[budget.dtype]
-    )
-    held = sum(prod(tensor.shape) for tensor in files.tensors.values()) * dtype.itemsize
-    spec = plan(files, budget, Memory(free, held), dtype.itemsize, overlap=device.overlap)
-    spec = replace(spec, dtype=str(dtype).removeprefix("torch."))
+    dtype = DTYPES.get(budget.dtype, device.dtype)
+    spec = plan(files, budget, free, dtype, overlap=device.overlap)
     weights = Weights(files, dtype, device.name)
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build

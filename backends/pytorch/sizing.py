@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import prod
+
+import torch
 
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
@@ -14,38 +16,34 @@ CACHE_SHARE = 0.25
 TOKENS_PER_ROW = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes, as far as the device goes."""
+def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, *, overlap: bool) -> RunnerSpec:
+    """The spec of a runner with a paged cache, on a device with `free` bytes, weights and cache in `dtype`.
 
-    free: int
-    weights: int  # once loaded, in the dtype computed in
-
-
-def plan(files: ModelFiles, budget: Budget, memory: Memory, itemsize: int, *, overlap: bool) -> RunnerSpec:
-    """The spec of a runner with a paged cache. Raises ModelRefused with both numbers where it cannot be met."""
+    Raises ModelRefused with both numbers where the budget cannot be met.
+    """
     config = files.config
-    if memory.weights > memory.free:
+    weights = sum(prod(tensor.shape) for tensor in files.tensors.values()) * dtype.itemsize
+    if weights > free:
         raise ModelRefused(
-            f"{files.name} needs {_gib(memory.weights)} for its weights, but {_gib(memory.free)} are free",
+            f"{files.name} needs {_size(weights)} for its weights, but {_size(free)} are free",
             "close other programs, or choose a smaller model",
         )
     if budget.context is not None and not 1 <= budget.context <= config.max_positions:
         raise ModelRefused(
             f"{files.name} has a context of {config.max_positions} tokens, {budget.context} were asked for"
         )
-    page = page_bytes(budget.page_size, config.num_kv_heads, config.head_dim, config.num_layers, itemsize)
+    page = page_bytes(budget.page_size, config.num_kv_heads, config.head_dim, config.num_layers, dtype.itemsize)
     wanted = budget.context or config.max_positions
     if budget.cache_bytes is not None:
         num_pages = budget.cache_bytes // page
     else:
         roomy = max(wanted, budget.max_rows * min(wanted, TOKENS_PER_ROW))
-        num_pages = min(-(-roomy // budget.page_size), int((memory.free - memory.weights) * CACHE_SHARE) // page)
+        num_pages = min(-(-roomy // budget.page_size), int((free - weights) * CACHE_SHARE) // page)
     fitting = num_pages * budget.page_size
     if fitting < (budget.context or 1):
         raise ModelRefused(
-            f"{files.name}: a context of {wanted} tokens needs {_gib(-(-wanted // budget.page_size) * page)} of KV "
-            f"cache, but {_gib(num_pages * page)} are allowed",
+            f"{files.name}: a context of {wanted} tokens needs {_size(-(-wanted // budget.page_size) * page)} of KV "
+            f"cache, but {_size(num_pages * page)} are allowed",
             "ask for a shorter context, or allow a larger cache",
         )
     return RunnerSpec(
@@ -57,10 +55,11 @@ def plan(files: ModelFiles, budget: Budget, memory: Memory, itemsize: int, *, ov
         page_size=budget.page_size,
         num_pages=num_pages,
         overlap=overlap,
-        weight_bytes=memory.weights,
+        dtype=str(dtype).removeprefix("torch."),
+        weight_bytes=weights,
         cache_bytes=num_pages * page,
     )
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"

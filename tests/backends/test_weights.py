@@ -138,5 +138,5 @@ class TestBudget:
     def test_weights_beyond_the_free_memory_are_refused(self, files) -> None:
         from localllm.backends.cpu.device import open_on_cpu
 
-        with pytest.raises(ModelRefused, match=r"needs 0\.00 GiB for its weights, but 0\.00 GiB are free"):
+        with pytest.raises(ModelRefused, match=r"needs 0\.26 MiB for its weights, but 0\.00 MiB are free"):
             open_on_cpu(files, Budget(threads=1), free=1000)
