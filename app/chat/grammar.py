@@ -33,6 +33,9 @@ MEMORY_BOUND = 2 * 2**30  # bytes of address space, the vocabulary's tables coun
 # One space, or a line break and indentation: a small model may otherwise write blanks for ever.
 _JSON = {"whitespace_pattern": r"( |\n[ \t]{0,24})"}
 
+# As OpenAI has it: a tool without parameters takes none.
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
 
 class TokenGrammar:
     """engine.grammar.Grammar of one request. Raises ValueError with the reason when a limit is reached on the way."""
@@ -108,7 +111,7 @@ class GrammarCompiler:
         rules = []
         for index, tool in enumerate(tools):
             function = tool["function"]
-            parameters = function.get("parameters") or {"type": "object"}
+            parameters = function.get("parameters") or _NO_ARGUMENTS
             check_schema(parameters, f"tools[{index}].function.parameters")
             rules.append(f"call_{index}: %json {json.dumps(_call_schema(function['name'], parameters))}")
         opening, closing = self._call_marks

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+
+from localllm.app.chat.answer import Choice
+from localllm.app.chat.prompt import Prompt
+from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.daemon.frames import Piece
+from localllm.engine.request import Delta, Finish, TokenLogprobs
+
+from ..tiny_qwen import write_tokenizer
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+CHAT = Prompt((1,), reasoning=True, tools=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return ChatTokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def feed(
+    choice: Choice, ids: list[int], finish: Finish | None = "stop", step: int = 1, logprobs: bool = False
+) -> list[Piece]:
+    """The ids in deltas of `step` tokens, the last one with the finish."""
+    pieces = []
+    for start in range(0, len(ids), step):
+        tokens = tuple(ids[start : start + step])
+        probs = tuple(TokenLogprobs(token, -float(start + i), ((token, -0.5),)) for i, token in enumerate(tokens))
+        last = start + step >= len(ids)
+        delta = Delta("a/0", tokens, probs if logprobs else (), finish if last else None)
+        pieces.append(choice.take(delta))
+    return [piece for piece in pieces if piece is not None]
+
+
+def text_of(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+@pytest.mark.parametrize("step", [1, 2, 7])
+@pytest.mark.parametrize("text", ["hello world", "größer 🙂🙂 日本語", "<b> a </b>\n\n", "   "])
+def test_text_equals_the_whole_decoding(tokenizer: ChatTokenizer, text: str, step: int) -> None:
+    ids = [*tokenizer.encode(text, add_special_tokens=False), 2]
+    choice = Choice("a", 0, tokenizer, CHAT, stop_ids=frozenset({2}))
+    pieces = feed(choice, ids, step=step)
+    assert text_of(pieces) == text
+    assert [piece.finish for piece in pieces][-1] == "stop"
+    assert all(piece.finish is None for piece in pieces[:-1])
+    assert choice.done
+    assert choice.generated == len(ids)
+    assert sum(piece.tokens for piece in pieces) == len(ids) - 1
+
+
+def test_stop_string_across_tokens(tokenizer: ChatTokenizer) -> None:
+    ids = tokenizer.encode("one two three four", add_special_tokens=False)
+    for step in (1, 2, 99):
+        choice = Choice("a", 0, tokenizer, CHAT, stop=["wo th"])
+        pieces = feed(choice, ids, finish="length", step=step)
+        assert text_of(pieces) == "one t"
+        assert pieces[-1].finish == "stop"
+        assert choice.take(Delta("a/0", (5,))) is None  # a step that was on its way
+
+
+def test_length(tokenizer: ChatTokenizer) -> None:
+    choice = Choice("a", 0, tokenizer, CHAT)
+    pieces = feed(choice, tokenizer.encode("one <tool", add_special_tokens=False), finish="length")
+    assert text_of(pieces) == "one <tool"
+    assert pieces[-1].finish == "length"
+
+
+def test_special_tokens_are_hidden_and_markers_are_read(tokenizer: ChatTokenizer) -> None:
+    output = f"<think>\nhm\n</think>\n\nSure.<|im_start|>{CALL}"
+    choice = Choice("a", 0, tokenizer, CHAT)
+    pieces = feed(choice, tokenizer.encode(output, add_special_tokens=False))
+    assert text_of(pieces) == "Sure."
+    assert "".join(piece.reasoning for piece in pieces) == "hm"
+    first, second = [call for piece in pieces for call in piece.tool_calls]
+    assert (first.index, first.name, first.arguments, first.id[:5]) == (0, "f", "", "call_")
+    assert (second.index, second.name, second.id, second.arguments) == (0, "", "", '{"a": 1}')
+    assert pieces[-1].finish == "tool_calls"
+
+
+def test_markers_are_text_to_a_raw_prompt(tokenizer: ChatTokenizer) -> None:
+    output = f"<think>a</think>{CALL}"
+    choice = Choice("a", 0, tokenizer, Prompt((1,)))
+    assert text_of(feed(choice, tokenizer.encode(output, add_special_tokens=False))) == output
+
+
+def test_one_call_where_no_more_are_wanted(tokenizer: ChatTokenizer) -> None:
+    ids = tokenizer.encode(f"{CALL}\n{CALL}", add_special_tokens=False)
+    several = feed(Choice("a", 0, tokenizer, CHAT), ids)
+    assert len([call for piece in several for call in piece.tool_calls]) == 4
+    choice = Choice("a", 0, tokenizer, CHAT, parallel_tool_calls=False)
+    pieces = feed(choice, ids)
+    assert len([call for piece in pieces for call in piece.tool_calls]) == 2
+    assert pieces[-1].finish == "tool_calls"
+    assert choice.generated < len(ids)
+
+
+def test_logprobs_come_with_their_text(tokenizer: ChatTokenizer) -> None:
+    ids = [*tokenizer.encode("größer 🙂 END more", add_special_tokens=False)]
+    choice = Choice("a", 0, tokenizer, CHAT, stop=["END"])
+    pieces = feed(choice, ids, finish="length", logprobs=True)
+    entries = [entry for piece in pieces for entry in piece.logprobs]
+    assert [entry.id for entry in entries] == ids[: len(entries)]
+    assert [entry.logprob for entry in entries] == [-float(index) for index in range(len(entries))]
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode().startswith(text_of(pieces))
+    assert all(len(piece.logprobs) == piece.tokens for piece in pieces)
+    assert entries[0].top[0].id == ids[0]
+
+
+def test_a_stop_token_has_no_logprob(tokenizer: ChatTokenizer) -> None:
+    ids = [*tokenizer.encode("hi", add_special_tokens=False), 2]
+    choice = Choice("a", 0, tokenizer, CHAT, stop_ids=frozenset({2}))
+    pieces = feed(choice, ids, logprobs=True)
+    assert sum(len(piece.logprobs) for piece in pieces) == len(ids) - 1

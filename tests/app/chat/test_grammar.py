@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from localllm.app.chat import grammar
+from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
+from localllm.app.chat.parsers import CallPart, OutputParser
+from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.daemon.frames import ResponseFormat
+from localllm.app.errors import InvalidRequest
+from localllm.engine.grammar import unpack_mask
+
+from ..tiny_qwen import VOCAB, write_tokenizer
+
+END = 2
+STEPS = 400  # a random walk that has not ended by then is led to the end
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "email": {"type": "string", "format": "email"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "größe"]}, "maxItems": 3},
+        "pet": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/pet"}]},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+    "$defs": {
+        "pet": {
+            "type": "object",
+            "properties": {"kind": {"const": "cat"}, "kittens": {"type": "array", "items": {"$ref": "#/$defs/pet"}}},
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+    },
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "person": PERSON,
+    "number": {"type": "number", "minimum": -1, "maximum": 1},
+    "bounded array": {"type": "array", "minItems": 2, "maxItems": 4, "items": {"type": "boolean"}},
+    "tuple": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": False, "minItems": 2},
+    "pattern": {"type": "string", "pattern": "^[a-c]{2,5}-[0-9]+$", "maxLength": 20},
+    "date": {"type": "string", "format": "date"},
+    "enum": {"enum": [1, "two", None, [3]]},
+    "any of": {"anyOf": [{"type": "integer"}, {"type": "object", "maxProperties": 1}]},
+    "map": {"type": "object", "additionalProperties": {"type": "integer"}, "maxProperties": 2},
+    "free": {"type": "object"},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return ChatTokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: ChatTokenizer) -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(tokenizer, VOCAB)
+    yield made
+    made.close()
+
+
+def walk(tokenizer: ChatTokenizer, matcher: TokenGrammar, seed: int) -> str:
+    """A text of random allowed tokens. The end, and short ways to it, become likelier with time."""
+    chance = random.Random(seed)
+    ids: list[int] = []
+    for step in range(4 * STEPS):
+        allowed = np.nonzero(unpack_mask(matcher.allowed(), VOCAB))[0].tolist()
+        assert allowed
+        assert max(allowed) < tokenizer.vocab_size
+        token = chance.choice(allowed)
+        if END in allowed and (step > STEPS or chance.random() < 0.2):
+            token = END
+        elif step > STEPS:  # prefer what closes
+            token = min(allowed, key=lambda one: (_closes(tokenizer, one), chance.random()))
+        matcher.accept(token)
+        if token == END:
+            assert matcher.finished
+            return tokenizer.decode(ids)
+        ids.append(token)
+        if matcher.finished:
+            return tokenizer.decode(ids)
+    raise AssertionError(f"no end after {len(ids)} tokens: {tokenizer.decode(ids)[-100:]!r}")
+
+
+def _closes(tokenizer: ChatTokenizer, token: int) -> int:
+    text = tokenizer.token_bytes(token).strip()
+    order = (b'"', b"}", b"]", b'"}', b'"]')
+    return order.index(text) if text in order else 9
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_random_choice_stays_within_the_schema(tokenizer: ChatTokenizer, compiler: GrammarCompiler, name: str) -> None:
+    compiled = compiler.compile(ResponseFormat(kind="json_schema", schema=SCHEMAS[name]))
+    for seed in range(12):
+        text = walk(tokenizer, compiled.copy(), seed)
+        jsonschema.validate(json.loads(text), SCHEMAS[name], cls=jsonschema.Draft202012Validator)
+
+
+def test_json_object(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+    compiled = compiler.compile(ResponseFormat(kind="json_object"))
+    for seed in range(12):
+        assert isinstance(json.loads(walk(tokenizer, compiled.copy(), seed)), dict)
+
+
+@pytest.mark.parametrize("pattern", [r"[a-z]{3}[0-9]+!", r"(yes|no)( indeed)*", r"größ(e|er) 🙂", r"[^a]{2,4}"])
+def test_regex(tokenizer: ChatTokenizer, compiler: GrammarCompiler, pattern: str) -> None:
+    compiled = compiler.compile(ResponseFormat(kind="regex", regex=pattern))
+    for seed in range(12):
+        text = walk(tokenizer, compiled.copy(), seed)
+        assert re.fullmatch(pattern, text), text
+
+
+def test_choice(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+    choices = ["yes", "yes, but", 'a "quoted" \\ one', "größer\n", "🙂", "/x/", "%json {}"]
+    compiled = compiler.compile(ResponseFormat(kind="choice", choices=choices))
+    found = {walk(tokenizer, compiled.copy(), seed) for seed in range(80)}
+    assert found == set(choices)
+
+
+def test_tool_calls(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+    point = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}}
+    schemas = {"move": point | {"required": ["x"], "additionalProperties": False}, "now": {"maxProperties": 0}}
+    tools = [
+        {"type": "function", "function": {"name": "move", "parameters": schemas["move"]}},
+        {"type": "function", "function": {"name": "now"}},
+    ]
+    one = compiler.compile_tool_calls(tools, parallel=False)
+    several = compiler.compile_tool_calls(tools, parallel=True)
+    counts, names = set(), set()
+    for seed in range(24):
+        for compiled, most in ((one, 1), (several, 99)):
+            parser = OutputParser(reasoning=False, tools=True)
+            parts = parser.feed(walk(tokenizer, compiled.copy(), seed)) + parser.finish()
+            assert all(isinstance(part, CallPart) for part in parts), parts
+            assert 1 <= len(parts) <= most
+            counts.add(len(parts))
+            for part in parts:
+                assert isinstance(part, CallPart)
+                names.add(part.name)
+                jsonschema.validate(json.loads(part.arguments), schemas[part.name])
+    assert names == {"move", "now"}
+    assert len(counts) > 1
+
+
+def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    compiled = compiler.compile(ResponseFormat(kind="regex", regex="ab"))
+    first, second = compiled.copy(), compiled.copy()
+    (token,) = tokenizer.encode("a", add_special_tokens=False)
+    before = second.allowed().copy()
+    first.accept(token)
+    assert (second.allowed() == before).all()
+    assert not (first.allowed() == before).all()
+
+
+def test_a_wrong_token_raises(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+    compiled = compiler.compile(ResponseFormat(kind="regex", regex="ab"))
+    (token,) = tokenizer.encode("b", add_special_tokens=False)
+    with pytest.raises(ValueError):
+        compiled.accept(token)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+JSON = "response_format.json_schema.schema"
+REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
+    "no schema": (ResponseFormat(kind="json_schema"), JSON, "object"),
+    "unknown type": (ResponseFormat(kind="json_schema", schema={"type": "text"}), JSON, "text"),
+    "not": (ResponseFormat(kind="json_schema", schema={"not": {"type": "null"}}), JSON, '"not"'),
+    "uniqueItems": (ResponseFormat(kind="json_schema", schema={"type": "array", "uniqueItems": True}), JSON, "unique"),
+    "format": (ResponseFormat(kind="json_schema", schema={"type": "string", "format": "x"}), JSON, "format: x"),
+    "remote": (ResponseFormat(kind="json_schema", schema={"$ref": "http://localhost/a"}), JSON, "localhost"),
+    "file": (ResponseFormat(kind="json_schema", schema={"$ref": "file:///etc/passwd"}), JSON, "passwd"),
+    "look-ahead": (ResponseFormat(kind="json_schema", schema={"type": "string", "pattern": "(?=a)"}), JSON, "look"),
+    "impossible": (
+        ResponseFormat(kind="json_schema", schema={"type": "string", "minLength": 3, "maxLength": 2}),
+        JSON,
+        "",
+    ),
+    "endless reference": (ResponseFormat(kind="json_schema", schema={"$ref": "#"}), JSON, "nothing can match"),
+    "huge numbers": (
+        ResponseFormat(kind="json_schema", schema={"type": "integer", "maximum": 10**400, "minimum": 1}),
+        JSON,
+        "",
+    ),
+    "not a number": (ResponseFormat(kind="json_schema", schema={"minimum": float("nan")}), JSON, ""),
+    "too deep": (ResponseFormat(kind="json_schema", schema=nested(100)), JSON, "deeper"),
+    "too many values": (ResponseFormat(kind="json_schema", schema={"enum": list(range(30_000))}), JSON, "values"),
+    "too long": (ResponseFormat(kind="json_schema", schema={"const": "x" * 300_000}), JSON, "characters"),
+    "many patterns at once": (
+        ResponseFormat(
+            kind="json_schema", schema={"allOf": [{"type": "string", "pattern": f".*{i}.*"} for i in range(30)]}
+        ),
+        JSON,
+        "",
+    ),
+    "every combination": (
+        ResponseFormat(
+            kind="json_schema",
+            schema={
+                "allOf": [
+                    {"anyOf": [{"properties": {f"a{i}{j}": {"type": "string"}}} for j in range(4)]} for i in range(12)
+                ]
+            },
+        ),
+        JSON,
+        "",
+    ),
+    "repeated repetition": (ResponseFormat(kind="regex", regex="(a{1000}){1000}"), "regex", "processor time"),
+    "empty regex": (ResponseFormat(kind="regex", regex=""), "regex", "empty"),
+    "broken regex": (ResponseFormat(kind="regex", regex="(a"), "regex", "("),
+    "back-reference": (ResponseFormat(kind="regex", regex=r"(a)\1"), "regex", "backreference"),
+    "regex of nothing": (ResponseFormat(kind="regex", regex=r"[^\s\S]"), "regex", "nothing can match"),
+    "long regex": (ResponseFormat(kind="regex", regex="a" * 300_000), "regex", "characters"),
+    "no choice": (ResponseFormat(kind="choice", choices=[]), "choice", "at least one"),
+    "empty choice": (ResponseFormat(kind="choice", choices=["a", ""]), "choice", "empty"),
+    "many choices": (ResponseFormat(kind="choice", choices=["a"] * 5000), "choice", "limit"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(compiler: GrammarCompiler, tokenizer: ChatTokenizer, name: str) -> None:
+    wanted, param, words = REFUSED[name]
+    with pytest.raises(InvalidRequest) as caught:
+        compiler.compile(wanted)
+    assert caught.value.param == param
+    assert words in caught.value.message
+    # and the next one works
+    assert walk(tokenizer, compiler.compile(ResponseFormat(kind="choice", choices=["ok"])), 0) == "ok"
+
+
+def test_bad_tool_parameters(compiler: GrammarCompiler) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}]
+    with pytest.raises(InvalidRequest, match="tools"):
+        compiler.compile_tool_calls(tools, parallel=True)
+
+
+def test_waiting_is_bounded(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "CPU_BOUND", 600.0)
+    monkeypatch.setattr(grammar, "WALL_BOUND", 0.3)
+    impatient = GrammarCompiler(tokenizer, VOCAB)
+    with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
+        impatient.compile(ResponseFormat(kind="regex", regex="(a{1000}){1000}"))
+    impatient.close()
+
+
+def test_a_model_without_an_end_is_refused(tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "eos_ids", frozenset())
+    with pytest.raises(InvalidRequest, match="end-of-sequence"):
+        GrammarCompiler(tokenizer, VOCAB)

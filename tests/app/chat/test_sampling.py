@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localllm.app.chat.sampling import sampling_of
+from localllm.app.daemon.frames import Generate
+from localllm.app.errors import InvalidRequest
+from localllm.engine.request import Sampling
+
+
+def made(recommended: dict[str, float] | None = None, **asked: Any) -> Sampling:
+    return sampling_of(Generate(id="a", prompt="x", **asked), recommended or {}, seed=7, vocab_size=100)
+
+
+def test_request_beats_model_beats_neutral() -> None:
+    assert made() == Sampling(temperature=1.0, seed=7)
+    model = {"temperature": 0.6, "top_k": 20.0, "top_p": 0.9}
+    assert made(model) == Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=7)
+    assert made(model, temperature=0.0, top_k=0) == Sampling(temperature=0.0, top_k=0, top_p=0.9, seed=7)
+
+
+def test_everything_arrives() -> None:
+    asked = {
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.4,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": -0.3,
+        "logprobs": 5,
+    }
+    assert made(**asked, logit_bias={"3": -100, "99": 1.5}) == Sampling(
+        **asked, logit_bias=((3, -100.0), (99, 1.5)), seed=7
+    )
+
+
+def test_seed_wraps_to_64_bits() -> None:
+    asked = Generate(id="a", prompt="x")
+    assert sampling_of(asked, {}, seed=-1, vocab_size=9).seed == 2**64 - 1
+    assert sampling_of(asked, {}, seed=2**64 + 3, vocab_size=9).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 3.0),
+        ("frequency_penalty", -3.0),
+        ("logprobs", 21),
+        ("logit_bias", {"x": 1.0}),
+        ("logit_bias", {"-1": 1.0}),
+        ("logit_bias", {"100": 1.0}),
+        ("logit_bias", {"1": 101.0}),
+        ("logit_bias", {"1": float("nan")}),
+        ("logit_bias", {"²": 1.0}),
+    ],
+)
+def test_refusals_name_the_parameter(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        made(**{name: value})
+    assert caught.value.param == name
