@@ -1,0 +1,168 @@
+"""Mixes topics and skills into conversations, the same ones for the same seed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from . import intents
+from .dialogue import Exchange, Message
+from .facts import Facts
+from .grammar import sample, typed
+from .skills import arithmetic, beyond, lists, memory, obey, reference, structured, toolcalls
+
+HELDOUT = Path(__file__).with_name("heldout.jsonl")
+DEVELOPMENT = Path(__file__).with_name("development.jsonl")
+LONGEST = 6000  # characters of one conversation: within 2048 tokens
+
+Conversation = Exchange
+
+
+@cache
+def reserved() -> frozenset[str]:
+    """Questions no dialogue may contain, normalised: those the model is judged by."""
+    turns = [turn for file in (HELDOUT, DEVELOPMENT) for turn in questions(file)]
+    return frozenset(normalised(turn) for turn in turns)
+
+
+def questions(file: Path) -> list[str]:
+    """The last user turn of each line: the one whose answer is judged."""
+    turns = [json.loads(line)["turns"] for line in file.read_text("utf-8").splitlines()]
+    return [[said for said in line if isinstance(said, str)][-1] for line in turns]
+
+
+def normalised(text: str) -> str:
+    """Without case, punctuation and spacing; two questions that differ in these only are the same."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def conversations(seed: int, shard: int, count: int, facts: Facts) -> Iterator[Conversation]:
+    """`count` conversations of one shard. Shards of one seed are independent of each other."""
+    random = Random(f"{seed}/{shard}")
+    made = 0
+    while made < count:
+        conversation = _conversation(random, facts)
+        turns = [message["content"] for message in conversation.messages if message["role"] == "user"]
+        if sum(len(str(message)) for message in conversation.messages) > LONGEST:
+            continue
+        if any(normalised(turn) in reserved() for turn in turns):
+            continue
+        made += 1
+        yield conversation
+
+
+def _conversation(random: Random, facts: Facts) -> Conversation:
+    kinds = {
+        "intent": 28,
+        "follow-up": 8,
+        "reference": 9,
+        "arithmetic": 9,
+        "lists": 7,
+        "structured": 9,
+        "tools": 11,
+        "beyond": 9,
+        "obey": 6,
+        "say": 2,
+        "mix": 18,
+    }
+    kind = random.choices(list(kinds), list(kinds.values()))[0]
+    if kind == "tools":
+        return toolcalls.make(random)
+    if kind == "obey":
+        return obey.make(random)
+    if kind == "mix":
+        exchange = _mix(random, facts)
+    elif kind == "follow-up":
+        exchange = _chain(random)
+    else:
+        exchange = _single(kind, random, facts)
+    if random.random() < 0.3:
+        exchange.system = obey.inert(random)
+    return exchange
+
+
+def _single(kind: str, random: Random, facts: Facts) -> Exchange:
+    if kind == "reference":
+        return reference.make(random, facts)
+    if kind == "intent":
+        return _ask(random.choice(list(intents.load().values())), random)
+    skills = {
+        "arithmetic": arithmetic.make,
+        "lists": lists.make,
+        "structured": structured.make,
+        "beyond": beyond.make,
+        "say": memory.make,
+    }
+    return skills[kind](random)
+
+
+def _ask(intent: intents.Intent, random: Random) -> Exchange:
+    return Exchange.of(typed(intent.question(random), random), intent.answer(random), intent.name)
+
+
+@cache
+def _followers() -> dict[str, list[intents.Intent]]:
+    """For each intent, those that have a question following it."""
+    found: dict[str, list[intents.Intent]] = {}
+    for intent in intents.load().values():
+        for name in intent.after:
+            found.setdefault(name, []).append(intent)
+    return found
+
+
+def _follow(name: str, random: Random) -> Exchange:
+    intent = random.choice(_followers()[name])
+    text = sample(random.choice(intent.after[name]), random)
+    return Exchange.of(typed(text, random, bare=True), intent.answer(random), intent.name)
+
+
+def _chain(random: Random) -> Exchange:
+    """A question and one or more that follow from it."""
+    exchange = _ask(intents.load()[random.choice(list(_followers()))], random)
+    messages, name = list(exchange.messages), exchange.name
+    while name in _followers() and len(messages) < 8:
+        exchange = _follow(name, random)
+        messages += exchange.messages
+        name = exchange.name
+        if random.random() < 0.5:
+            break
+    return Exchange(messages)
+
+
+def _mix(random: Random, facts: Facts) -> Exchange:
+    """A conversation of many turns: anything after anything, with facts told early and asked for later."""
+    turns = random.randrange(2, 8) if random.random() < 0.85 else random.randrange(8, 36)
+    messages: list[Message] = []
+    told: dict[int, str] = {}
+    name = ""
+    single = ["intent", "intent", "reference", "arithmetic", "lists", "structured", "beyond", "say"]
+    for _ in range(turns):
+        draw = random.random()
+        if draw < 0.16:
+            at = random.randrange(len(memory.FACTS))
+            told[at] = memory.FACTS[at].value(random)
+            messages += memory.told(memory.FACTS[at], told[at], random)
+        elif draw < 0.34:
+            at = random.choice(list(told)) if told and random.random() < 0.85 else random.randrange(len(memory.FACTS))
+            messages += memory.asked(memory.FACTS[at], told.get(at), random)
+        elif draw < 0.39 and messages and len(messages[-1]["content"]) + len(messages[-2]["content"]) < 300:
+            messages += memory.echo(messages[-2]["content"], messages[-1]["content"], random)
+        elif draw < 0.6 and name in _followers():
+            exchange = _follow(name, random)
+            messages += exchange.messages
+            name = exchange.name
+        else:
+            exchange = _single(random.choice(single), random, facts)
+            messages += exchange.messages
+            name = exchange.name or name
+    return Exchange(messages)
+
+
+def with_system(conversation: Conversation) -> list[Message]:
+    """Its messages, with the system prompt in front where there is one."""
+    system = [{"role": "system", "content": conversation.system}] if conversation.system else []
+    return [*system, *conversation.messages]

@@ -1,0 +1,83 @@
+"""What the program itself says: commands, flags, settings and error codes, read from its code by introspection."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Flag:
+    name: str  # the long form, with its dashes
+    help: str
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    summary: str  # first sentence of its help
+    usage: str  # the usage line, e.g. localllm run [OPTIONS] MODEL [PROMPT]
+    flags: tuple[Flag, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    sentence: str
+    default: str
+    env: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    commands: tuple[Command, ...]
+    settings: tuple[Setting, ...]
+    errors: tuple[str, ...]  # codes
+
+    def save(self, file: Path) -> None:
+        file.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+
+    @classmethod
+    def load(cls, file: Path) -> Facts:
+        table = json.loads(file.read_text("utf-8"))
+        return cls(
+            commands=tuple(
+                Command(**{**command, "flags": tuple(Flag(**flag) for flag in command["flags"])})
+                for command in table["commands"]
+            ),
+            settings=tuple(Setting(**setting) for setting in table["settings"]),
+            errors=tuple(table["errors"]),
+        )
+
+
+def collect() -> Facts:
+    """Facts of the localllm installed here."""
+    import click
+
+    from localllm.app import cli, config, errors
+
+    commands = []
+    for name, command in cli.cli.commands.items():
+        context = click.Context(command, info_name=f"localllm {name}")
+        flags = tuple(
+            Flag(next(form for form in option.opts if form.startswith("--")), option.help or "")
+            for option in command.get_params(context)
+            if isinstance(option, click.Option) and not option.hidden and "--help" not in option.opts
+        )
+        summary = (command.help or "").split("\n\n")[0].replace("\n", " ").strip()
+        usage = command.get_usage(context).removeprefix("Usage: ").replace("\n", " ")
+        commands.append(Command(name, summary, " ".join(usage.split()), flags))
+    return Facts(tuple(commands), tuple(_settings(config.Settings, config.PREFIX)), tuple(sorted(errors.BY_CODE)))
+
+
+def _settings(settings: type, prefix: str) -> list[Setting]:
+    import msgspec
+
+    found = []
+    for field in msgspec.structs.fields(settings):
+        notes = [note for note in field.type.__metadata__ if isinstance(note, msgspec.Meta)]
+        sentence = next(note.description for note in notes if note.description)
+        default = json.dumps(field.default if not isinstance(field.default, tuple) else list(field.default))
+        found.append(Setting(field.name, sentence, default, prefix + field.name.upper()))
+    return found

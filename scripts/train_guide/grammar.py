@@ -1,0 +1,155 @@
+"""Patterns into sentences, and sentences into what people really type.
+
+A pattern is plain text with `(one|two)` for a choice and `[maybe]` for something optional; both nest.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from random import Random
+
+Node = str | tuple["Node", ...] | list["Node"]  # text, sequence, choice
+
+
+@cache
+def _parse(pattern: str) -> Node:
+    node, end = _choice(pattern, 0)
+    if end != len(pattern):
+        raise ValueError(f"unbalanced pattern: {pattern!r}")
+    return node
+
+
+def _choice(text: str, at: int) -> tuple[Node, int]:
+    options: list[Node] = []
+    parts: list[Node] = []
+    while at < len(text) and text[at] not in ")]":
+        if text[at] in "([":
+            closing = ")" if text[at] == "(" else "]"
+            inner, at_close = _choice(text, at + 1)
+            if at_close >= len(text) or text[at_close] != closing:
+                raise ValueError(f"unbalanced pattern: {text!r}")
+            parts.append(inner if closing == ")" else [inner, ""])
+            at = at_close + 1
+        elif text[at] == "|":
+            options.append(tuple(parts))
+            parts, at = [], at + 1
+        else:
+            end = at
+            while end < len(text) and text[end] not in "()[]|":
+                end += 1
+            parts.append(text[at:end])
+            at = end
+    options.append(tuple(parts))
+    return options if len(options) > 1 else options[0], at
+
+
+def _sample(node: Node, random: Random) -> str:
+    if isinstance(node, str):
+        return node
+    if isinstance(node, list):
+        return _sample(random.choice(node), random)
+    return "".join(_sample(part, random) for part in node)
+
+
+def sample(pattern: str, random: Random) -> str:
+    """One sentence of a pattern, white space tidied. Raises ValueError when brackets do not match."""
+    return re.sub(r"\s+", " ", _sample(_parse(pattern), random)).strip()
+
+
+def count(pattern: str) -> int:
+    """How many sentences a pattern has."""
+
+    def of(node: Node) -> int:
+        if isinstance(node, str):
+            return 1
+        if isinstance(node, list):
+            return sum(of(part) for part in node)
+        total = 1
+        for part in node:
+            total *= of(part)
+        return total
+
+    return of(_parse(pattern))
+
+
+SHORT = [
+    ("what is ", "what's "),
+    ("where is ", "where's "),
+    ("who is ", "who's "),
+    ("how is ", "how's "),
+    ("that is ", "that's "),
+    ("it is ", "it's "),
+    ("i am ", "i'm "),
+    ("you are ", "you're "),
+    ("i would ", "i'd "),
+    ("do not ", "don't "),
+    ("does not ", "doesn't "),
+    ("is not ", "isn't "),
+    ("are not ", "aren't "),
+    ("cannot ", "can't "),
+    ("let us ", "let's "),
+]
+OPENINGS = (
+    "(hi|hey|hello|ok|so|well|hm|um|and|also|please|quick question|one more question|a question|question"
+    "|just wondering|i was wondering|i am curious|sorry|excuse me|tell me|do you know|say|another thing"
+    "|i have a question|maybe you can help me|thanks|great|now|next|by the way|first of all|dear guide|guide)"
+)
+CLOSINGS = (
+    "(please|thanks|thank you|thx|pls|exactly|in localllm|with localllm|here|on my machine|on my laptop|on linux|on debian"
+    "|for me|again|if i may ask|i forgot|i am new here|on this computer|right now|today|quickly|then|actually"
+    "|in general|in the terminal|on the command line|i wonder|any idea|asking for a friend)"
+)
+ASKING = re.compile(
+    r"(what|which|who|whom|whose|where|when|why|how|can|could|may|do|does|did|is|are|am|will|would|should|in which|has|have)\b"
+)
+KEYS = {
+    "a": "sqz", "b": "vn", "c": "xv", "d": "sf", "e": "wr", "f": "dg", "g": "fh", "h": "gj", "i": "uo", "j": "hk",
+    "k": "jl", "l": "k", "m": "n", "n": "bm", "o": "ip", "p": "o", "q": "w", "r": "et", "s": "ad", "t": "ry",
+    "u": "yi", "v": "cb", "w": "qe", "x": "zc", "y": "tu", "z": "x",
+}  # fmt: skip
+
+
+def typo(text: str, random: Random) -> str:
+    """One slip of the fingers in one of the longer words."""
+    words = [m for m in re.finditer(r"(?<![\w/_.@`-])[a-z]{4,}(?![\w/_.@`-])", text)]
+    if not words:
+        return text
+    word = random.choice(words)
+    at = random.randrange(word.start() + 1, word.end())
+    kind = random.choice(["swap", "drop", "double", "near"])
+    if kind == "swap" and at + 1 < word.end():
+        return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+    if kind == "double":
+        return text[:at] + text[at] + text[at:]
+    if kind == "near":
+        return text[:at] + random.choice(KEYS[text[at]]) + text[at + 1 :]
+    return text[:at] + text[at + 1 :]
+
+
+def typed(text: str, random: Random, *, exact: bool = False, bare: bool = False) -> str:
+    """A lower-case sentence as somebody types it: contractions, fillers, slips, capitals and punctuation.
+
+    With `exact` the words stay as they are, for a sentence the answer copies from; with `bare` no filler is added.
+    """
+    asking = ASKING.match(text) is not None
+    if random.random() < 0.5:
+        for long, short in SHORT:
+            text = text.replace(long, short) if random.random() < 0.7 else text
+    if not bare and random.random() < 0.16:
+        text = sample(OPENINGS, random) + random.choice([", ", " ", ": ", ". ", ", "]) + text
+    if not bare and random.random() < 0.14:
+        text = text + random.choice([" ", ", "]) + sample(CLOSINGS, random)
+    if not exact:
+        while random.random() < 0.16:
+            text = typo(text, random)
+    style = random.random()
+    if style < 0.62:
+        text = re.sub(r"\bi\b(?=[ ']|$)", "I", text)
+        text = text[:1].upper() + text[1:]
+    elif style < 0.65 and not exact:
+        text = text.upper()
+    if text[-1] not in ".!?":
+        endings = ["?", "?", "?", "", "", " ?", "??"] if asking else ["", "", ".", ".", "!"]
+        text += random.choice(endings) if len(text) > 3 else random.choice(["", "", "!", "?"])
+    return text

@@ -1,0 +1,1 @@
+"""Skills whose questions and answers are computed rather than listed. Each is `make(random) -> Exchange`."""
