@@ -1,0 +1,81 @@
+"""README and docs say what is true: commands, flags, tables, links, files, ports and exit codes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from localllm.app import config, errors
+from localllm.app.cli import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_tables_are_fresh() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts/tables.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_flags_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    blocks = "\n".join(text.split("```")[1::2])
+    used = re.findall(r"^localllm ([a-z]+)(.*)$", blocks, re.MULTILINE)
+    used += re.findall(r"`localllm ([a-z]+)([^`\n]*)`", text)
+    for name, rest in used:
+        command = cli.commands[name]
+        known = {flag for param in command.get_params(click.Context(command)) for flag in param.opts}
+        for flag in re.findall(r"--[a-z-]+", rest.partition("#")[0]):
+            assert flag in known, f"localllm {command.name} {flag}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_links_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (page.parent / link).exists(), link
+    for path in re.findall(r"`((?:app|engine|backends|kernels|scripts|tests|assets|docs)/[\w/.-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= targets
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    told = {
+        int(code) for code in re.findall(r"(?:: |· )(\d+) [a-z]", README.partition("Exit codes:")[2].split("\n")[0])
+    }
+    told |= {0} if "Exit codes: 0 " in README else set()
+    ours = {error.exit_code for error in errors.BY_CODE.values()}
+    assert told == ours | {0, 130}
+
+
+def test_the_port_is_the_default() -> None:
+    assert set(re.findall(r"127\.0\.0\.1:(\d+)", README)) == {str(config.DEFAULT_PORT)}
+
+
+def test_the_commands_with_json_are_named() -> None:
+    sentence = next(line for line in README.splitlines() if "take `--json`" in line)
+    named = set(re.findall(r"`([a-z]+)`", sentence.partition("examples.")[2]))
+    assert named == {name for name, command in cli.commands.items() if any(p.name == "as_json" for p in command.params)}
+
+
+def test_the_project_names_no_machine() -> None:
+    """No path, index or tool of the machine it was written on."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is not a git checkout")
+    words = re.compile(r"/wor" + r"k/|/root/|pypi\.or" + r"g")
+    for name in listed.stdout.split():
+        file = ROOT / name
+        if file.suffix in {".py", ".md", ".toml", ".txt", ".json", ".tcss", ""} and file.is_file():
+            assert not words.search(file.read_text("utf-8", "replace")), name
