@@ -1,0 +1,29 @@
+"""A one-line question over the screen."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+
+class AskScreen(ModalScreen[str | None]):
+    """Gives the line, or None when cancelled."""
+
+    BINDINGS = [("escape", "dismiss(None)", "Cancel")]
+
+    def __init__(self, question: str, value: str = "") -> None:
+        super().__init__()
+        self._question, self._value = question, value
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self._question, classes="dialog-title", markup=False)
+            line = Input(self._value)
+            line.cursor_blink = False
+            yield line
+            yield Static("Enter keeps it · Esc cancels", classes="keys")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip() or None)

@@ -1,0 +1,1 @@
+"""The chat screen and its parts, from top to bottom: header, messages, hints, prompt, status."""

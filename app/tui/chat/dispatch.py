@@ -1,0 +1,180 @@
+"""What each slash command does to the chat screen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from ...errors import InvalidRequest
+from .. import export, parameters
+from ..commands import Call
+from ..conversation import Conversation, Message
+from ..help import HelpScreen
+from ..history.screen import HistoryScreen
+from ..models import ModelScreen
+from ..settings import Choice, SettingsScreen
+from ..text import clean, one_line
+from ..theme import DARK, LIGHT
+
+if TYPE_CHECKING:
+    from .screen import ChatScreen
+
+
+async def obey(screen: ChatScreen, call: Call, message: Message | None = None) -> None:
+    """Do it; `message` is the one it is about, where a key on a message asked. Raises AppError."""
+    if call.name == "copy":
+        _copy(screen, call.argument, message)
+    else:
+        await _COMMANDS[call.name](screen, call.argument)
+
+
+async def _model(screen: ChatScreen, name: str) -> None:
+    if name:
+        screen.use_model(name)
+    else:
+        picker = ModelScreen(screen.connection, screen.conversation.model)
+        screen.app.push_screen(picker, lambda chosen: screen.use_model(chosen) if chosen else None)
+
+
+async def _history(screen: ChatScreen, words: str) -> None:
+    async def resume(id: str | None) -> None:
+        if id is not None and id != screen.conversation.id:
+            await screen.begin(await screen.recorder.load(id))
+        else:
+            await screen.save()
+
+    await screen.save()
+    screen.app.push_screen(HistoryScreen(screen.recorder, screen.conversation, words), resume)
+
+
+async def _settings(screen: ChatScreen, _: str) -> None:
+    async def keep(choice: Choice | None) -> None:
+        if choice is not None:
+            screen.conversation.system, screen.conversation.parameters = choice.system, choice.parameters
+            screen.say("Kept. They hold from the next answer on.")
+            await screen.save()
+
+    screen.app.push_screen(SettingsScreen(screen.conversation.system, screen.conversation.parameters), keep)
+
+
+async def _set(screen: ChatScreen, argument: str) -> None:
+    name, _, text = argument.partition(" ")
+    held = screen.conversation.parameters
+    if not name:
+        words = ", ".join(f"{name} {parameters.shown(value)}" for name, value in held.items())
+        screen.say(f"Set: {words}." if words else "Nothing is set: the model's own defaults hold.")
+        return
+    known, value = parameters.parameter(name), parameters.parse(name, text)
+    if value is None:
+        held.pop(known.name, None)
+        screen.say(f"{known.name} is unset: the model's own default holds.")
+    else:
+        held[known.name] = value
+        screen.say(f"{known.name} is {parameters.shown(value)} from the next answer on.")
+    await screen.save()
+
+
+async def _system(screen: ChatScreen, text: str) -> None:
+    if not text:
+        await _settings(screen, "")
+        return
+    screen.conversation.system = "" if text.lower() == "none" else clean(text)
+    screen.say("The system prompt is set." if screen.conversation.system else "There is no system prompt now.")
+    await screen.save()
+
+
+async def _new(screen: ChatScreen, _: str) -> None:
+    old = screen.conversation
+    await screen.begin(Conversation(old.model, old.system, dict(old.parameters)))
+
+
+async def _clear(screen: ChatScreen, _: str) -> None:
+    await screen.begin(Conversation(screen.conversation.model))
+
+
+async def _regenerate(screen: ChatScreen, _: str) -> None:
+    screen.action_regenerate()
+
+
+async def _edit(screen: ChatScreen, _: str) -> None:
+    asked = [message for message in screen.conversation.path() if message.role == "user"]
+    if not asked:
+        raise InvalidRequest("There is no message of yours to edit yet.")
+    if screen.is_answering:
+        raise InvalidRequest("An answer is running.", hint="Esc stops it.")
+    screen.edit(asked[-1])
+
+
+async def _stop(screen: ChatScreen, _: str) -> None:
+    await screen.stop()
+
+
+def _copy(screen: ChatScreen, what: str, message: Message | None) -> None:
+    answers = [shown for shown in screen.conversation.path() if shown.role == "assistant" and shown.content]
+    message = message or (answers[-1] if answers else None)
+    if message is None:
+        raise InvalidRequest("There is no answer to copy yet.")
+    first, _, number = what.partition(" ")
+    if not what:
+        screen.copy(message.content, "The answer")
+    elif what == "all":
+        screen.copy(export.markdown(screen.conversation), "The conversation")
+    elif first == "code":
+        blocks = export.code_blocks(message.content)
+        at = int(number) if number.isdigit() else len(blocks) if not number else 0
+        if not 1 <= at <= len(blocks):
+            raise InvalidRequest(f"There is no code block {number or 'in this message'}; it has {len(blocks)}.")
+        screen.copy(blocks[at - 1], f"Code block {at} of {len(blocks)}")
+    else:
+        raise InvalidRequest(
+            f"/copy does not know {what[:40]!r}.", hint="Try /copy, /copy code, /copy code 2, /copy all."
+        )
+
+
+async def _title(screen: ChatScreen, text: str) -> None:
+    if not text:
+        raise InvalidRequest("A title is missing.", hint="/title a few words")
+    screen.conversation.title = one_line(text)
+    await screen.save()
+
+
+async def _export(screen: ChatScreen, argument: str) -> None:
+    file = await asyncio.to_thread(export.write, screen.conversation, argument, screen.folder)
+    screen.say(f"Written to {file}")
+
+
+async def _theme(screen: ChatScreen, name: str) -> None:
+    themes = {"light": LIGHT.name, "dark": DARK.name, "": DARK.name if screen.app.theme == LIGHT.name else LIGHT.name}
+    if name not in themes:
+        raise InvalidRequest(
+            f"There is no theme {name[:40]!r} here.", hint="/theme light or /theme dark; more: Ctrl+P."
+        )
+    screen.app.theme = themes[name]
+
+
+async def _help(screen: ChatScreen, _: str) -> None:
+    screen.app.push_screen(HelpScreen())
+
+
+async def _quit(screen: ChatScreen, _: str) -> None:
+    await screen.app.run_action("quit")
+
+
+_COMMANDS: dict[str, Callable[[ChatScreen, str], Awaitable[None]]] = {
+    "model": _model,
+    "history": _history,
+    "settings": _settings,
+    "set": _set,
+    "system": _system,
+    "new": _new,
+    "clear": _clear,
+    "regen": _regenerate,
+    "edit": _edit,
+    "stop": _stop,
+    "title": _title,
+    "export": _export,
+    "theme": _theme,
+    "help": _help,
+    "quit": _quit,
+}

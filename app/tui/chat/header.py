@@ -1,0 +1,24 @@
+"""The top line: what is talking, and which conversation this is."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.widgets import Static
+
+from ..text import one_line
+
+TINY = "tiny built-in model"
+
+
+class Header(Horizontal):
+    def compose(self) -> ComposeResult:
+        yield Static("localllm", id="brand")
+        yield Static("", id="model", markup=False)
+        yield Static(TINY, id="badge")
+        yield Static("", id="title", markup=False)
+
+    def tell(self, model: str, bundled: bool, title: str) -> None:
+        self.query_one("#model", Static).update(one_line(model, 32))
+        self.query_one("#badge").display = bundled
+        self.query_one("#title", Static).update(one_line(title, 60))

@@ -1,0 +1,90 @@
+"""The prompt box: Enter sends, large pastes are kept beside the text and shown as a short mark."""
+
+from __future__ import annotations
+
+import re
+
+from textual import events
+from textual.message import Message
+from textual.widgets import TextArea
+
+from ..text import clean, is_long, size
+
+_MARK = re.compile(r"\[paste (\d+): [^\]]*\]")
+
+
+class Prompt(TextArea):
+    class Submitted(Message):
+        """The person sends; `text` has every paste in full."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class HintMoved(Message):
+        """Up or down in the list of hints."""
+
+        def __init__(self, step: int) -> None:
+            super().__init__()
+            self.step = step
+
+    class HintTaken(Message):
+        """Tab: complete what is typed."""
+
+    class Left(Message):
+        """Up in an empty box: to the messages."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            placeholder="Ask something, or / for commands",
+            show_line_numbers=False,
+            highlight_cursor_line=False,
+            tab_behavior="focus",
+            compact=True,
+        )
+        self.cursor_blink = False
+        self.hinting = False  # the list of hints is open: up, down and tab are its keys
+        self._pastes: list[str] = []
+
+    def put(self, text: str) -> None:
+        """Replace what is typed; a long text is folded like a paste."""
+        self._pastes = []
+        self.text = self._folded(text)
+        self.move_cursor(self.document.end)
+
+    def full_text(self) -> str:
+        """What is typed, with every paste in its place."""
+        return _MARK.sub(self._pasted, self.text)
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key == "enter":
+            self.post_message(self.Submitted(self.full_text()))
+        elif event.key in ("shift+enter", "ctrl+j", "alt+enter"):
+            self.insert("\n")
+        elif self.hinting and event.key in ("up", "down"):
+            self.post_message(self.HintMoved(-1 if event.key == "up" else 1))
+        elif self.hinting and event.key == "tab":
+            self.post_message(self.HintTaken())
+        elif event.key == "up" and not self.text:
+            self.post_message(self.Left())
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        event.prevent_default()
+        # Terminals send the line breaks of a paste as carriage returns.
+        text = clean(event.text.replace("\r\n", "\n").replace("\r", "\n"))
+        self.replace(self._folded(text), *self.selection, maintain_selection_offset=False)
+
+    def _folded(self, text: str) -> str:
+        if not is_long(text):
+            return text
+        self._pastes.append(text)
+        return f"[paste {len(self._pastes)}: {text.count(chr(10)) + 1:,} lines, {size(len(text.encode()))}]"
+
+    def _pasted(self, mark: re.Match[str]) -> str:
+        number = int(mark[1])
+        return self._pastes[number - 1] if 1 <= number <= len(self._pastes) else mark[0]

@@ -1,0 +1,89 @@
+"""The daemon as the UI sees it: reached on demand, reached again after it was lost. Knows no widget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from .. import paths
+from ..client import Client, LoadedModel, ModelEntry
+from ..config import Settings
+from ..errors import AppError, DaemonUnreachable
+from .text import one_line
+
+Connect = Callable[..., Awaitable[Client]]
+
+
+class Connection:
+    """`state` is a few words for the status line; `on_change` is called whenever something here changed."""
+
+    def __init__(self, settings: Settings, connect: Connect) -> None:
+        self._settings, self._connect = settings, connect
+        self._client: Client | None = None
+        self._lock = asyncio.Lock()
+        self.on_change: Callable[[], None] = lambda: None
+        self.state = "connecting"
+        self.entries: list[ModelEntry] = []
+        self.loaded: list[LoadedModel] = []
+
+    async def client(self) -> Client:
+        """The client, connected now if it was not. Raises DaemonUnreachable."""
+        async with self._lock:
+            if self._client is None:
+                try:
+                    self._client = await self._connect(self._settings, start=True, on_status=self._say)
+                except AppError:
+                    self._say("no daemon")
+                    raise
+            return self._client
+
+    async def use(self, model: str) -> None:
+        """Have the daemon load a model, progress in `state`. Raises AppError."""
+        self._say(f"loading {model}")
+        try:
+            client = await self.client()
+            await client.load(model, on_progress=lambda words, done: self._say(f"{words} {done:.0%}"))
+            await self.refresh()
+        except AppError as error:
+            self.lost(error)
+            raise
+        self._say("ready")
+
+    async def refresh(self) -> None:
+        """Ask again which models there are and which are loaded. Raises AppError."""
+        client = await self.client()
+        try:
+            self.entries, self.loaded = await client.models(), await client.loaded()
+        except AppError as error:
+            self.lost(error)
+            raise
+        self.on_change()
+
+    def lost(self, error: AppError) -> None:
+        """Note a failure; after a lost daemon the next call connects anew."""
+        if isinstance(error, DaemonUnreachable):
+            self._client, self.loaded = None, []
+        self._say("no daemon" if self._client is None else "error")
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    def running(self, model: str) -> LoadedModel | None:
+        return next((loaded for loaded in self.loaded if loaded.id == model), None)
+
+    def context(self, model: str) -> int:
+        """Context window in tokens; 0 while unknown."""
+        loaded = self.running(model)
+        entry = next((entry for entry in self.entries if entry.id == model), None)
+        return (loaded.context if loaded else 0) or (entry.context if entry else 0)
+
+    def is_bundled(self, model: str) -> bool:
+        """Known from its name before the daemon answers."""
+        entry = next((entry for entry in self.entries if entry.id == model), None)
+        return entry.bundled if entry else model == paths.guide_dir().name
+
+    def _say(self, words: str) -> None:
+        self.state = one_line(words, 40)
+        self.on_change()

@@ -1,0 +1,57 @@
+"""The help page: keys and commands."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from .commands import COMMANDS
+
+KEYS = (
+    ("Enter", "Send"),
+    ("Shift+Enter, Ctrl+J", "New line; Ctrl+J works in every terminal"),
+    ("Esc", "Stop the answer; leave what is open"),
+    ("Ctrl+R", "Answer again; the earlier answer stays"),
+    ("Alt+Left, Alt+Right", "Alternatives of the newest message"),
+    ("Up, prompt empty", "Go to the messages; Esc returns. There:"),
+    ("  Up, Down", "Move"),
+    ("  e, r", "Edit and resend your message, answer again"),
+    ("  c, k", "Copy the message, a code block of it"),
+    ("  Left, Right", "Earlier and later alternatives"),
+    ("  Enter", "Unfold a long message, or the model's thoughts"),
+    ("F1  F2  F3  F4", "Help, models, history, settings"),
+    ("Ctrl+N", "New conversation"),
+    ("Ctrl+P", "Command palette"),
+    ("Tab", "Complete a command"),
+    ("Ctrl+C", "Copy the selection; stop; twice: leave"),
+    ("Ctrl+Q", "Leave"),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    BINDINGS = [("escape,f1,q", "dismiss", "Close")]
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static("Keys and commands", classes="dialog-title")
+            with VerticalScroll():
+                yield Static(_table(list(KEYS)))
+                yield Static("")
+                yield Static(_table([(f"/{c.name} {c.arguments}", _sentence(c.sentence, c.aliases)) for c in COMMANDS]))
+                yield Static(
+                    "\nThe built-in guide is a tiny model. A larger one: leave, run localllm pull org/repo, then /model.",
+                    markup=False,
+                )
+            yield Static("Esc closes", classes="keys")
+
+
+def _sentence(sentence: str, aliases: tuple[str, ...]) -> str:
+    return sentence + (f" Also {', '.join('/' + alias for alias in aliases)}." if aliases else "")
+
+
+def _table(rows: list[tuple[str, str]]) -> Content:
+    left = max(len(key) for key, _ in rows) + 2
+    return Content("\n").join(Content.assemble((key.ljust(left), "bold"), text) for key, text in rows)

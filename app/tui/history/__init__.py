@@ -1,0 +1,1 @@
+"""Earlier conversations: kept in one SQLite file, searched and resumed from one screen."""

@@ -1,0 +1,154 @@
+"""The history screen: search, resume, rename, delete and undo."""
+
+from __future__ import annotations
+
+import time
+
+from textual import events, on, work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from ...errors import StorageFailed
+from ..ask import AskScreen
+from ..conversation import Conversation
+from ..text import one_line
+from .recorder import Recorder
+from .store import Entry
+
+
+class Conversations(OptionList):
+    """The list; its keys are single letters because nothing is typed here."""
+
+    BINDINGS = [
+        Binding("d,delete", "screen.delete", "Delete"),
+        Binding("u", "screen.undo", "Undo"),
+        Binding("r", "screen.rename", "Rename"),
+        Binding("slash", "screen.search", "Search"),
+    ]
+
+
+class HistoryScreen(ModalScreen[str | None]):
+    """Gives the id of the conversation to resume, or None."""
+
+    BINDINGS = [("escape", "dismiss(None)", "Close")]
+
+    def __init__(self, recorder: Recorder, current: Conversation, words: str = "") -> None:
+        super().__init__()
+        self._recorder, self._current, self._words = recorder, current, words
+        self._entries: list[Entry] = []
+        self._deleted: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static("Earlier conversations", classes="dialog-title")
+            line = Input(self._words, placeholder="search all messages")
+            line.cursor_blink = False
+            yield line
+            yield Conversations(markup=False)
+            yield Static("", id="notice", markup=False)
+            yield Static("Enter opens · in the list (Down): d delete · u undo · r rename · Esc closes", classes="keys")
+
+    def on_mount(self) -> None:
+        self._fill(self._words)
+
+    @work(exclusive=True)
+    async def _fill(self, words: str, at: int = 0) -> None:
+        try:
+            self._entries = await self._recorder.list(words)
+        except StorageFailed as error:
+            self._say(f"{error.message} {error.hint}")
+            return
+        conversations = self.query_one(Conversations)
+        conversations.clear_options()
+        conversations.add_options([Option(self._row(entry), entry.id) for entry in self._entries])
+        if self._entries:
+            conversations.highlighted = min(at, len(self._entries) - 1)
+        elif words:
+            self._say("No message or title contains all of these words.")
+        else:
+            self._say("No conversations yet.")
+
+    def _row(self, entry: Entry) -> Content:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.updated))
+        title = one_line(entry.title or "untitled", 48)
+        row = Content.assemble((when, "dim"), "  ", title, (f"  {one_line(entry.model, 24)} · {entry.messages}", "dim"))
+        return Content.assemble(row, "\n", (" " * 18 + entry.found, "dim italic")) if entry.found else row
+
+    @on(Input.Changed)
+    def _search(self, event: Input.Changed) -> None:
+        self._say("")
+        self._fill(event.value)
+
+    @on(Input.Submitted)
+    def _open_first(self) -> None:
+        if (entry := self._highlighted()) is not None:
+            self.dismiss(entry.id)
+
+    @on(OptionList.OptionSelected)
+    def _open(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id)
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "down" and isinstance(self.focused, Input):
+            event.stop()
+            self.query_one(Conversations).focus()
+
+    def action_search(self) -> None:
+        self.query_one(Input).focus()
+
+    @work
+    async def action_delete(self) -> None:
+        if (entry := self._highlighted()) is None:
+            return
+        if entry.id == self._current.id:
+            self._say("This conversation is open; leave it with /new before deleting it.")
+            return
+        try:
+            await self._recorder.delete(entry.id)
+        except StorageFailed as error:
+            self._say(error.message)
+            return
+        self._deleted.append(entry.id)
+        self._say(f"Deleted “{one_line(entry.title, 30)}”. u brings it back; it is gone for good after a day.")
+        self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0)
+
+    @work
+    async def action_undo(self) -> None:
+        if not self._deleted:
+            self._say("Nothing was deleted here.")
+            return
+        try:
+            await self._recorder.restore(self._deleted[-1])
+        except StorageFailed as error:
+            self._say(error.message)
+            return
+        self._deleted.pop()
+        self._say("It is back.")
+        self._fill(self.query_one(Input).value)
+
+    @work
+    async def action_rename(self) -> None:
+        if (entry := self._highlighted()) is None:
+            return
+        title = await self.app.push_screen_wait(AskScreen("New title", entry.title))
+        if title:
+            try:
+                await self._recorder.rename(entry.id, one_line(title))
+            except StorageFailed as error:
+                self._say(error.message)
+                return
+            if entry.id == self._current.id:
+                self._current.title = one_line(title)
+            self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0)
+
+    def _highlighted(self) -> Entry | None:
+        at = self.query_one(Conversations).highlighted
+        return None if at is None or at >= len(self._entries) else self._entries[at]
+
+    def _say(self, words: str) -> None:
+        self.query_one("#notice", Static).update(words)

@@ -1,0 +1,187 @@
+"""The history file: conversations and their messages in SQLite, with full-text search. Synchronous, one thread.
+
+Search is by substring (FTS5 trigrams), so it finds parts of words and languages without spaces; terms shorter than
+three characters fall back to a scan. A deleted conversation can be restored for a day, then it is purged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ...errors import StorageFailed
+from ..conversation import Conversation, Message
+from ..text import one_line
+
+VERSION = 1
+UNDO_SECONDS = 24 * 3600.0
+
+_SCHEMA = """
+CREATE TABLE conversation (
+  id TEXT PRIMARY KEY, title TEXT NOT NULL, model TEXT NOT NULL, system TEXT NOT NULL, parameters TEXT NOT NULL,
+  leaf INTEGER, created REAL NOT NULL, updated REAL NOT NULL, deleted REAL);
+CREATE TABLE message (
+  id INTEGER PRIMARY KEY, conversation TEXT NOT NULL REFERENCES conversation(id) ON DELETE CASCADE,
+  place INTEGER NOT NULL, content TEXT NOT NULL, rest TEXT NOT NULL, UNIQUE (conversation, place));
+CREATE VIRTUAL TABLE search USING fts5(content, content=message, content_rowid=id, tokenize=trigram);
+CREATE TRIGGER message_added AFTER INSERT ON message BEGIN
+  INSERT INTO search(rowid, content) VALUES (new.id, new.content); END;
+CREATE TRIGGER message_removed AFTER DELETE ON message BEGIN
+  INSERT INTO search(search, rowid, content) VALUES ('delete', old.id, old.content); END;
+CREATE TRIGGER message_changed AFTER UPDATE ON message BEGIN
+  INSERT INTO search(search, rowid, content) VALUES ('delete', old.id, old.content);
+  INSERT INTO search(rowid, content) VALUES (new.id, new.content); END;
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A conversation in the list. `found` is the text around the first match of a search."""
+
+    id: str
+    title: str
+    model: str
+    updated: float
+    messages: int
+    found: str = ""
+
+
+class Store:
+    """Every method may raise StorageFailed; a failed write leaves the file as it was."""
+
+    def __init__(self, file: Path, now: Callable[[], float] = time.time) -> None:
+        self.file, self._now = file, now
+        self._open: sqlite3.Connection | None = None
+
+    def save(self, head: Conversation, messages: list[Message]) -> None:
+        """Write the conversation's own fields and these of its messages (new, or changed since)."""
+        now = self._now()
+        with self._transaction() as database:
+            database.execute(
+                "INSERT INTO conversation (id, title, model, system, parameters, leaf, created, updated)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET title = excluded.title,"
+                " model = excluded.model, system = excluded.system, parameters = excluded.parameters,"
+                " leaf = excluded.leaf, updated = excluded.updated",
+                (head.id, head.title, head.model, head.system, json.dumps(head.parameters), head.leaf, now, now),
+            )
+            for message in messages:
+                rest = {name: value for name, value in msgspec.to_builtins(message).items() if name != "content"}
+                database.execute(
+                    "INSERT INTO message (conversation, place, content, rest) VALUES (?, ?, ?, ?) ON CONFLICT"
+                    " (conversation, place) DO UPDATE SET content = excluded.content, rest = excluded.rest",
+                    (head.id, message.index, message.content, json.dumps(rest)),
+                )
+
+    def list(self, words: str = "", limit: int = 200) -> list[Entry]:
+        """Newest first. With words: conversations of which one message, or the title, contains all of them."""
+        terms = words.split()
+        where, values = ["c.deleted IS NULL"], []
+        found = "''"
+        if terms:
+            in_text, text_values = _contains(terms)
+            in_title = " AND ".join("instr(lower(c.title), lower(?)) > 0" for _ in terms)
+            where.append(
+                f"(c.id IN (SELECT m.conversation FROM search JOIN message m ON m.id = search.rowid WHERE {in_text})"
+                f" OR ({in_title}))"
+            )
+            found = f"(SELECT m.content FROM search JOIN message m ON m.id = search.rowid WHERE m.conversation = c.id AND {in_text} LIMIT 1)"  # noqa: E501
+            values = [*text_values, *text_values, *terms]
+        with self._transaction() as database:
+            rows = database.execute(
+                f"SELECT c.id, c.title, c.model, c.updated,"
+                f" (SELECT count(*) FROM message n WHERE n.conversation = c.id), {found} FROM conversation c"
+                f" WHERE {' AND '.join(where)} ORDER BY c.updated DESC, c.rowid DESC LIMIT ?",
+                (*values, limit),
+            ).fetchall()
+        return [Entry(*row[:5], _around(row[5] or "", terms)) for row in rows]
+
+    def load(self, id: str) -> Conversation:
+        with self._transaction() as database:
+            row = database.execute(
+                "SELECT model, system, parameters, id, title, leaf FROM conversation WHERE id = ?", (id,)
+            ).fetchone()
+            if row is None:
+                raise StorageFailed("This conversation is no longer in the history.")
+            messages = [
+                msgspec.convert({**json.loads(rest), "content": content}, Message)
+                for content, rest in database.execute(
+                    "SELECT content, rest FROM message WHERE conversation = ? ORDER BY place", (id,)
+                )
+            ]
+        for message in messages:
+            if message.role == "assistant" and not message.finish:
+                message.finish = "stopped"  # its program ended before the answer did
+        return Conversation(row[0], row[1], json.loads(row[2]), row[3], row[4], messages, row[5])
+
+    def rename(self, id: str, title: str) -> None:
+        with self._transaction() as database:
+            database.execute("UPDATE conversation SET title = ? WHERE id = ?", (title, id))
+
+    def delete(self, id: str) -> None:
+        """Take it from the list; `restore` brings it back until it is purged."""
+        with self._transaction() as database:
+            database.execute("UPDATE conversation SET deleted = ? WHERE id = ?", (self._now(), id))
+
+    def restore(self, id: str) -> None:
+        with self._transaction() as database:
+            database.execute("UPDATE conversation SET deleted = NULL WHERE id = ?", (id,))
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            if self._open is None:
+                self._open = self._connect()
+            with self._open:
+                yield self._open
+        except (sqlite3.Error, OSError, ValueError) as error:
+            raise StorageFailed(
+                f"The history file failed: {error}.", hint=f"The chat goes on in memory. File: {self.file}"
+            ) from None
+
+    def _connect(self) -> sqlite3.Connection:
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))  # private before SQLite writes to it
+        database = sqlite3.connect(self.file, timeout=5.0)
+        try:
+            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
+                database.execute(f"PRAGMA {pragma}")
+            version = database.execute("PRAGMA user_version").fetchone()[0]
+            if version > VERSION:
+                raise sqlite3.DatabaseError(f"a newer localllm wrote it (format {version}, known {VERSION})")
+            if version == 0:
+                database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            with database:
+                database.execute("DELETE FROM conversation WHERE deleted < ?", (self._now() - UNDO_SECONDS,))
+        except sqlite3.Error:
+            database.close()
+            raise
+        return database
+
+
+def _contains(terms: list[str]) -> tuple[str, list[str]]:
+    """SQL that holds for rows of `search` with all terms, and its values."""
+    long = [term for term in terms if len(term) >= 3]
+    short = [term for term in terms if len(term) < 3]
+    parts = ["search MATCH ?"] if long else []
+    parts += ["instr(lower(m.content), lower(?)) > 0" for _ in short]
+    phrases = " AND ".join('"' + term.replace('"', '""') + '"' for term in long)
+    return " AND ".join(parts), ([phrases] if long else []) + short
+
+
+def _around(content: str, terms: list[str]) -> str:
+    places = [place for term in terms if (place := content.lower().find(term.lower())) >= 0]
+    start = max(0, min(places, default=0) - 20)
+    return ("…" if start else "") + one_line(content[start : start + 400], 70) if content else ""

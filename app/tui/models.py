@@ -1,0 +1,98 @@
+"""The model picker: what is on this machine, filtered as one types."""
+
+from __future__ import annotations
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.fuzzy import Matcher
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from ..client import ModelEntry
+from ..errors import AppError
+from .connection import Connection
+from .text import one_line, size
+
+
+class ModelScreen(ModalScreen[str | None]):
+    """Gives the chosen model's id, or None."""
+
+    BINDINGS = [
+        ("escape", "dismiss(None)", "Close"),
+        ("down", "move('down')", "Next"),
+        ("up", "move('up')", "Previous"),
+    ]
+
+    def __init__(self, connection: Connection, current: str) -> None:
+        super().__init__()
+        self._connection, self._current = connection, current
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static("Models on this machine", classes="dialog-title")
+            line = Input(placeholder="type to filter")
+            line.cursor_blink = False
+            yield line
+            yield OptionList(markup=False)
+            yield Static("", id="notice", markup=False)
+            yield Static("Enter uses it · Esc closes · more models: localllm pull org/repo", classes="keys")
+
+    def on_mount(self) -> None:
+        self._fill("")
+        self._ask()
+
+    @work
+    async def _ask(self) -> None:
+        try:
+            await self._connection.refresh()
+        except AppError as error:
+            self.query_one("#notice", Static).update(f"{error.message} {error.hint}".strip())
+        self._fill(self.query_one(Input).value)
+
+    def _fill(self, query: str) -> None:
+        models = self.query_one(OptionList)
+        models.clear_options()
+        matcher = Matcher(query)
+        rated = [(matcher.match(entry.id) if query else 1.0, entry) for entry in self._connection.entries]
+        found = [entry for score, entry in sorted(rated, key=lambda pair: -pair[0]) if score > 0]
+        width = min(36, max((len(entry.id) for entry in found), default=0))
+        for entry in found:
+            name = one_line(entry.id, width)
+            shown = matcher.highlight(name) if query else Content(name)
+            models.add_option(
+                Option(Content.assemble(shown, " " * (width - len(name) + 2), self._facts(entry)), entry.id)
+            )
+        if found:
+            ids = [entry.id for entry in found]
+            models.highlighted = ids.index(self._current) if not query and self._current in ids else 0
+
+    def _facts(self, entry: ModelEntry) -> Content:
+        running = self._connection.running(entry.id)
+        facts = [
+            f"in memory, {running.backend}" if running else "in memory" if entry.loaded else "",
+            "built-in, tiny" if entry.bundled else "",
+            size(entry.size) if entry.size else "",
+            f"{entry.context:,} tokens" if entry.context else "",
+        ]
+        return Content.styled(" · ".join(fact for fact in facts if fact), "dim")
+
+    @on(Input.Changed)
+    def _filter(self, event: Input.Changed) -> None:
+        self._fill(event.value)
+
+    @on(Input.Submitted)
+    def _choose_highlighted(self) -> None:
+        models = self.query_one(OptionList)
+        if models.highlighted is not None:
+            self.dismiss(models.get_option_at_index(models.highlighted).id)
+
+    @on(OptionList.OptionSelected)
+    def _choose(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id)
+
+    def action_move(self, direction: str) -> None:
+        models = self.query_one(OptionList)
+        models.action_cursor_down() if direction == "down" else models.action_cursor_up()

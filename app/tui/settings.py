@@ -1,0 +1,81 @@
+"""System prompt and sampling of the conversation, checked before they are kept."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Grid, Horizontal, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static, TextArea
+
+from ..errors import InvalidRequest
+from .parameters import PARAMETERS, parse, shown
+from .text import clean
+
+
+class Choice(NamedTuple):
+    system: str
+    parameters: dict[str, Any]
+
+
+class SettingsScreen(ModalScreen[Choice | None]):
+    """Gives the new values, or None when cancelled. Empty fields leave a parameter to the model's own default."""
+
+    BINDINGS = [("escape", "dismiss(None)", "Cancel"), ("ctrl+s", "keep", "Keep")]
+
+    def __init__(self, system: str, parameters: dict[str, Any]) -> None:
+        super().__init__()
+        self._system, self._parameters = system, parameters
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog wide", can_focus=False):
+            yield Static("System prompt", classes="dialog-title")
+            system = TextArea(self._system, show_line_numbers=False, highlight_cursor_line=False, compact=True)
+            system.cursor_blink = False
+            yield system
+            yield Static("Sampling", classes="dialog-title")
+            with Grid(id="parameters"):
+                for name in PARAMETERS:
+                    with Horizontal(classes="parameter"):
+                        yield Static(name, classes="label")
+                        value = shown(self._parameters[name]) if name in self._parameters else ""
+                        line = Input(value, placeholder="default", id=name, compact=True)
+                        line.cursor_blink = False
+                        yield line
+            yield Static("", id="notice", markup=False)
+            yield Static("Ctrl+S keeps · Esc cancels · Tab next field", classes="keys")
+
+    @on(Input.Submitted)
+    def action_keep(self) -> None:
+        parameters = {}
+        for name in PARAMETERS:
+            line = self.query_one(f"#{name}", Input)
+            try:
+                value = parse(name, line.value)
+            except InvalidRequest as error:
+                self.query_one("#notice", Static).update(error.message)
+                line.focus()
+                return
+            if value is not None:
+                parameters[name] = value
+        self.dismiss(Choice(clean(self.query_one(TextArea).text), parameters))
+
+    @on(Input.Blurred)
+    def _check(self, event: Input.Blurred) -> None:
+        self._explain(event.input)
+
+    def on_descendant_focus(self) -> None:
+        if isinstance(self.focused, Input):
+            self._explain(self.focused)
+
+    def _explain(self, line: Input) -> None:
+        """Under the fields: what the focused one means, or why its value cannot be."""
+        known = PARAMETERS[line.id or ""]
+        try:
+            parse(known.name, line.value)
+            words = f"{known.name}: {known.sentence}"
+        except InvalidRequest as error:
+            words = error.message
+        self.query_one("#notice", Static).update(words)

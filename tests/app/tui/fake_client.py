@@ -1,0 +1,104 @@
+"""A client without a daemon: scripted answers behind the face of app/client.Client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from localllm.app.client import ChatEvent, Done, LoadedModel, ModelEntry, ReasoningPiece, TextPiece, Usage
+from localllm.app.errors import AppError, ModelNotFound
+
+GUIDE = ModelEntry(id="guide", bundled=True, size=24_800_000, context=2048, description="tiny built-in model")
+LARGE = ModelEntry(id="Qwen/Qwen3-4B", size=8_040_000_000, context=40_960)
+SMALL = ModelEntry(id="HuggingFaceTB/SmolLM2-360M-Instruct", size=724_000_000, context=8192)
+
+Step = str | AppError | asyncio.Event | ReasoningPiece
+
+
+class FakeClient:
+    """Answers `script` in order, then "Hello." for ever. A step is a piece of text, reasoning, an error to raise, or
+    an event to wait for. `asked` keeps what was sent, `cancelled` counts answers that were closed early."""
+
+    def __init__(self, *script: list[Step], models: list[ModelEntry] | None = None) -> None:
+        self.script = list(script)
+        self.entries = [GUIDE, LARGE, SMALL] if models is None else models
+        self.in_memory: list[LoadedModel] = []
+        self.asked: list[dict[str, Any]] = []
+        self.cancelled = 0
+        self.connects = 0
+        self.closed = False
+        self.connect_error: AppError | None = None
+
+    async def connect(
+        self, settings: object, *, start: bool = True, on_status: Callable[[str], None] | None = None
+    ) -> FakeClient:
+        self.connects += 1
+        if on_status is not None:
+            on_status("starting the daemon")
+        if self.connect_error is not None:
+            raise self.connect_error
+        return self
+
+    async def __aenter__(self) -> FakeClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def models(self) -> list[ModelEntry]:
+        return self.entries
+
+    async def loaded(self) -> list[LoadedModel]:
+        return self.in_memory
+
+    async def load(
+        self, model: str, *, backend: str | None = None, on_progress: Callable[[str, float], None] | None = None
+    ) -> LoadedModel:
+        entry = next((entry for entry in self.entries if entry.id == model), None)
+        if entry is None:
+            raise ModelNotFound(f"There is no model {model!r} here.", hint="localllm list shows them.")
+        if on_progress is not None:
+            on_progress("reading weights", 0.5)
+        loaded = LoadedModel(
+            id=model, state="ready", pid=1, backend="cpu", device="test", dtype="bfloat16", context=entry.context
+        )
+        self.in_memory = [loaded]
+        return loaded
+
+    async def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncIterator[ChatEvent]:
+        self.asked.append({"model": model, "messages": messages, **parameters})
+        pieces = 0
+        try:
+            for step in self.script.pop(0) if self.script else ["Hello."]:
+                match step:
+                    case AppError():
+                        raise step
+                    case asyncio.Event():
+                        await step.wait()
+                    case str():
+                        pieces += 1
+                        yield TextPiece(step)
+                        await asyncio.sleep(0)
+                    case _:
+                        yield step
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += 1
+            raise
+        usage = Usage(prompt_tokens=20 * len(messages), completion_tokens=max(1, pieces), cached_tokens=10)
+        yield Done(finish="stop", usage=usage, ttft=0.12, seconds=0.12 + 0.02 * max(1, pieces))
+
+    def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncIterator[ChatEvent]:
+        return self.chat(model, [{"role": "user", "content": prompt}], **parameters)
+
+    async def count_tokens(self, model: str, messages: list[dict[str, Any]]) -> int:
+        return sum(len(message["content"].split()) for message in messages)
+
+    async def unload(self, model: str) -> None:
+        self.in_memory = [loaded for loaded in self.in_memory if loaded.id != model]
+
+    async def shutdown(self) -> None:
+        await self.close()
