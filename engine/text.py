@@ -73,8 +73,11 @@ class TextStream:
         certain = self._screen(certain)
         if not waiting:
             self._settle(self._open)
-            if new or self._fresh > LONGEST_WINDOW:  # a token without text is no context for the next one
+            if new:
                 self._keep(self._fresh, shown=None)
+            elif self._fresh > LONGEST_WINDOW:  # tokens without text are no context for what follows
+                self._window.pop()
+                self._fresh -= 1
         elif self._fresh > LONGEST_WINDOW:
             certain += self._cut_broken(text, waiting)
         return certain
