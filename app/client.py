@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from importlib.metadata import version
 from pathlib import Path
@@ -151,11 +151,11 @@ class Client:
                     on_progress(progress.stage, progress.done)
         raise DaemonUnreachable("the daemon ended while the model was loading")
 
-    def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncIterator[ChatEvent]:
+    def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncGenerator[ChatEvent]:
         """One answer as events; parameters are the OpenAI body's. Closing the iterator cancels the request."""
         return self._answer("/v1/chat/completions", {"model": _name(model), "messages": messages, **parameters})
 
-    def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncIterator[ChatEvent]:
+    def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncGenerator[ChatEvent]:
         """The same for a plain text to be continued."""
         return self._answer("/v1/completions", {"model": _name(model), "prompt": prompt, **parameters})
 
@@ -175,7 +175,7 @@ class Client:
                 raise DaemonUnreachable("the daemon was asked to stop, but still runs")
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _answer(self, path: str, body: dict[str, Any]) -> AsyncIterator[ChatEvent]:
+    async def _answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatEvent]:
         asked = time.perf_counter()
         first = finish = None
         usage = Usage()
@@ -226,7 +226,7 @@ class Client:
             raise _error(response.content)
         return response.content
 
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The JSON of each server-sent event. Raises the error that came instead, or in between."""
         headers = {"content-type": "application/json"}
         try:
