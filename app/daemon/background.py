@@ -17,7 +17,7 @@ from ..errors import DaemonUnreachable
 from .frames import Fault
 
 READY = b"{}"  # what a daemon says that takes requests; else it says a Fault
-START_SECONDS = 30.0
+START_SECONDS = 30
 LAST_LINES = 5
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.daemon")
 
@@ -41,12 +41,16 @@ def start(settings: Settings) -> None:
             )
         finally:
             os.close(theirs)
-        launcher.communicate(msgspec.json.encode(settings))  # the daemon itself is its child, and lives on
-        with selectors.DefaultSelector() as ready:
-            ready.register(answer, selectors.EVENT_READ)
-            if not ready.select(START_SECONDS):
-                os.killpg(launcher.pid, signal.SIGKILL)
-                raise DaemonUnreachable(f"the daemon did not answer within {START_SECONDS:.0f} s{_last(words)}")
+        try:
+            launcher.communicate(msgspec.json.encode(settings), START_SECONDS)  # the daemon is its child, and lives on
+            with selectors.DefaultSelector() as ready:
+                ready.register(answer, selectors.EVENT_READ)
+                if not ready.select(START_SECONDS):
+                    raise TimeoutError
+        except (TimeoutError, subprocess.TimeoutExpired):
+            os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
+            raise DaemonUnreachable(f"the daemon did not answer within {START_SECONDS} s{_last(words)}") from None
         said = answer.read()
         if not said:
             raise DaemonUnreachable(f"the daemon ended at its start{_last(words)}")

@@ -82,7 +82,7 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
             async with asyncio.timeout(READ_SECONDS):
                 message: Mapping[str, Any] = await receive()
         except TimeoutError:
-            raise ClientGone from None
+            raise InvalidRequest(f"the body stopped arriving for {READ_SECONDS:.0f} s") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         parts.append(message["body"])

@@ -15,7 +15,6 @@ from uvicorn import Config, Server
 
 from .. import paths
 from ..config import Settings
-from ..errors import StorageFailed
 from .connection import MAX_HEAD, Connection
 from .host import Host
 from .listeners import bind_tcp, bind_unix, tcp_key
@@ -57,10 +56,7 @@ def run(
     settings: Settings, on_ready: Callable[[Announcement], None], *, worker_command: Sequence[str] = COMMAND
 ) -> None:
     """Be the daemon until SIGTERM, SIGINT or our client's shutdown. `on_ready` is called once requests are taken."""
-    try:
-        owner = Owner()
-    except PermissionError as error:
-        raise StorageFailed(str(error), hint="LOCALLLM_RUNTIME_DIR names another folder") from None
+    owner = Owner()
     try:
         with bind_tcp(settings) as tcp, bind_unix() as unix:
             asyncio.run(_serve(settings, owner, tcp, unix, on_ready, worker_command))

@@ -16,10 +16,11 @@ from ..errors import PortTaken, StorageFailed
 
 
 class Owner:
-    """This process is the daemon, until `release`. Raises PortTaken when another one is."""
+    """This process is the daemon, until `release`. Raises PortTaken when another one is, or StorageFailed."""
 
     def __init__(self) -> None:
-        self._pid_file, self._port_file = paths.pid_file(), paths.port_file()
+        self._pid_file = _pid_file()
+        self._port_file = paths.port_file()
         try:
             self._lock = _take(self._pid_file)
         except BlockingIOError:
@@ -44,8 +45,11 @@ class Owner:
 
 
 def owner_pid() -> int | None:
-    """The running daemon's pid; 0 while it starts; None when there is none, whatever files say."""
-    file = paths.pid_file()
+    """The running daemon's pid; 0 while it starts; None when there is none, whatever files say.
+
+    Raises StorageFailed when the runtime folder is not ours alone.
+    """
+    file = _pid_file()
     try:
         descriptor = os.open(file, os.O_RDONLY)
     except FileNotFoundError:
@@ -56,6 +60,13 @@ def owner_pid() -> int | None:
         except BlockingIOError:
             return _number(file)
         return None
+
+
+def _pid_file() -> Path:
+    try:
+        return paths.pid_file()
+    except OSError as error:
+        raise StorageFailed(str(error), hint="LOCALLLM_RUNTIME_DIR names another folder") from None
 
 
 def _take(file: Path) -> int:

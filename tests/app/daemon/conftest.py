@@ -23,9 +23,10 @@ MODELS = ("echo", "broken", "dies", "slow", "stubborn", "other")
 class Daemon:
     """A daemon process. `url` is empty when it could not start; `said` is then its last line."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         self.folder = folder
-        self.env = environment(folder)
+        self.env = environment(folder) | (env or {})
+        self.http = httpx.Client(timeout=30, trust_env=False)
         asked = {"port": 0, "drain": 1.0} | settings
         self.errors = (folder / "stderr").open("ab")
         self.process = subprocess.Popen(
@@ -65,7 +66,7 @@ class Daemon:
 
     def chat(self, words: str, **more: Any) -> httpx.Response:
         body = {"model": "test/echo", "messages": [{"role": "user", "content": words}]} | more
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+        return self.http.post(f"{self.url}/v1/chat/completions", json=body)
 
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
@@ -79,6 +80,7 @@ class Daemon:
             assert self.process.stdout is not None
             self.process.stdout.close()
             self.errors.close()
+            self.http.close()
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -132,8 +134,8 @@ def start_daemon(short_folder: Callable[[], Path]) -> Iterator[Callable[..., Dae
     """Starts daemons with settings of their own; `folder` lets two meet."""
     started: list[Daemon] = []
 
-    def start(folder: Path | None = None, **settings: Any) -> Daemon:
-        started.append(Daemon(folder or short_folder(), **settings))
+    def start(folder: Path | None = None, env: dict[str, str] | None = None, **settings: Any) -> Daemon:
+        started.append(Daemon(folder or short_folder(), env=env, **settings))
         return started[-1]
 
     yield start

@@ -1,0 +1,193 @@
+"""Workers: loaded once, watched, cancelled, unloaded, replaced when they die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from .conftest import Daemon
+from .test_wire import wait_until
+
+
+def events(text: str) -> list[Any]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def load(daemon: Daemon, model: str, **more: Any) -> list[Any]:
+    with daemon.local() as client:
+        return events(client.post("/admin/load", json={"model": model} | more, timeout=30).text)
+
+
+def unload(daemon: Daemon, model: str) -> int:
+    with daemon.local() as client:
+        return client.post("/admin/unload", json={"model": model}, timeout=30).status_code
+
+
+def worker_pids(daemon: Daemon) -> list[int]:
+    return [child.pid for child in psutil.Process(daemon.pid).children(recursive=True)]
+
+
+def test_those_who_ask_together_share_one_load(daemon: Daemon) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: daemon.chat("echo a", model="test/slow"), range(8)))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    worker_log = (daemon.folder / "state" / "localllm" / "log" / "worker-test--slow.log").read_text()
+    assert worker_log.count("loading test/slow") == 1
+    assert unload(daemon, "test/slow") == 200
+
+
+def test_load_tells_how_it_goes(daemon: Daemon) -> None:
+    *progress, model = load(daemon, "test/slow")
+    assert [step["done"] for step in progress] == [0, 0.25, 0.5, 0.75]
+    assert progress[0]["stage"] == "reading weights"
+    assert (model["id"], model["state"], model["memory"]) == ("test/slow", "ready", 1024)
+    assert load(daemon, "test/slow")[0]["pid"] == model["pid"]  # no load when it is there
+    assert unload(daemon, "test/slow") == 200
+    assert "test/slow" not in daemon.loaded()
+    assert unload(daemon, "test/slow") == 404
+
+
+def test_asking_for_another_backend_loads_anew(daemon: Daemon) -> None:
+    first = load(daemon, "test/other")[-1]
+    second = load(daemon, "test/other", backend="cuda")[-1]
+    assert (first["backend"], second["backend"]) == ("cpu", "cuda")
+    assert first["pid"] != second["pid"]
+    assert load(daemon, "test/other", backend="auto")[-1]["pid"] == second["pid"]
+    unload(daemon, "test/other")
+
+
+@pytest.mark.parametrize(("model", "status", "code"), [("broken", 422, "model_unusable"), ("dies", 500, "worker_died")])
+def test_a_load_that_fails_says_why(daemon: Daemon, model: str, status: int, code: str) -> None:
+    before = set(worker_pids(daemon))
+    answer = daemon.chat("echo a", model=f"test/{model}", stream=True)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert load(daemon, f"test/{model}")[-1]["error"]["code"] == code
+    assert f"test/{model}" not in daemon.loaded()
+    wait_until(lambda: set(worker_pids(daemon)) <= before)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_killed_worker_is_an_error_within_a_second_and_then_replaced(daemon: Daemon, stream: bool) -> None:
+    daemon.chat("echo a")
+    pid = daemon.loaded()["test/echo"]["pid"]
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(daemon.chat, "slow 100000", stream=stream) for _ in range(4)]
+        wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 4)
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        answers = [answer.result() for answer in waiting]
+        took = time.monotonic() - killed
+    assert took < 1.0
+    for answer in answers:
+        assert answer.status_code == (200 if stream else 500)
+        error = events(answer.text)[-1]["error"] if stream else answer.json()["error"]
+        assert error["code"] == "worker_died"
+        assert "x-should-retry" not in answer.headers
+    assert daemon.chat("echo a").status_code == 200
+    assert daemon.loaded()["test/echo"]["pid"] != pid
+    deaths = [line for line in httpx.get(f"{daemon.url}/metrics").text.splitlines() if "restarts_total{" in line]
+    assert float(deaths[0].rsplit(" ", 1)[1]) >= 1
+
+
+def test_a_worker_that_crashes_over_a_request(daemon: Daemon) -> None:
+    answer = daemon.chat("crash", stream=True)
+    *_, piece, error = events(answer.text)
+    assert piece["choices"][0]["delta"]["content"] == "one "
+    assert error["error"]["code"] == "worker_died"
+    assert daemon.chat("echo a").status_code == 200
+
+
+def test_a_hanging_worker_does_not_hold_the_others(daemon: Daemon) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(daemon.chat, "hang", model="test/stubborn")
+        wait_until(lambda: daemon.loaded().get("test/stubborn", {}).get("requests") == 1)
+        assert daemon.chat("echo a").status_code == 200
+        pid = daemon.loaded()["test/stubborn"]["pid"]
+        assert unload(daemon, "test/stubborn") == 200  # it ignores Shutdown: killed in the end
+        answer = hanging.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
+    assert not psutil.pid_exists(pid)
+
+
+def test_keep_alives_while_nothing_comes(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(env={"TEST_KEEP_ALIVE_SECONDS": "0.1"})
+    body = {"model": "test/echo", "messages": [{"role": "user", "content": "hang"}], "stream": True}
+    with httpx.stream("POST", f"{daemon.url}/v1/chat/completions", json=body, timeout=10) as response:
+        lines = response.iter_lines()
+        heard = [next(lines) for _ in range(6)]
+    assert heard[0].startswith("data: ")
+    assert heard[2] == heard[4] == ": keep-alive"
+
+
+def test_an_idle_model_is_unloaded_and_a_busy_one_is_not(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(idle_unload=0.3)
+    assert daemon.chat("slow 40").status_code == 200  # takes longer than that
+    assert daemon.loaded()["test/echo"]["unload_in"] is not None
+    wait_until(lambda: not daemon.loaded())
+    assert not worker_pids(daemon)
+    assert daemon.chat("echo a").status_code == 200
+
+
+def test_a_full_queue_is_429_with_retry_after(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(max_queue=2)
+    daemon.chat("echo a")
+    assert daemon.chat("echo a", n=3).status_code == 429
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(daemon.chat, "slow 50") for _ in range(2)]
+        wait_until(lambda: daemon.loaded()["test/echo"]["requests"] == 2)
+        refused = daemon.chat("echo a", stream=True)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
+        assert refused.headers["retry-after"] == "1"
+        assert [answer.result().status_code for answer in waiting] == [200, 200]
+    assert daemon.chat("echo a").status_code == 200
+
+
+def test_only_our_own_client_may_name_a_folder(daemon: Daemon) -> None:
+    folder = daemon.folder / "hub" / "models--test--echo" / "snapshots" / "0123456789abcdef"
+    assert load(daemon, str(folder))[-1]["id"] == str(folder)
+    assert daemon.chat("echo a", model=str(folder)).status_code == 404  # not even now that it is loaded
+    with daemon.local() as client:
+        body = {"model": str(folder), "messages": [{"role": "user", "content": "echo a"}]}
+        assert client.post("/v1/chat/completions", json=body).json()["model"] == str(folder)
+    assert unload(daemon, str(folder)) == 200
+
+
+def test_the_worker_never_sees_the_key(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(env={"LOCALLLM_API_KEY": "secret"})
+    daemon.chat("echo a")
+    (pid,) = worker_pids(daemon)
+    assert "LOCALLLM_API_KEY" not in psutil.Process(pid).environ()
+
+
+def test_hundreds_of_requests_leave_nothing_behind(daemon: Daemon) -> None:
+    process = psutil.Process(daemon.pid)
+
+    def burst() -> None:
+        with ThreadPoolExecutor(8) as pool:
+            kinds = ["echo a b", "refuse", "think", "call", "loud 5", "fail"]
+            list(pool.map(lambda i: daemon.chat(kinds[i % 6], stream=i % 2 == 0), range(240)))
+        for _ in range(10):
+            with daemon.http.stream(
+                "POST",
+                f"{daemon.url}/v1/chat/completions",
+                json={"model": "test/echo", "messages": [{"role": "user", "content": "slow 1000"}], "stream": True},
+            ) as response:
+                next(response.iter_raw())
+
+    burst()
+    wait_until(lambda: daemon.loaded()["test/echo"]["requests"] == 0)
+    files, memory = process.num_fds(), process.memory_info().rss
+    burst()
+    wait_until(lambda: daemon.loaded()["test/echo"]["requests"] == 0)
+    wait_until(lambda: process.num_fds() <= files + 2)
+    assert process.memory_info().rss < memory + 8 * 2**20
+    assert daemon.loaded()["test/echo"]["cache_used"] == 0

@@ -1,0 +1,218 @@
+"""The daemon's life: one owner, files that tell the truth, a drained end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from localllm.app.config import Settings
+from localllm.app.daemon import background
+from localllm.app.daemon.owner import Owner, owner_pid
+from localllm.app.errors import ConfigError, DaemonUnreachable, PortTaken, StorageFailed
+
+from .conftest import Daemon, environment
+from .test_wire import wait_until
+
+Start = Callable[..., Daemon]
+
+
+@pytest.fixture
+def folder(short_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Its daemons are ours too: same runtime folder, models and logs."""
+    made = short_folder()
+    for name, value in environment(made).items():
+        monkeypatch.setenv(name, value)
+    yield made
+    pid = owner_pid()
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_sigterm_lets_running_answers_end(start_daemon: Start) -> None:
+    daemon = start_daemon(drain=10.0)
+    daemon.chat("echo a")
+    with ThreadPoolExecutor(2) as pool:
+        streamed, whole = pool.submit(daemon.chat, "slow 50", stream=True), pool.submit(daemon.chat, "slow 50")
+        wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 2)
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{daemon.url}/health").json()["status"] == "stopping")
+        refused = daemon.chat("echo a")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+        assert "retry-after" in refused.headers
+        assert streamed.result().text.endswith("data: [DONE]\n\n")
+        assert whole.result().json()["choices"][0]["finish_reason"] == "stop"
+    assert daemon.process.wait(10) == 0
+    assert not list((daemon.folder / "run").iterdir())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_outlasts_the_drain_gets_a_typed_error(start_daemon: Start, stream: bool) -> None:
+    daemon = start_daemon(drain=0.2)
+    daemon.chat("echo a")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(daemon.chat, "slow 100000", stream=stream)
+        wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 1)
+        assert daemon.stop() == 0
+        text = answer.result().text
+    assert json.loads(text.rpartition("data: ")[2])["error"]["code"] == "server_stopping"
+
+
+def test_a_second_signal_does_not_wait(start_daemon: Start) -> None:
+    daemon = start_daemon(drain=600.0)
+    daemon.chat("echo a")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(daemon.chat, "slow 100000")
+        wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 1)
+        daemon.process.send_signal(signal.SIGINT)
+        wait_until(lambda: httpx.get(f"{daemon.url}/health").json()["status"] == "stopping")
+        daemon.process.send_signal(signal.SIGINT)
+        assert answer.result().status_code == 503
+    assert daemon.process.wait(10) == 0
+
+
+def test_a_daemon_that_is_killed_takes_its_workers_along(start_daemon: Start) -> None:
+    daemon = start_daemon()
+    daemon.chat("echo a")
+    pid = daemon.loaded()["test/echo"]["pid"]
+    daemon.process.kill()
+    daemon.process.wait()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() if Path("/proc").exists() else True)
+    assert (daemon.folder / "run" / "daemon.pid").exists()  # stale, and the next one does not mind
+    after = start_daemon(daemon.folder)
+    assert after.url, after.said
+    assert after.chat("echo a").status_code == 200
+
+
+def test_two_daemons(start_daemon: Start) -> None:
+    first = start_daemon()
+    second = start_daemon(first.folder)
+    assert second.said.startswith("port_taken")
+    assert str(first.pid) in second.said
+    assert second.process.wait(10) == 9
+    assert first.chat("echo a").status_code == 200
+    assert int((first.folder / "run" / "daemon.pid").read_text()) == first.pid
+
+
+def test_a_taken_port_is_named_with_its_holder(start_daemon: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused = start_daemon(port=port)
+        assert refused.said.startswith(f"port_taken: port {port} on 127.0.0.1 is taken")
+        assert f"(pid {os.getpid()})" in refused.said
+        assert "--port" in refused.said
+        assert refused.process.wait(10) == 9
+        assert not list((refused.folder / "run").iterdir())
+
+
+def test_ipv6_loopback_needs_no_key(start_daemon: Start) -> None:
+    daemon = start_daemon(host="::1")
+    if not daemon.url:
+        pytest.skip(daemon.said)
+    assert daemon.url.startswith("http://[::1]:")
+    assert httpx.get(f"{daemon.url}/v1/models").status_code == 200
+
+
+def test_owner_files(folder: Path) -> None:
+    assert owner_pid() is None
+    owner = Owner()
+    owner.publish(7)
+    try:
+        assert owner_pid() == os.getpid()
+        with pytest.raises(PortTaken, match=str(os.getpid())):
+            Owner()
+        assert (folder / "run" / "daemon.port").read_text() == "7\n"
+    finally:
+        owner.release()
+    assert owner_pid() is None
+    (folder / "run" / "daemon.pid").write_text("1\n")  # a file alone makes no owner, though pid 1 lives
+    assert owner_pid() is None
+    Owner().release()
+
+
+def test_many_want_to_be_the_owner(folder: Path) -> None:
+    code = (
+        "import os\n"
+        "from localllm.app.daemon.owner import Owner\n"
+        "from localllm.app.errors import PortTaken\n"
+        "won = 0\n"
+        "for _ in range(100):\n"
+        "    try: owner = Owner()\n"
+        "    except PortTaken: continue\n"
+        "    mark = open('held', 'x'); mark.close()\n"
+        "    os.unlink('held'); won += 1\n"
+        "    owner.release()\n"
+        "print(won)\n"
+    )
+    racing = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    said = [process.communicate(timeout=50) for process in racing]
+    assert [process.returncode for process in racing] == [0] * 4, said
+    assert sum(int(out) for out, _ in said) >= 100
+
+
+def test_start_in_the_background(folder: Path) -> None:
+    background.start(Settings(port=0))
+    pid = owner_pid()
+    assert pid
+    assert os.getsid(pid) != os.getsid(0)
+    with pytest.raises(PortTaken, match=f"already runs .pid {pid}"):
+        background.start(Settings(port=0))
+    port = int((folder / "run" / "daemon.port").read_text())
+    assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: owner_pid() is None)
+    assert "listens at" in (folder / "state" / "localllm" / "log" / "daemon.log").read_text()
+
+
+def test_a_background_start_that_fails_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.invalid"):
+        background.start(Settings(host="nowhere.invalid"))
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(PortTaken, match="is taken"):
+        background.start(Settings(port=other.getsockname()[1]))
+    monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", "raise SystemExit('no room in the inn')"))
+    with pytest.raises(DaemonUnreachable, match="no room in the inn"):
+        background.start(Settings())
+    monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(background, "START_SECONDS", 0.2)
+    with pytest.raises(DaemonUnreachable, match="did not answer"):
+        background.start(Settings())
+
+
+def test_a_runtime_folder_others_may_enter_is_refused(
+    start_daemon: Start, short_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = short_folder()
+    (folder / "run").mkdir(mode=0o755)
+    refused = start_daemon(folder)
+    assert refused.said.startswith("storage_failed")
+    assert "0700" in refused.said
+    monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", str(folder / "run"))
+    with pytest.raises(StorageFailed, match="0700"):
+        owner_pid()
+
+
+def test_a_path_too_long_for_a_socket(start_daemon: Start, folder: Path) -> None:
+    refused = start_daemon(folder, env={"LOCALLLM_RUNTIME_DIR": str(folder / ("x" * 120))})
+    assert refused.said.startswith("storage_failed")
+    assert "LOCALLLM_RUNTIME_DIR" in refused.said
+
+
+def test_the_daemon_imports_no_tensor_library() -> None:
+    code = (
+        "import sys, localllm.app.daemon.__main__, localllm.app.client, localllm.app.daemon.background\n"
+        "print([name for name in ('torch', 'numpy', 'transformers', 'textual') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
