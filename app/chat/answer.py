@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Literal
 
 from ...engine.request import Delta, TokenLogprobs
 from ...engine.text import TextStream
@@ -11,6 +12,8 @@ from ..daemon.frames import Piece, PieceLogprob, ToolCallPiece
 from .parsers import CALL, END_CALL, END_THINK, THINK, CallPart, OutputParser, Part, ReasoningPart, TextPart
 from .prompt import Prompt
 from .tokenizer import ChatTokenizer
+
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Choice:
@@ -60,20 +63,19 @@ class Choice:
         self._logprobs.extend(delta.logprobs[: len(tokens)])
         piece = self._text.push(tokens)
         parts = self._parser.feed(piece.text)
-        self.done = delta.finish is not None or self._text.stopped or (self._one_call and self._parser.calls > 0)
+        called = self._one_call and self._parser.calls > 0
+        ended = self._text.stopped or called
+        self.done = ended or delta.finish is not None
         count = piece.tokens
-        if self.done and delta.finish != "cancelled":
-            if not (self._one_call and self._parser.calls):
-                rest = self._text.finish()
-                count += rest.tokens
-                parts += self._parser.feed(rest.text) + self._parser.finish()
-            return self._piece(parts, count, "length" if self._cut_short(delta) else "stop")
-        return self._piece(parts, count, None) if parts or count else None
+        if not self.done or delta.finish == "cancelled":
+            return self._piece(parts, count, None) if parts or count else None
+        if not called:  # what follows the only call that is wanted is dropped
+            rest = self._text.finish()
+            count += rest.tokens
+            parts += self._parser.feed(rest.text) + self._parser.finish()
+        return self._piece(parts, count, "length" if delta.finish == "length" and not ended else "stop")
 
-    def _cut_short(self, delta: Delta) -> bool:
-        return delta.finish == "length" and not self._text.stopped
-
-    def _piece(self, parts: list[Part], count: int, finish: str | None) -> Piece:
+    def _piece(self, parts: list[Part], count: int, finish: Finish | None) -> Piece:
         logprobs = [self._logprobs.popleft() for _ in range(min(count, len(self._logprobs)))]
         calls: list[ToolCallPiece] = []
         for part in parts:
@@ -90,7 +92,7 @@ class Choice:
             tool_calls=calls,
             tokens=count,
             logprobs=[self._report(entry) for entry in logprobs],
-            finish=finish,  # type: ignore[arg-type]
+            finish=finish,
         )
 
     def _report(self, entry: TokenLogprobs) -> PieceLogprob:

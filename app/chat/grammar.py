@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +23,9 @@ from .matcher import make_matcher, make_tokens
 from .parsers import CALL, END_CALL
 from .tokenizer import ChatTokenizer
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choices
 MAX_DEPTH = 64  # nested objects and arrays in a schema
 MAX_NODES = 20_000  # values in a schema
@@ -31,7 +34,7 @@ CPU_BOUND, WALL_BOUND = 0.4, 5.0  # seconds of one trial
 MEMORY_BOUND = 2 * 2**30  # bytes of address space, the vocabulary's tables counted in
 
 # One space, or a line break and indentation: a small model may otherwise write blanks for ever.
-_JSON = {"whitespace_pattern": r"( |\n[ \t]{0,24})"}
+_JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})"}
 
 # As OpenAI has it: a tool without parameters takes none.
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,7 @@ def sampling_of(asked: Generate, recommended: Mapping[str, float], *, seed: int,
     Raises InvalidRequest naming the parameter.
     """
     asked_for = msgspec.structs.asdict(asked)
-    values = {
+    values: dict[str, Any] = {
         name: next(value for value in (asked_for[name], recommended.get(name), neutral) if value is not None)
         for name, neutral in NEUTRAL.items()
     }

@@ -1,0 +1,263 @@
+"""The worker around an engine that says what it is told to: crashes, floods, canned answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.app.chat.prompt import PromptMaker
+from localllm.app.chat.template import TemplateRenderer
+from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.daemon import frames, opening, worker
+from localllm.app.daemon.frames import Failed, Finished, Generate, Piece
+from localllm.app.daemon.worker import Worker
+from localllm.engine.errors import RunnerFailed
+from localllm.engine.request import Delta, Request
+from localllm.engine.runner import RunnerSpec
+from localllm.engine.stats import Stats
+
+from .tiny_qwen import VOCAB, write_tokenizer
+
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=4096, cache="pages", num_pages=4096)
+
+
+class ScriptedEngine:
+    """Stands in for engine.Engine: a test calls `say`, `finish` or `crash` in the engine's place."""
+
+    def __init__(self, runner: object, on_deltas: Callable[..., None], on_failure: Callable[..., None]) -> None:
+        self.on_deltas, self.on_failure = on_deltas, on_failure
+        self.submitted: list[Request] = []
+        self.cancelled: list[str] = []
+        self.refuse: Exception | None = None
+        self.closed = False
+
+    def start(self) -> None: ...
+
+    def submit(self, request: Request) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.submitted.append(request)
+
+    def cancel(self, name: str) -> bool:
+        self.cancelled.append(name)
+        return True
+
+    def stats(self) -> Stats:
+        return Stats(running=len(self.submitted))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeRunner:
+    spec = SPEC
+
+
+@dataclass
+class Bench:
+    """A worker in this process, its engine and the daemon's end of the socket."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    tokenizer: ChatTokenizer
+    served: asyncio.Task[int]
+    engines: list[ScriptedEngine] = field(default_factory=list)
+
+    @property
+    def engine(self) -> ScriptedEngine:
+        return self.engines[0]
+
+    def send(self, frame: frames.Frame) -> None:
+        self.writer.write(frames.pack(frame))
+
+    async def read(self) -> Any:
+        return await asyncio.wait_for(frames.read_from_worker(self.reader), 20)
+
+    async def until_end(self, name: str) -> list[Any]:
+        found: list[Any] = []
+        while not found or not isinstance(found[-1], (Finished, Failed)) or found[-1].id != name:
+            found.append(await self.read())
+        return found
+
+    async def started(self, **asked: Any) -> str:
+        """Send a request and wait until the engine has it."""
+        name = f"r{len(self.engine.submitted)}"
+        self.send(Generate(**{"id": name, "messages": HI} | asked))
+        assert (await self.read()) == frames.Started(id=name, prompt_tokens=len(self.engine.submitted[-1].prompt))
+        return name
+
+    async def say(self, request: str, text: str, finish: Any = None, **more: Any) -> None:
+        """One delta per token, each a step; the last with `finish`."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        deltas = [Delta(request, (token,)) for token in ids[:-1]] + [Delta(request, (ids[-1],), finish=finish, **more)]
+        for delta in deltas:
+            await asyncio.to_thread(self.engine.on_deltas, [delta])
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    tokenizer = ChatTokenizer(write_tokenizer(tmp_path), [2])
+    renderer = TemplateRenderer()
+    info = frames.ModelInfo(
+        model="m",
+        backend="b",
+        device="d",
+        dtype="float32",
+        architecture="qwen3",
+        context=SPEC.max_context,
+        vocab=VOCAB,
+        weight_bytes=1,
+        cache_bytes=1,
+        cache_tokens=1,
+    )
+    model = opening.OpenModel(info, FakeRunner(), tokenizer, renderer, PromptMaker(tokenizer, renderer), {})
+    engines: list[ScriptedEngine] = []
+
+    def make_engine(*args: Any, **kwargs: Any) -> ScriptedEngine:
+        engines.append(ScriptedEngine(*args, **kwargs))
+        return engines[-1]
+
+    monkeypatch.setattr(worker, "open_model", lambda load, progress: model)
+    monkeypatch.setattr(worker, "Engine", make_engine)
+    monkeypatch.setattr(worker, "OUTPUT_HIGH", 20_000)
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    inside = Worker(*await asyncio.open_connection(sock=theirs))
+    made = Bench(reader, writer, tokenizer, asyncio.create_task(inside.serve()), engines)
+    made.send(frames.Load(model="m", path="x"))
+    assert isinstance(await made.read(), frames.Loaded)
+    yield made
+    writer.close()
+    await asyncio.wait_for(made.served, 20)
+    assert made.engine.closed
+    await writer.wait_closed()
+
+
+async def test_canned_tool_calls(bench: Bench) -> None:
+    name = await bench.started(tools=[TOOL])
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+    await bench.say(f"{name}/0", f"<think>hm</think>Look: {call}\n{call}<|im_end|>", "stop")
+    *pieces, end = await bench.until_end(name)
+    assert "".join(piece.text for piece in pieces) == "Look: "
+    assert "".join(piece.reasoning for piece in pieces) == "hm"
+    calls = [call for piece in pieces for call in piece.tool_calls]
+    assert [(call.index, call.name, call.arguments) for call in calls] == [
+        (0, "f", ""),
+        (0, "", '{"a": "é"}'),
+        (1, "f", ""),
+        (1, "", '{"a": "é"}'),
+    ]
+    assert pieces[-1].finish == "tool_calls"
+    assert isinstance(end, Finished)
+    assert bench.engine.cancelled == []
+
+
+async def test_what_ends_early_is_cancelled_in_the_engine(bench: Bench) -> None:
+    name = await bench.started(n=2, stop=["STOP"])
+    await bench.say(f"{name}/0", "one STOP two")
+    await bench.say(f"{name}/1", "three", "length", cached=3)
+    *pieces, end = await bench.until_end(name)
+    assert bench.engine.cancelled == [f"{name}/0"]
+    assert "".join(piece.text for piece in pieces if piece.choice == 0) == "one "
+    assert {piece.choice: piece.finish for piece in pieces} == {0: "stop", 1: "length"}
+    assert end.cached_tokens == 0  # the first choice found nothing cached
+    bench.send(frames.Shutdown())
+    assert await bench.served == 0
+
+
+async def test_a_failed_request_fails_alone(bench: Bench) -> None:
+    name = await bench.started(n=2)
+    other = await bench.started()
+    await bench.say(f"{name}/0", "ab")
+    await bench.say(f"{name}/0", "c", "failed", error="the grammar failed: too complex")
+    await bench.say(f"{name}/1", "late")
+    failed = (await bench.until_end(name))[-1]
+    assert failed.fault.code == "invalid_request"
+    assert "too complex" in failed.fault.message
+    assert f"{name}/1" in bench.engine.cancelled
+    await bench.say(f"{other}/0", "fine", "stop")
+    assert isinstance((await bench.until_end(other))[-1], Finished)
+
+
+async def test_an_error_of_ours_fails_one_request(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await bench.started()
+    with monkeypatch.context() as patch:
+        patch.setattr(ChatTokenizer, "decode", lambda *_, **__: 1 / 0)
+        await bench.say(f"{name}/0", "a")
+        failed = (await bench.until_end(name))[-1]
+    assert failed.fault.code == "internal_error"
+    assert "ZeroDivisionError" in caplog.text
+    assert "division" not in failed.fault.message
+    assert "division by zero" not in caplog.text  # texts of unexpected errors may hold a prompt
+    other = await bench.started()
+    await bench.say(f"{other}/0", "fine", "stop")
+    assert isinstance((await bench.until_end(other))[-1], Finished)
+
+
+async def test_a_refused_submission(bench: Bench) -> None:
+    bench.engine.refuse = RunnerFailed("gone")
+    bench.send(Generate(id="x", messages=HI, n=2))
+    (failed,) = await bench.until_end("x")
+    assert failed.fault.code == "worker_died"
+
+
+async def test_a_failing_engine_takes_the_worker_with_it(bench: Bench) -> None:
+    names = [await bench.started() for _ in range(3)]
+    await asyncio.to_thread(bench.engine.on_failure, RunnerFailed("device lost"))
+    failed = [await bench.read() for _ in names]
+    assert {(frame.id, frame.fault.code) for frame in failed} == {(name, "worker_died") for name in names}
+    assert all("device lost" in frame.fault.message for frame in failed)
+    assert await asyncio.wait_for(bench.served, 20) == 1
+
+
+async def test_a_daemon_that_does_not_read_makes_the_engine_wait(bench: Bench) -> None:
+    name = await bench.started(ignore_eos=True)
+    (token,) = bench.tokenizer.encode("a", add_special_tokens=False)
+    steps, total = 0, 3000
+
+    def flood() -> None:
+        nonlocal steps
+        for steps in range(1, total + 1):
+            finish = "length" if steps == total else None
+            bench.engine.on_deltas([Delta(f"{name}/0", (token,), finish=finish)])
+
+    # The stream reader of this side takes in some before it pauses its transport; then nothing moves any more.
+    bench.reader._limit = 1024  # type: ignore[attr-defined]
+    engine = threading.Thread(target=flood)
+    engine.start()
+    seen = -1
+    while seen != steps:
+        seen = steps
+        await asyncio.sleep(0.3)
+    assert worker.STEPS_AHEAD < steps < total
+    pieces = await bench.until_end(name)
+    await asyncio.to_thread(engine.join)
+    assert sum(piece.tokens for piece in pieces if isinstance(piece, Piece)) == total
+
+
+async def test_the_loop_stays_responsive_while_a_template_hangs(bench: Bench) -> None:
+    templates = bench.tokenizer.templates
+    templates["default"] = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    bench.send(Generate(id="slow", messages=HI))
+    began = time.monotonic()
+    bench.send(frames.AskStats(id="s"))
+    assert isinstance(await bench.read(), frames.Stats)
+    bench.send(Generate(id="raw", prompt="x"))
+    assert (await bench.read()).id == "raw"
+    failed = (await bench.until_end("slow"))[-1]
+    assert failed.fault.code == "chat_template_failed"
+    assert time.monotonic() > began

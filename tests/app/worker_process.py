@@ -1,0 +1,120 @@
+"""A real worker process and the daemon's end of its socket, without an event loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from localllm.app.daemon import frames
+from localllm.app.daemon.frames import Failed, Finished, Piece, PieceLogprob, Started
+
+_decoder = msgspec.msgpack.Decoder(frames.FromWorker)
+
+
+@dataclass
+class Result:
+    """All that was said about one request."""
+
+    frames: list[Any] = field(default_factory=list)
+
+    @property
+    def end(self) -> Finished | Failed:
+        return self.frames[-1]
+
+    @property
+    def started(self) -> Started:
+        return self.frames[0]
+
+    def pieces(self, choice: int = 0) -> list[Piece]:
+        return [frame for frame in self.frames if isinstance(frame, Piece) and frame.choice == choice]
+
+    def text(self, choice: int = 0) -> str:
+        return "".join(piece.text for piece in self.pieces(choice))
+
+    def finish(self, choice: int = 0) -> str | None:
+        *others, last = [piece.finish for piece in self.pieces(choice)]
+        assert others == [None] * len(others)
+        return last
+
+    def logprobs(self, choice: int = 0) -> list[PieceLogprob]:
+        return [entry for piece in self.pieces(choice) for entry in piece.logprobs]
+
+    def calls(self, choice: int = 0) -> list[tuple[str, str]]:
+        """(name, arguments) of each tool call, joined by index."""
+        found: dict[int, tuple[str, str]] = {}
+        for piece in self.pieces(choice):
+            for call in piece.tool_calls:
+                name, arguments = found.get(call.index, ("", ""))
+                found[call.index] = name + call.name, arguments + call.arguments
+        return [found[index] for index in sorted(found)]
+
+
+class WorkerProcess:
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "localllm.app.daemon.worker", "--fd", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stderr=subprocess.PIPE,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        self.socket = ours
+        ours.settimeout(50)
+
+    def send(self, *sent: frames.Frame) -> None:
+        self.socket.sendall(b"".join(map(frames.pack, sent)))
+
+    def read(self) -> Any:
+        """The next frame. Raises EOFError when the worker is gone."""
+        return _decoder.decode(self._exactly(int.from_bytes(self._exactly(4), "big")))
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self.socket.recv(count - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+    def load(self, path: object, **options: Any) -> Any:
+        """Loaded or LoadFailed."""
+        self.send(
+            frames.Load(model="tiny", path=str(path), backend=options.pop("backend", "cpu"), threads=1, **options)
+        )
+        while isinstance(frame := self.read(), frames.Loading):
+            pass
+        return frame
+
+    def ask(self, frame: frames.Frame) -> Any:
+        """Send one frame and read its one answer."""
+        self.send(frame)
+        return self.read()
+
+    def generate(self, *asked: frames.Generate) -> list[Result]:
+        """Send requests together and read until each has ended."""
+        self.send(*asked)
+        return self.collect([frame.id for frame in asked])
+
+    def collect(self, ids: list[str]) -> list[Result]:
+        results = {name: Result() for name in ids}
+        running = set(ids)
+        while running:
+            frame = self.read()
+            results[frame.id].frames.append(frame)
+            if isinstance(frame, (Finished, Failed)):
+                running.remove(frame.id)
+        return [results[name] for name in ids]
+
+    def close(self) -> tuple[int, str]:
+        """Exit code and what stands in its log."""
+        self.socket.close()
+        _, log = self.process.communicate(timeout=30)
+        return self.process.returncode, log.decode()
