@@ -342,7 +342,10 @@ class CompletionAnswer:
         return TextLogprobs(
             tokens=[entry.token for entry in logprobs],
             token_logprobs=[_finite(entry.logprob) for entry in logprobs],
-            top_logprobs=[{top.token: _finite(top.logprob) for top in entry.top} for entry in logprobs],
+            top_logprobs=[  # the chosen token is always among them, as OpenAI has it
+                {top.token: _finite(top.logprob) for top in entry.top} | {entry.token: _finite(entry.logprob)}
+                for entry in logprobs
+            ],
             text_offset=offsets,
         )
 

@@ -138,7 +138,7 @@ class Paths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = re.sub("/{2,}", "/", scope["path"])
-        await self.app(scope | {"path": path.rstrip("/") or "/"}, receive, send)
+        await self.app({**scope, "path": path.rstrip("/") or "/"}, receive, send)
 
 
 class Hosts:

@@ -193,8 +193,8 @@ class Worker:
                             stream.put(frame)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        except (msgspec.DecodeError, ValueError) as error:
-            log.error("worker of %s broke the protocol: %s", self.model, error)
+        except (msgspec.DecodeError, ValueError) as broken:
+            log.error("worker of %s broke the protocol: %s", self.model, broken)
         # Tell its requests first: a process that was killed hard can take a while to be reaped.
         error = reason or self.end_error
         self._end(error)

@@ -190,7 +190,7 @@ def test_completion(client: openai.OpenAI) -> None:
     assert choice.logprobs is not None
     assert choice.logprobs.tokens == ["a ", "b "]
     assert choice.logprobs.text_offset == [0, 2]
-    assert choice.logprobs.top_logprobs == [{"t0": 0.0, "t1": -1.0}] * 2
+    assert choice.logprobs.top_logprobs == [{"t0": 0.0, "t1": -1.0, token: -0.5} for token in ("a ", "b ")]
 
 
 def test_completions_of_several_prompts(client: openai.OpenAI) -> None:
