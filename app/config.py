@@ -25,6 +25,7 @@ from .errors import ConfigError
 PREFIX = "LOCALLLM_"
 DEFAULT_PORT = 11811
 
+PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
 CLIENT_ONLY = frozenset({"model"})  # read by commands; the daemon has no use for it
 
 Count = Annotated[int, Meta(ge=1)]
@@ -115,10 +116,11 @@ def explain(
     known = {setting.name: setting for setting in describe()}
     for name, value in _from_file(file).items():
         values[name], origin[name] = value, str(file)
-    for name, setting in known.items():
-        text = env.get(setting.env)
-        if text is not None:
-            values[name], origin[name] = _from_text(setting, text), setting.env
+    for variable, text in env.items():
+        if variable.startswith(PREFIX) and variable not in PLACES:
+            name = variable.removeprefix(PREFIX).lower()
+            values[name] = _from_text(known[name], text) if name in known else text
+            origin[name] = variable
     for name, value in (overrides or {}).items():
         if value is not None:
             values[name], origin[name] = value, f"--{name.replace('_', '-')}"

@@ -45,8 +45,8 @@ class Result:
 
 def bench(model: str | None, rounds: int, backend: str | None, as_json: bool) -> int:
     """Print the figures."""
-    settings = config.load({"backend": backend})
-    result = asyncio.run(_bench(settings, model or settings.model, rounds))
+    settings = config.load()
+    result = asyncio.run(_bench(settings, model or settings.model, backend, rounds))
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
         return 0
@@ -63,8 +63,8 @@ def bench(model: str | None, rounds: int, backend: str | None, as_json: bool) ->
     return 0
 
 
-async def _bench(settings: config.Settings, model: str, rounds: int) -> Result:
-    async with loaded(settings, model) as client:
+async def _bench(settings: config.Settings, model: str, backend: str | None, rounds: int) -> Result:
+    async with loaded(settings, model, backend) as client:
         info = await client.load(model)  # it is loaded: this only says how
         words = random.Random(0)
         await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)  # warms caches; not counted

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from .. import config
+from ..client import Client
 from .asking import loaded, opening, parameters
 from .run import stream, text_of
 
 
 def chat(model: str | None, backend: str | None, asked: dict[str, Any]) -> int:
     """A conversation with the model named, or the default one."""
-    settings = config.load({"backend": backend})
+    settings = config.load()
     model = model or settings.model
     if sys.stdin.isatty() and sys.stdout.isatty():
         from ..tui import run
 
-        return run(settings, model, system=asked["system"], parameters=parameters(asked))
-    _lines(settings, model, opening(asked["system"]), parameters(asked))
+        forced = config.load({"backend": backend})
+        return run(forced, model, system=asked["system"], parameters=parameters(asked))
+    _lines(loaded(settings, model, backend), model, opening(asked["system"]), parameters(asked))
     return 0
 
 
-def _lines(settings: config.Settings, model: str, messages: list[dict[str, Any]], body: dict[str, Any]) -> None:
+def _lines(
+    session: AbstractAsyncContextManager[Client], model: str, messages: list[dict[str, Any]], body: dict[str, Any]
+) -> None:
     """Each line of standard input is a turn; empty lines are skipped, the end of input ends the chat."""
     # Input is read between the runs of the event loop: inside one, Ctrl-C would not interrupt the read.
     with asyncio.Runner() as runner:
-        session = AsyncExitStack()
+        stack = AsyncExitStack()
         try:
-            client = runner.run(session.enter_async_context(loaded(settings, model)))
+            client = runner.run(stack.enter_async_context(session))
             for number, line in enumerate(sys.stdin.buffer, start=1):
                 turn = text_of(line, f"line {number} of standard input").strip()
                 if turn:
@@ -38,4 +42,4 @@ def _lines(settings: config.Settings, model: str, messages: list[dict[str, Any]]
                     answer = runner.run(stream(client, model, messages, body))
                     messages.append({"role": "assistant", "content": answer})
         finally:
-            runner.run(session.aclose())
+            runner.run(stack.aclose())

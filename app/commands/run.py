@@ -20,18 +20,23 @@ from .console import say, write
 
 def run(model: str, prompt: str | None, backend: str | None, as_json: bool, asked: dict[str, Any]) -> int:
     """Ask once; the answer goes to standard output as it comes, or as one JSON object at the end."""
-    settings = config.load({"backend": backend})
+    settings = config.load()
     messages = [*opening(asked.pop("system")), {"role": "user", "content": _prompt(prompt)}]
     shape = _format(asked.pop("schema"), asked.pop("regex"))
     body = parameters(asked) | shape
-    asyncio.run(_run(settings, model, messages, body, as_json))
+    asyncio.run(_run(settings, model, backend, messages, body, as_json))
     return 0
 
 
 async def _run(
-    settings: config.Settings, model: str, messages: list[dict[str, Any]], body: dict[str, Any], as_json: bool
+    settings: config.Settings,
+    model: str,
+    backend: str | None,
+    messages: list[dict[str, Any]],
+    body: dict[str, Any],
+    as_json: bool,
 ) -> None:
-    async with loaded(settings, model) as client:
+    async with loaded(settings, model, backend) as client:
         if as_json:
             click.echo(json.dumps(await _collect(client, model, messages, body), ensure_ascii=False))
         else:

@@ -20,9 +20,12 @@ class Hub:
     revisions: dict[str, dict[str, str]] = field(default_factory=dict)  # repo → branch → commit
     gated: frozenset[str] = frozenset()
     breaks_in: str = ""  # a file whose body ends half-way, once
+    stalls_in: str = ""  # a file whose body never goes on
     log: list[tuple[str, str]] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
     url: str = ""
+    stalled: threading.Event = field(default_factory=threading.Event)
+    closing: threading.Event = field(default_factory=threading.Event)
 
     def commit(self, repo: str, revision: str) -> str | None:
         known = self.revisions.get(repo, {"main": commit_of(repo)})
@@ -89,6 +92,15 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 self.wfile.flush()
                 self.connection.close()
                 return
+            if self.command == "GET" and name == hub.stalls_in:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data[:1])
+                self.wfile.flush()
+                hub.stalled.set()
+                hub.closing.wait(30)
+                return
             if start:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             self._send(206 if start else 200, data[start:], headers)
@@ -110,6 +122,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.closing.set()
         server.shutdown()
         thread.join()
         server.server_close()

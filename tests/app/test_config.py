@@ -46,6 +46,7 @@ def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> Non
         ("port =", {}, {}, "config.toml"),
         ("", {"LOCALLLM_PORT": "eighty"}, {}, "LOCALLLM_PORT: expected a number, got 'eighty'"),
         ("", {"LOCALLLM_PORT": "1.5"}, {}, "LOCALLLM_PORT: expected a number"),
+        ("", {"LOCALLLM_PROT": "1"}, {}, "unknown setting 'prot' in LOCALLLM_PROT"),
         ("", {"LOCALLLM_DRAIN": "-1"}, {}, "drain in LOCALLLM_DRAIN"),
         ("", {}, {"max_queue": 0}, "max_queue in --max-queue"),
         ("", {}, {"colour": 1}, "unknown setting 'colour' in --colour"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,16 +43,16 @@ def hub() -> Iterator[Hub]:
         yield hub
 
 
+def reaching(hub: Hub, **env: str) -> dict[str, str]:
+    """The environment of a command that has this hub."""
+    ours = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
+    return {**os.environ, **ours, **env}
+
+
 def localllm(hub: Hub, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    settings = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DOWNLOAD_TIMEOUT": "5",
-    }
     return subprocess.run(
         [sys.executable, "-m", "localllm.app.cli", *args],
-        env={**os.environ, **settings, **env},
+        env=reaching(hub, **env),
         capture_output=True,
         text=True,
         timeout=50,
@@ -105,6 +106,18 @@ def test_an_interrupted_pull_is_not_listed_and_continues(hub: Hub) -> None:
         assert localllm(hub, "pull", "org/whole").returncode == 0
     assert hub.ranges, "the second half alone was asked for"
     assert (catalog.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
+
+
+def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
+    hub.stalls_in = "model.safetensors"
+    command = [sys.executable, "-m", "localllm.app.cli", "pull", "org/whole"]
+    process = subprocess.Popen(command, env=reaching(hub), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert hub.stalled.wait(30)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "org/whole" not in [model.id for model in catalog.available()]
 
 
 def test_revisions_stand_side_by_side_and_go_one_by_one(hub: Hub) -> None:
