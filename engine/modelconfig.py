@@ -233,8 +233,8 @@ def _layer_kinds(fields: Fields, family: _Family) -> tuple[tuple[LayerKind, ...]
     if family.window == "flag" and not fields.flag("use_sliding_window", False):
         return tuple(kinds), 0
     if family.window == "all":
-        return ("sliding",) * layers, window
-    if "layer_types" in fields:
+        kinds = ["sliding"] * layers
+    elif "layer_types" in fields:
         named = fields.texts("layer_types")
         if len(named) != layers or not set(named) <= set(_LAYER_KINDS):
             raise fields.refuse("layer_types", f"{layers} names out of {', '.join(_LAYER_KINDS)}")

@@ -19,6 +19,10 @@ OPS = Ops()
 # hardware it is also faster: measured 5.8 times at a prompt and 2.2 times at 16 rows, with AVX2 alone.
 DEVICE = Device("cpu", torch.cpu, OPS, dtype=torch.float32)
 
+# With such products bfloat16 gains where weights come from memory. Those that stay in the caches are quicker in
+# float32: the bundled model, 15 million weights, 505 to 349 tokens a second on 16 cores with AMX.
+SMALL = 128 * 2**20  # bytes as stored
+
 
 def open_on_cpu(files: ModelFiles, budget: Budget, free: int) -> TorchRunner:
     """Load a model. The number of threads is the whole process's."""
@@ -27,6 +31,6 @@ def open_on_cpu(files: ModelFiles, budget: Budget, free: int) -> TorchRunner:
 
 
 def device_for(files: ModelFiles, flags: frozenset[str]) -> Device:
-    """The CPU as it best runs these files: in bfloat16 where they are stored so and the processor multiplies it."""
-    fits = bool(flags & BF16_FLAGS) and files.config.dtype == "bfloat16"
-    return replace(DEVICE, dtype=torch.bfloat16) if fits else DEVICE
+    """The CPU as it best runs these files."""
+    gains = files.config.dtype == "bfloat16" and files.weight_bytes >= SMALL and bool(flags & BF16_FLAGS)
+    return replace(DEVICE, dtype=torch.bfloat16) if gains else DEVICE

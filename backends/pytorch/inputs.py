@@ -71,7 +71,7 @@ class Inputs:
             "row_starts": batch.row_starts,
             "context_lens": contexts,
             "last": ends[answers],
-            "answers": answers,
+            "answers": answers.astype(np.int32),
             **_settings(batch, answers),
             "page_table": batch.page_table.reshape(-1),
         }

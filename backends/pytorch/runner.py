@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import Protocol
 
 import numpy as np
@@ -17,10 +15,10 @@ from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, RunnerSpec, StepResult
 from ...kernels.ops import Ops
-from . import models
 from .device import Device
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
+from .models import accepts
 from .sampler import Drawn, sample
 from .sizing import plan
 from .weights import Weights
@@ -102,19 +100,6 @@ class TorchRunner:
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
         del self.model, self.kv, self.inputs
-
-
-def architectures() -> Sequence[str]:
-    """The model types that have a file in models/."""
-    return sorted(module.name for module in iter_modules(models.__path__))
-
-
-def accepts(files: ModelFiles) -> str:
-    """Why the torch family cannot load these files; empty when it can."""
-    known = architectures()
-    if files.config.model_type in known:
-        return ""
-    return f"the architecture {files.config.model_type} is not among {', '.join(known)}"
 
 
 def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> TorchRunner:

@@ -11,7 +11,7 @@ import torch
 
 from localllm.backends import cpu
 from localllm.backends.cpu import machine
-from localllm.backends.cpu.device import DEVICE, device_for
+from localllm.backends.cpu.device import device_for
 from localllm.engine.errors import ModelRefused, RunnerFailed
 from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
@@ -33,7 +33,17 @@ class TestCpu(Conformance):
 
 
 def test_looking_at_the_machine_imports_no_torch() -> None:
-    code = "import sys; from localllm.backends import cpu; print(cpu.probe()); assert 'torch' not in sys.modules"
+    code = """
+import sys
+from types import SimpleNamespace
+from localllm.backends import cpu
+print(cpu.probe())
+assert cpu.accepts(SimpleNamespace(config=SimpleNamespace(model_type="llama"))) == ""
+assert "mamba is not among gemma3_text, llama" in cpu.accepts(
+    SimpleNamespace(config=SimpleNamespace(model_type="mamba"))
+)
+assert "torch" not in sys.modules
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("DeviceInfo(backend='cpu'")
@@ -74,16 +84,18 @@ def test_container_limits_count(tmp_path: Path) -> None:
     assert machine.memory(tmp_path)[0] > 1000000
 
 
-def test_dtype_is_the_fastest_that_is_right(tmp_path: Path) -> None:
+def test_dtype_is_the_fastest_that_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = {}
     for dtype in (torch.bfloat16, torch.float32):
         folder = tmp_path / str(dtype)
         folder.mkdir()
         stored[dtype] = read_model(canary.save(folder, dtype))
-    assert device_for(stored[torch.bfloat16], frozenset({"avx2"})).dtype == torch.float32
-    assert device_for(stored[torch.bfloat16], frozenset({"avx2", "avx512_bf16"})).dtype == torch.bfloat16
-    assert device_for(stored[torch.float32], frozenset({"amx_bf16"})).dtype == torch.float32
-    assert DEVICE.dtype == torch.float32
+    amx, plain = frozenset({"avx2", "amx_bf16"}), frozenset({"avx2"})
+    assert device_for(stored[torch.bfloat16], amx).dtype == torch.float32, "it is small"
+    monkeypatch.setattr("localllm.backends.cpu.device.SMALL", 1000)
+    assert device_for(stored[torch.bfloat16], amx).dtype == torch.bfloat16
+    assert device_for(stored[torch.bfloat16], plain).dtype == torch.float32
+    assert device_for(stored[torch.float32], amx).dtype == torch.float32
 
 
 @pytest.fixture(scope="module")

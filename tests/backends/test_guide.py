@@ -41,7 +41,7 @@ def prompts(guide: ModelFiles) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def runner(guide: ModelFiles) -> Runner:
-    return cpu.open(guide, Budget(context=256, cache_bytes=64 * 2**20, max_rows=16, dtype="float32"))
+    return cpu.open(guide, Budget(context=256, cache_bytes=64 * 2**20, max_rows=16, dtype="float32", threads=1))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from localllm.backends import cpu
-from localllm.backends.pytorch.runner import TorchRunner, architectures
+from localllm.backends.pytorch.models import architectures
+from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.modelconfig import FAMILIES
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Budget

@@ -1,1 +1,23 @@
-"""One file per architecture, named as config.json's model_type; each has build(weights, config, context)."""
+"""One file per architecture, named as config.json's model_type; each has build(weights, config, context).
+
+Looking at which there are imports none of them, and no torch.
+"""
+
+from __future__ import annotations
+
+from pkgutil import iter_modules
+
+from ....engine.modelfiles import ModelFiles
+
+
+def architectures() -> list[str]:
+    """The model types that have a file here."""
+    return sorted(module.name for module in iter_modules(__path__))
+
+
+def accepts(files: ModelFiles) -> str:
+    """Why the torch family cannot load these files; empty when it can."""
+    known = architectures()
+    if files.config.model_type in known:
+        return ""
+    return f"the architecture {files.config.model_type} is not among {', '.join(known)}"
