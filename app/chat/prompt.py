@@ -83,7 +83,7 @@ class PromptMaker:
                     "continue_final_message: this model's template does not keep the final message",
                     param="continue_final_message",
                 )
-        opened = text.rfind(THINK) > text.rfind(END_THINK) and not text[text.rfind(THINK) + len(THINK) :].strip()
+        opened = text.rstrip().endswith(THINK)
         if opened and close_reasoning:
             text, opened = text.rstrip() + f"\n\n{END_THINK}\n\n", False
         return Prompt(

@@ -109,6 +109,15 @@ def test_logprobs_come_with_their_text(tokenizer: ChatTokenizer) -> None:
     assert entries[0].top[0].id == ids[0]
 
 
+def test_a_token_that_is_held_back_in_part_is_not_reported_yet(tokenizer: ChatTokenizer) -> None:
+    ids = tokenizer.encode("the lazy dog", add_special_tokens=False)
+    choice = Choice("a", 0, tokenizer, CHAT, stop=["y!"])
+    pieces = feed(choice, ids, finish="length", logprobs=True)
+    assert any(piece.text and not piece.tokens for piece in pieces)
+    assert all(len(piece.logprobs) == piece.tokens for piece in pieces)
+    assert text_of(pieces) == "the lazy dog"
+
+
 def test_a_stop_token_has_no_logprob(tokenizer: ChatTokenizer) -> None:
     ids = [*tokenizer.encode("hi", add_special_tokens=False), 2]
     choice = Choice("a", 0, tokenizer, CHAT, stop_ids=frozenset({2}))

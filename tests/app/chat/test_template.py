@@ -178,6 +178,7 @@ def test_hostile(renderer: TemplateRenderer, name: str) -> None:
         (BLOCKS + "{% endfor %}{% endfor %}", "processor time"),
         ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "characters"),
         ("{{ 'x' * 10 ** 10 }}", "memory"),
+        (r"{{ '\ud800' }}", "surrogates not allowed"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "deeply"),
     ],
 )
