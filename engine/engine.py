@@ -58,9 +58,7 @@ class Engine:
     def cancel(self, request_id: str) -> bool:
         """End a request: its memory is free at once, its last delta comes with the next step. False: it has ended."""
         with self._state:
-            found = self._scheduler.cancel(request_id)
-            self._state.notify()
-            return found
+            return self._scheduler.cancel(request_id)  # the thread is awake: a live request is work
 
     def register_adapter(self, adapter: Adapter) -> None:
         """Make an adapter known; requests may name it from now on."""

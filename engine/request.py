@@ -95,8 +95,8 @@ class Sequence:
     tokens: list[int] = field(init=False)
     limit: int = field(init=False)  # length at which it ends
     computed: int = 0
-    unknown: int = 0
-    last_row: int = -1  # its row in the step before, where an unknown token waits; -1: none
+    unknown: int = 0  # 0 or 1
+    last_row: int = -1  # its row in the step that draws the unknown token
     adapter_slot: int = 0  # 0 is the base model
     lease: Lease | None = None
     history: TokenHistory | None = None  # where the sampling reads it

@@ -7,7 +7,7 @@ Running sequences come first, oldest first; then waiting ones in order of arriva
 stops the rest, so nobody starves. Whoever runs is older than whoever waits. When memory runs out the youngest
 running sequence gives up its own (to be computed again, as far as its pages are not still in the prefix tree).
 
-schedule() may be called before the step before was committed: an unknown token is then carried on the device.
+schedule() may be called while one step is not committed yet: its tokens are then carried on the device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # hold a lease; oldest first
         self._waiting: deque[Sequence] = deque()  # oldest first
-        self._launched: deque[list[Row]] = deque()  # steps that were planned and not committed
+        self._launched: deque[list[Row]] = deque()  # planned and not committed, two at most
         self._ended: list[Delta] = []  # ends that no step brought about
         self._arrivals = 0
         self._blocked = False  # the first that waits found no room, and none was freed since
@@ -105,6 +105,7 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next step; None if nothing can be computed now. It must be run, and committed in its turn."""
+        assert len(self._launched) < 2, "an unknown token can only be carried from the step right before"
         rows: list[Row] = []
         budget, preemptions = self._spec.max_tokens, self._stats.preemptions
         for sequence in tuple(self._running):
@@ -124,7 +125,7 @@ class Scheduler:
         length = len(sequence.tokens) + unknown
         if length >= sequence.limit:
             return 0  # its last token is on the way
-        if unknown and (sequence.last_row < 0 or sequence.needs_known_tokens):
+        if unknown and sequence.needs_known_tokens:
             return 0
         end = min(length, start + budget)
         if end > lease.capacity and not self._make_room(sequence, lease, end):
@@ -146,7 +147,6 @@ class Scheduler:
         while not self._cache.grow(lease, length):
             victim = self._running.pop()
             self._release(victim)
-            victim.computed = 0
             victim.preemptions += 1
             self._stats.preemptions += 1
             self._waiting.appendleft(victim)
@@ -158,8 +158,6 @@ class Scheduler:
         """Let the first that waits join, with room for all its tokens; None: nobody waits or it has to wait on."""
         while self._waiting and not self._blocked and len(self._running) < self._spec.max_rows:
             sequence = self._waiting[0]
-            if sequence.unknown:
-                return None  # preempted, and the step in flight still draws its next token
             try:
                 lease = self._acquire(sequence)
             except EngineError as error:  # its adapter does not load
@@ -197,9 +195,6 @@ class Scheduler:
 
     def _launch(self, rows: list[Row]) -> None:
         """From here on the step counts as run: later steps may build on what it writes."""
-        if self._launched:
-            for row in self._launched[-1]:
-                row.sequence.last_row = -1
         for index, row in enumerate(rows):
             sequence = row.sequence
             if row.wants_token:

@@ -157,6 +157,7 @@ def test_closing_ends_what_is_left(spec) -> None:
     app.wait(deltas=4)
     engine.close()
     assert device.closed
+    assert device.log.count("run") == device.log.count("result")
     assert sorted(delta.request_id for delta in app.deltas if delta.finish == "cancelled") == ["a", "b"]
     assert app.failures == []
 

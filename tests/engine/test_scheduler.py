@@ -233,15 +233,46 @@ def test_two_identical_prompts_in_the_same_step_share_their_pages(overlap: bool)
     assert out["other"] == solo(other)
 
 
-def test_preemption_takes_the_youngest_and_it_comes_back_first() -> None:
-    spec = replace(SPEC, num_pages=12, page_size=4)
-    requests = [request("old", 15, 30), request("young", 15, 12), request("late", 15, 10)]
-    engine, _ = engine_of(*requests, spec=spec)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_preemption_takes_the_youngest_and_it_comes_back_first(overlap: bool) -> None:
+    spec = replace(SPEC, num_pages=12, max_rows=2, overlap=overlap)
+    requests = [request("old", 15, 30), request("young", 15, 12), request("late", 3, 1)]
+    engine, device = engine_of(*requests, spec=spec)
     deltas = finish_all(engine)
     assert engine.stats().preemptions > 0
-    assert [delta.request_id for delta in deltas if delta.finish] == ["old", "young", "late"]
+    assert [delta.request_id for delta in deltas if delta.finish] == ["old", "late", "young"]
+    alone = [batch.num_rows for batch in device.batches].index(1)  # late does not overtake young, though it would fit
+    assert all(batch.num_rows == 1 for batch in device.batches[alone : 30 - 1])
     assert outputs(deltas) == {each.id: solo(each) for each in requests}
     assert {delta.cached for delta in deltas} == {0}  # what a resumed one found again is not a prompt hit
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_page_that_the_last_step_filled_is_found_again(overlap: bool) -> None:
+    engine, _ = engine_of(request("first", 17), spec=replace(SPEC, overlap=overlap))
+    [answer] = outputs(finish_all(engine)).values()
+    engine.submit(Request("second", (*request("first", 17).prompt, *answer), 4))
+    assert finish_all(engine)[0].cached == 20
+
+
+def test_who_waits_for_memory_does_not_ask_again_before_some_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = engine_of(request("a", 20, 20), request("big", 30, 8), spec=replace(SPEC, num_pages=12))
+    cache, asked = engine._scheduler._cache, []
+    opened = cache.open
+    monkeypatch.setattr(cache, "open", lambda *args: (asked.append(args), opened(*args))[1])
+    finish_all(engine)
+    assert len(asked) == 3  # a, big in vain, big again when a had ended
+
+
+def test_who_waits_for_memory_holds_no_adapter() -> None:
+    spec = replace(ADAPTERS, num_pages=12, num_adapters=1, adapters_per_step=1)
+    engine, device = engine_of(request("a", 20, 20), request("big", 30, 8, adapter=A), spec=spec)
+    for _ in range(3):
+        engine.step()
+    engine.cancel("big")
+    engine.submit(request("b", 3, 1, adapter=B))
+    assert finish_all(engine)[-1].finish == "length"
+    assert device.loads == [(1, A), (1, B)]
 
 
 def test_everything_is_given_back_in_the_end() -> None:
