@@ -10,7 +10,7 @@ import click
 from .. import config
 from ..client import Client
 from ..doctor import Report, Verdict, examine
-from ..errors import DaemonUnreachable, NoBackend
+from ..errors import AppError, DaemonUnreachable, NoBackend
 from .console import size
 
 
@@ -31,8 +31,10 @@ async def _daemon(settings: config.Settings) -> str:
     try:
         async with await Client.connect(settings, start=False) as client:
             models = [model.id for model in await client.loaded()]
-    except (DaemonUnreachable, OSError):
+    except DaemonUnreachable:
         return "not running"
+    except (AppError, OSError) as error:
+        return f"cannot be asked: {error}"
     return f"running, with {', '.join(models)} loaded" if models else "running, with no model loaded"
 
 

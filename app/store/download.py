@@ -11,10 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .. import paths
 from ..errors import ModelUnusable, StorageFailed
 from . import catalog, hub
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils import tqdm
 
 SMALL = ("*.json", "*.jinja", "tokenizer.model", "*.txt", "*.md", "LICENSE*", "NOTICE*")
 WEIGHTS = "*.safetensors"
@@ -46,11 +50,24 @@ def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
         _check_space(sum(file.size for file in missing))
         if missing:
             tell(f"fetching {len(missing)} of {len(files)} files of {asked.repo}, commit {info.sha[:12]}")
-        for file in missing:
-            hf_hub_download(asked.repo, file.name, revision=info.sha, cache_dir=paths.hub_cache_dir())
+        for number, file in enumerate(missing, start=1):
+            bar = _titled(f"{number}/{len(missing)} {file.name}")
+            cache = paths.hub_cache_dir()
+            hf_hub_download(asked.repo, file.name, revision=info.sha, cache_dir=cache, tqdm_class=bar)
         if revision != info.sha:
             _name_commit(asked.folder / "refs" / revision, info.sha)
     return catalog.resolve(f"{asked.repo}@{info.sha}")
+
+
+def _titled(title: str) -> type[tqdm]:
+    """The hub library's progress bar, with our title: it would show the end of a path."""
+    from huggingface_hub.utils import tqdm
+
+    class Titled(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "desc": title})
+
+    return Titled
 
 
 def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
