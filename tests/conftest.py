@@ -45,8 +45,10 @@ class TierCount:
         if tier and (report.when == "call" or report.outcome != "passed"):
             self.counts[tier][report.outcome] += 1
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         for tier, count in self.counts.items():
+            if not count and not config.getoption("--expect-tiers"):
+                continue
             told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items())) or "none"
             terminalreporter.write_line(f"tier {tier}: {told}")
 
