@@ -68,7 +68,11 @@ class Replay(Protocol):
 
 
 class Runner(Protocol):
-    """Computes batches for one loaded model."""
+    """Computes batches for one loaded model.
+
+    Steps and adapter loads take effect in the order of the calls: a step may read what the steps before it write,
+    and its memory or adapter slot may have been another's until the call before.
+    """
 
     @property
     def spec(self) -> RunnerSpec: ...
