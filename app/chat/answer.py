@@ -35,12 +35,14 @@ class Choice:
         parallel_tool_calls: bool = True,
     ) -> None:
         self._id, self._index, self._tokenizer, self._stop_ids = request_id, index, tokenizer, stop_ids
-        self._one_call = not parallel_tool_calls
         marks = {tokenizer.id_of(mark) for mark in (THINK, END_THINK, CALL, END_CALL)}
         hidden = frozenset(tokenizer.special_ids - marks)
         self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop)
         self._parser = OutputParser(
-            reasoning=prompt.reasoning, tools=prompt.tools, inside_reasoning=prompt.inside_reasoning
+            reasoning=prompt.reasoning,
+            tools=prompt.tools,
+            inside_reasoning=prompt.inside_reasoning,
+            one_call=not parallel_tool_calls,
         )
         self._logprobs: deque[TokenLogprobs] = deque()  # of tokens whose text is still held back
         self.generated = 0
@@ -63,13 +65,12 @@ class Choice:
         self._logprobs.extend(delta.logprobs[: len(tokens)])
         piece = self._text.push(tokens)
         parts = self._parser.feed(piece.text)
-        called = self._one_call and self._parser.calls > 0
-        ended = self._text.stopped or called
+        ended = self._text.stopped or self._parser.over
         self.done = ended or delta.finish is not None
         count = piece.tokens
         if not self.done or delta.finish == "cancelled":
             return self._piece(parts, count, None) if parts or count else None
-        if not called:  # what follows the only call that is wanted is dropped
+        if not self._parser.over:
             rest = self._text.finish()
             count += rest.tokens
             parts += self._parser.feed(rest.text) + self._parser.finish()

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 
 LAST = 1 << 31
+# Thread pools reserve address space for every core, which on a large machine would be all that is allowed.
+_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 START_BOUND = 60.0  # seconds of wall time for starting and the first message, on a busy machine
 
 
@@ -61,6 +63,7 @@ class BoundedChild:
     def _start(self) -> subprocess.Popen[bytes]:
         # Nothing of our environment (tokens, keys, proxies) but what the interpreter needs to find the package.
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+        kept |= dict.fromkeys(_POOLS, "1")
         child = subprocess.Popen(
             self._arguments,
             stdin=subprocess.PIPE,

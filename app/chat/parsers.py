@@ -7,7 +7,6 @@ Reasoning is Qwen's and DeepSeek's `<think>…</think>` at the start of an answe
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,7 +44,7 @@ class _Call(msgspec.Struct, frozen=True):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def new_call_id() -> str:
+def _new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -56,17 +55,20 @@ class OutputParser:
     white space beside the reasoning markers and after a tool call is dropped.
     """
 
-    def __init__(
-        self, *, reasoning: bool, tools: bool, inside_reasoning: bool = False, new_id: Callable[[], str] = new_call_id
-    ) -> None:
-        """`inside_reasoning`: the prompt already ends in an opened `<think>`."""
+    def __init__(self, *, reasoning: bool, tools: bool, inside_reasoning: bool = False, one_call: bool = False) -> None:
+        """`inside_reasoning`: the prompt already ends in an opened `<think>`. `one_call`: the first call is the end."""
         self.calls = 0  # tool calls given so far
-        self._tools, self._new_id = tools, new_id
-        self._state: Literal["start", "reasoning", "text", "call"] = "start" if reasoning else "text"
+        self._tools, self._one_call = tools, one_call
+        self._state: Literal["start", "reasoning", "text", "call", "over"] = "start" if reasoning else "text"
         if inside_reasoning:
             self._state = "reasoning"
         self._skip_space = inside_reasoning
         self._held = ""
+
+    @property
+    def over(self) -> bool:
+        """The only call that is wanted was given: what follows is dropped."""
+        return self._state == "over"
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
@@ -78,7 +80,7 @@ class OutputParser:
     def finish(self) -> list[Part]:
         """The rest at the end of the output. A tool call that only lacks its end marker still is one."""
         held, self._held = self._held, ""
-        if not held:
+        if not held or self.over:
             return []
         if self._state == "reasoning":
             return [ReasoningPart(held)] if held.strip() else []
@@ -106,8 +108,11 @@ class OutputParser:
                     called = self._call(body, CALL + body + END_CALL)
                     parts += called
                     self._skip_space = isinstance(called[0], CallPart)
-                    self._held, self._state = rest, "text"
+                    self._held = rest
+                    self._state = "over" if self.calls and self._one_call else "text"
                 return bool(found)
+            case "over":
+                return False
 
     def _start(self) -> bool:
         opening = self._held.lstrip()
@@ -156,7 +161,7 @@ class OutputParser:
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return [TextPart(whole)]
         self.calls += 1
-        return [CallPart(self.calls - 1, self._new_id(), call.name, arguments)]
+        return [CallPart(self.calls - 1, _new_id(), call.name, arguments)]
 
 
 def _marker_start(text: str, marker: str) -> int:

@@ -9,6 +9,7 @@ Run as the real one is: `fake_worker.py --fd N`.
     think            reasoning, then text             call             two tool calls
     breaks           characters that split lines      body             what was asked, as JSON
     stopped          the engine gives it up           silent           an end without a reason
+    noise            prints 5 MB to its log
 
 Its figure `cache_used` is the number of answers it is giving.
 """
@@ -175,6 +176,9 @@ class FakeWorker:
                 yield _piece(asked, msgspec.json.encode(asked).decode())
             case "crash" | "fail":
                 yield _piece(asked, "one ")
+            case "noise":
+                for line in range(50_000):
+                    print(f"{line:06d} {'x' * 92}", flush=line == 49_999)
             case "hang" | "silent" | "stopped":
                 return
             case _:

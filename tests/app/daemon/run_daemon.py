@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from localllm.app.config import Settings
-from localllm.app.daemon import exchange, lifecycle, process
+from localllm.app.daemon import connection, exchange, lifecycle, process
 from localllm.app.errors import AppError
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
@@ -19,6 +19,7 @@ if __name__ == "__main__":
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
     logging.basicConfig(level=logging.INFO, format=lifecycle.LOG_FORMAT, stream=sys.stderr)
     process.STOP_SECONDS = 1.0
+    connection.HEAD_SECONDS = float(os.environ.get("TEST_HEAD_SECONDS", connection.HEAD_SECONDS))
     exchange.KEEP_ALIVE_SECONDS = float(os.environ.get("TEST_KEEP_ALIVE_SECONDS", exchange.KEEP_ALIVE_SECONDS))
     try:
         lifecycle.run(settings, lambda at: print(at.url, flush=True), worker_command=FAKE_WORKER)

@@ -168,6 +168,49 @@ def test_the_worker_never_sees_the_key(start_daemon: Callable[..., Daemon]) -> N
     assert "LOCALLLM_API_KEY" not in psutil.Process(pid).environ()
 
 
+def test_ctrl_c_at_the_terminal_is_for_the_daemon_alone(daemon: Daemon) -> None:
+    daemon.chat("echo a")
+    pid = daemon.loaded()["test/echo"]["pid"]
+    assert os.getpgid(pid) == pid != os.getpgid(daemon.pid)
+
+
+def test_a_model_unloaded_while_it_loads(daemon: Daemon) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(daemon.chat, "echo a", model="test/slow")
+        wait_until(lambda: "test/slow" in daemon.loaded())
+        assert daemon.loaded()["test/slow"]["state"] == "loading"
+        assert unload(daemon, "test/slow") == 200
+        answer = asking.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
+    assert "test/slow" not in daemon.loaded()
+    assert daemon.chat("echo a", model="test/slow").status_code == 200
+    assert unload(daemon, "test/slow") == 200
+
+
+def test_who_comes_while_a_model_leaves_gets_it_anew(daemon: Daemon) -> None:
+    daemon.chat("echo a", model="test/other")
+    pid = daemon.loaded()["test/other"]["pid"]
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(daemon.chat, "slow 25", model="test/other")
+        wait_until(lambda: daemon.loaded()["test/other"]["requests"] == 1)
+        before = daemon.log.count("unloading test/other")
+        leaving = pool.submit(unload, daemon, "test/other")
+        wait_until(lambda: daemon.log.count("unloading test/other") > before)
+        assert daemon.chat("echo a", model="test/other").status_code == 200
+        assert leaving.result() == 200
+        assert running.result().status_code == 200  # it had the time of the drain
+    assert daemon.loaded()["test/other"]["pid"] != pid
+    unload(daemon, "test/other")
+
+
+def test_a_worker_cannot_fill_the_disk_with_its_log(daemon: Daemon) -> None:
+    assert daemon.chat("noise").status_code == 200
+    logs = daemon.folder / "state" / "localllm" / "log"
+    newest = logs / "worker-test--echo.log"
+    wait_until(lambda: newest.read_text().endswith(f"049999 {'x' * 92}\n"))
+    assert sum(file.stat().st_size for file in logs.glob("worker-test--echo.log*")) < 2 * 2**20 + 2**17
+
+
 def test_hundreds_of_requests_leave_nothing_behind(daemon: Daemon) -> None:
     process = psutil.Process(daemon.pid)
 

@@ -148,6 +148,16 @@ def test_half_a_request_does_not_keep_others_waiting(daemon: Daemon) -> None:
     assert daemon.chat("echo a").status_code == 200
 
 
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"])
+def test_a_head_that_never_ends_is_dropped(start_daemon: Callable[..., Daemon], sent: bytes) -> None:
+    daemon = start_daemon(env={"TEST_HEAD_SECONDS": "0.3"})
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
+        connection.sendall(sent)
+        while connection.recv(65536):
+            pass
+    assert daemon.chat("echo a").status_code == 200
+
+
 def test_two_requests_in_one_packet(daemon: Daemon) -> None:
     one = post(chat_body()).replace(b"Connection: close\r\n", b"")
     with socket.create_connection(("127.0.0.1", daemon.port), timeout=20) as connection:
