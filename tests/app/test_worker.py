@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import re
 import struct
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 
 from localllm.app.chat.tokenizer import ChatTokenizer
@@ -316,6 +318,48 @@ def test_cancel_before_it_answers(worker: WorkerProcess) -> None:
     assert result.end.cancelled
     worker.send(frames.Cancel(id="never heard of"))
     assert one(worker, max_tokens=1).finish() == "length"
+
+
+def test_random_requests_and_cancels(worker: WorkerProcess) -> None:
+    chance = random.Random(7)
+    names, over = [], set()
+    for index in range(80):
+        asked = ask(
+            prompt=[chance.randrange(3, 300) for _ in range(chance.randrange(1, 60))],
+            n=chance.randrange(1, 4),
+            max_tokens=chance.randrange(1, 40),
+            stop=["e"] if chance.random() < 0.3 else [],
+            response_format=ResponseFormat(kind="regex", regex="[a-z]{1,30}") if chance.random() < 0.3 else None,
+            ignore_eos=chance.random() < 0.5,
+        )
+        names.append(asked.id)
+        worker.send(asked)
+        if chance.random() < 0.4:
+            worker.send(frames.Cancel(id=chance.choice(names)))
+        while index % 5 == 4 and len(over) < len(names) - 8:  # up to a dozen at a time
+            frame = worker.read()
+            assert frame.id not in over
+            if isinstance(frame, (Finished, Failed)):
+                assert isinstance(frame, Finished)
+                over.add(frame.id)
+    for result in worker.collect([name for name in names if name not in over]):
+        assert isinstance(result.end, Finished)
+    one(worker, prompt="x", max_tokens=3)
+    stats = worker.ask(frames.AskStats(id="s"))
+    assert (stats.running, stats.waiting, stats.cache_used) == (0, 0, 0)
+
+
+def test_helpers_die_with_a_killed_worker(folder: Path) -> None:
+    worker = WorkerProcess()
+    worker.load(folder)
+    one(worker, response_format=ResponseFormat(kind="choice", choices=["a"]))
+    helpers = psutil.Process(worker.process.pid).children()
+    assert len(helpers) == 2
+    worker.process.kill()
+    worker.process.wait()
+    _, alive = psutil.wait_procs(helpers, timeout=20)
+    assert alive == []
+    worker.close()
 
 
 def test_tokenize_and_back(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
