@@ -48,6 +48,11 @@ class Connection(H11Protocol):
         else:
             self._cancel_timer()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._expect_head()  # part of the next one came with the request before
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
         super().connection_lost(exc)

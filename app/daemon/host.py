@@ -166,13 +166,13 @@ class Host:
     def _leave(self, slot: _Slot, drain: float) -> asyncio.Task[None]:
         """The one task that unloads this slot; requests that come meanwhile wait for it and load anew."""
         if slot.leaving is None:
+            log.info("unloading %s", slot.worker.model)
             slot.leaving = asyncio.create_task(self._unload(slot.worker, drain))
         return slot.leaving
 
     async def _unload(self, worker: Worker, drain: float) -> None:
         await worker.quiet(drain)
         await worker.stop(Stopping(f"{worker.model} was unloaded"))
-        log.info("unloaded %s", worker.model)
 
     def _over(self, worker: Worker) -> None:
         slot = self._slots.get(worker.model)
