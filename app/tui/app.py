@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from textual.app import App, SystemCommand
+from textual.binding import Binding
 from textual.screen import Screen
 
 from .. import paths
@@ -33,6 +34,8 @@ class ChatApp(App[int]):
     CSS_PATH = paths.assets_dir() / "tui.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal"), (100, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]
+
+    BINDINGS = [Binding("ctrl+c", "interrupt", "Stop or leave", show=False)]
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class ChatApp(App[int]):
             pass  # a hanging disk must not hold the terminal
         self.exit(0)
 
-    async def action_help_quit(self) -> None:
+    async def action_interrupt(self) -> None:
         """Ctrl+C with nothing selected: stop the answer; a second time, leave."""
         if self._chat.is_answering:
             await self._chat.stop()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from .. import paths
 from ..client import Client, LoadedModel, ModelEntry
 from ..config import Settings
-from ..errors import AppError, DaemonUnreachable
+from ..errors import AppError, DaemonUnreachable, WorkerDied
 from .text import one_line
 
 Connect = Callable[..., Awaitable[Client]]
@@ -32,6 +32,7 @@ class Connection:
             if self._client is None:
                 try:
                     self._client = await self._connect(self._settings, start=True, on_status=self._say)
+                    self._say("ready")
                 except AppError:
                     self._say("no daemon")
                     raise
@@ -42,7 +43,9 @@ class Connection:
         self._say(f"loading {model}")
         try:
             client = await self.client()
-            await client.load(model, on_progress=lambda words, done: self._say(f"{words} {done:.0%}"))
+            backend = None if self._settings.backend == "auto" else self._settings.backend
+            progress = lambda words, done: self._say(f"{words} {done:.0%}")  # noqa: E731
+            await client.load(model, backend=backend, on_progress=progress)
             await self.refresh()
         except AppError as error:
             self.lost(error)
@@ -60,10 +63,12 @@ class Connection:
         self.on_change()
 
     def lost(self, error: AppError) -> None:
-        """Note a failure; after a lost daemon the next call connects anew."""
+        """Note a failure; after a lost daemon the next call connects anew, after a lost engine it loads anew."""
         if isinstance(error, DaemonUnreachable):
-            self._client, self.loaded = None, []
-        self._say("no daemon" if self._client is None else "error")
+            self._client = None
+        if isinstance(error, DaemonUnreachable | WorkerDied):
+            self.loaded = []
+        self._say("no daemon" if self._client is None else "ready")
 
     async def close(self) -> None:
         if self._client is not None:

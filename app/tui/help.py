@@ -42,7 +42,7 @@ class HelpScreen(ModalScreen[None]):
                 yield Static("")
                 yield Static(_table([(f"/{c.name} {c.arguments}", _sentence(c.sentence, c.aliases)) for c in COMMANDS]))
                 yield Static(
-                    "\nThe built-in guide is a tiny model. A larger one: leave, run localllm pull org/repo, then /model.",
+                    "\nThe built-in guide is a tiny model. For a larger one: localllm pull org/repo, then here /model.",
                     markup=False,
                 )
             yield Static("Esc closes", classes="keys")

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from ..client import ModelEntry
 from ..errors import AppError
 from .connection import Connection
-from .text import one_line, size
+from .text import size, visible
 
 
 class ModelScreen(ModalScreen[str | None]):
@@ -58,13 +58,10 @@ class ModelScreen(ModalScreen[str | None]):
         matcher = Matcher(query)
         rated = [(matcher.match(entry.id) if query else 1.0, entry) for entry in self._connection.entries]
         found = [entry for score, entry in sorted(rated, key=lambda pair: -pair[0]) if score > 0]
-        width = min(36, max((len(entry.id) for entry in found), default=0))
         for entry in found:
-            name = one_line(entry.id, width)
+            name = visible(entry.id)
             shown = matcher.highlight(name) if query else Content(name)
-            models.add_option(
-                Option(Content.assemble(shown, " " * (width - len(name) + 2), self._facts(entry)), entry.id)
-            )
+            models.add_option(Option(Content.assemble(shown, "\n  ", self._facts(entry)), entry.id))
         if found:
             ids = [entry.id for entry in found]
             models.highlighted = ids.index(self._current) if not query and self._current in ids else 0

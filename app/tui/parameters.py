@@ -87,7 +87,7 @@ def check(name: str, value: Any) -> Any:
         raise _refusal(known, value)
     if not (known.low <= value <= known.high and value > known.above and math.isfinite(value)):
         raise _refusal(known, value)
-    return known.kind(value)
+    return int(value) if known.kind is int else float(value)
 
 
 def shown(value: Any) -> str:
@@ -97,7 +97,7 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _stops(known: Parameter, text: str) -> list[str]:
+def _stops(known: Parameter, text: str) -> list[str] | None:
     if not text.startswith("["):
         return [text]
     try:

@@ -26,6 +26,8 @@ async def run(
     task cancels the request, sets `finish="stopped"` and goes on as CancelledError.
     """
     try:
+        if connection.running(answer.model) is None:
+            await connection.use(answer.model)
         client = await connection.client()
         parameters = conversation.parameters
         async with aclosing(client.chat(answer.model, conversation.request(answer), **parameters)) as events:
@@ -56,18 +58,17 @@ async def run(
 
 def sentence(error: AppError) -> str:
     """The error for people: what happened, its numbers, what helps."""
-    numbers = [f"{name.replace('_', ' ')} {value}" for name, value in error.numbers.items()]
-    missing = [
-        words for words, value in zip(numbers, error.numbers.values(), strict=True) if str(value) not in error.message
-    ]
-    parts = [error.message.rstrip(".") + (f" ({', '.join(missing)})" if missing else "") + ".", error.hint]
+    numbers = {name.replace("_", " "): str(value) for name, value in error.numbers.items()}
+    missing = [f"{name} {value}" for name, value in numbers.items() if value not in error.message]
+    parts = [error.message + (f" ({', '.join(missing)})" if missing else ""), error.hint]
     if isinstance(error, ContextTooLong):
-        parts.append("What helps: /new, a shorter message (/edit), or a model with a larger context (/model).")
-    return visible(" ".join(part for part in parts if part))
+        parts.append("What helps: /new, a shorter message (/edit), or a model with a larger context (/model)")
+    lines = [part.rstrip(".") + "." for part in parts if part]
+    return visible("\n".join([lines[0][0].upper() + lines[0][1:], *lines[1:]]))
 
 
 def _settle(answer: Message, done: Done) -> None:
-    answer.finish = done.finish if done.finish in ("stop", "length", "tool_calls") else "stop"
+    answer.finish = "length" if done.finish == "length" else "tool_calls" if done.finish == "tool_calls" else "stop"
     answer.prompt_tokens = done.usage.prompt_tokens
     answer.completion_tokens = done.usage.completion_tokens
     answer.cached_tokens = done.usage.cached_tokens

@@ -33,8 +33,12 @@ async def _model(screen: ChatScreen, name: str) -> None:
     if name:
         screen.use_model(name)
     else:
-        picker = ModelScreen(screen.connection, screen.conversation.model)
-        screen.app.push_screen(picker, lambda chosen: screen.use_model(chosen) if chosen else None)
+
+        def use(chosen: str | None) -> None:
+            if chosen is not None:
+                screen.use_model(chosen)
+
+        screen.app.push_screen(ModelScreen(screen.connection, screen.conversation.model), use)
 
 
 async def _history(screen: ChatScreen, words: str) -> None:
@@ -127,9 +131,7 @@ def _copy(screen: ChatScreen, what: str, message: Message | None) -> None:
             raise InvalidRequest(f"There is no code block {number or 'in this message'}; it has {len(blocks)}.")
         screen.copy(blocks[at - 1], f"Code block {at} of {len(blocks)}")
     else:
-        raise InvalidRequest(
-            f"/copy does not know {what[:40]!r}.", hint="Try /copy, /copy code, /copy code 2, /copy all."
-        )
+        raise InvalidRequest(f"/copy does not know {what[:40]!r}.", hint="Try /copy, /copy code 2 or /copy all.")
 
 
 async def _title(screen: ChatScreen, text: str) -> None:
@@ -147,9 +149,7 @@ async def _export(screen: ChatScreen, argument: str) -> None:
 async def _theme(screen: ChatScreen, name: str) -> None:
     themes = {"light": LIGHT.name, "dark": DARK.name, "": DARK.name if screen.app.theme == LIGHT.name else LIGHT.name}
     if name not in themes:
-        raise InvalidRequest(
-            f"There is no theme {name[:40]!r} here.", hint="/theme light or /theme dark; more: Ctrl+P."
-        )
+        raise InvalidRequest(f"There is no theme {name[:40]!r} here.", hint="Try /theme light or dark; more: Ctrl+P.")
     screen.app.theme = themes[name]
 
 

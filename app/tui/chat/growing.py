@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from markdown_it import MarkdownIt
@@ -53,6 +54,7 @@ def split(source: str) -> Cut | None:
     lines = source.split("\n")
     found: tuple[int, Inside, str, str] | None = None  # line, what is cut, the fence's marks and language
     fence: re.Match[str] | None = None
+    opened = 0
     for number, line in enumerate(lines[:-1]):
         mark = _FENCE.match(line)
         blank_before = number > 0 and not lines[number - 1].strip()
@@ -61,10 +63,10 @@ def split(source: str) -> Cut | None:
                 found = number, "" if blank_before else "list", "", ""
             elif blank_before and line[:1].strip():
                 found = number, "", "", ""
-            fence = mark
+            fence, opened = mark, number
         elif mark and mark[2].startswith(fence[2]) and not mark[3].strip():
             fence = None
-        elif not fence[1] and not _FENCE.match(lines[number - 1]):
+        elif not fence[1] and number > opened + 1:
             found = number, "code", fence[2], fence[3]
     if found is None:
         return None
@@ -91,6 +93,7 @@ class GrowingMarkdown(Vertical):
         self._growing = source  # what the last segment's document shows
         self._pending: list[str] = []
         self._more = asyncio.Event()
+        self._drawing = asyncio.Lock()
         self._flow: asyncio.Task[None] | None = None
 
     def compose(self) -> ComposeResult:
@@ -123,6 +126,10 @@ class GrowingMarkdown(Vertical):
             await asyncio.sleep(max(FRAME, clock() - began))  # at most half of the time goes into drawing
 
     async def _flush(self) -> None:
+        async with self._drawing:  # the end does not overtake a flush that outlives its cancelled task
+            await self._add()
+
+    async def _add(self) -> None:
         text = "".join(self._pending)
         self._pending.clear()
         if not text or not self.is_attached:
@@ -158,7 +165,7 @@ class GrowingMarkdown(Vertical):
                 await (self.mount(segment.document, after=after) if after else self.mount(segment.document, before=0))
         await self.remove_children([segment.document for segment in self._segments if segment.document not in kept])
         self._segments = joined
-        for segment, after_it in zip(joined, joined[1:], strict=False):
+        for segment, after_it in pairwise(joined):
             segment.document.set_class(after_it.inside == "list", "cut-list")
 
 

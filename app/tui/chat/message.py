@@ -130,7 +130,7 @@ class MessageView(Vertical, can_focus=True):
             return "" if message.content else "…"
         if message.finish == "failed":
             left_out = "" if message.content else " Later answers leave this turn out."
-            return f"{message.error} Ctrl+R tries again.{left_out}"
+            return f"{message.error}\nCtrl+R tries again.{left_out}"
         if message.finish == "stopped" and not message.content:
             return "stopped before the first word; later answers leave this turn out"
         return _ENDS.get(message.finish, "" if message.content else "an empty answer")

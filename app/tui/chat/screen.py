@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from textual import on, work
@@ -155,10 +156,8 @@ class ChatScreen(Screen[None]):
         """End the running answer, its text so far kept and saved."""
         if (running := self._answering) is not None:
             running.cancel()
-            try:
+            with suppress(WorkerCancelled, WorkerFailed):
                 await running.wait()
-            except (WorkerCancelled, WorkerFailed):
-                pass
 
     def _is_busy(self) -> bool:
         if self.is_answering:

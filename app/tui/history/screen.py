@@ -57,7 +57,8 @@ class HistoryScreen(ModalScreen[str | None]):
         self._fill(self._words)
 
     @work(exclusive=True)
-    async def _fill(self, words: str, at: int = 0) -> None:
+    async def _fill(self, words: str, at: int = 0, told: str = "") -> None:
+        """List what is found, and tell what was just done or why the list is empty."""
         try:
             self._entries = await self._recorder.list(words)
         except StorageFailed as error:
@@ -68,10 +69,10 @@ class HistoryScreen(ModalScreen[str | None]):
         conversations.add_options([Option(self._row(entry), entry.id) for entry in self._entries])
         if self._entries:
             conversations.highlighted = min(at, len(self._entries) - 1)
-        elif words:
-            self._say("No message or title contains all of these words.")
+            empty = ""
         else:
-            self._say("No conversations yet.")
+            empty = "No message or title contains all of these words." if words else "No conversations yet."
+        self._say(told or empty)
 
     def _row(self, entry: Entry) -> Content:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.updated))
@@ -81,7 +82,6 @@ class HistoryScreen(ModalScreen[str | None]):
 
     @on(Input.Changed)
     def _search(self, event: Input.Changed) -> None:
-        self._say("")
         self._fill(event.value)
 
     @on(Input.Submitted)
@@ -114,8 +114,8 @@ class HistoryScreen(ModalScreen[str | None]):
             self._say(error.message)
             return
         self._deleted.append(entry.id)
-        self._say(f"Deleted “{one_line(entry.title, 30)}”. u brings it back; it is gone for good after a day.")
-        self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0)
+        told = f"Deleted “{one_line(entry.title, 30)}”. u brings it back; it is gone for good after a day."
+        self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0, told)
 
     @work
     async def action_undo(self) -> None:
@@ -128,8 +128,7 @@ class HistoryScreen(ModalScreen[str | None]):
             self._say(error.message)
             return
         self._deleted.pop()
-        self._say("It is back.")
-        self._fill(self.query_one(Input).value)
+        self._fill(self.query_one(Input).value, told="It is back.")
 
     @work
     async def action_rename(self) -> None:

@@ -88,11 +88,9 @@ class Store:
         if terms:
             in_text, text_values = _contains(terms)
             in_title = " AND ".join("instr(lower(c.title), lower(?)) > 0" for _ in terms)
-            where.append(
-                f"(c.id IN (SELECT m.conversation FROM search JOIN message m ON m.id = search.rowid WHERE {in_text})"
-                f" OR ({in_title}))"
-            )
-            found = f"(SELECT m.content FROM search JOIN message m ON m.id = search.rowid WHERE m.conversation = c.id AND {in_text} LIMIT 1)"  # noqa: E501
+            matches = f"FROM search JOIN message m ON m.id = search.rowid WHERE {in_text}"
+            where.append(f"(c.id IN (SELECT m.conversation {matches}) OR ({in_title}))")
+            found = f"(SELECT m.content {matches} AND m.conversation = c.id LIMIT 1)"
             values = [*text_values, *text_values, *terms]
         with self._transaction() as database:
             rows = database.execute(
@@ -101,7 +99,10 @@ class Store:
                 f" WHERE {' AND '.join(where)} ORDER BY c.updated DESC, c.rowid DESC LIMIT ?",
                 (*values, limit),
             ).fetchall()
-        return [Entry(*row[:5], _around(row[5] or "", terms)) for row in rows]
+        return [
+            Entry(id, title, model, updated, count, _around(text or "", terms))
+            for id, title, model, updated, count, text in rows
+        ]
 
     def load(self, id: str) -> Conversation:
         with self._transaction() as database:
@@ -164,7 +165,9 @@ class Store:
             if version == 0:
                 database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
             with database:
-                database.execute("DELETE FROM conversation WHERE deleted < ?", (self._now() - UNDO_SECONDS,))
+                purge = "DELETE FROM conversation WHERE deleted < ?"
+                if database.execute(purge, (self._now() - UNDO_SECONDS,)).rowcount:
+                    database.execute("INSERT INTO search(search) VALUES ('optimize')")  # drops its traces of them
         except sqlite3.Error:
             database.close()
             raise

@@ -1,0 +1,147 @@
+"""A chat on the fake client: fixed clocks, a folder of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual import events
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from localllm.app.config import Settings
+from localllm.app.tui.app import ChatApp
+from localllm.app.tui.chat.message import MessageView
+from localllm.app.tui.chat.prompt import Prompt
+from localllm.app.tui.chat.screen import ChatScreen
+from localllm.app.tui.conversation import Conversation, Message
+from localllm.app.tui.history.store import Store
+
+from .fake_client import FakeClient
+
+MORNING = 1_790_000_000.0  # 2026-09-21 14:13 UTC
+
+
+@dataclass
+class Chat:
+    """What a test holds in its hands: the app under its pilot, the client behind it, the history file."""
+
+    pilot: Pilot[int]
+    app: ChatApp
+    client: FakeClient
+    store: Store  # the app's own: only its thread may read with it
+
+    @property
+    def saved(self) -> Store:
+        """The history file as another program sees it."""
+        return Store(self.store.file, now=lambda: MORNING)
+
+    @property
+    def screen(self) -> ChatScreen:
+        return self.app._chat
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.screen.query_one(Prompt)
+
+    @property
+    def path(self) -> list[Message]:
+        return self.screen.conversation.path()
+
+    async def settle(self) -> None:
+        """Until nothing of ours runs any more."""
+        while any(worker.is_running for worker in self.app.workers):
+            await self.pilot.pause(0.01)
+        await self.pilot.pause()
+
+    async def type(self, text: str) -> None:
+        self.prompt.focus()
+        await self.pilot.pause()
+        self.prompt.insert(text)
+        await self.pilot.pause()
+
+    async def send(self, text: str) -> None:
+        """Type and send, and wait for the end of the answer."""
+        await self.enter(text)
+        await self.settle()
+
+    async def enter(self, text: str) -> None:
+        await self.type(text)
+        await self.pilot.press("enter")
+        await self.pilot.pause()
+
+    async def paste(self, text: str) -> None:
+        self.prompt.post_message(events.Paste(text))
+        await self.pilot.pause()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Until it holds; the test's own timeout is the limit."""
+        while not condition():
+            await self.pilot.pause(0.01)
+
+    def shown(self) -> str:
+        """Everything that stands on the screen, as text."""
+        return "\n".join(
+            "".join(segment.text for segment in line) for line in self.app.screen._compositor.render_strips()
+        )
+
+    def views(self) -> list[MessageView]:
+        return list(self.screen.query(MessageView))
+
+    def text_of(self, selector: str) -> str:
+        return str(self.app.screen.query_one(selector, Static).content)
+
+    def notices(self) -> str:
+        return "\n".join(notice.message for notice in self.app._notifications)
+
+
+OpenChat = Callable[..., AbstractAsyncContextManager[Chat]]
+
+
+@pytest.fixture(autouse=True)
+def fixed_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    for name in ("COLORFGBG", "NO_COLOR", "TEXTUAL_ANIMATIONS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "data" / "history.sqlite3", now=count(MORNING).__next__)
+
+
+@pytest.fixture
+def make_app(tmp_path: Path, store: Store) -> Callable[..., ChatApp]:
+    def make(client: FakeClient, conversation: Conversation | None = None, **changed: Any) -> ChatApp:
+        given = {"connect": client.connect, "store": store, "clock": lambda: 1.0, "folder": tmp_path} | changed
+        return ChatApp(Settings(), conversation or Conversation("guide"), **given)
+
+    return make
+
+
+@pytest.fixture
+def chat(make_app: Callable[..., ChatApp], store: Store) -> OpenChat:
+    @asynccontextmanager
+    async def start(
+        client: FakeClient | None = None,
+        conversation: Conversation | None = None,
+        size: tuple[int, int] = (80, 24),
+        settled: bool = True,
+        **changed: Any,
+    ) -> AsyncIterator[Chat]:
+        client = client or FakeClient()
+        app = make_app(client, conversation, **changed)
+        async with app.run_test(size=size) as pilot:
+            opened = Chat(pilot, app, client, changed.get("store", store))
+            if settled:
+                await opened.settle()
+            yield opened
+
+    return start

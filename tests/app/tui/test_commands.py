@@ -1,0 +1,48 @@
+"""Slash commands: parsing, near matches, hints."""
+
+from __future__ import annotations
+
+import pytest
+
+from localllm.app.errors import InvalidRequest
+from localllm.app.tui.chat.dispatch import _COMMANDS
+from localllm.app.tui.commands import COMMANDS, Call, hints, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("/help", Call("help", "")),
+        ("/?", Call("help", "")),
+        ("/SET temperature 0.5 ", Call("set", "temperature 0.5")),
+        ("/exit", Call("quit", "")),
+        ("hello", None),
+        ("//etc/passwd", None),
+        ("/etc\nis a folder", None),
+        (" /help", None),
+    ],
+)
+def test_parse(text: str, call: Call | None) -> None:
+    assert parse(text) == call
+
+
+@pytest.mark.parametrize(("text", "near"), [("/hlep", "/help"), ("/modle x", "/model"), ("/usr/bin", "//")])
+def test_unknown_is_refused_with_near_matches(text: str, near: str) -> None:
+    with pytest.raises(InvalidRequest, match="no command") as refused:
+        parse(text)
+    assert near in refused.value.hint
+
+
+def test_hints() -> None:
+    assert [text for text, _ in hints("/s")] == ["/settings", "/set ", "/system ", "/stop"]
+    assert [text for text, _ in hints("/set te")] == ["/set temperature "]
+    assert hints("/set temperature 0")[0][1] == "a number, 0 to 100"
+    assert [text for text, _ in hints("/model q", ["guide", "Qwen/Q"])] == ["/model Qwen/Q"]
+    assert [text for text, _ in hints("/exi")] == ["/quit"]
+    assert hints("hello") == hints("//x") == hints("/zzz") == hints("/a\nb") == []
+
+
+def test_every_command_does_something() -> None:
+    assert {command.name for command in COMMANDS} == {*_COMMANDS, "copy"}
+    names = [name for command in COMMANDS for name in (command.name, *command.aliases)]
+    assert len(names) == len(set(names))

@@ -1,0 +1,221 @@
+"""The history file: kept whole, found again, and harmless when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from localllm.app.errors import StorageFailed
+from localllm.app.tui.conversation import Conversation
+from localllm.app.tui.history.recorder import Recorder
+from localllm.app.tui.history.store import UNDO_SECONDS, Store
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Store:
+    return Store(tmp_path / "deep" / "history.sqlite3", clock)
+
+
+def talk(question: str, answer: str = "Yes.") -> Conversation:
+    conversation = Conversation("guide", "Be brief.", {"temperature": 0.5, "stop": ["END"]})
+    asked = conversation.add("user", question, parent=None)
+    conversation.add("assistant", answer, parent=asked.index).finish = "stop"
+    return conversation
+
+
+def save(store: Store, *conversations: Conversation) -> None:
+    for conversation in conversations:
+        store.save(conversation, conversation.messages)
+
+
+def found(store: Store, words: str) -> list[str]:
+    return [entry.title for entry in store.list(words)]
+
+
+def test_a_conversation_comes_back_as_it_was(store: Store) -> None:
+    conversation = talk("Why?")
+    conversation.add("assistant", "No.", parent=0).error = "an error"
+    conversation.messages[-1].finish = "failed"
+    conversation.show(conversation.messages[1])
+    save(store, conversation)
+    store.close()
+    assert store.load(conversation.id) == conversation
+
+
+def test_an_answer_cut_off_by_the_end_of_the_program_counts_as_stopped(store: Store) -> None:
+    conversation = talk("Why?")
+    conversation.messages[1].finish = ""
+    save(store, conversation)
+    assert store.load(conversation.id).messages[1].finish == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("words", "titles"),
+    [
+        ("", ["日本語の質問", "Snakes", "How to unload?"]),
+        ("idle_un", ["How to unload?"]),
+        ("IDLE", ["How to unload?"]),
+        ("unload seconds", ["How to unload?"]),  # both words in one message
+        ("snakes", ["Snakes"]),
+        ("日本", ["日本語の質問"]),
+        ("5%", ["How to unload?"]),
+        ("py thon", ["Snakes"]),
+        ('"quoted"', ["Snakes"]),
+        ("AND OR NOT", []),
+        ("nothing like it", []),
+        ("'; DROP TABLE message; --", []),
+        ("snakes seconds", []),
+    ],
+)
+def test_search(store: Store, words: str, titles: list[str]) -> None:
+    save(
+        store,
+        talk("How to unload?", "Unload by idle_unload, in seconds; 5% is wrong."),
+        talk("Snakes", 'A python is "quoted" here.'),
+        talk("日本語の質問", "はい"),
+    )
+    assert found(store, words) == titles
+
+
+def test_search_shows_the_place(store: Store) -> None:
+    save(store, talk("Tell me", "long " * 100 + "needle in it"))
+    assert "needle in it" in store.list("needle")[0].found
+
+
+def test_search_follows_changes(store: Store) -> None:
+    conversation = talk("Tell me", "before")
+    save(store, conversation)
+    conversation.messages[1].content = "after"
+    save(store, conversation)
+    assert found(store, "before") == []
+    assert found(store, "after") == ["Tell me"]
+
+
+def test_rename_delete_restore_purge(store: Store, clock: Clock) -> None:
+    first, second = talk("One"), talk("Two")
+    save(store, first, second)
+    store.rename(first.id, "Uno")
+    assert found(store, "uno") == ["Uno"]
+    store.delete(first.id)
+    assert found(store, "") == ["Two"]
+    store.restore(first.id)
+    assert found(store, "") == ["Two", "Uno"]
+    store.delete(first.id)
+    store.close()
+    assert store.load(first.id).title == "Uno"  # still there to be restored
+    store.close()
+    clock.now += UNDO_SECONDS
+    with pytest.raises(StorageFailed, match="no longer"):
+        store.load(first.id)
+    store.close()
+    assert b"Uno" not in store.file.read_bytes()
+
+
+def test_private_to_its_owner_and_in_wal_mode(store: Store) -> None:
+    save(store, talk("One"))
+    assert stat.S_IMODE(store.file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.file.parent.stat().st_mode) == 0o700
+    with sqlite3.connect(store.file) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    database.close()
+
+
+def test_two_programs_share_it(store: Store, clock: Clock) -> None:
+    other = Store(store.file, clock)
+    save(store, talk("One"))
+    save(other, talk("Two"))
+    assert found(store, "") == found(other, "") == ["Two", "One"]
+
+
+def test_refuses_what_it_does_not_know(store: Store) -> None:
+    save(store, talk("One"))
+    with sqlite3.connect(store.file) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    store.close()
+    with pytest.raises(StorageFailed, match="newer"):
+        store.list()
+
+
+def test_a_damaged_file_is_left_alone(store: Store) -> None:
+    store.file.parent.mkdir()
+    store.file.write_bytes(b"not a database, but somebody's text" * 50)
+    with pytest.raises(StorageFailed, match="not a database"):
+        store.list()
+    assert store.file.read_bytes().startswith(b"not a database")
+
+
+def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageFailed, match="history file failed"):
+        Store(tmp_path / "file" / "history.sqlite3").list()
+
+
+def fill(store: Store) -> None:
+    """From here on the disk is full: SQLite may not take another page."""
+    store.list()
+    pages = store._open.execute("PRAGMA page_count").fetchone()[0]
+    store._open.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def test_a_full_disk_loses_nothing(store: Store) -> None:
+    async def scene() -> None:
+        recorder = Recorder(store)
+        conversation = talk("One")
+        await recorder.save(conversation)
+        await recorder._run(fill, store)
+        asked = conversation.add("user", "x" * 100_000, parent=1)
+        conversation.add("assistant", "Yes.", parent=asked.index).finish = "stop"
+        with pytest.raises(StorageFailed, match="full"):
+            await recorder.save(conversation)
+        assert len((await recorder.load(conversation.id)).messages) == 2  # as before, whole
+        recorder._settled[conversation.id] = 2
+        await recorder._run(lambda: store._open.execute("PRAGMA max_page_count = 1000000"))
+        await recorder.save(conversation)
+        assert await recorder.load(conversation.id) == conversation
+        await recorder.close()
+
+    asyncio.run(scene())
+
+
+def test_a_read_only_file(store: Store) -> None:
+    save(store, talk("One"))
+    store._open.execute("PRAGMA query_only = ON")
+    with pytest.raises(StorageFailed, match="readonly"):
+        save(store, talk("Two"))
+    assert found(store, "") == ["One"]
+
+
+async def test_the_recorder_writes_only_what_is_new(store: Store) -> None:
+    recorder, conversation = Recorder(store), talk("One")
+    written: list[list[int]] = []
+    plain = store.save
+    store.save = lambda head, messages: (written.append([m.index for m in messages]), plain(head, messages))[1]
+    await recorder.save(conversation)
+    asked = conversation.add("user", "more", parent=1)
+    answer = conversation.add("assistant", "half", parent=asked.index)
+    await recorder.save(conversation)
+    answer.content, answer.finish = "half and the rest", "stop"
+    await recorder.save(conversation)
+    await recorder.save(conversation)
+    assert written == [[0, 1], [2, 3], [3], []]
+    assert await recorder.load(conversation.id) == conversation
+    await recorder.close()

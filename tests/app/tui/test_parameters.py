@@ -1,0 +1,74 @@
+"""Sampling parameters: every refusal names the parameter and its range."""
+
+from __future__ import annotations
+
+import pytest
+
+from localllm.app.errors import InvalidRequest
+from localllm.app.tui.parameters import PARAMETERS, check, parse, shown
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("temperature", "0.7", 0.7),
+        ("temperature", "0", 0.0),
+        ("Top-P", "1", 1.0),
+        ("top_k", "40", 40),
+        ("min_p", ".05", 0.05),
+        ("max_tokens", "128", 128),
+        ("seed", "18446744073709551615", 2**64 - 1),
+        ("stop", "END", ["END"]),
+        ("stop", '["a", "b"]', ["a", "b"]),
+        ("presence_penalty", "-2", -2.0),
+        ("repetition_penalty", "1.1", 1.1),
+        ("temperature", "", None),
+        ("seed", "none", None),
+    ],
+)
+def test_parse(name: str, text: str, value: object) -> None:
+    assert parse(name, text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("temperature", "-0.1"),
+        ("temperature", "hot"),
+        ("temperature", "nan"),
+        ("temperature", "inf"),
+        ("top_p", "0"),
+        ("top_p", "1.01"),
+        ("top_k", "1.5"),
+        ("top_k", "-1"),
+        ("max_tokens", "0"),
+        ("seed", "18446744073709551616"),
+        ("seed", "-1"),
+        ("stop", "[1]"),
+        ("stop", '["a", ""]'),
+        ("stop", "[broken"),
+        ("frequency_penalty", "2.5"),
+        ("repetition_penalty", "0"),
+    ],
+)
+def test_refused(name: str, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=name) as refused:
+        parse(name, text)
+    assert PARAMETERS[name].range in str(refused.value)
+
+
+def test_unknown_names_near_matches() -> None:
+    with pytest.raises(InvalidRequest, match="temprature") as refused:
+        parse("temprature", "1")
+    assert "temperature" in refused.value.hint
+
+
+@pytest.mark.parametrize("value", [True, "0.5", [0.5], float("nan"), 101])
+def test_check_refuses_what_is_no_temperature(value: object) -> None:
+    with pytest.raises(InvalidRequest, match="temperature"):
+        check("temperature", value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("seed", 7), ("stop", ["["]), ("stop", ["a", "b"])])
+def test_shown_reads_back(name: str, value: object) -> None:
+    assert parse(name, shown(value)) == value

@@ -1,0 +1,95 @@
+"""Pictures of the main screens. A wanted change is accepted with `pytest tests/app/tui --snapshot-update`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from localllm.app.errors import WorkerDied
+from localllm.app.tui.app import ChatApp
+from localllm.app.tui.conversation import Conversation
+from localllm.app.tui.text import clean
+
+from .fake_client import FakeClient
+
+ANSWER = """Use the **manager**:
+
+1. `localllm list` shows what is here.
+2. `localllm pull org/repo` fetches more.
+
+```python
+def greet(name: str) -> str:
+    return f"Hello, {name}!"  # [bold]not markup[/bold]
+```
+
+| command | does |
+|---|---|
+| `ps` | loaded models |
+"""
+SIZES = [(80, 24), (120, 40)]
+Scene = Callable[[Pilot[int]], Awaitable[None]]
+
+
+def scene(*steps: str) -> Scene:
+    """Each step is a key, or a line to type and send when it holds a space or begins with a slash."""
+
+    async def play(pilot: Pilot[int]) -> None:
+        async def settle() -> None:
+            while any(worker.is_running for worker in pilot.app.workers):
+                await pilot.pause(0.01)
+            await pilot.pause()
+
+        await settle()
+        for step in steps:
+            if " " in step or step.startswith("/"):
+                pilot.app.screen.query_one("Prompt").insert(step)
+                await pilot.press("enter")
+            else:
+                await pilot.press(step)
+            await settle()
+        pilot.app.clear_notifications()
+        await pilot.pause()
+
+    return play
+
+
+SCENES: dict[str, tuple[list[list], Scene]] = {
+    "welcome": ([], scene()),
+    "answer": ([[ANSWER]], scene("How do I get models?")),
+    "branches": ([["First."], ["Second."]], scene("Tell me a number.", "ctrl+r", "up")),
+    "failed": ([["half an ans", WorkerDied("the engine process ended")]], scene("What is a daemon?")),
+    "hostile": ([[clean("\x1b[31m\u202eevil [red]x[/red] <b>y</b>")]], scene("Try to \x1b[2Jbreak it.")),
+    "hints": ([], scene("slash", "s")),
+    "models": ([], scene("f2")),
+    "settings": ([], scene("/set temperature 0.7", "f4")),
+    "history": ([["Snakes are fine."], ["Yes."]], scene("Tell me about snakes.", "/new", "Are they fine?", "f3")),
+    "help": ([], scene("f1")),
+}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", SCENES)
+def test_screen(name: str, size: tuple[int, int], make_app: Callable[..., ChatApp], snap_compare) -> None:
+    script, play = SCENES[name]
+    assert snap_compare(make_app(FakeClient(*script)), terminal_size=size, run_before=play)
+
+
+@pytest.mark.parametrize("name", ["welcome", "answer"])
+def test_screen_in_light_colours(name: str, make_app: Callable[..., ChatApp], snap_compare) -> None:
+    script, play = SCENES[name]
+    app = make_app(FakeClient(*script))
+    app.theme = "localllm-light"
+    assert snap_compare(app, run_before=play)
+
+
+def test_small_terminal(make_app: Callable[..., ChatApp], snap_compare) -> None:
+    script, play = SCENES["answer"]
+    assert snap_compare(make_app(FakeClient(*script)), terminal_size=(40, 12), run_before=play)
+
+
+def test_a_conversation_with_a_large_model(make_app: Callable[..., ChatApp], snap_compare, tmp_path: Path) -> None:
+    app = make_app(FakeClient(["Fine."]), Conversation("Qwen/Qwen3-4B"))
+    assert snap_compare(app, run_before=SCENES["answer"][1])

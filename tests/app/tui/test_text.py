@@ -1,0 +1,64 @@
+"""What a model writes cannot command the terminal, hide or reorder."""
+
+from __future__ import annotations
+
+import pytest
+
+from localllm.app.tui.text import clean, fold, is_long, one_line, size, visible
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("plain\ttext\n", "plain\ttext\n"),
+        ("\x1b[31mred\x1b[0m", "[31mred[0m"),
+        ("\x1b]52;c;aGk=\x07", "]52;c;aGk="),  # sets the clipboard
+        ("\x1b]0;title\x1b\\", "]0;title\\"),
+        ("\x1bPq#0\x1b\\", "Pq#0\\"),  # sixel picture
+        ("\x9b31mred", "31mred"),  # one-byte CSI
+        ("\x90q\x9c", "q"),
+        ("over\rwrite", "overwrite"),
+        ("bell\x07 back\x08 null\x00 delete\x7f", "bell back null delete"),
+        ("\x0e\x0fshift", "shift"),
+        ("dos\r\nlines", "dos\nlines"),
+        ("a\u2028b\u2029c\x85d\x0be\x0cf\x1cg", "a\nb\ncdefg"),
+        ("half a \ud83d pair", "half a \ufffd pair"),
+        ("\u202egnp.exe", "⟨U+202E⟩gnp.exe"),
+        ("a\u2066b\u2069", "a⟨U+2066⟩b⟨U+2069⟩"),
+        ("\U000e0041", "⟨U+E0041⟩"),
+        ("مرحبا \u200fשלום", "مرحبا \u200fשלום"),
+        ("[bold]markup[/bold]", "[bold]markup[/bold]"),
+    ],
+)
+def test_visible(given: str, shown: str) -> None:
+    assert visible(given) == shown
+    assert all(ord(letter) >= 32 or letter in "\n\t" for letter in visible(given))
+
+
+def test_pieces_clean_as_the_whole_does() -> None:
+    whole = "a\x1b[2J\x1b]52;c;QQ==\x07b\x9b1m"
+    assert "".join(clean(letter) for letter in whole) == clean(whole)
+
+
+def test_every_control_character_is_gone() -> None:
+    controls = "".join(map(chr, [*range(32), *range(127, 160)]))
+    assert clean(controls) == "\t\n"
+
+
+def test_one_line() -> None:
+    assert one_line(" a\n\tb  c ") == "a b c"
+    assert one_line("x" * 100, 10) == "x" * 9 + "…"
+
+
+def test_fold_and_long() -> None:
+    assert fold("short\ntext") == ("short\ntext", 0)
+    head, left = fold("line\n" * 100)
+    assert (head.count("\n"), left) == (11, 500 - len(head))
+    assert [is_long(text) for text in ("a" * 4000, "a" * 4001, "\n" * 39, "\n" * 40)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (999, "999 B"), (24_800_000, "24.8 MB"), (8_040_000_000, "8.0 GB")]
+)
+def test_size(count: int, words: str) -> None:
+    assert size(count) == words
