@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .request import Sequence
 
 NEUTRAL = Sampling()
-NO_HISTORY: Ints = np.zeros((3, 0), np.int32)
+NO_INTS: Ints = np.zeros(0, np.int32)
+NO_COPIES: Ints = np.zeros((0, 2), np.int32)
 NO_MASKS: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)
 SMALLEST_TEMPERATURE = 1e-5  # below it float32 logits overflow when divided; the draw is greedy long before
 
@@ -64,26 +65,29 @@ class BatchBuilder:
             carry=np.array([row.carry for row in rows], np.int32),
             wants=np.array([Want.TOKEN if row.wants_token else Want.NOTHING for row in rows], np.uint8),
             sampling=self._sampling_rows(rows, ends),
-            mask_rows=np.array(masked, np.int32),
+            mask_rows=np.array(masked, np.int32) if masked else NO_INTS,
             masks=np.stack([row.mask for row in rows if row.mask is not None]) if masked else NO_MASKS,
-            copies=np.array(copies, np.int32).reshape(-1, 2),
+            copies=np.array(copies, np.int32) if copies else NO_COPIES,
         )
 
     def _sampling_rows(self, rows: list[Row], ends: list[int]) -> SamplingRows:
         drawing = [row.sequence if row.wants_token else None for row in rows]
         if drawing != self._drawing:
             self._drawing, self._sampling = drawing, _parameters(drawing)
-        histories = [
-            (index, sequence.history.table)
+        positions = np.array(ends, np.int32)
+        said = {
+            index: sequence.history.table
             for index, sequence in enumerate(drawing)
             if sequence is not None and sequence.history is not None
-        ]
-        table = np.concatenate([table for _, table in histories], axis=1) if histories else NO_HISTORY
-        owners = [index for index, _ in histories]
+        }
+        if not said:
+            return replace(self._sampling, draw=positions)
+        table = np.concatenate(list(said.values()), axis=1)
+        owners = np.repeat(np.array(list(said), np.int32), [part.shape[1] for part in said.values()])
         return replace(
             self._sampling,
-            draw=np.array(ends, np.int32),
-            history_rows=np.repeat(np.array(owners, np.int32), [table.shape[1] for _, table in histories]),
+            draw=positions,
+            history_rows=owners,
             history_tokens=table[0],
             history_prompt=table[1],
             history_output=table[2],
@@ -101,7 +105,6 @@ def _parameters(drawing: list[Sequence | None]) -> SamplingRows:
     """What does not change while the same sequences draw; neutral where there is none."""
     asked = [NEUTRAL if sequence is None else sequence.request.sampling for sequence in drawing]
     biases = [(index, *bias) for index, sampling in enumerate(asked) for bias in sampling.logit_bias]
-    none = np.zeros(0, np.int32)
     temperatures = [s.temperature if s.temperature >= SMALLEST_TEMPERATURE else 0.0 for s in asked]
     return SamplingRows(
         temperature=np.array(temperatures, np.float32),
@@ -112,13 +115,13 @@ def _parameters(drawing: list[Sequence | None]) -> SamplingRows:
         presence_penalty=np.array([s.presence_penalty for s in asked], np.float32),
         frequency_penalty=np.array([s.frequency_penalty for s in asked], np.float32),
         seed=np.array([s.seed for s in asked], np.uint64),
-        draw=none,
+        draw=NO_INTS,
         logprobs=np.array([-1 if s.logprobs is None else s.logprobs for s in asked], np.int32),
         bias_rows=np.array([index for index, _, _ in biases], np.int32),
         bias_tokens=np.array([token for _, token, _ in biases], np.int32),
         bias_values=np.array([value for _, _, value in biases], np.float32),
-        history_rows=none,
-        history_tokens=none,
-        history_prompt=none,
-        history_output=none,
+        history_rows=NO_INTS,
+        history_tokens=NO_INTS,
+        history_prompt=NO_INTS,
+        history_output=NO_INTS,
     )
