@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...engine.batch import Batch, SamplingRows, Want
+from ...engine.batch import Batch, SamplingRows
 from ...kernels.ops.sampling import Draws, Logprobs, Sampling
 from .inputs import Sent
 
@@ -38,10 +38,9 @@ def sample(logits: Tensor, batch: Batch, sent: Sent, ops: Sampling) -> Drawn:
 
 
 def _places(batch: Batch, sent: Sent) -> NDArray[np.int64]:
-    """[rows] where each row's logits are, -1 where it draws no token."""
+    """[rows] where each row's logits are, -1 where it has none."""
     place = np.full(batch.num_rows, -1)
     place[sent.answers] = np.arange(len(sent.answers))
-    place[batch.wants != Want.TOKEN] = -1
     return place
 
 
@@ -49,7 +48,7 @@ def _adjust(logits: Tensor, batch: Batch, place: NDArray[np.int64], settings: di
     rows = batch.sampling
 
     def send(owners: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
-        """Rows and columns of the entries whose row draws a token."""
+        """Rows and columns of the entries whose row has logits."""
         where = place[owners]
         return [
             torch.from_numpy(np.ascontiguousarray(column[where >= 0])).to(logits.device) for column in (where, *columns)

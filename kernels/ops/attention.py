@@ -16,13 +16,14 @@ from .case import Case
 
 
 @dataclass(frozen=True)
-class Group:
-    """Neighbouring rows that read equally many tokens."""
+class Part:
+    """Neighbouring rows that read equally many tokens, and what they see of the cache: the last `length` positions
+    of each row, the newest last. A row with fewer sees its first position again, masked."""
 
-    rows: slice
+    rows: int
     tokens: slice
-    queries: int  # tokens of each row
-    context: int  # of the longest row
+    slots: Tensor  # [rows * length] where those positions lie
+    allowed: Tensor | None  # [rows, 1, queries, length]; None: all of it
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,36 @@ class Rows:
     contexts: tuple[int, ...]
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
-        return tuple(self._find_groups())
+    def _parts(self) -> dict[tuple[int, int], list[Part]]:
+        return {}
 
-    def _find_groups(self) -> Iterator[Group]:
+    def parts(self, page_size: int, window: int) -> list[Part]:
+        """The step cut up for the reference; made once for all layers with the same window."""
+        key = page_size, window
+        if key not in self._parts:
+            self._parts[key] = list(self._cut(page_size, window))
+        return self._parts[key]
+
+    def _cut(self, page_size: int, window: int) -> Iterator[Part]:
+        device = self.page_table.device
         row = token = 0
         for queries, members in groupby(self.query_lens):
-            count = len(tuple(members))
-            rows, tokens = slice(row, row + count), slice(token, token + count * queries)
-            yield Group(rows, tokens, queries, max(self.contexts[rows]))
+            rows = slice(row, row + len(tuple(members)))
+            tokens = slice(token, token + (rows.stop - row) * queries)
             row, token = rows.stop, tokens.stop
+            longest = max(self.contexts[rows])
+            length = min(longest, window + queries - 1) if window else longest
+            place = torch.arange(length, device=device)
+            position = self.context_lens[rows, None] - length + place  # [rows, length]
+            first = position.clamp(min=0).long()
+            slots = self.page_table[rows].gather(1, first // page_size) * page_size + first % page_size
+            own = torch.arange(length - queries, length, device=device).unsqueeze(1)
+            seen = place <= own  # [queries, length]
+            if window:
+                seen &= place > own - window
+            allowed = (seen & (position >= 0).unsqueeze(1)).unsqueeze(1)
+            alone = rows.stop - rows.start == queries == 1  # and so sees all that was gathered
+            yield Part(rows.stop - rows.start, tokens, slots.flatten(), None if alone else allowed)
 
 
 def paged_attention(
@@ -68,29 +89,15 @@ def paged_attention(
     the scaled scores become cap * tanh(score / cap). What lies beyond a row's context is never read, NaN or not.
     """
     out = torch.empty_like(query)
-    page_size = key_pages.shape[1]
-    for group in rows.groups:
-        count = group.rows.stop - group.rows.start
-        pages = rows.page_table[group.rows, : -(-group.context // page_size)].reshape(-1)
-        # [rows, kv heads, context, dim]
+    for part in rows.parts(key_pages.shape[1], window):
+        # [rows, heads, queries or length, dim]
+        queries = query[part.tokens].view(part.rows, -1, *query.shape[1:]).transpose(1, 2)
         keys, values = (
-            cache.index_select(0, pages).view(count, -1, *cache.shape[2:])[:, : group.context].transpose(1, 2)
-            for cache in (key_pages, value_pages)
+            pages.flatten(0, 1).index_select(0, part.slots).view(part.rows, -1, *pages.shape[2:]).transpose(1, 2)
+            for pages in (key_pages, value_pages)
         )
-        queries = query[group.tokens].view(count, group.queries, *query.shape[1:]).transpose(1, 2)
-        allowed = None
-        if count > 1 or group.queries > 1 or window:  # one query of one row sees all that was gathered
-            context_lens = rows.context_lens[group.rows, None, None]
-            position = torch.arange(group.context, device=query.device)
-            own = torch.arange(-group.queries, 0, device=query.device)[None, :, None] + context_lens
-            allowed = position <= own  # [rows, queries, context]
-            if window:
-                allowed &= position > own - window
-            allowed = allowed.unsqueeze(1)
-            values.masked_fill_((position >= context_lens).unsqueeze(-1), 0.0)  # 0 * NaN is NaN
-            keys.masked_fill_((position >= context_lens).unsqueeze(-1), 0.0)
-        answer = _attend(queries, keys, values, allowed, scale, soft_cap)
-        out[group.tokens] = answer.transpose(1, 2).reshape(-1, *query.shape[1:])
+        answer = _attend(queries, keys, values, part.allowed, scale, soft_cap)
+        out[part.tokens] = answer.transpose(1, 2).flatten(0, 1)
     return out
 
 

@@ -102,7 +102,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
 def _gumbel(seed_low: Tensor, seed_high: Tensor, position: Tensor, vocab: int) -> Tensor:
     key = torch.zeros_like(position, dtype=torch.int64)
     for word in (seed_low, seed_high, position):
-        key = _mix((key ^ word.long() & _WORD) + _GOLDEN)
+        key = _mix((key ^ word.long()) + _GOLDEN)
     h = _mix((key.unsqueeze(-1) ^ torch.arange(vocab, device=key.device)) + _GOLDEN)
     u = (h >> 8 | 1).float() / 2**24
     return -torch.log(-torch.log(u))
@@ -111,11 +111,14 @@ def _gumbel(seed_low: Tensor, seed_high: Tensor, position: Tensor, vocab: int) -
 def _mix(h: Tensor) -> Tensor:
     """murmur3's finaliser on 32 bits; int64 holds them, since few devices compute with unsigned integers."""
     h = h & _WORD
-    h = h ^ h >> 16
-    h = h * 0x85EBCA6B & _WORD
-    h = h ^ h >> 13
-    h = h * 0xC2B2AE35 & _WORD
-    return h ^ h >> 16
+    h ^= h >> 16
+    h *= 0x85EBCA6B
+    h &= _WORD
+    h ^= h >> 13
+    h *= 0xC2B2AE35
+    h &= _WORD
+    h ^= h >> 16
+    return h
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:

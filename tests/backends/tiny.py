@@ -51,6 +51,17 @@ def _old_gemma(config: dict[str, Any]) -> None:
     config["sliding_window_pattern"] = 2
 
 
+def _published_phi3(config: dict[str, Any]) -> None:
+    """As Microsoft writes it: what is general beside rope_scaling, not in it."""
+    scaling = config.pop("rope_parameters")
+    config["rope_theta"], config["partial_rotary_factor"] = scaling["rope_theta"], scaling["partial_rotary_factor"]
+    config["rope_scaling"] = {
+        "type": "longrope",
+        "short_factor": scaling["short_factor"],
+        "long_factor": scaling["long_factor"],
+    }
+
+
 def _no_defaults(config: dict[str, Any]) -> None:
     """Leave out what most published files leave out."""
     for key in ("head_dim", "attention_bias", "mlp_bias", "pretraining_tp", "rope_parameters"):
@@ -162,5 +173,6 @@ TINIES = [
     Tiny("phi3", "phi3"),
     Tiny("phi3-window", "phi3", {"sliding_window": 9}),
     Tiny("phi3-longrope-short", "phi3", _LONG, context=64),
+    Tiny("phi3-longrope-published", "phi3", _LONG, rewrite=_published_phi3, context=64),
     Tiny("phi3-longrope-long", "phi3", _LONG, context=128),
 ]
