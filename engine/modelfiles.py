@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import ModelRefused
-from .modelconfig import Fields, ModelConfig, parse_config
+from .fields import Fields
+from .modelconfig import ModelConfig, parse_config
 from .tensorfiles import StoredTensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
