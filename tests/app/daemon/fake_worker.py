@@ -9,7 +9,7 @@ Run as the real one is: `fake_worker.py --fd N`.
     think            reasoning, then text             call             two tool calls
     breaks           characters that split lines      body             what was asked, as JSON
     stopped          the engine gives it up           silent           an end without a reason
-    noise            prints 5 MB to its log
+    noise            prints 5 MB to its log          garbage          bytes that are no frame
 
 Its figure `cache_used` is the number of answers it is giving.
 """
@@ -131,6 +131,9 @@ class FakeWorker:
                 made += piece.tokens
                 self.send(msgspec.structs.replace(piece, id=name, choice=choice))
             match verb:
+                case "garbage":
+                    self.writer.write(b"\0\0\0\2{}")
+                    await asyncio.sleep(3600)
                 case "crash":
                     await self.writer.drain()
                     await asyncio.sleep(0.05)

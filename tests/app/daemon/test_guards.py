@@ -17,6 +17,7 @@ from localllm.app.config import Settings
 from localllm.app.daemon import connection as connections
 from localllm.app.daemon.host import Host
 from localllm.app.daemon.server import Door, build
+from localllm.app.store import catalog
 
 KEY = "k" * 40
 ORIGIN = "https://app.example"
@@ -172,6 +173,18 @@ async def test_admin_is_for_the_socket_or_the_key() -> None:
     assert (await ask("/admin/status")).status_code == 403
     assert (await ask("/admin/status", key=KEY, headers=[("X-Api-Key", KEY)])).status_code == 200
     assert (await ask("/admin/status", key=KEY, server=("/run/daemon.sock", None))).status_code == 200
+
+
+async def test_a_bug_of_ours_is_a_500_without_detail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[Any]:
+        raise RuntimeError("secret of the house")
+
+    monkeypatch.setattr(catalog, "available", broken)
+    response = await ask("/v1/models")
+    assert response.status_code == 500
+    assert response.headers["x-should-retry"] == "false"
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
 
 
 def test_socket_and_folder_are_private(daemon: Any) -> None:

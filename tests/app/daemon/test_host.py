@@ -106,6 +106,13 @@ def test_a_worker_that_crashes_over_a_request(daemon: Daemon) -> None:
     assert daemon.chat("echo a").status_code == 200
 
 
+def test_a_worker_that_breaks_the_protocol_is_given_up(daemon: Daemon) -> None:
+    answer = daemon.chat("garbage")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "worker_died")
+    assert "broke the protocol" in daemon.log
+    assert daemon.chat("echo a").status_code == 200
+
+
 def test_a_hanging_worker_does_not_hold_the_others(daemon: Daemon) -> None:
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(daemon.chat, "hang", model="test/stubborn")
