@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Coroutine, Sequence
 
@@ -35,9 +33,7 @@ from .faults import app_error, internal_error
 from .frames import Fault
 from .generation import Generation, prepare
 from .opening import OpenModel, open_model
-
-OUTPUT_HIGH = 4 * 2**20  # bytes waiting for the daemon above which the engine is made to wait
-STEPS_AHEAD = 64  # steps whose deltas may wait for the loop
+from .outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -46,35 +42,30 @@ class Worker:
     """Serves one connection. `serve` returns the exit code."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader, self._outbox = reader, Outbox(writer)
         self._loop = asyncio.get_running_loop()
         self._preparing: dict[str, frames.Generate] = {}
         self._running: dict[str, Generation] = {}  # by frame id
         self._by_request: dict[str, Generation] = {}  # by engine request id
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[int] = self._loop.create_future()
-        # One permit per step on its way from the engine's thread to the daemon: a daemon that does not read stops us.
-        self._room = threading.Semaphore(STEPS_AHEAD)
-        self._owed = 0  # permits to give back once the output has drained
-        self._loading = self._closing = False
+        self._loading = False
         self._model: OpenModel | None = None
         self._engine: Engine | None = None
-        writer.transport.set_write_buffer_limits(high=OUTPUT_HIGH)
 
     async def serve(self) -> int:
         """Load, answer until told to stop, close."""
         self._spawn(self._read())
         code = await self._over
-        await self._flush()
+        await self._outbox.flush()
         if self._loading:
             os._exit(code)  # a thread may read weights for minutes yet, and nobody waits for them any more
-        self._closing = True
-        self._room.release()
+        self._outbox.let_all_pass()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
         if self._model is not None:
             self._model.close()
-        self._writer.close()
+        self._outbox.close()
         return code
 
     async def _read(self) -> None:
@@ -111,13 +102,13 @@ class Worker:
             case frames.Detokenize():
                 self._spawn(self._detokenize(frame, model))
             case frames.AskStats():
-                self._send(frames.Stats(id=frame.id, **dataclasses.asdict(engine.stats())))
+                self._outbox.send(frames.Stats(id=frame.id, **dataclasses.asdict(engine.stats())))
             case frames.Load():
                 raise ValueError("a worker loads one model")
 
     async def _load(self, load: frames.Load) -> None:
         def progress(stage: str, done: float) -> None:
-            self._loop.call_soon_threadsafe(self._send, frames.Loading(stage=stage, done=done))
+            self._loop.call_soon_threadsafe(self._outbox.send, frames.Loading(stage=stage, done=done))
 
         self._loading = True
         try:
@@ -125,13 +116,13 @@ class Worker:
             engine = Engine(model.runner, on_deltas=self._on_deltas, on_failure=self._on_failure)
             engine.start()
         except Exception as error:  # whatever a model's files provoke
-            self._send(frames.LoadFailed(fault=self._fault(error)))
+            self._outbox.send(frames.LoadFailed(fault=self._fault(error)))
             self._end(1)
             return
         finally:
             self._loading = False
         self._model, self._engine = model, engine
-        self._send(frames.Loaded(info=model.info))
+        self._outbox.send(frames.Loaded(info=model.info))
 
     async def _start(self, frame: frames.Generate, model: OpenModel, engine: Engine) -> None:
         """Prepare a request in a thread and give it to the engine."""
@@ -139,7 +130,7 @@ class Worker:
             generation = await asyncio.to_thread(prepare, frame, model)
         except Exception as error:
             if self._preparing.pop(frame.id, None):
-                self._send(frames.Failed(id=frame.id, fault=self._fault(error)))
+                self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
             return
         if self._preparing.pop(frame.id, None) is None:  # cancelled meanwhile
             return
@@ -151,10 +142,10 @@ class Worker:
         except Exception as error:
             self._fail(generation, error)
             return
-        self._send(frames.Started(id=frame.id, prompt_tokens=len(generation.prompt.ids)))
+        self._outbox.send(frames.Started(id=frame.id, prompt_tokens=len(generation.prompt.ids)))
         if frame.echo:
             prompt = frame.prompt if isinstance(frame.prompt, str) else model.tokenizer.decode(generation.prompt.ids)
-            self._send(*generation.echo(prompt))
+            self._outbox.send(*generation.echo(prompt))
 
     async def _tokenize(self, frame: frames.Tokenize, model: OpenModel) -> None:
         def work() -> frames.Tokens:
@@ -166,9 +157,9 @@ class Worker:
             return frames.Tokens(id=frame.id, tokens=list(ids), pieces=pieces)
 
         try:
-            self._send(await asyncio.to_thread(work))
+            self._outbox.send(await asyncio.to_thread(work))
         except Exception as error:
-            self._send(frames.Failed(id=frame.id, fault=self._fault(error)))
+            self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
 
     async def _detokenize(self, frame: frames.Detokenize, model: OpenModel) -> None:
         try:
@@ -176,22 +167,21 @@ class Worker:
             if beyond:
                 raise InvalidRequest(f"token {beyond[0]} is not one of the model's {model.info.vocab}", param="tokens")
             text = await asyncio.to_thread(model.tokenizer.decode, frame.tokens)
-            self._send(frames.Text(id=frame.id, text=text))
+            self._outbox.send(frames.Text(id=frame.id, text=text))
         except Exception as error:
-            self._send(frames.Failed(id=frame.id, fault=self._fault(error)))
+            self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
 
     def _cancel(self, name: str) -> None:
         if self._preparing.pop(name, None) is not None:
-            self._send(frames.Finished(id=name, cancelled=True))
+            self._outbox.send(frames.Finished(id=name, cancelled=True))
         generation = self._running.get(name)
         if generation is not None:
             self._forget(generation)
-            self._send(generation.finished(cancelled=True))
+            self._outbox.send(generation.finished(cancelled=True))
 
     def _on_deltas(self, deltas: Sequence[Delta]) -> None:
         """On the engine's thread, once per step. Waits while the daemon does not take what there is."""
-        if not self._closing:
-            self._room.acquire()
+        self._outbox.enter()
         self._loop.call_soon_threadsafe(self._take, deltas)
 
     def _take(self, deltas: Sequence[Delta]) -> None:
@@ -214,22 +204,8 @@ class Worker:
                 if not generation.live:
                     del self._running[generation.asked.id]
                     out.append(generation.finished())
-        self._send(*out)
-        self._owed += 1
-        if self._writer.transport.get_write_buffer_size() < OUTPUT_HIGH:
-            self._repay()
-        elif self._owed == 1:
-            self._spawn(self._repay_when_drained())
-
-    def _repay(self) -> None:
-        owed, self._owed = self._owed, 0
-        if owed:
-            self._room.release(owed)
-
-    async def _repay_when_drained(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the reading side ends us
-            await self._writer.drain()
-        self._repay()
+        self._outbox.send(*out)
+        self._outbox.leave()
 
     def _on_failure(self, error: RunnerFailed) -> None:
         """On the engine's thread: the engine is closed and everything in it lost."""
@@ -241,7 +217,7 @@ class Worker:
         self._running.clear()
         self._by_request.clear()
         self._preparing.clear()
-        self._send(*(frames.Failed(id=name, fault=fault) for name in lost))
+        self._outbox.send(*(frames.Failed(id=name, fault=fault) for name in lost))
         log.error("the engine failed, %d requests were lost: %s", len(lost), error)
         self._end(1)
 
@@ -250,7 +226,7 @@ class Worker:
         self._forget(generation)
         failed = frames.Failed(id=generation.asked.id, fault=self._fault(error))
         if out is None:
-            self._send(failed)
+            self._outbox.send(failed)
         else:
             out.append(failed)
 
@@ -268,17 +244,6 @@ class Worker:
             log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
             known = internal_error()
         return Fault.of(known)
-
-    def _send(self, *out: frames.Frame) -> None:
-        if out and not self._writer.is_closing():
-            self._writer.write(b"".join(frames.pack(frame) for frame in out))
-
-    async def _flush(self) -> None:
-        """Let the last words out, for a daemon that reads them."""
-        self._writer.transport.set_write_buffer_limits(high=0)
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(1.0):
-                await self._writer.drain()
 
     def _end(self, code: int) -> None:
         if not self._over.done():

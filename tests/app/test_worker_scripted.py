@@ -16,7 +16,7 @@ import pytest
 from localllm.app.chat.prompt import PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.daemon import frames, opening, worker
+from localllm.app.daemon import frames, opening, outbox, worker
 from localllm.app.daemon.frames import Failed, Finished, Generate, Piece
 from localllm.app.daemon.worker import Worker
 from localllm.engine.errors import RunnerFailed
@@ -129,7 +129,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
     monkeypatch.setattr(worker, "open_model", lambda load, progress: model)
     monkeypatch.setattr(worker, "Engine", make_engine)
-    monkeypatch.setattr(worker, "OUTPUT_HIGH", 20_000)
+    monkeypatch.setattr(outbox, "OUTPUT_HIGH", 20_000)
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -243,7 +243,7 @@ async def test_a_daemon_that_does_not_read_makes_the_engine_wait(bench: Bench) -
     while seen != steps:
         seen = steps
         await asyncio.sleep(0.3)
-    assert worker.STEPS_AHEAD < steps < total
+    assert outbox.STEPS_AHEAD < steps < total
     pieces = await bench.until_end(name)
     await asyncio.to_thread(engine.join)
     assert sum(piece.tokens for piece in pieces if isinstance(piece, Piece)) == total

@@ -9,6 +9,7 @@ import pytest
 
 from localllm.app.chat import template
 from localllm.app.chat.template import TemplateRenderer
+from localllm.app.chat.template_child import Job, render
 from localllm.app.errors import TemplateFailed
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "bos_token": "<s>"}
@@ -151,6 +152,7 @@ HOSTILE: dict[str, tuple[str, str] | str] = {
 def test_ordinary(renderer: TemplateRenderer, name: str) -> None:
     source, expected = ORDINARY[name]
     assert renderer.render(source, HELLO) == expected
+    assert render(Job(source, HELLO, 1000)).text == expected
 
 
 def test_the_table_is_large_enough() -> None:

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from localllm.app.daemon.faults import app_error, internal_error
+from localllm.app.errors import AppError, ModelNotFound
+from localllm.backends import BackendUnavailable
+from localllm.engine import errors as engine
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "numbers"),
+    [
+        (engine.ContextOverflow(30, 20, 25), "context_length_exceeded", {"n_prompt_tokens": 25, "n_ctx": 20}),
+        (engine.CacheOverflow(30, 20), "cache_size_exceeded", {"n_needed": 30, "n_cache": 20}),
+        (engine.RequestRefused("no"), "invalid_request", {}),
+        (engine.ModelRefused("no", "because"), "model_unusable", {}),
+        (BackendUnavailable("no", {}, "because"), "backend_unavailable", {}),
+        (engine.RunnerFailed("lost"), "worker_died", {}),
+        (engine.EngineError("the engine is closed"), "worker_died", {}),
+        (ModelNotFound("no"), "model_not_found", {}),
+    ],
+)
+def test_every_error_of_ours_has_its_word(error: Exception, code: str, numbers: dict[str, int]) -> None:
+    found = app_error(error)
+    assert found is not None
+    assert (found.code, found.numbers) == (code, numbers)
+    assert str(error) in found.message
+    assert found.hint == "because" or "because" not in str(vars(error))
+
+
+def test_others_have_none() -> None:
+    assert app_error(KeyError("the prompt")) is None
+    assert type(internal_error()) is AppError
