@@ -16,6 +16,7 @@ import jsonschema
 import psutil
 import pytest
 
+from localllm.app import paths
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.daemon import frames
 from localllm.app.daemon.frames import Failed, Finished, Generate, ResponseFormat, Started
@@ -478,3 +479,19 @@ def test_a_broken_protocol_ends_it(sent: bytes) -> None:
     with pytest.raises(EOFError):
         worker.read()
     assert worker.close()[0] == 2
+
+
+@pytest.mark.skipif(not (paths.guide_dir() / "model.safetensors").exists(), reason="the built-in model is not here")
+def test_the_built_in_model() -> None:
+    worker = WorkerProcess()
+    assert isinstance(worker.load(paths.guide_dir()), frames.Loaded)
+    question = [{"role": "user", "content": "How do I download a model?"}]
+    answers = worker.generate(*(ask(messages=question, temperature=0.0, max_tokens=32) for _ in range(3)))
+    assert len({answer.text() for answer in answers}) == 1
+    assert answers[0].text().strip()
+    schema = ResponseFormat(kind="json_schema", schema=PERSON)
+    jsonschema.validate(json.loads(one(worker, messages=question, response_format=schema).text()), PERSON)
+    forced = one(worker, messages=question, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert (forced.finish(), len(forced.calls())) == ("tool_calls", 1)
+    worker.send(frames.Shutdown())
+    assert worker.close()[0] == 0
