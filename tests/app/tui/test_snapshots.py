@@ -64,7 +64,7 @@ SCENES: dict[str, tuple[list[list], Scene]] = {
     "hostile": ([[clean("\x1b[31m\u202eevil [red]x[/red] <b>y</b>")]], scene("Try to \x1b[2Jbreak it.")),
     "hints": ([], scene("slash", "s")),
     "models": ([], scene("f2")),
-    "settings": ([], scene("/set temperature 0.7", "f4")),
+    "settings": ([], scene("f4", "tab")),
     "history": ([["Snakes are fine."], ["Yes."]], scene("Tell me about snakes.", "/new", "Are they fine?", "f3")),
     "help": ([], scene("f1")),
 }
@@ -74,7 +74,8 @@ SCENES: dict[str, tuple[list[list], Scene]] = {
 @pytest.mark.parametrize("name", SCENES)
 def test_screen(name: str, size: tuple[int, int], make_app: Callable[..., ChatApp], snap_compare) -> None:
     script, play = SCENES[name]
-    assert snap_compare(make_app(FakeClient(*script)), terminal_size=size, run_before=play)
+    conversation = Conversation("guide", "Be brief.", {"temperature": 0.7})
+    assert snap_compare(make_app(FakeClient(*script), conversation), terminal_size=size, run_before=play)
 
 
 @pytest.mark.parametrize("name", ["welcome", "answer"])
