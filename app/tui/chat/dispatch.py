@@ -111,6 +111,8 @@ async def _edit(screen: ChatScreen, _: str) -> None:
 
 
 async def _stop(screen: ChatScreen, _: str) -> None:
+    if not screen.is_answering:
+        raise InvalidRequest("No answer is running.")
     await screen.stop()
 
 

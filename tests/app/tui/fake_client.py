@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from localllm.app.client import ChatEvent, Done, LoadedModel, ModelEntry, ReasoningPiece, TextPiece, Usage
+from localllm.app.client import ChatEvent, Done, LoadedModel, ModelEntry, ReasoningPiece, TextPiece, ToolCall, Usage
 from localllm.app.errors import AppError, ModelNotFound
 
 GUIDE = ModelEntry(id="guide", bundled=True, size=24_800_000, context=2048, description="tiny built-in model")
 LARGE = ModelEntry(id="Qwen/Qwen3-4B", size=8_040_000_000, context=40_960)
 SMALL = ModelEntry(id="HuggingFaceTB/SmolLM2-360M-Instruct", size=724_000_000, context=8192)
 
-Step = str | AppError | asyncio.Event | ReasoningPiece
+Step = str | AppError | asyncio.Event | ReasoningPiece | ToolCall
 
 
 class FakeClient:

@@ -8,9 +8,9 @@ import inspect
 import pytest
 from textual.widgets import Input, Markdown, OptionList, Static, TextArea
 
-from localllm.app.client import Client, ReasoningPiece
+from localllm.app.client import Client, ReasoningPiece, ToolCall
 from localllm.app.config import Settings
-from localllm.app.errors import InvalidRequest
+from localllm.app.errors import InvalidRequest, StorageFailed
 from localllm.app.tui import run
 from localllm.app.tui.ask import AskScreen
 from localllm.app.tui.chat.hints import Hints
@@ -393,3 +393,62 @@ async def test_welcome_of_a_large_model_has_no_notice(chat: OpenChat) -> None:
         assert "tiny" not in c.shown()
         assert LARGE.id in c.shown()
         assert c.screen.query_one("#badge", Static).display is False
+
+
+async def test_refusals_say_what_is_missing(chat: OpenChat) -> None:
+    async with chat() as c:
+        for typed, said in (
+            ("/copy", "no answer to copy"),
+            ("/edit", "no message of yours"),
+            ("/stop", "No answer is running"),
+            ("/title", "A title is missing"),
+            ("/export", "nothing to export"),
+            ("/regen", "nothing to answer again"),
+            ("/set", "Nothing is set"),
+            ("/set colour red", "no parameter 'colour'"),
+        ):
+            await c.send(typed)
+            assert said in c.notices(), typed
+            c.prompt.put("")
+        await c.send("hi")
+        await c.send("/copy everything")
+        assert "does not know 'everything'" in c.notices()
+
+
+async def test_stop_command_while_an_answer_runs(chat: OpenChat) -> None:
+    async with chat(FakeClient(["half", asyncio.Event()])) as c:
+        await c.enter("go")
+        await c.until(lambda: c.path[-1].content == "half")
+        await c.send("/stop")
+        assert c.path[-1].finish == "stopped"
+
+
+async def test_a_tool_call_is_quoted(chat: OpenChat) -> None:
+    async with chat(FakeClient([ToolCall(id="1", name="weather", arguments='{"city": "Ulm"}')])) as c:
+        await c.send("go")
+        assert '"weather"' in c.shown()
+
+
+async def test_a_history_that_cannot_be_changed(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageFailed("The history file failed: attempt to write a readonly database.")
+
+    async with chat() as c:
+        await c.send("first")
+        await c.send("/new")
+        for name in ("delete", "restore", "rename"):
+            monkeypatch.setattr(c.store, name, refuse)
+        await c.pilot.press("f3")
+        await c.settle()
+        await c.pilot.press("down", "d")
+        await c.settle()
+        assert "readonly" in c.text_of("#notice")
+        await c.pilot.press("u")
+        await c.settle()
+        assert "Nothing was deleted" in c.text_of("#notice")
+        await c.pilot.press("r")
+        await c.pilot.pause()
+        await c.pilot.press("x", "enter")
+        await c.settle()
+        assert "readonly" in c.text_of("#notice")
+        assert [entry.title for entry in c.saved.list()] == ["first"]
