@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -166,7 +167,7 @@ def test_completion_knows_commands_models_and_backends() -> None:
 
 
 def test_a_broken_pipe_is_quiet() -> None:
-    command = f"{sys.executable} -m localllm.app.cli config | true"
+    command = f"{shlex.quote(sys.executable)} -m localllm.app.cli config | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=30)
     assert done.stderr == ""
 
