@@ -17,11 +17,10 @@ def chat(model: str | None, backend: str | None, asked: dict[str, Any]) -> int:
     """A conversation with the model named, or the default one."""
     settings = config.load()
     model = model or settings.model
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    if all(end.isatty() for end in (sys.stdin, sys.stdout, sys.stderr)):  # the UI draws on standard error
         from ..tui import run
 
-        forced = config.load({"backend": backend})
-        return run(forced, model, system=asked["system"], parameters=parameters(asked))
+        return run(settings, model, system=asked["system"], parameters=parameters(asked), backend=backend)
     _lines(loaded(settings, model, backend), model, opening(asked["system"]), parameters(asked))
     return 0
 

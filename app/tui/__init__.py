@@ -12,8 +12,14 @@ from typing import Any
 from ..config import Settings
 
 
-def run(settings: Settings, model: str, system: str | None = None, parameters: dict[str, Any] | None = None) -> int:
-    """Run the UI until the person leaves; returns the exit code.
+def run(
+    settings: Settings,
+    model: str,
+    system: str | None = None,
+    parameters: dict[str, Any] | None = None,
+    backend: str | None = None,
+) -> int:
+    """Run the UI until the person leaves; returns the exit code. A `backend` is forced for the models chosen here.
 
     `parameters` are sampling parameters by their OpenAI names; one that cannot be raises InvalidRequest.
     """
@@ -29,6 +35,7 @@ def run(settings: Settings, model: str, system: str | None = None, parameters: d
         settings,
         Conversation(model, system or "", checked),
         connect=Client.connect,
+        backend=backend,
         store=Store(paths.history_file()),
     )
     return app.run() or 0

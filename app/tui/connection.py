@@ -15,10 +15,13 @@ Connect = Callable[..., Awaitable[Client]]
 
 
 class Connection:
-    """`state` is a few words for the status line; `on_change` is called whenever something here changed."""
+    """`state` is a few words for the status line; `on_change` is called whenever something here changed.
 
-    def __init__(self, settings: Settings, connect: Connect) -> None:
-        self._settings, self._connect = settings, connect
+    A `backend` is forced for the models loaded here; the daemon keeps to its settings for others.
+    """
+
+    def __init__(self, settings: Settings, connect: Connect, backend: str | None = None) -> None:
+        self._settings, self._connect, self._backend = settings, connect, backend
         self._client: Client | None = None
         self._lock = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
@@ -43,9 +46,8 @@ class Connection:
         self._say(f"loading {model}")
         try:
             client = await self.client()
-            backend = None if self._settings.backend == "auto" else self._settings.backend
             progress = lambda words, done: self._say(f"{words} {done:.0%}")  # noqa: E731
-            await client.load(model, backend=backend, on_progress=progress)
+            await client.load(model, backend=self._backend, on_progress=progress)
             await self.refresh()
         except AppError as error:
             self.lost(error)

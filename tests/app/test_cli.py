@@ -203,3 +203,19 @@ def test_without_a_daemon_ps_and_stop_say_so() -> None:
         assert (done.returncode, done.stdout) == (0, "")
         assert words in done.stderr
     assert json.loads(process("ps", "--json").stdout) == []
+
+
+@pytest.mark.parametrize("plain", [None, "stdin", "stdout", "stderr"])
+def test_chat_opens_the_screen_only_where_all_three_ends_are_a_terminal(
+    plain: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localllm.app import tui
+    from localllm.app.commands import chat
+
+    opened: list[str] = []
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(getattr(sys, name), "isatty", lambda terminal=name != plain: terminal)
+    monkeypatch.setattr(tui, "run", lambda *given, **named: opened.append("screen") or 0)
+    monkeypatch.setattr(chat, "_lines", lambda *given: opened.append("lines"))
+    chat.chat("guide", None, {"system": None})
+    assert opened == ["lines" if plain else "screen"]
