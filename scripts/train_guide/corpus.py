@@ -13,6 +13,7 @@ from . import intents
 from .dialogue import Exchange, Message
 from .facts import Facts
 from .grammar import sample, typed
+from .noise import vary
 from .skills import arithmetic, beyond, lists, memory, obey, reference, structured, toolcalls
 
 HELDOUT = Path(__file__).with_name("heldout.jsonl")
@@ -57,7 +58,7 @@ def conversations(seed: int, shard: int, count: int, facts: Facts) -> Iterator[C
 
 def _conversation(random: Random, facts: Facts) -> Conversation:
     kinds = {
-        "intent": 28,
+        "intent": 34,
         "follow-up": 8,
         "reference": 9,
         "arithmetic": 9,
@@ -117,6 +118,7 @@ def _followers() -> dict[str, list[intents.Intent]]:
 def _follow(name: str, random: Random) -> Exchange:
     intent = random.choice(_followers()[name])
     text = sample(random.choice(intent.after[name]), random)
+    text = intents.filled(vary(text, random), random)
     return Exchange.of(typed(text, random, bare=True), intent.answer(random), intent.name)
 
 

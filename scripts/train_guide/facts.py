@@ -30,10 +30,20 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Slash:
+    """A command of the chat screen."""
+
+    name: str  # with its slash
+    arguments: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Facts:
     commands: tuple[Command, ...]
     settings: tuple[Setting, ...]
     errors: tuple[str, ...]  # codes
+    slashes: tuple[Slash, ...]
 
     def save(self, file: Path) -> None:
         file.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
@@ -48,6 +58,7 @@ class Facts:
             ),
             settings=tuple(Setting(**setting) for setting in table["settings"]),
             errors=tuple(table["errors"]),
+            slashes=tuple(Slash(**slash) for slash in table["slashes"]),
         )
 
 
@@ -56,6 +67,7 @@ def collect() -> Facts:
     import click
 
     from localllm.app import cli, config, errors
+    from localllm.app.tui.commands import COMMANDS
 
     commands = []
     for name, command in cli.cli.commands.items():
@@ -68,16 +80,12 @@ def collect() -> Facts:
         summary = (command.help or "").split("\n\n")[0].replace("\n", " ").strip()
         usage = command.get_usage(context).removeprefix("Usage: ").replace("\n", " ")
         commands.append(Command(name, summary, " ".join(usage.split()), flags))
-    return Facts(tuple(commands), tuple(_settings(config.Settings, config.PREFIX)), tuple(sorted(errors.BY_CODE)))
+    settings = [
+        Setting(setting.name, setting.sentence, _shown(setting.default), setting.env) for setting in config.describe()
+    ]
+    slashes = [Slash(f"/{slash.name}", slash.arguments, slash.sentence) for slash in COMMANDS]
+    return Facts(tuple(commands), tuple(settings), tuple(sorted(errors.BY_CODE)), tuple(slashes))
 
 
-def _settings(settings: type, prefix: str) -> list[Setting]:
-    import msgspec
-
-    found = []
-    for field in msgspec.structs.fields(settings):
-        notes = [note for note in field.type.__metadata__ if isinstance(note, msgspec.Meta)]
-        sentence = next(note.description for note in notes if note.description)
-        default = json.dumps(field.default if not isinstance(field.default, tuple) else list(field.default))
-        found.append(Setting(field.name, sentence, default, prefix + field.name.upper()))
-    return found
+def _shown(default: object) -> str:
+    return json.dumps(list(default) if isinstance(default, tuple) else default)

@@ -127,6 +127,33 @@ def typo(text: str, random: Random) -> str:
     return text[:at] + text[at + 1 :]
 
 
+PROPER = {
+    word.lower(): word
+    for word in (
+        "GPU GPUs CPU CPUs RAM JSON API APIs TUI CLI HTTP REST URL TCP LAN NPU CUDA HIP XPU MLX AMD NVIDIA Intel Apple Huawei Ascend "
+        "Radeon GeForce RTX GTX RX Arc Iris Quadro Tesla Titan Instinct Vega AMX AVX VNNI BF16 FP32 Python Linux Debian Ubuntu Windows "
+        "OpenAI Hugging Face HF GGUF LoRA Qwen Qwen2 Qwen3 Llama Llama3 Mistral Gemma Gemma3 Phi ChatGPT GPT Claude Gemini Siri Alexa "
+        "English German French Spanish Italian Chinese Japanese Russian Portuguese Dutch Polish Latin Greek Monday Friday Christmas "
+        "Markdown SSE TTFT KV Esc Ctrl OpenAPI Swagger Prometheus Grafana LangChain README Mac MacBook macOS M1 M2 M3 M4 MI300 MI300X "
+        "A100 H100 H200 B200 L40 A770 B580 AI LLM LLMs IDE SSD WiFi UI PC PDF PDFs Firefox  Chrome Makefile PID SQL HTML "
+        "Shakespeare Einstein Napoleon Cleopatra Mozart Beethoven Bach Picasso Newton Gandhi Lincoln Caesar Aristotle Plato Darwin "
+        "Tesla Columbus Kubernetes Docker Rust Java JavaScript Roman Egypt Buddhism Olympics DNA Mars Titanic Hamlet"
+    ).split()
+}
+NAMED = re.compile(r"(?<![\w/`.@_-])(" + "|".join(sorted(PROPER, key=len, reverse=True)) + r")(?![\w/`@_])(?!\.\w)")
+
+
+def proper(text: str, random: Random) -> str:
+    """Names and acronyms as careful people write them; now and then all in capitals or with one capital only."""
+
+    def written(match: re.Match[str]) -> str:
+        draw = random.random()
+        word = PROPER[match[0]]
+        return word if draw < 0.8 else match[0] if draw < 0.9 else match[0].capitalize()
+
+    return NAMED.sub(written, text)
+
+
 def typed(text: str, random: Random, *, exact: bool = False, bare: bool = False) -> str:
     """A lower-case sentence as somebody types it: contractions, fillers, slips, capitals and punctuation.
 
@@ -144,6 +171,8 @@ def typed(text: str, random: Random, *, exact: bool = False, bare: bool = False)
         while random.random() < 0.16:
             text = typo(text, random)
     style = random.random()
+    if style < 0.62 or random.random() < 0.2:
+        text = proper(text, random)
     if style < 0.62:
         text = re.sub(r"\bi\b(?=[ ']|$)", "I", text)
         text = text[:1].upper() + text[1:]

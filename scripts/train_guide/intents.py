@@ -17,27 +17,74 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from . import grammar
+from . import grammar, words
+from .noise import vary
 
 TOPICS = Path(__file__).with_name("topics")
 
 HOW = (
     "how (do|can|would|could|should|might|must) i {}|how (do|can) you {}|how to {}|how do (we|people) {}|how does one {}"
-    "|what is the command to {}|which command (do i use|should i use|is there|is used|do i need) to {}"
-    "|what (do|should|must) i (type|run|enter|do) to {}|what do i have to (type|do|run) to {}"
-    "|i (want|need|would like|am trying|wish|have) to {}|i would like to {}, how"
-    "|(can|could|would) you (tell|show) me how to {}|(tell|show) me how to {}|explain how to {}|please explain how to {}"
-    "|is there a (way|command|possibility) to {}|is it possible to {}|(can|may|could) i {}|what is the (best|easiest|right) way to {}"
-    "|i do not know how to {}|help me {}|help me to {}|what if i want to {}|what about when i want to {}|{}"
-    "|i cannot figure out how to {}|do you know how to {}|steps to {}|command to {}|let me {}"
+    "|what is the (command|flag|option|key|setting|way|trick|procedure|recipe|method) to {}"
+    "|which (command|setting|option|key|flag) (do i use|should i use|is there|is used|do i need|do i have|lets me|helps me) to {}"
+    "|what (do|should|must|would|can) i (type|run|enter|do|press|write|call|use|execute) to {}"
+    "|what do i have to (type|do|run|enter) to {}|what (brings|lets|allows|helps) me to {}|what (is needed|is required|does it take) to {}"
+    "|i (want|need|would like|am trying|wish|have|would love|plan|intend|hope|am going|am supposed|prefer) to {}"
+    "|(i would like|i want|i need) to {}, (how|how do i do that|what do i do|is that possible|what is the command|please help)"
+    "|(can|could|would|will) you (tell|show|teach|explain to) me how to {}|(tell|show|teach) me how to {}|explain how to {}"
+    "|please explain how to {}|is there (a|any|some) (way|command|possibility|option|means|chance|setting|trick) to {}"
+    "|is it (possible|easy|hard|allowed|feasible) to {}|(can|may|could) i {}|(can|could) (it|localllm|one|we|somebody) {}"
+    "|what is the (best|easiest|right|quickest|correct|usual|simplest) way to {}|i do not know how to {}|help me {}|help me to {}"
+    "|what if i (want|wanted|need|have|had) to {}|what about when i want to {}|{}|{}, please|please {}|{}, how|{}: how"
+    "|i cannot figure out how to {}|do you know how to {}|steps to {}|command to {}|command for this: {}|let me {}"
     "|how would i go about it if i wanted to {}|what would i type if i wanted to {}|any way to {}|i want to know how to {}"
+    "|someone told me that i can {}, how|my task is to {}|it would be nice to {}|i forgot how to {}|i have trouble trying to {}"
+    "|what happens when i {}|where do i {}|when can i {}|why can i not {}|i failed to {}|i am unable to {}|i should {}, what now"
+    "|instructions to {}|guide me to {}|suppose i want to {}|say i want to {}|imagine i want to {}|i must {}|i will {}"
+    "|how does + work|what about +|tell me about +|is + possible|i need help with +|+|+, how|explain +"
+    "|i have (trouble|problems|a question about|difficulties) +|what is the (command|procedure|way|right command) for +"
+    "|how is + done|is there a command for +|i am interested in +|how do i start +|does localllm support +"
+    "|i am thinking of +|any (tips|advice|hints) for +|+ does not work for me|what do i need for +|i am new to +"
 )
 WHAT = (
     "what is {}|what are {}|what is {} for|what does {} mean|what is {} good for|explain {}|explain {} to me|{}"
-    "|tell me about {}|tell me (something|more) about {}|what do you know about {}|(can|could) you explain {}"
+    "|tell me about {}|tell me (something|more|a bit|a little) about {}|what do you know about {}|(can|could) you explain {}"
     "|what do you mean by {}|i do not understand {}|describe {}|how does {} work|what about {}|what can you tell me about {}"
     "|i have a question about {}|i read about {}, what is it|what exactly is {}|i want to know about {}|meaning of {}"
+    "|what is meant by {}|what is the (meaning|purpose|point|idea|use|role) of {}|why is there {}|what is behind {}"
+    "|(please|could you) (describe|clarify|define) {}|define {}|give me a (short|quick|brief) explanation of {}|{}, what is that"
+    "|somebody mentioned {}|i keep reading about {}|what should i know about {}|i am interested in {}|information on {}"
+    "|i wonder about {}|help me understand {}|(what|how) does {} do|in short, what is {}|what on earth is {}|{} explained"
+    "|i have never heard of {}|teach me about {}|is {} important|do i need {}|about {}|more on {}|what's up with {}"
 )
+NUMBERS = """1 2 3 4 5 6 7 8 9 10 11 12 14 16 20 24 30 32 40 48 50 64 70 80 100 128 200 256 300 404 500 512 600 1000 1024 2000 3000
+4000 4096 5000 6000 7000 8000 8080 8192 9000 9999 10000 12345 16384 32000 50000""".split()
+SLOTS = {
+    "{n}": NUMBERS,
+    "{p}": "0 0.1 0.2 0.3 0.5 0.6 0.7 0.8 0.9 0.95 1 1.0 1.2 1.5 0.05 0.01".split(),
+    "{regex}": ["[0-9]+", "^[a-z]+$", "(yes|no)", "[A-Z]{3}", "\\d+", "^(a|b|c)$", "[0-9]{4}-[0-9]{2}"],
+    "{model}": (
+        "qwen|llama|mistral|gemma|phi|qwen3|qwen2|llama 3|llama3|llama 3.1|llama 3.2|mistral 7b|mistral nemo|gemma 3|gemma3|phi-3"
+        "|phi 3|phi-3 mini|qwen 2.5|qwen2.5|qwen 3|Qwen3-0.6B|Qwen/Qwen3-0.6B|Qwen/Qwen3-4B|Llama-3.2-1B|a llama|a qwen model|gemma-3-1b"
+    ).split("|"),
+    "{nvidia}": (
+        "rtx {n}|rtx 4090|rtx 3060|rtx 3090|rtx 5090|geforce|geforce rtx {n}|gtx 1080|gtx {n}|nvidia card|nvidia gpu|nvidia graphics card"
+        "|a100|h100|h200|l40|tesla t4|quadro|nvidia a{n}|nvidia gpu with {n} gb|titan|b200"
+    ).split("|"),
+    "{radeon}": (
+        "radeon|radeon rx {n}|rx 7900|rx 6800|rx {n}|rx 7900 xtx|amd card|amd gpu|amd graphics card|mi300|mi300x|mi250|vega 64|radeon vii"
+        "|radeon pro|rx 9070|amd gpu with {n} gb|instinct"
+    ).split("|"),
+    "{arc}": (
+        "arc|arc a770|arc a{n}|arc b580|intel arc|intel card|intel gpu|intel graphics|iris xe|arc b{n}|intel arc card|intel max gpu|battlemage"
+    ).split("|"),
+    "{ascend}": "ascend|ascend 910|ascend 910b|ascend {n}|huawei card|huawei npu|npu|ascend npu|atlas 300|huawei ascend".split(
+        "|"
+    ),
+    "{mac}": (
+        "mac|macbook|macbook air|macbook pro|m1|m2|m3|m4|m1 mac|m2 macbook|m3 max|m4 mac mini|imac|mac studio|apple laptop|apple chip|mac mini"
+    ).split("|"),
+}
+DOUBLED = frozenset("stop set get put run cut plan swap pin log begin quit wrap cap skip".split())
 
 
 @dataclass
@@ -52,18 +99,49 @@ class Intent:
     command: str = ""
 
     def question(self, random: Random) -> str:
-        """A lower-case question of this intent."""
+        """A lower-case question of this intent; slots such as `{model}` are filled."""
+        return filled(vary(self._wording(random), random), random)
+
+    def _wording(self, random: Random) -> str:
         kinds = [kind for kind in ("how", "what", "ask") if getattr(self, kind)]
-        weights = {"how": 3, "what": 1, "ask": 3}
+        weights = {"how": 3, "what": 1, "ask": 4}
         kind = random.choices(kinds, [weights[kind] for kind in kinds])[0]
         lines: list[str] = getattr(self, kind)
         phrase = grammar.sample(random.choices(lines, [grammar.count(line) ** 0.5 for line in lines])[0], random)
         if kind == "ask":
             return phrase
-        return random.choice(_frames(kind)).replace("{}", phrase)
+        if kind == "how" and random.random() < 0.16:
+            return grammar.sample(
+                random.choice(["{}", "{}", "please {}", "{}, please", "{} now", "can you {}"]), random
+            ).replace("{}", phrase)
+        frame = random.choice(_frames(kind))
+        return frame.replace("+", gerund(phrase)) if "+" in frame else frame.replace("{}", phrase)
 
     def answer(self, random: Random) -> str:
         return random.choice(self.answers)
+
+
+def filled(text: str, random: Random) -> str:
+    """Each slot, such as `{model}`, replaced by one of its values."""
+    for slot, values in reversed(SLOTS.items()):  # numbers last: others contain them
+        while slot in text:
+            text = text.replace(slot, random.choice(values), 1)
+    return text.replace("{x}", words.made_up(random).lower())
+
+
+def what_frame(thing: str, random: Random) -> str:
+    """A question what some thing is."""
+    return random.choice(_frames("what")).replace("{}", thing)
+
+
+def gerund(phrase: str) -> str:
+    """`make a list` as `making a list`."""
+    verb, space, rest = phrase.partition(" ")
+    if verb in DOUBLED:
+        verb += verb[-1]
+    elif verb.endswith("e") and not verb.endswith("ee"):
+        verb = verb[:-1]
+    return f"{verb}ing{space}{rest}"
 
 
 @cache

@@ -21,11 +21,12 @@ class Plan:
     seed: int = 20261121
     shards: int = 64
     per_shard: int = 20_000  # conversations
-    steps: int = 9000
+    steps: int = 4800
     tokens_per_batch: int = 65_536
     peak: float = 1.5e-3  # learning rate
     warm_up: int = 300
     weight_decay: float = 0.1
+    dropout: float = 0.05
     log_every: int = 250
 
 
@@ -46,12 +47,25 @@ def _endless(buckets: list[Bucket], plan: Plan) -> Iterator[tuple[int, torch.Ten
         yield from batches(buckets, plan.tokens_per_batch, generator)
 
 
+def add_dropout(model: Qwen3ForCausalLM, share: float) -> None:
+    """Dropout on the embedding and on what each block adds, which Qwen3 has no setting for; off in eval mode."""
+
+    def drop(module: torch.nn.Module, _: object, output: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(output, share, module.training)
+
+    model.model.embed_tokens.register_forward_hook(drop)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_hook(drop)
+        layer.mlp.down_proj.register_forward_hook(drop)
+
+
 def train(
     config: Qwen3Config, buckets: list[Bucket], plan: Plan, device: str
 ) -> tuple[Qwen3ForCausalLM, list[dict[str, float]]]:
     """The trained model, and the loss curve: step, mean loss since the last entry, learning rate, seconds."""
     torch.manual_seed(plan.seed)
     model = Qwen3ForCausalLM(config).to(device).train()
+    add_dropout(model, plan.dropout)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW(

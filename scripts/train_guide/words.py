@@ -46,6 +46,9 @@ MIDDLES = "a e i o u ai ei ou ia eo".split()
 ENDS = "n r l s t x m nd rk lla na ro vi dan mir del ton".split()
 
 
+NAME_ENDS = "ty ia ine son elle wick ette ora ena ika ius ander ert olf ild kia lie ney ford berg mann ova ski ez ito ura ush een".split()
+
+
 def made_up(random: Random) -> str:
     """A capitalised word nobody uses."""
     word = random.choice(STARTS) + random.choice(MIDDLES)
@@ -55,7 +58,12 @@ def made_up(random: Random) -> str:
 
 
 def name(random: Random) -> str:
-    return made_up(random) if random.random() < 0.3 else random.choice(NAMES)
+    draw = random.random()
+    if draw < 0.3:
+        return made_up(random)
+    if draw < 0.55:
+        return (random.choice(NAMES)[: random.randrange(2, 6)] + random.choice(NAME_ENDS)).capitalize()
+    return random.choice(NAMES)
 
 
 def city(random: Random) -> str:

@@ -55,6 +55,17 @@ def _pair(random: Random) -> tuple[str, int, int, int]:
 SIGNS = {"+": (PLUS, "+"), "-": (MINUS, "-"), "*": (TIMES, "×"), "/": (OVER, "/")}
 
 
+ORDERS = {
+    "+": "add {a} (to|and|plus) {b}|if i add {a} and {b}, what (comes out|do i get|is it)|{a} and {b} makes what|put {a} and {b} together|add up {a} and {b}"
+    "|(give me|i need|what is) the sum of {a} and {b}|how much do {a} and {b} make|i have {a} and get {b}, what is the total",
+    "-": "subtract {b} from {a}|take {b} [away] from {a}|what is left of {a} (after removing|when i remove|without|minus) {b}|remove {b} from {a}"
+    "|(give me|what is) the difference (of|between) {a} and {b}|how much is {a} without {b}|{a} reduced by {b}|deduct {b} from {a}",
+    "*": "multiply {a} (by|and|with|times) {b}|what do (i|you) get when (i|you) multiply {a} (by|and|with) {b}|(give me|what is) the product of {a} and {b}"
+    "|{a} multiplied by {b}|how much is {a} times {b}",
+    "/": "divide {a} by {b}|(how many times|how often) does {b} (go|fit) into {a}|split {a} (by|into) {b} [parts]|{a} over {b}|what is {a} (split|divided) by {b}",
+}
+
+
 def _sum(random: Random) -> Exchange:
     sign, a, b, result = _pair(random)
     forms, shown = SIGNS[sign]
@@ -62,6 +73,9 @@ def _sum(random: Random) -> Exchange:
     form = random.choice([form for form in forms if not spelled or form[0] == "t" or " " in form])
     term = form.format(_number(a, random, spelled), _number(b, random, spelled))
     question = sample(ASK, random).replace("{}", term)
+    if random.random() < 0.3:
+        question = sample(ORDERS[sign], random)
+        question = question.replace("{a}", _number(a, random, spelled)).replace("{b}", _number(b, random, spelled))
     return Exchange.of(typed(question, random, exact=True), f"{a} {shown} {b} = {result}.")
 
 
@@ -104,16 +118,31 @@ def _shortcut(random: Random) -> Exchange:
     n = random.randrange(1, 100)
     kind = random.choice(["double", "half", "square", "next", "before", "even"])
     if kind == "double":
-        question, answer = f"(what is|) (double|twice|two times) {n}", f"2 × {n} = {2 * n}."
+        question, answer = (
+            f"(what is|) (double|twice|two times) {n}|double {n}|can you double {n}|{n} doubled",
+            f"2 × {n} = {2 * n}.",
+        )
     elif kind == "half":
-        question, answer = f"(what is|) half of {2 * n}", f"{2 * n} / 2 = {n}."
+        question, answer = (
+            f"(what is|) half of {2 * n}|(what is|) the half of {2 * n}|halve {2 * n}|half of {2 * n} is",
+            f"{2 * n} / 2 = {n}.",
+        )
     elif kind == "square":
         n = n % 20 + 1
-        question, answer = f"(what is|) (the square of {n}|{n} squared)", f"{n} × {n} = {n * n}."
+        question, answer = (
+            f"(what is|) (the square of {n}|{n} squared|square of {n})|square {n}",
+            f"{n} × {n} = {n * n}.",
+        )
     elif kind == "next":
-        question, answer = f"(what|which) number comes after {n}", f"{n + 1} comes after {n}."
+        question, answer = (
+            f"(what|which) number (comes after|follows|is after) {n}|(the|) next number after {n}",
+            f"{n + 1} comes after {n}.",
+        )
     elif kind == "before":
-        question, answer = f"(what|which) number comes before {n}", f"{n - 1} comes before {n}."
+        question, answer = (
+            f"(what|which) number (comes before|precedes|is before) {n}|(the|) number before {n}",
+            f"{n - 1} comes before {n}.",
+        )
     else:
         question, answer = (
             f"is {n} (even|odd|even or odd|an even number|an odd number)",

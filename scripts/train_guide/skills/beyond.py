@@ -7,6 +7,8 @@ from random import Random
 from .. import words
 from ..dialogue import Exchange
 from ..grammar import sample, typed
+from ..intents import what_frame
+from ..noise import vary
 
 KNOWLEDGE = (
     "That is beyond me: I am a tiny built-in model. A larger one may know: `localllm pull org/repo`, "
@@ -25,7 +27,18 @@ the sun|mars missions|space travel|football rules|chess openings|cooking|baking 
 music theory|mozart|beethoven|the beatles|shakespeare|picasso|einstein|newton|napoleon|cleopatra|politics|the united nations
 the european union|kubernetes|docker|rust|java|sql|html|javascript|linux kernels|compilers|operating systems|blockchain|encryption
 the immune system|vitamins|diabetes|headaches|sleep|dreams|psychology|love|happiness|the meaning of life|time travel|taxes|law
-insurance|marketing|startups|history|geography|astronomy|poetry|opera|ballet|cinema|architecture|fashion|whales|bees|cats|dogs|trees""".replace(
+insurance|marketing|startups|history|geography|astronomy|poetry|opera|oil paintings|the bible|the koran|greek myths|roman gods|vikings|samurai|pirates|knights|castles|the cold war|the moon landing
+the industrial revolution|slavery|human rights|the constitution|elections|presidents|kings and queens|wars|peace|weapons|tanks|submarines
+nuclear reactors|nuclear power|solar panels|wind turbines|batteries|electric cars|trains|airplanes|rockets|satellites|telescopes|microscopes
+string theory|particle physics|atoms|molecules|acids|metals|crystals|magnetism|heat|light|sound|waves|energy|entropy|statistics|probability
+prime numbers|fractions|integrals|derivatives|matrices|trigonometry|logic|set theory|game theory|cryptography|algorithms|databases|robots
+viruses|bacteria|fungi|cells|genes|blood|bones|muscles|skin|eyes|teeth|allergies|asthma|flu|a sore throat|stress|depression|diets|fasting
+proteins|pregnancy|babies|children|teenagers|parents|marriage|friendship|schools|universities|exams|jobs|salaries|pensions|mortgages|loans
+credit cards|banks|shares|gold|oil|trade|tariffs|poverty|hunger|migration|refugees|cities|villages|bridges|skyscrapers|pyramids|temples
+mountains|rivers|lakes|deserts|forests|islands|glaciers|storms|tornadoes|rain|snow|seasons on mars|leaves|flowers|mushrooms|insects|spiders
+sharks|penguins|wolves|horses|birds|fish|frogs|snakes|sourdough|pizza dough|sushi|beer|whisky|tea|olive oil|spices|knitting|painting|drawing
+photography|guitars|violins|jazz|rock music|hip hop|dance|theatre|films|actors|superheroes|video games|board games|football|tennis|golf|the olympics
+marathons|swimming|climbing|sailing|fishing|camping|hotels|holidays in portugal|flights|passports|visas|languages|grammar|latin|sanskrit|emojis|opera|ballet|cinema|architecture|fashion|whales|bees|cats|dogs|trees""".replace(
     "\n", "|"
 ).split("|")
 PEOPLE = """shakespeare|albert einstein|napoleon|cleopatra|mozart|beethoven|bach|picasso|leonardo da vinci|isaac newton|marie curie|gandhi
@@ -45,6 +58,15 @@ html for a page|a css style|a dockerfile|a recursive function|code|some code|an 
 ).split("|")
 
 FACTS = (
+    "(which|what) year (did|was) (the berlin wall fall|{person} born|{subject} (start|begin|end)|{city} founded|{thing} invented)|in which year was {thing} (invented|made|written)"
+    "|should i (refinance my house|take a loan|sell {subject}|buy {subject}|eat {subject}|drink {subject}|study {subject}|move to {city}|quit smoking|call a lawyer)"
+    "|(best|cheapest|nicest|fastest|good) (laptop|phone|car|camera|hotel|bike|tv|book|film|restaurant) (under|for|below) {year} (euros|dollars)|(best|good) (hotel|restaurant|museum|beach) in {place}"
+    "|(is|are) {subject} (good|bad|healthy|dangerous|safe|expensive|legal|true|toxic) [for me|for the heart|for children|for dogs]|why (do|does) {subject} (exist|matter|happen|hurt|work|smell|fly|sing|purr|burn|fall|grow)"
+    "|how (many|much) (calories|sugar|people|water|money|legs|teeth|words|species) (are|is|has|have) [in|there in] {subject}|how (does|do) (a|an|the) ({x} stove|fridge|engine|toaster|radio|{x}|microwave|lock|motor|camera|telephone|{x} machine) work"
+    "|what (is|are) (a|an|the) ({x}|neuron|protein|planetoid|galaxy|sonnet|comet|enzyme|tariff|verb|adverb|theorem)|who (directed|produced|starred in|wrote|sang|played) {x}|who is the (ceo|head|founder|owner|boss) of {x}"
+    "|which (team|player|country|party|film|actor|singer) won [the {x}|last night|yesterday|in {year}]|(what is|give me) the (plot|ending|moral|author) of {x}|when is (easter|ramadan|the next holiday|the next election|the next full moon)"
+    "|(tell me|what do you know) about (the {x} empire|the {x} dynasty|lake {x}|mount {x}|king {x}|{x})|how (tall|high|deep|long|old) is (mount {x}|lake {x}|{x}|{city}|the {x})|what is the capital of {x}"
+    "|(give me|tell me|name) (three|five|some|ten) facts (on|about) {subject}|compare {subject} and {subject}|what is the difference between {subject} and {subject}|"
     "what is the (capital|population|currency|language|flag|president|area|highest mountain|national dish|time zone) of {country}"
     "|who is the (president|king|queen|prime minister|chancellor) of {country}|where is {country}|which (languages|language) do people speak in {country}"
     "|what is the capital city of {country}|how many people live in {place}|where is {city}|how far is it from {city} to {city}|how old is {city}"
@@ -82,9 +104,19 @@ INVENTED = "the telephone|the light bulb|penicillin|america|the mona lisa|faust|
 )
 
 
+CAPITAL = ("person", "thing", "subject", "x")
+
+
+def _named(text: str, capital: bool) -> str:
+    """As a name, `the ottoman empire` is `the Ottoman Empire`."""
+    return " ".join(w if w in ("the", "of", "and") else w.capitalize() for w in text.split(" ")) if capital else text
+
+
 def make(random: Random) -> Exchange:
     writing = random.random() < 0.35
     question = sample(WRITE if writing else FACTS, random)
+    if not writing and random.random() < 0.2:
+        question = what_frame("{subject}", random)
     fill = {
         "country": lambda: random.choice(words.COUNTRIES),
         "city": lambda: words.city(random),
@@ -92,6 +124,7 @@ def make(random: Random) -> Exchange:
         "person": lambda: random.choice(PEOPLE),
         "thing": lambda: random.choice(INVENTED),
         "subject": lambda: random.choice(SUBJECTS) if random.random() < 0.8 else words.made_up(random).lower(),
+        "x": lambda: words.made_up(random).lower(),
         "year": lambda: str(random.randrange(1000, 2030)),
         "word": lambda: random.choice([*words.THINGS, *words.ANIMALS, *words.FRUITS, words.made_up(random).lower()]),
         "tongue": lambda: random.choice(
@@ -101,7 +134,8 @@ def make(random: Random) -> Exchange:
         "code": lambda: random.choice(CODE),
         "name": lambda: words.name(random),
     }
+    capital = random.random() < 0.5
     for key, value in fill.items():
         while f"{{{key}}}" in question:
-            question = question.replace(f"{{{key}}}", value(), 1)
-    return Exchange.of(typed(question, random), WRITING if writing else KNOWLEDGE, name="beyond")
+            question = question.replace(f"{{{key}}}", _named(value(), capital and key in CAPITAL), 1)
+    return Exchange.of(typed(vary(question, random), random), WRITING if writing else KNOWLEDGE, name="beyond")

@@ -58,7 +58,7 @@ OPPOSITES = dict(
     ).split()
 )
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-VERB = "(list|name|give me|tell me|write down|enumerate|show me|can you list|can you name|please list|could you name|i need|say|mention|write)"
+VERB = "(list|name|give me|tell me|write down|enumerate|show me|can you list|can you name|please list|could you name|i need|say|mention|write|i want|come up with|can you come up with|please name|think of|i would like to hear|let me hear|give|show|recite|what are some examples of)"
 
 
 def make(random: Random) -> Exchange:
@@ -96,14 +96,14 @@ def _some(random: Random) -> Exchange:
     names, items = random.choice([*SETS, *[(names, items) for names, _, items in SERIES]])
     number = random.randrange(2, min(len(items), 7) + 1)
     shown = WORDS[number] if random.random() < 0.7 else str(number)
-    ask = sample(f"({VERB}|what are) {shown} [different|random|common] {names}", random)
+    ask = sample(f"({VERB}|what are|) {shown} [different|random|common] {names}", random)
     return _styled(ask, items[:number], random)
 
 
 def _all(random: Random) -> Exchange:
     names, _, items = random.choice(SERIES)
     ask = sample(
-        f"{VERB} [all|all the|the] {names}|what are [all|] the {names}|which {names} are there|(the|all) {names}",
+        f"{VERB} [all|all the|the] {names}|what are [all|] the {names}|which {names} (are there|exist|do you know)|(the|all|all the) {names}|recite the {names}|which are the {names}",
         random,
     )
     return _styled(ask, items, random)
@@ -114,10 +114,15 @@ def _next(random: Random) -> Exchange:
     at = random.randrange(len(items))
     later = random.random() < 0.6
     item, other = items[at], items[(at + (1 if later else -1)) % len(items)]
-    word = random.choice(["after", "comes after", "follows", "is after"] if later else ["comes before", "is before"])
+    word = random.choice(
+        ["after", "comes after", "follows", "is after", "comes right after", "comes next after", "is next after"]
+        if later
+        else ["comes before", "is before", "precedes", "comes right before", "is right before"]
+    )
     if word == "after":
         word = "comes after"
-    question = f"(which|what) {one} {word} {item}"
+    question = f"(which|what) {one} {word} {item}|(what is|tell me|) the {one} (after|before) {item}"
+    question = question.replace("(after|before)", "after" if later else "before")
     return Exchange.of(
         typed(sample(question, random), random, exact=True), f"{other} comes {'after' if later else 'before'} {item}."
     )
@@ -125,7 +130,10 @@ def _next(random: Random) -> Exchange:
 
 def _how_many(random: Random) -> Exchange:
     names, one, items = random.choice(SERIES)
-    question = sample(f"how many {names} are there|what is the number of {names}|how many {names} exist", random)
+    question = sample(
+        f"how many {names} are there|what is the number of {names}|how many {names} (exist|does a year have|are in it)|the number of {names}",
+        random,
+    )
     return Exchange.of(typed(question, random), f"There are {len(items)}: {', '.join(items)}.")
 
 
@@ -136,7 +144,7 @@ def _count(random: Random) -> Exchange:
         question, numbers = f"count [down|backwards] (from {last} to {first})", range(last, first - 1, -1)
         question = f"count (down|backwards) from {last} to {first}"
     elif first == 1 and random.random() < 0.5:
-        question, numbers = f"(count|please count|can you count) to {last}", range(1, last + 1)
+        question, numbers = f"(count|please count|can you count) [up] to {last}", range(1, last + 1)
     else:
         question, numbers = (
             f"(count|please count|can you count|list the numbers) from {first} to {last}",
@@ -148,7 +156,7 @@ def _count(random: Random) -> Exchange:
 def _opposite(random: Random) -> Exchange:
     word, other = random.choice(list(OPPOSITES.items()))
     question = sample(
-        f"(what is|tell me|) the opposite of {word}|what is the antonym of {word}|which word is the opposite of {word}",
+        f"(what is|tell me|) the opposite of {word}|what is the antonym of {word}|which word is the opposite of {word}|opposite of {word}|the (reverse|contrary) of {word}|what is the (reverse|contrary) of {word}",
         random,
     )
     return Exchange.of(typed(question, random, exact=True), f"The opposite of {word} is {other}.")
@@ -158,7 +166,13 @@ def _letter(random: Random) -> Exchange:
     at = random.randrange(25)
     a, b = ALPHABET[at], ALPHABET[at + 1]
     if random.random() < 0.7:
-        question, answer = f"(which|what) letter (comes after|follows) {a}", f"{b} comes after {a}."
+        question, answer = (
+            f"(which|what) letter (comes after|follows|is after|stands after) {a}|(the|) letter after {a}",
+            f"{b} comes after {a}.",
+        )
     else:
-        question, answer = f"(which|what) letter (comes before|is before) {b}", f"{a} comes before {b}."
+        question, answer = (
+            f"(which|what) letter (comes before|is before|precedes|stands before) {b}|(the|) letter before {b}",
+            f"{a} comes before {b}.",
+        )
     return Exchange.of(typed(sample(question, random), random, exact=True), answer)

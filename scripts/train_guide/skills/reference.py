@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 from .. import words
 from ..dialogue import Exchange
 from ..facts import Command, Facts, Setting
 from ..grammar import sample, typed
+from ..intents import what_frame
+from ..noise import disturb
 
 FLAG = (
     "what does {} do|what is {} [for]|explain {}|how do i use {}|{}|tell me about {}|what is the (flag|option) {} [for]|when do i need {}"
@@ -20,13 +23,17 @@ SETTING = (
     "|what (value|values) (does|can) {} (have|take)|can i (change|set) {}|where do i set {}|describe (the setting|) {}|what about {}"
 )
 ENV = "what (is|does) {} [do|for|mean]|explain {}|{}|what does the (environment variable|variable) {} (do|mean)|how do i use {}|tell me about {}"
-HAS = "does {command} (have|take|know|support) [a|the] {flag} [flag|option]|can i (use|give) {flag} (with|to) {command}|is there a {flag} for {command}|has {command} [a] {flag}"
+HAS = "does {command} (have|take|know|support) [a|the] {flag} [flag|option]|can i (use|give) {flag} (with|to) {command}|is there a {flag} for {command}|has {command} [a] {flag}|is {flag} (available|possible|allowed|known|there) (in|with|for) {command}|{command} (with|and) {flag}, (possible|allowed|does that work)|may i (add|pass|give) {flag} to {command}|does {command} (accept|understand|offer|allow) {flag}"
 FLAGS = (
+    "how (is|would one|does one|do i|should i) {} (invoked|called)|(invocation|synopsis|arguments|parameters|flags|switches) of {}|how does one (invoke|call) {}|"
     "(which|what) (flags|options) (does {} (have|take|know)|are there for {}|can i (give|use with) {})|(list|show) the (flags|options) of {}|(flags|options) of {}"
     "|(what|which) (arguments|parameters) does {} (take|have|know)|how is {} used|(usage|syntax|synopsis) of {}|what is the (usage|syntax) of {}|how do i use {}|show me the usage of {}"
 )
 DOES = "what does {} do|what is {} [for]|explain {}|tell me about {}|describe {}|{}|what is {} good for|when do i use {}|what happens when i run {}|i do not understand {}|can you explain {}"
 UNKNOWN_COMMAND = "what does localllm {} do|how do i use localllm {}|is there a [localllm] command [called] {}|localllm {}|explain [the command] localllm {}|does localllm have a {} command"
+
+SLASH = "what does {} do|what is {} [for]|explain {}|how do i use {}|{}|tell me about {}|what happens when i type {}|meaning of {}|what is {} in the chat"
+ABOUT = (SLASH, FLAG, SETTING, ENV, DOES)
 
 
 def shown(command: Command) -> str:
@@ -37,6 +44,7 @@ def flag_answer(name: str, facts: Facts) -> str:
     """Where a flag belongs and what its help says."""
     owners = [command for command in facts.commands if any(flag.name == name for flag in command.flags)]
     help_text = next(flag.help for flag in owners[0].flags if flag.name == name)
+    help_text = re.sub(r" \[default: (.*)\]", r" Default \1.", help_text)
     return f"`{name}` ({', '.join(shown(command) for command in owners)}): {help_text}"
 
 
@@ -61,10 +69,17 @@ def has_answer(command: Command, name: str) -> str:
 
 def make(random: Random, facts: Facts) -> Exchange:
     names = sorted({flag.name for command in facts.commands for flag in command.flags})
-    kind = random.choices(["flag", "setting", "env", "has", "usage", "does", "unknown"], [8, 6, 3, 3, 4, 4, 1])[0]
+    kind = random.choices(
+        ["flag", "setting", "env", "has", "usage", "does", "slash", "unknown"], [8, 6, 3, 3, 4, 4, 3, 1]
+    )[0]
     if kind == "flag":
         name = random.choice(names)
         asked = name if random.random() < 0.85 else f"the {name[2:]} flag"
+        if random.random() < 0.3:
+            owner = random.choice([c.name for c in facts.commands if any(flag.name == name for flag in c.flags)])
+            asked += random.choice(
+                [f" in {owner}", f" in localllm {owner}", f" of {owner}", f" in the help of {owner}"]
+            )
         return _exchange(FLAG, asked, flag_answer(name, facts), random)
     if kind == "setting":
         setting = random.choice(facts.settings)
@@ -74,9 +89,25 @@ def make(random: Random, facts: Facts) -> Exchange:
     if kind == "env":
         setting = random.choice(facts.settings)
         return _exchange(ENV, setting.env, setting_answer(setting), random)
+    if kind == "slash":
+        slash = random.choice(facts.slashes)
+        return _exchange(
+            SLASH,
+            slash.name,
+            f"`{' '.join((slash.name, slash.arguments)).strip()}` in the chat: {slash.sentence}",
+            random,
+        )
     command = random.choice(facts.commands)
-    form = random.choice([f"localllm {command.name}", f"`localllm {command.name}`", f"the {command.name} command"])
+    form = random.choice(
+        [
+            f"localllm {command.name}",
+            f"`localllm {command.name}`",
+            f"the {command.name} command",
+            f"the command {command.name}",
+        ]
+    )
     if kind == "has":
+        form = command.name if random.random() < 0.4 else form
         own = [flag.name for flag in command.flags]
         name = random.choice(own) if own and random.random() < 0.5 else random.choice(names)
         if random.random() < 0.1:
@@ -102,4 +133,8 @@ def make(random: Random, facts: Facts) -> Exchange:
 
 
 def _exchange(pattern: str, thing: str, answer: str, random: Random) -> Exchange:
-    return Exchange.of(typed(sample(pattern, random).replace("{}", thing), random, exact=True), answer)
+    text = what_frame(thing, random) if pattern in ABOUT and random.random() < 0.5 else sample(pattern, random)
+    text = text.replace("{}", thing)
+    if random.random() < 0.25:
+        text = disturb(text, random)
+    return Exchange.of(typed(text, random, exact=True), answer)

@@ -20,6 +20,7 @@ ARRAY = "as a json (list|array)|in a json (list|array)|as json|in json|as an arr
 TURN = (
     "(turn|convert|put|make|write|transform|change|parse) (this|the following|that) (into|to|in|as) [a] json [object]"
     "|(make|create|build|write|give me) [a] json [object] (from|of|for|with|out of) (this|the following)"
+    "|i want json for this|please (convert|turn|make) [this] (to|into) json|as a json object [please]|as json [please]|json please|return that as json|put it into json"
     "|(extract|get) the (fields|values|data) [of this] as json|(to json|json|as json|json object for)"
 )
 
@@ -153,14 +154,14 @@ def _array(random: Random) -> Exchange:
 
     shown = WORDS[number] if random.random() < 0.7 else str(number)
     question = sample(f"(list|name|give me|write|return) {shown} {names} ({ARRAY})|({ARRAY}) {shown} {names}"
-                      f"|a json (list|array) (of|with) {shown} {names}", random)  # fmt: skip
+                      f"|a json (list|array) (of|with) {shown} {names}|i (want|need) {shown} {names} ({ARRAY})|{shown} {names}, ({ARRAY}|json array only|json list)", random)  # fmt: skip
     return Exchange.of(typed(question, random, exact=True), json.dumps(items[:number]))
 
 
 def _command(random: Random) -> Exchange:
     """The command for something, as {"command": ...}."""
     intent = random.choice([intent for intent in intents.load().values() if intent.command and intent.how])
-    verb = sample(random.choice(intent.how), random)
+    verb = intents.filled(sample(random.choice(intent.how), random), random)
     question = random.choice(
         [f"how do i {verb}", f"which command do i use to {verb}", f"what is the command to {verb}", f"how to {verb}"]
     )
@@ -187,6 +188,8 @@ def _sum(random: Random) -> Exchange:
     order = sample(
         f"({AS_JSON}) (with the key {key}|under the key {key}|, key {key}|with the field {key})", random
     ).replace(" ,", ",")
+    if random.random() < 0.3:
+        return Exchange.of(f"{question} and {order}", json.dumps({key: result}))
     return Exchange.of(
         f"{typed(question, random, exact=True, bare=True).rstrip('?!. ')}? {order[0].upper()}{order[1:]}.",
         json.dumps({key: result}),
