@@ -60,6 +60,12 @@ class KVCache(Protocol):
         """
         ...
 
+    def will_find_more(
+        self, namespace: Adapter | None, waiting: list[int], lease: Lease, tokens: list[int], computed: int
+    ) -> bool:
+        """Once `lease` shares tokens[:computed], open(namespace, waiting) finds a page more than it would now."""
+        ...
+
     def close(self, lease: Lease) -> None:
         """Give everything back; what was shared stays for others until its room is needed."""
         ...
@@ -140,6 +146,16 @@ class PagedKV:
                 lease.node = equal
         lease.shared = max(lease.shared, full)
 
+    def will_find_more(
+        self, namespace: Adapter | None, waiting: list[int], lease: Lease, tokens: list[int], computed: int
+    ) -> bool:
+        end = (lease.shared + 1) * self._page_size
+        return (
+            namespace == lease.namespace
+            and end <= min(computed, len(tokens), len(waiting) - 1)
+            and waiting[:end] == tokens[:end]
+        )
+
     def close(self, lease: Lease) -> None:
         assert lease.node is not None
         self._tree.release(lease.node)
@@ -212,6 +228,11 @@ class SlotKV:
 
     def share(self, lease: Lease, tokens: list[int], computed: int) -> None:
         lease.tokens, lease.known = tokens, min(computed, len(tokens))
+
+    def will_find_more(
+        self, namespace: Adapter | None, waiting: list[int], lease: Lease, tokens: list[int], computed: int
+    ) -> bool:
+        return False  # a slot has one sequence at a time
 
     def close(self, lease: Lease) -> None:
         self._last[lease.slot] = lease.namespace, lease.tokens[: lease.known]

@@ -4,8 +4,9 @@
     a step gives          = min(needs, what is left of max_tokens); it draws a token iff nothing is then left
 
 Running sequences come first, oldest first; then waiting ones in order of arrival, and the first that does not fit
-stops the rest, so nobody starves. Whoever runs is older than whoever waits. When memory runs out the youngest
-running sequence gives up its own (to be computed again, as far as its pages are not still in the prefix tree).
+stops the rest, so nobody starves. So does one that begins with a page which a row of this very step is computing: it
+finds that page in the next step. Whoever runs is older than whoever waits. When memory runs out the youngest running
+sequence gives up its own (to be computed again, as far as its pages are not still in the prefix tree).
 
 schedule() may be called while one step is not committed yet: its tokens are then carried on the device.
 """
@@ -111,7 +112,7 @@ class Scheduler:
         for sequence in tuple(self._running):
             if budget and sequence.lease is not None:  # an older one may just have taken the lease away
                 budget -= self._plan(sequence, sequence.lease, budget, rows)
-        while budget and preemptions == self._stats.preemptions and (lease := self._admit_next()) is not None:
+        while budget and preemptions == self._stats.preemptions and (lease := self._admit_next(rows)) is not None:
             budget -= self._plan(self._running[-1], lease, budget, rows)
         if not rows:
             return None
@@ -154,10 +155,12 @@ class Scheduler:
                 return False
         return True
 
-    def _admit_next(self) -> Lease | None:
+    def _admit_next(self, rows: list[Row]) -> Lease | None:
         """Let the first that waits join, with room for all its tokens; None: nobody waits or it has to wait on."""
         while self._waiting and not self._blocked and len(self._running) < self._spec.max_rows:
             sequence = self._waiting[0]
+            if self._gains_by_waiting(sequence, rows):
+                return None
             try:
                 lease = self._acquire(sequence)
             except EngineError as error:  # its adapter does not load
@@ -174,6 +177,11 @@ class Scheduler:
                 self._stats.prefix_hit_tokens += lease.cached
             return lease
         return None
+
+    def _gains_by_waiting(self, sequence: Sequence, rows: list[Row]) -> bool:
+        """For one step at most for each page of its own: equal prompts that come together are computed once."""
+        adapter, tokens = sequence.request.adapter, sequence.tokens
+        return any(self._cache.will_find_more(adapter, tokens, row.lease, row.sequence.tokens, row.end) for row in rows)
 
     def _acquire(self, sequence: Sequence) -> Lease | None:
         """Adapter slot and cache memory, both or none."""

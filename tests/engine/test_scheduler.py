@@ -214,15 +214,14 @@ def test_a_second_turn_computes_only_what_is_new() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_identical_prompts_in_the_same_step_share_their_pages(overlap: bool) -> None:
-    twins = [replace(request("a", 15, 30), id=name) for name in ("one", "two")]
+def test_two_that_fill_equal_pages_in_the_same_step_share_them(overlap: bool) -> None:
+    twins = [replace(request("a", 3, 40), id=name) for name in ("one", "two")]  # shorter than a page: none waits
     engine, device = engine_of(*twins, spec=replace(SPEC, overlap=overlap))
-    deltas = engine.step()
-    assert counts(device.batches[0]) == [15, 15]
+    deltas = [delta for _ in range(20) for delta in engine.step()]
+    assert counts(device.batches[0]) == [3, 3]
     first, second = device.batches[0].page_table
     assert not set(first) & set(second)
-    deltas += engine.step()
-    first, second = device.batches[1].page_table
+    first, second = next(batch.page_table for batch in device.batches if batch.context_lens[0] == 16)
     assert (first[:3] == second[:3]).all()  # the full pages are one now, the begun ones are not
     assert first[3] != second[3]
     other = request("other", 20, 30)
@@ -231,6 +230,46 @@ def test_two_identical_prompts_in_the_same_step_share_their_pages(overlap: bool)
     out = outputs(deltas)
     assert out["one"] == out["two"] == solo(twins[0])
     assert out["other"] == solo(other)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("max_tokens", [512, 60])
+def test_a_prompt_asked_for_many_times_at_once_is_computed_once(max_tokens: int, overlap: bool) -> None:
+    """The others wait a step for the pages that the first one's row is just computing."""
+    spec = replace(SPEC, max_tokens=max_tokens, max_context=600, num_pages=600, overlap=overlap)
+    same = [replace(request("a", 500, 10), id=f"same{n}", sampling=Sampling(1.0, seed=n)) for n in range(4)]
+    behind = request("behind", 30, 10)
+    engine, device = engine_of(*same, behind, spec=spec)
+    deltas = finish_all(engine)
+    assert outputs(deltas) == {each.id: solo(each, spec) for each in [*same, behind]}
+    assert sum(batch.num_tokens for batch in device.batches) == 500 + 3 + 30 + 5 * 9
+    first = -(-500 // max_tokens)  # steps that the first one's prompt takes
+    assert device.batches[first].num_rows == 5  # all the others join in the next one
+
+
+def test_only_what_would_begin_with_the_same_page_waits_for_it() -> None:
+    spec = replace(ADAPTERS, max_tokens=100)
+    prompt = request("a", 20).prompt
+    first = Request("first", prompt, 4)
+    company = [
+        Request("no full page is the same", (*prompt[:3], 1, 1, 1), 4),
+        Request("the last token is always computed", prompt[:4], 4),
+        Request("another adapter", prompt, 4, adapter=A),
+    ]
+    engine, device = engine_of(first, *company, spec=spec)
+    deltas = finish_all(engine)
+    assert counts(device.batches[0]) == [20, 6, 4, 20]
+    assert outputs(deltas) == {each.id: solo(each, spec) for each in [first, *company]}
+    engine, device = engine_of(first, Request("one page is the same", (*prompt[:4], 1), 4), spec=spec)
+    finish_all(engine)
+    assert [counts(batch) for batch in device.batches[:2]] == [[20], [1, 1]]
+
+
+def test_slots_share_nothing_so_nobody_waits() -> None:
+    spec = replace(SPEC, max_tokens=100, cache="slots", num_slots=2, num_pages=0)
+    engine, device = engine_of(request("a", 20), replace(request("a", 20), id="again"), spec=spec)
+    finish_all(engine)
+    assert counts(device.batches[0]) == [20, 20]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
