@@ -22,9 +22,11 @@ test-all: test
 lint: $(VENV)/.dev
 	scripts/check
 
-bench: $(VENV)/.runtime
+# Rows of figures; the last ones are kept in scripts/bench/results.
+bench: $(VENV)/.dev
 	$(BIN)/python scripts/bench/startup.py
-	$(BIN)/localllm bench
+	$(BIN)/python scripts/bench/host_step.py
+	$(BIN)/python scripts/bench/guide.py
 
 clean:
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .pytest_cache .ruff_cache

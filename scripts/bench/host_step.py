@@ -1,21 +1,18 @@
 """What one decode step costs the engine itself: planning, building the batch, taking in the tokens. No backend.
 
-`python scripts/bench/host_step.py [STEPS]` prints one JSON row per case; `ours` is the median, and `bound_share` is
-its share of the target (100 µs at 8 rows, 600 µs at 64).
+`python scripts/bench/host_step.py [STEPS]`; `ours` is the median, `target` 100 µs at 8 rows and 600 µs at 64.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from rows import Row, row, save
 
 from localllm.engine.kv import make_cache
 from localllm.engine.lora import AdapterPool
@@ -58,9 +55,9 @@ def microseconds(case: Case, steps: int) -> list[float]:
     )
     scheduler = Scheduler(spec, make_cache(spec), AdapterPool(0, 0, lambda slot, adapter: None))
     random = np.random.default_rng(0)
-    for row in range(case.rows):
+    for number in range(case.rows):
         prompt = tuple(random.integers(0, VOCAB, case.context).tolist())
-        scheduler.add(Request(str(row), prompt, steps + 1, case.sampling))
+        scheduler.add(Request(str(number), prompt, steps + 1, case.sampling))
     answers = [StepResult(random.integers(0, VOCAB, case.rows, dtype=np.int32)) for _ in range(steps)]
     scheduler.schedule()  # all prompts in one step
     if not case.overlap:
@@ -76,29 +73,13 @@ def microseconds(case: Case, steps: int) -> list[float]:
     return times
 
 
-def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-
-
-def main() -> None:
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+def measure(steps: int) -> Iterator[Row]:
     for case in CASES:
-        times = microseconds(case, steps)
-        ours = statistics.median(times)
-        row = {
-            "name": f"host step, {case.name}, {case.rows} rows, {case.context} tokens each",
-            "ours": round(ours, 1),
-            "p90": round(sorted(times)[int(len(times) * 0.9)], 1),
-            "peer": None,
-            "ratio": None,
-            "bound_share": round(ours / TARGETS[case.rows], 3),
-            "unit": "µs",
-            "machine": f"{platform.machine()}, Python {platform.python_version()}",
-            "commit": commit(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        }
-        print(json.dumps(row, ensure_ascii=False))
+        times = sorted(microseconds(case, steps))
+        name = f"host step, {case.name}, {case.rows} rows, {case.context} tokens each"
+        p90 = round(times[int(len(times) * 0.9)], 1)
+        yield row(name, statistics.median(times), "µs", p90=p90, target=TARGETS[case.rows])
 
 
 if __name__ == "__main__":
-    main()
+    save("host_step", measure(int(sys.argv[1]) if len(sys.argv) > 1 else 1000))

@@ -1,6 +1,6 @@
-"""How long commands take to start, warm, and what they import. `python scripts/bench/startup.py [RUNS]`
+"""How long commands take to start, warm, against the bare interpreter; the target for --help is 100 ms.
 
-Compares with the target of 100 ms for --help and with the bare interpreter.
+`python scripts/bench/startup.py [RUNS]`; `ours` is the median, `peer` the interpreter's own start.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from rows import Row, row, save
+
+BARE = [sys.executable, "-c", "pass"]
 PROGRAM = str(Path(sys.executable).with_name("localllm"))
-COMMANDS = {
-    "bare interpreter": [sys.executable, "-c", "pass"],
-    "localllm --help": [PROGRAM, "--help"],
-    "localllm run --help": [PROGRAM, "run", "--help"],
-    "localllm serve --help": [PROGRAM, "serve", "--help"],
-    "localllm config": [PROGRAM, "config"],
-    "localllm list": [PROGRAM, "list"],
-}
+COMMANDS = ("--help", "run --help", "serve --help", "config", "list")
 HEAVY = ("torch", "numpy", "textual", "httpx", "huggingface_hub", "rich", "asyncio", "msgspec")
 
 
@@ -36,14 +33,16 @@ def imported_at_help() -> list[str]:
     return [name for name in HEAVY if name in loaded]
 
 
-def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 30
-    for name, command in COMMANDS.items():
+def measure(runs: int) -> Iterator[Row]:
+    for words in COMMANDS:
+        command = [PROGRAM, *words.split()]
         milliseconds(command)  # fills the file cache
-        times = sorted(milliseconds(command) for _ in range(runs))
-        print(f"{name:<24} median {statistics.median(times):6.1f} ms   p90 {times[int(runs * 0.9)]:6.1f} ms")
-    print("heavy modules at --help:", ", ".join(imported_at_help()) or "none")
+        pairs = [(milliseconds(command), milliseconds(BARE)) for _ in range(runs)]
+        ours, bare = (statistics.median(times) for times in zip(*pairs, strict=True))
+        p90 = sorted(time for time, _ in pairs)[int(runs * 0.9)]
+        yield row(f"start, localllm {words}", ours, "ms", peer=round(bare, 2), ratio=bare / ours, p90=round(p90, 2))
 
 
 if __name__ == "__main__":
-    main()
+    save("startup", measure(int(sys.argv[1]) if len(sys.argv) > 1 else 30))
+    print("heavy modules at --help:", ", ".join(imported_at_help()) or "none")

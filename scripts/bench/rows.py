@@ -1,0 +1,67 @@
+"""Rows of figures: one JSON object a line, printed and kept in results/<name>.jsonl as the last measurement."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from localllm.backends import cpu
+from localllm.engine.runner import Unavailable
+
+RESULTS = Path(__file__).parent / "results"
+
+Row = dict[str, Any]
+
+
+def row(
+    name: str,
+    ours: float,
+    unit: str,
+    *,
+    peer: float | None = None,
+    ratio: float | None = None,
+    bound_share: float | None = None,
+    **more: object,
+) -> Row:
+    """One figure. `ratio` is above 1 where ours beats `peer`; `bound_share` is the share of a measured ceiling."""
+    return {
+        "name": name,
+        "ours": round(ours, 2),
+        "peer": peer,
+        "ratio": None if ratio is None else round(ratio, 3),
+        "bound_share": None if bound_share is None else round(bound_share, 3),
+        "unit": unit,
+        **more,
+        "machine": _machine(),
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def save(name: str, rows: Iterable[Row]) -> None:
+    """Print the rows as they come; keep them once all are there."""
+    lines = []
+    for figure in rows:
+        lines.append(json.dumps(figure, ensure_ascii=False))
+        print(lines[-1], flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def _machine() -> str:
+    found = cpu.probe()
+    processor = (
+        platform.machine() if isinstance(found, Unavailable) else f"{found.name}, {found.features['cores']} cores"
+    )
+    return f"{processor}, Python {platform.python_version()}"
+
+
+def _commit() -> str:
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()
+    return f"{head}+" if changed else head
