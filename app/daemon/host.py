@@ -18,6 +18,7 @@ from .frames import AskStats, Load, Stats
 from .process import COMMAND, Progress, Request, Worker
 from .stream import Stream
 
+STOPPING = "the daemon is stopping"
 STATS_SECONDS = 1.0  # a worker that has not told its figures by then is reported without
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class Host:
 
     def _refuse_when_stopping(self) -> None:
         if self.stopping:
-            raise Stopping("the daemon is stopping")
+            raise Stopping(STOPPING)
 
     async def _resolve(self, name: str, local: bool) -> catalog.ModelRef:
         if not local and catalog.is_path(name):
@@ -172,7 +173,7 @@ class Host:
 
     async def _unload(self, worker: Worker, drain: float) -> None:
         await worker.quiet(drain)
-        await worker.stop(Stopping(f"{worker.model} was unloaded"))
+        await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
     def _over(self, worker: Worker) -> None:
         slot = self._slots.get(worker.model)

@@ -138,6 +138,8 @@ class Worker:
     async def stop(self, error: AppError) -> None:
         """End it in good order; requests still open get `error`."""
         self.expected_end = self.expected_end or error
+        for stream in set(self._streams.values()):
+            stream.fail(self.expected_end)
         if self._writer is not None and self.state == "ready":
             self._writer.write(frames.pack(frames.Shutdown()))
             try:

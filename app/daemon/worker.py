@@ -203,7 +203,8 @@ class Worker:
                     self._engine.cancel(delta.request_id)
                 if not generation.live:
                     del self._running[generation.asked.id]
-                    out.append(generation.finished())
+                    # Our own cancels are forgotten above: this one means that the engine closes.
+                    out.append(generation.finished(cancelled=delta.finish == "cancelled"))
         self._outbox.send(*out)
         self._outbox.leave()
 

@@ -311,6 +311,19 @@ def test_cancel_while_it_answers(worker: WorkerProcess) -> None:
     assert (stats.running, stats.waiting, stats.cache_used) == (0, 0, 0)
 
 
+def test_told_to_stop_while_it_answers(folder: Path) -> None:
+    worker = WorkerProcess()
+    worker.load(folder)
+    asked = ask(prompt="x", ignore_eos=True, n=2)
+    worker.send(asked)
+    worker.read()
+    worker.send(frames.Shutdown())
+    (result,) = worker.collect([asked.id])
+    assert isinstance(result.end, Finished)
+    assert result.end.cancelled  # it did not come to its own end
+    assert worker.close()[0] == 0
+
+
 def test_cancel_before_it_answers(worker: WorkerProcess) -> None:
     asked = ask()
     worker.send(asked, frames.Cancel(id=asked.id))

@@ -72,6 +72,9 @@ class FakeWorker:
                 )
             case frames.Shutdown():
                 if self.model != "test/stubborn":
+                    for name in self.answers:
+                        self.send(Finished(id=name, cancelled=True))
+                    await self.writer.drain()
                     sys.exit(0)
 
     async def load(self, frame: frames.Load) -> None:

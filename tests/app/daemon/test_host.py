@@ -194,6 +194,16 @@ def test_a_model_unloaded_while_it_loads(daemon: Daemon) -> None:
     assert unload(daemon, "test/slow") == 200
 
 
+def test_an_answer_that_outlasts_the_drain_of_an_unload_learns_why(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(drain=0.2)
+    daemon.chat("echo a")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(daemon.chat, "slow 100000", stream=True)
+        wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 1)
+        assert unload(daemon, "test/echo") == 200
+        assert "test/echo was unloaded" in running.result().text
+
+
 def test_who_comes_while_a_model_leaves_gets_it_anew(daemon: Daemon) -> None:
     daemon.chat("echo a", model="test/other")
     pid = daemon.loaded()["test/other"]["pid"]

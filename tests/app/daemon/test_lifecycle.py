@@ -64,7 +64,8 @@ def test_what_outlasts_the_drain_gets_a_typed_error(start_daemon: Start, stream:
         wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 1)
         assert daemon.stop() == 0
         text = answer.result().text
-    assert json.loads(text.rpartition("data: ")[2])["error"]["code"] == "server_stopping"
+    error = json.loads(text.rpartition("data: ")[2])["error"]
+    assert (error["code"], error["message"]) == ("server_stopping", "the daemon is stopping")
 
 
 def test_a_second_signal_does_not_wait(start_daemon: Start) -> None:
