@@ -131,6 +131,11 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
+    @property
+    def over(self) -> bool:
+        """No daemon runs any more: connect anew."""
+        return owner_pid() is None
+
     async def models(self) -> list[ModelEntry]:
         return msgspec.json.decode(await self._get("/admin/models"), type=list[ModelEntry])
 

@@ -74,7 +74,7 @@ def _take(file: Path) -> int:
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
             # The owner before may have removed the file between our open and our lock.
             if os.path.samestat(os.fstat(descriptor), file.stat()):
                 return descriptor
@@ -84,6 +84,17 @@ def _take(file: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Raises BlockingIOError when a daemon has the lock; whoever only asks has it for a moment."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        else:
+            return
 
 
 def _number(file: Path) -> int:

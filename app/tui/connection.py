@@ -30,8 +30,11 @@ class Connection:
         self.loaded: list[LoadedModel] = []
 
     async def client(self) -> Client:
-        """The client, connected now if it was not. Raises DaemonUnreachable."""
+        """The client, connected now if it was not or its daemon has ended. Raises DaemonUnreachable."""
         async with self._lock:
+            if self._client is not None and self._client.over:
+                await self.close()
+                self.loaded = []
             if self._client is None:
                 try:
                     self._client = await self._connect(self._settings, start=True, on_status=self._say)

@@ -26,9 +26,9 @@ async def run(
     task cancels the request, sets `finish="stopped"` and goes on as CancelledError.
     """
     try:
+        client = await connection.client()
         if connection.running(answer.model) is None:
             await connection.use(answer.model)
-        client = await connection.client()
         parameters = conversation.parameters
         async with aclosing(client.chat(answer.model, conversation.request(answer), **parameters)) as events:
             async for event in events:

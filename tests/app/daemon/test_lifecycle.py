@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,6 +140,18 @@ def test_owner_files(folder: Path) -> None:
     (folder / "run" / "daemon.pid").write_text("1\n")  # a file alone makes no owner, though pid 1 lives
     assert owner_pid() is None
     Owner().release()
+
+
+def test_who_asks_whether_a_daemon_runs_does_not_keep_one_from_starting(folder: Path) -> None:
+    Owner().release()
+    file = folder / "run" / "daemon.pid"
+    file.touch()
+    with file.open() as asking, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(asking, fcntl.LOCK_SH)  # as owner_pid does for a moment
+        starting = pool.submit(Owner)
+        time.sleep(0.05)
+        asking.close()
+        starting.result().release()
 
 
 def test_many_want_to_be_the_owner(folder: Path) -> None:

@@ -28,12 +28,14 @@ class FakeClient:
         self.cancelled = 0
         self.connects = 0
         self.closed = False
+        self.over = False
         self.connect_error: AppError | None = None
 
     async def connect(
         self, settings: object, *, start: bool = True, on_status: Callable[[str], None] | None = None
     ) -> FakeClient:
         self.connects += 1
+        self.over = False
         if on_status is not None:
             on_status("starting the daemon")
         if self.connect_error is not None:

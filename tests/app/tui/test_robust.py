@@ -109,6 +109,16 @@ async def test_a_lost_daemon_is_reached_again(chat: OpenChat) -> None:
         assert "no daemon" not in c.shown()
 
 
+async def test_a_daemon_that_ended_between_two_questions_is_started_again(chat: OpenChat) -> None:
+    async with chat(FakeClient()) as c:
+        await c.send("one")
+        c.client.over, c.client.in_memory = True, []
+        await c.send("two")
+        assert c.client.connects == 2
+        assert [loaded.id for loaded in c.client.in_memory] == ["guide"]
+        assert (c.path[-1].content, c.path[-1].finish) == ("Hello.", "stop")
+
+
 async def test_no_daemon_at_all(chat: OpenChat) -> None:
     client = FakeClient()
     client.connect_error = DaemonUnreachable("it does not start", hint="look into the log")
