@@ -78,11 +78,6 @@ class Choice:
 
     def _piece(self, parts: list[Part], count: int, finish: Finish | None) -> Piece:
         logprobs = [self._logprobs.popleft() for _ in range(min(count, len(self._logprobs)))]
-        calls: list[ToolCallPiece] = []
-        for part in parts:
-            if isinstance(part, CallPart):
-                calls.append(ToolCallPiece(index=part.index, id=part.id, name=part.name))
-                calls.append(ToolCallPiece(index=part.index, arguments=part.arguments))
         if finish == "stop" and self._parser.calls:
             finish = "tool_calls"
         return Piece(
@@ -90,7 +85,11 @@ class Choice:
             choice=self._index,
             text="".join(part.text for part in parts if isinstance(part, TextPart)),
             reasoning="".join(part.text for part in parts if isinstance(part, ReasoningPart)),
-            tool_calls=calls,
+            tool_calls=[
+                ToolCallPiece(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
+                for part in parts
+                if isinstance(part, CallPart)
+            ],
             tokens=count,
             logprobs=[self._report(entry) for entry in logprobs],
             finish=finish,

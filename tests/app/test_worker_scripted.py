@@ -154,10 +154,8 @@ async def test_canned_tool_calls(bench: Bench) -> None:
     assert "".join(piece.reasoning for piece in pieces) == "hm"
     calls = [call for piece in pieces for call in piece.tool_calls]
     assert [(call.index, call.name, call.arguments) for call in calls] == [
-        (0, "f", ""),
-        (0, "", '{"a": "é"}'),
-        (1, "f", ""),
-        (1, "", '{"a": "é"}'),
+        (0, "f", '{"a": "é"}'),
+        (1, "f", '{"a": "é"}'),
     ]
     assert pieces[-1].finish == "tool_calls"
     assert isinstance(end, Finished)
