@@ -74,10 +74,16 @@ class Host:
     def open(self, worker: Worker, requests: Sequence[Request], weight: int = 1) -> Stream:
         """Send requests to a worker; `weight` is how many answers they ask for.
 
-        Raises Overloaded when the worker would hold more than `max_queue` of them.
+        Raises Overloaded when the worker would hold more than `max_queue` of them, InvalidRequest when these are more.
         """
         self._refuse_when_stopping()
         limit = self.settings.max_queue
+        if weight > limit:
+            raise InvalidRequest(
+                f"one request for {weight} answers is over the limit of {limit}",
+                hint="setting max_queue raises the limit",
+                param="n",
+            )
         if worker.held + weight > limit:
             raise Overloaded(
                 f"{worker.model} holds {worker.held} requests, {weight} more would be over the limit of {limit}",
