@@ -112,7 +112,7 @@ KEYS = {
 
 def typo(text: str, random: Random) -> str:
     """One slip of the fingers in one of the longer words."""
-    words = [m for m in re.finditer(r"(?<![\w/_.@`-])[a-z]{4,}(?![\w/_.@`-])", text)]
+    words = list(re.finditer(r"(?<![\w/_.@`-])[a-z]{4,}(?![\w/_.@`-])", text))
     if not words:
         return text
     word = random.choice(words)

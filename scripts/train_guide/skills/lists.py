@@ -129,7 +129,7 @@ def _next(random: Random) -> Exchange:
 
 
 def _how_many(random: Random) -> Exchange:
-    names, one, items = random.choice(SERIES)
+    names, _, items = random.choice(SERIES)
     question = sample(
         f"how many {names} are there|what is the number of {names}|how many {names} (exist|does a year have|are in it)|the number of {names}",
         random,
