@@ -7,10 +7,30 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from ..errors import AppError
 from .frames import Piece, PieceLogprob, ToolCallPiece
+from .replies import (
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    Chunk,
+    ChunkChoice,
+    Delta,
+    FunctionCall,
+    FunctionDelta,
+    TextChoice,
+    TextCompletion,
+    TextLogprobs,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallReport,
+    TopLogprob,
+    UsageReport,
+    error_body,
+)
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -19,167 +39,6 @@ LOWEST_LOGPROB = -9999.0  # JSON has no -inf
 # Line breaks to some clients' line splitters, though not to JSON.
 _BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
 _encode = msgspec.json.Encoder().encode
-
-
-class CachedTokens(msgspec.Struct, frozen=True):
-    cached_tokens: int = 0
-
-
-class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
-    prompt_tokens_details: CachedTokens = CachedTokens()
-
-
-class TopLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(msgspec.Struct, frozen=True):
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class FunctionDelta(msgspec.Struct):
-    name: str | UnsetType = UNSET
-    arguments: str = ""
-
-
-class ToolCallDelta(msgspec.Struct, kw_only=True):
-    index: int
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
-    function: FunctionDelta
-
-
-class Delta(msgspec.Struct, kw_only=True):
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-
-
-class ChunkChoice(msgspec.Struct):
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-
-
-class Chunk(msgspec.Struct, kw_only=True):
-    """One event of a streamed chat."""
-
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChunkChoice]
-    usage: UsageReport | UnsetType | None = UNSET
-
-
-class FunctionCall(msgspec.Struct):
-    name: str
-    arguments: str
-
-
-class ToolCallReport(msgspec.Struct, kw_only=True):
-    id: str
-    type: str = "function"
-    function: FunctionCall
-
-
-class ChatMessage(msgspec.Struct, kw_only=True):
-    role: str = "assistant"
-    content: str | None
-    refusal: None = None
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallReport] | UnsetType = UNSET
-
-
-class ChatChoice(msgspec.Struct):
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of a chat."""
-
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: UsageReport
-
-
-class TextLogprobs(msgspec.Struct):
-    """OpenAI's older shape: parallel lists; text_offset counts characters of the answer."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class TextChoice(msgspec.Struct):
-    index: int
-    text: str
-    logprobs: TextLogprobs | None = None
-    finish_reason: str | None = None
-
-
-class TextCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of a completion, and each event of a streamed one."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[TextChoice]
-    usage: UsageReport | UnsetType | None = UNSET
-
-
-class ErrorDetail(msgspec.Struct, kw_only=True):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorBody(msgspec.Struct):
-    """Numbers that mend the request, and a hint, stand beside the four fields where there are any."""
-
-    error: ErrorDetail
-
-
-def error_body(error: AppError) -> bytes:
-    """An error in OpenAI's shape, with its hint and numbers as further fields."""
-    detail: dict[str, Any] = {
-        "message": error.message,
-        "type": error.type,
-        "param": error.param,
-        "code": error.code,
-    }
-    if error.hint:
-        detail["hint"] = error.hint
-    return _encode({"error": detail | error.numbers})
 
 
 def event(value: object) -> bytes:

@@ -12,7 +12,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import InvalidRequest
-from .answers import error_body
+from .replies import error_body
 
 MAX_HEAD = 2**15  # bytes of request line and headers
 HEAD_SECONDS = 30.0  # in which request line and headers must have come

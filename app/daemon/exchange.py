@@ -11,13 +11,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import AppError, Stopping
-from .answers import KEEP_ALIVE, Answer, CachedTokens, ChatAnswer, CompletionAnswer, Head, UsageReport, error_event
+from .answers import KEEP_ALIVE, Answer, ChatAnswer, CompletionAnswer, Head, error_event
 from .body import ClientGone, read_json
 from .frames import Finished, Generate, Piece
 from .guards import is_local
 from .host import Host
 from .metrics import Metrics, Watch
 from .openai import ChatBody, CompletionBody, check_tokens
+from .replies import CachedTokens, UsageReport
 from .stream import Stream
 
 KEEP_ALIVE_SECONDS = 10.0

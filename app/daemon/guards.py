@@ -27,9 +27,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import AppError, Forbidden, InvalidRequest, Overloaded, Stopping, Unauthorized, WorkerDied
-from .answers import error_body
 from .body import ClientGone
 from .connection import MAX_HEAD
+from .replies import error_body
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from msgspec import Meta
 from ..errors import InvalidRequest, UnsupportedParameter
 from .body import WireBody, check_depth
 from .frames import Generate, ResponseFormat
+from .messages import AssistantMessage, Message, NamedTool, Tool, message_dict, tool_dict
 
 SEED_BITS = 63
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -23,91 +24,12 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string")
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
-ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, lt=2**53)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
-
-
-class TextPart(WireBody, tag_field="type", tag="text"):
-    text: str
-
-
-Content = str | list[TextPart]
-
-
-class SystemMessage(WireBody, tag_field="role", tag="system"):
-    content: Content
-    name: str | None = None
-
-
-class DeveloperMessage(WireBody, tag_field="role", tag="developer"):
-    content: Content
-    name: str | None = None
-
-
-class UserMessage(WireBody, tag_field="role", tag="user"):
-    content: Content
-    name: str | None = None
-
-
-class CalledFunction(WireBody):
-    name: str
-    arguments: str
-
-
-class MadeToolCall(WireBody):
-    """A call an assistant made earlier in the conversation."""
-
-    id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
-    index: int | None = None  # clients that join streamed deltas send it back; the order says the same
-
-
-class AssistantMessage(WireBody, tag_field="role", tag="assistant"):
-    content: Content | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # the same under its other name
-    tool_calls: list[MadeToolCall] | None = None
-    name: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-
-
-class ToolMessage(WireBody, tag_field="role", tag="tool"):
-    content: Content
-    tool_call_id: str
-    name: str | None = None
-
-
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
-
-
-class FunctionSpec(WireBody):
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(WireBody):
-    function: FunctionSpec
-    type: Literal["function"] = "function"
-
-
-class FunctionName(WireBody):
-    name: ToolName
-
-
-class NamedTool(WireBody):
-    function: FunctionName
-    type: Literal["function"] = "function"
 
 
 class TextFormat(WireBody, tag_field="type", tag="text"):
@@ -409,28 +331,6 @@ class DetokenizeBody(WireBody):
 
     tokens: list[TokenId]
     model: Name | None = None
-
-
-def message_dict(message: Message) -> dict[str, Any]:
-    """A message as chat templates know it: what was left out is absent, content is always there."""
-    plain = {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
-    plain.setdefault("content", None)
-    if isinstance(message, AssistantMessage):
-        reasoning = plain.pop("reasoning", None)
-        if reasoning is not None:
-            plain.setdefault("reasoning_content", reasoning)
-        plain.pop("annotations", None)
-        if message.tool_calls is not None:
-            plain["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
-                for call in message.tool_calls
-            ]
-    return plain
-
-
-def tool_dict(tool: Tool) -> dict[str, Any]:
-    function = {name: value for name, value in msgspec.to_builtins(tool.function).items() if value is not None}
-    return {"type": "function", "function": function}
 
 
 def check_tokens(requests: Iterable[Generate], vocab: int) -> None:

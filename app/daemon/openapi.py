@@ -6,19 +6,19 @@ from typing import Any
 
 import msgspec
 
-from . import answers, openai
+from . import openai, replies
 
 TEMPLATE = "#/components/schemas/{name}"
 BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct]]]] = {
     "/v1/chat/completions": (
         openai.ChatBody,
         "Answer a conversation",
-        {"application/json": answers.ChatCompletion, "text/event-stream": answers.Chunk},
+        {"application/json": replies.ChatCompletion, "text/event-stream": replies.Chunk},
     ),
     "/v1/completions": (
         openai.CompletionBody,
         "Continue a text",
-        {"application/json": answers.TextCompletion, "text/event-stream": answers.TextCompletion},
+        {"application/json": replies.TextCompletion, "text/event-stream": replies.TextCompletion},
     ),
     "/v1/tokenize": (openai.TokenizeBody, "A text or conversation as token ids", {}),
     "/v1/detokenize": (openai.DetokenizeBody, "Token ids as text", {}),
@@ -34,13 +34,13 @@ READS = {
 
 def describe(version: str) -> dict[str, Any]:
     """The whole document."""
-    types: list[type[msgspec.Struct]] = [answers.ErrorBody]
-    for body, _, replies in BODIES.values():
-        types += [body, *replies.values()]
+    types: list[type[msgspec.Struct]] = [replies.ErrorBody]
+    for body, _, given in BODIES.values():
+        types += [body, *given.values()]
     _, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
     paths: dict[str, Any] = {}
-    for path, (body, words, replies) in BODIES.items():
-        content = {media: {"schema": _ref(kind)} for media, kind in replies.items()} or {"application/json": {}}
+    for path, (body, words, given) in BODIES.items():
+        content = {media: {"schema": _ref(kind)} for media, kind in given.items()} or {"application/json": {}}
         request = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
         paths[path] = {"post": _operation(words, content) | {"requestBody": request}}
     for path, words in READS.items():
@@ -66,7 +66,7 @@ def describe(version: str) -> dict[str, Any]:
 
 
 def _operation(words: str, content: dict[str, Any]) -> dict[str, Any]:
-    error = {"description": "What is wrong", "content": {"application/json": {"schema": _ref(answers.ErrorBody)}}}
+    error = {"description": "What is wrong", "content": {"application/json": {"schema": _ref(replies.ErrorBody)}}}
     return {"summary": words, "responses": {"200": {"description": words, "content": content}, "default": error}}
 
 

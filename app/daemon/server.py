@@ -28,8 +28,9 @@ from .body import read_json
 from .exchange import SSE_HEADERS, Exchange, unless_gone
 from .guards import Errors, Heads, Hosts, Keys, Origins, Paths, Traced, error_response, is_local
 from .host import Host
+from .messages import message_dict
 from .metrics import CONTENT_TYPE, Metrics
-from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, message_dict
+from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from .openapi import describe
 
 VERSION = version("localllm")
