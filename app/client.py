@@ -66,13 +66,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
     finish: str  # stop, length, tool_calls
     usage: Usage
-    ttft: float  # seconds from asking to the first piece
+    ttft: float  # seconds from asking to the first piece; what follows it is timed by the daemon, which is not busy
     seconds: float  # from asking to the end
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode rate: tokens after the first over the time after the first."""
-        return (self.usage.completion_tokens - 1) / max(self.seconds - self.ttft, 1e-9)
+        """Decode rate: tokens after the first over the time after the first; 0 when they came in one piece."""
+        span = self.seconds - self.ttft
+        return (self.usage.completion_tokens - 1) / span if span > 0 else 0.0
 
 
 ChatEvent = TextPiece | ReasoningPiece | ToolCall | Done
@@ -182,27 +183,24 @@ class Client:
 
     async def _answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatEvent]:
         asked = time.perf_counter()
-        first = finish = None
-        usage = Usage()
+        finish = None
+        usage, decode = Usage(), 0.0
         calls = _Calls()
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         async with aclosing(self._events(path, body)) as events:
             async for event in events:
                 if event.get("usage"):
-                    usage = _usage(event["usage"])
+                    usage, decode = _usage(event["usage"]), event["usage"]["decode_seconds"]
                 for choice in event["choices"]:
-                    pieces = _pieces(choice.get("delta") or {"content": choice.get("text")}, calls)
-                    if pieces and first is None:
-                        first = time.perf_counter()
-                    for piece in pieces:
+                    for piece in _pieces(choice.get("delta") or {"content": choice.get("text")}, calls):
                         yield piece
                     finish = choice["finish_reason"] or finish
         for call in calls.rest():
             yield call
         if finish is None:
             raise DaemonUnreachable("the daemon ended in the middle of the answer")
-        ended = time.perf_counter()
-        yield Done(finish=finish, usage=usage, ttft=(first or ended) - asked, seconds=ended - asked)
+        seconds = time.perf_counter() - asked
+        yield Done(finish=finish, usage=usage, ttft=max(seconds - decode, 0.0), seconds=seconds)
 
     async def _status(self) -> Status:
         """Waits for a daemon that is just starting, or just ending."""

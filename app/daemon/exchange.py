@@ -80,12 +80,12 @@ class _Tally:
     async def take(self) -> list[tuple[int, Piece]]:
         """What is new; empty at the end. Raises what ended it."""
         while replies := await self._stream.take():
+            pieces = [reply for reply in replies if isinstance(reply, Piece)]
+            self._watch.pieces(pieces)
             for reply in replies:
                 if isinstance(reply, Finished):
                     self._add(reply)
-            pieces = [reply for reply in replies if isinstance(reply, Piece)]
             if pieces:
-                self._watch.pieces(pieces)
                 return [(self._first_choice[piece.id] + piece.choice, piece) for piece in pieces]
         return []
 
@@ -101,6 +101,7 @@ class _Tally:
             completion_tokens=generated,
             total_tokens=prompt + generated,
             prompt_tokens_details=CachedTokens(cached),
+            decode_seconds=round(self._watch.decode_seconds, 6),
         )
 
 

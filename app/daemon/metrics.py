@@ -77,6 +77,7 @@ class Watch:
         self._first, self._between, self._tokens_in, self._tokens_out = first, between, tokens_in, tokens_out
         self._arrived = time.perf_counter()
         self._choices: dict[tuple[str, int], float] = {}  # when each choice last got a piece
+        self._began = 0.0  # when the first piece came
 
     def pieces(self, pieces: Iterable[Piece]) -> None:
         now = time.perf_counter()
@@ -89,7 +90,13 @@ class Watch:
                 self._between.observe((now - before) / piece.tokens)
             elif not self._choices:
                 self._first.observe(now - self._arrived)
+                self._began = now
             self._choices[key] = now
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first piece to the last so far."""
+        return max(self._choices.values(), default=0.0) - self._began
 
     def tokens(self, prompt: int, generated: int) -> None:
         self._tokens_in.inc(prompt)

@@ -19,6 +19,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: CachedTokens = CachedTokens()
+    decode_seconds: float = 0.0  # ours: from the first piece to the last, whenever the client came to read them
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

@@ -52,7 +52,27 @@ async def test_an_answer_as_events(client: Client) -> None:
     assert done.finish == "stop"
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.cached_tokens) == (3, 2, 1)
     assert 0 < done.ttft <= done.seconds
-    assert done.tokens_per_second > 0
+
+
+async def test_the_rate_is_the_daemons_however_late_the_pieces_are_read(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def all_at_once(path: str, body: object) -> AsyncIterator[dict[str, Any]]:
+        usage = {"prompt_tokens": 3, "completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}}
+        yield {"choices": [{"delta": {"content": "a b"}, "finish_reason": "stop"}]}
+        yield {"choices": [], "usage": usage | {"decode_seconds": 1e-9}}
+
+    monkeypatch.setattr(client, "_events", all_at_once)
+    done = (await answer(client, "echo a b"))[-1]
+    assert done.seconds - done.ttft == pytest.approx(1e-9, rel=0.01)
+
+
+async def test_usage_tells_how_long_the_pieces_took(client: Client) -> None:
+    done = (await answer(client, "slow 5"))[-1]
+    assert done.seconds - done.ttft >= 4 * 0.015, "20 ms apart"
+    (one_piece_done,) = (await answer(client, "echo a"))[-1:]
+    assert one_piece_done.seconds == one_piece_done.ttft
+    assert one_piece_done.tokens_per_second == 0
 
 
 async def test_reasoning_and_tool_calls(client: Client) -> None:
