@@ -68,12 +68,12 @@ class ChatTokenizer:
         write those themselves.
         """
         if PROTECT not in text and RELEASE not in text:
-            return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+            return _encode(self._rust, text, add_special_tokens)
         ids: list[int] = []
         for index, part in enumerate(_PROTECTED.split(text)):
             rust = self._plain if index % 2 else self._rust
             part = part.replace(PROTECT, "").replace(RELEASE, "")
-            ids += rust.encode(part, add_special_tokens=add_special_tokens and index == 0).ids
+            ids += _encode(rust, part, add_special_tokens and index == 0)
         return ids
 
     @cached_property
@@ -120,6 +120,11 @@ class ChatTokenizer:
     def to_json(self) -> str:
         """The tokenizer as tokenizer.json text, without truncation or padding (for the grammar compiler)."""
         return self._rust.to_str()
+
+
+def _encode(rust: RustTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """A batch of one: unlike `encode`, it lets other threads run, and long texts take seconds."""
+    return rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,20 @@ def test_broken_files_are_named(folder: Path, file: str, content: str | bytes | 
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ModelRefused, match=file):
         ChatTokenizer(folder)
+
+
+def test_a_long_text_does_not_keep_other_threads_waiting(folder: Path) -> None:
+    tokenizer = ChatTokenizer(folder)
+    turns, over = 0, threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not over.wait(0.001):
+            turns += 1
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    tokenizer.encode("ab c " * 100_000, add_special_tokens=False)
+    over.set()
+    other.join()
+    assert turns > 10  # one or two, where the interpreter's lock is held all the while
