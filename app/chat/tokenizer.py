@@ -140,14 +140,17 @@ _BYTE_OF = _byte_alphabet()
 def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_JSON:
-            raise ModelRefused(f"{path}: {path.stat().st_size} bytes are over the limit of {MAX_JSON}")
+            raise ModelRefused(f"{path.name}: {path.stat().st_size} bytes are over the limit of {MAX_JSON}")
         return path.read_text("utf-8")
     except FileNotFoundError:
         raise ModelRefused(
-            f"{path} is missing", hint="this version reads tokenizers in the Hugging Face format (tokenizer.json) only"
+            f"{path.name} is missing",
+            hint="this version reads tokenizers in the Hugging Face format (tokenizer.json) only",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelRefused(f"{path} cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise ModelRefused(f"{path.name} is not UTF-8 text") from None
+    except OSError as error:
+        raise ModelRefused(f"{path.name} cannot be read: {error.strerror}") from None
 
 
 def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
@@ -156,9 +159,9 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path}: malformed JSON: {error}") from None
+        raise ModelRefused(f"{path.name}: malformed JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ModelRefused(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise ModelRefused(f"{path.name}: expected a JSON object, found {type(value).__name__}")
     return value
 
 
@@ -187,6 +190,6 @@ def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     templates: dict[str, str] = {}
     for name, text in named:
         if not isinstance(name, str) or not isinstance(text, str):
-            raise ModelRefused(f"{source}: chat_template must be text, or a list of named texts")
+            raise ModelRefused(f"{source.name}: chat_template must be text, or a list of named texts")
         templates[name] = text
     return templates

@@ -126,8 +126,9 @@ def test_broken_files_are_named(folder: Path, file: str, content: str | bytes | 
         path.unlink()
     else:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ModelRefused, match=file):
+    with pytest.raises(ModelRefused, match=file) as refusal:
         ChatTokenizer(folder)
+    assert str(folder) not in str(refusal.value)  # clients read it
 
 
 def test_a_long_text_does_not_keep_other_threads_waiting(folder: Path) -> None:
