@@ -40,7 +40,7 @@ class ChatTokenizer:
         try:
             self._rust = RustTokenizer.from_str(self._text)
         except Exception as error:  # the library raises bare Exception
-            raise ModelRefused(f"{folder / 'tokenizer.json'}: not a usable tokenizer: {error}") from None
+            raise ModelRefused(f"tokenizer.json: not a usable tokenizer: {error}") from None
         self._rust.no_truncation()
         self._rust.no_padding()
         self.vocab_size = self._rust.get_vocab_size(with_added_tokens=True)
