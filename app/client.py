@@ -165,10 +165,6 @@ class Client:
         """The same for a plain text to be continued."""
         return self._answer("/v1/completions", {"model": _name(model), "prompt": prompt, **parameters})
 
-    async def count_tokens(self, model: str, messages: list[dict[str, Any]]) -> int:
-        reply = await self._post("/v1/tokenize", {"model": _name(model), "messages": messages})
-        return int(msgspec.json.decode(reply)["count"])
-
     async def unload(self, model: str) -> None:
         await self._post("/admin/unload", {"model": _name(model)})
 

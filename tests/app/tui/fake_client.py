@@ -96,9 +96,6 @@ class FakeClient:
     def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncIterator[ChatEvent]:
         return self.chat(model, [{"role": "user", "content": prompt}], **parameters)
 
-    async def count_tokens(self, model: str, messages: list[dict[str, Any]]) -> int:
-        return sum(len(message["content"].split()) for message in messages)
-
     async def unload(self, model: str) -> None:
         self.in_memory = [loaded for loaded in self.in_memory if loaded.id != model]
 
