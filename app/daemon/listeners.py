@@ -37,7 +37,8 @@ def bind_tcp(settings: Settings) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
-                f"port {port} on {host} is taken{_by_whom(port)}", hint="--port takes another; 0 picks a free one"
+                f"port {port} on {host} is taken{_by_whom(port)}",
+                hint="the setting port names another, as does LOCALLLM_PORT or serve --port; 0 picks a free one",
             ) from None
         raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror}") from None
     return listener
