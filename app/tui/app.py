@@ -61,8 +61,25 @@ class ChatApp(App[int]):
     async def on_mount(self) -> None:
         await self.push_screen(self._chat)
         if not self.is_headless:
-            for number in (signal.SIGTERM, signal.SIGHUP):  # leave as Ctrl+Q does: answer saved, terminal restored
-                asyncio.get_running_loop().add_signal_handler(number, lambda: self.run_worker(self.action_quit()))
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGTERM, self._leave)
+            signal.signal(signal.SIGHUP, lambda *_: self._hang_up(loop))
+
+    def _leave(self) -> None:
+        """As Ctrl+Q does: answer saved, terminal restored."""
+        self.run_worker(self.action_quit())
+
+    def _hang_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The terminal is gone. A write to it would end Textual's writing thread, for which all others would then
+        wait for ever; so what is still written goes nowhere, from this very moment on. The SIGCONT that comes with a
+        hang-up would have Textual start its screen, and its threads, once more."""
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        os.close(nowhere)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._leave)
 
     async def on_unmount(self) -> None:
         try:
