@@ -118,9 +118,12 @@ def test_a_taken_port_is_named_with_its_holder(start_daemon: Start) -> None:
 
 
 def test_ipv6_loopback_needs_no_key(start_daemon: Start) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
     daemon = start_daemon(host="::1")
-    if not daemon.url:
-        pytest.skip(daemon.said)
     assert daemon.url.startswith("http://[::1]:")
     assert httpx.get(f"{daemon.url}/v1/models").status_code == 200
 
