@@ -1,0 +1,60 @@
+// How weights lie in memory for the products: the same for every lane, so that one packed file serves every CPU.
+//
+// A weight [outs, ins] is cut into panels of 32 outputs, one after the other; the last is filled up with zeros. A
+// panel is read from front to back by a product, whatever the number of rows. Inputs are interleaved as the dot
+// products of the hardware want them (VNNI): `j` counts outputs within a panel.
+//
+//   f32         [ins][32]                                                     element (k, j)
+//   bf16, f16   [ins/2][32][2], ins rounded up to 32                          (k/2, j, k%2)
+//   int8        [ins/4][32][4], ins rounded up to 64, then                    (k/4, j, k%4)
+//               int32 sums[32]  (sum over k of the weights, for products that shift the activations to unsigned)
+//               float scales[32]
+//   int4        per group of `group` inputs (a multiple of 32; the last group is filled up):
+//               half scales[32], uint8 zeros[32], then bytes [group/4][64]:   byte (k/4, (j%16)*4 + k%4), outputs
+//               0..15 in the low half, 16..31 in the high half. Value = (nibble - zero) * scale.
+//   fp8         per block of `group` inputs (e4m3fn; a multiple of 32, or all of them):
+//               float scales[32], then bytes [group/2][32][2]                 (k/2, j, k%2)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace localllm {
+
+enum class Format : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, int4 = 4, fp8 = 5 };
+
+constexpr int64_t PANEL = 32;
+
+constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+// Inputs as stored, filling included.
+constexpr int64_t padded_ins(Format format, int64_t ins, int64_t group) {
+  switch (format) {
+    case Format::f32: return ins;
+    case Format::bf16:
+    case Format::f16: return round_up(ins, 32);
+    case Format::int8: return round_up(ins, 64);
+    case Format::int4:
+    case Format::fp8: return round_up(ins, group);
+  }
+  return 0;
+}
+
+constexpr int64_t panel_bytes(Format format, int64_t ins, int64_t group) {
+  int64_t depth = padded_ins(format, ins, group);
+  switch (format) {
+    case Format::f32: return depth * PANEL * 4;
+    case Format::bf16:
+    case Format::f16: return depth * PANEL * 2;
+    case Format::int8: return depth * PANEL + PANEL * 8;
+    case Format::int4: return depth / group * (PANEL * 3 + group * PANEL / 2);
+    case Format::fp8: return depth / group * (PANEL * 4 + group * PANEL);
+  }
+  return 0;
+}
+
+constexpr int64_t packed_bytes(Format format, int64_t outs, int64_t ins, int64_t group) {
+  return round_up(outs, PANEL) / PANEL * panel_bytes(format, ins, group);
+}
+
+}  // namespace localllm
