@@ -1,0 +1,30 @@
+// The products of each weight format, of one lane. linear.cpp picks by format; the arguments are checked before.
+//
+// `shared` bytes are asked for with the same arguments and number of workers as the product that will use them.
+#pragma once
+
+#include "kernels.h"
+
+namespace localllm::LANE {
+
+void linear(const LinearArgs& args, const Worker& worker);
+size_t linear_shared(const LinearArgs& args, int workers);
+void pack(const PackArgs& args, const Worker& worker);
+
+void linear_dense(const LinearArgs& args, const Worker& worker);  // f32, bf16, f16
+size_t linear_dense_shared(const LinearArgs& args, int workers);
+void pack_dense(const PackArgs& args, const Worker& worker);
+
+void linear_int8(const LinearArgs& args, const Worker& worker);
+size_t linear_int8_shared(const LinearArgs& args, int workers);
+void pack_int8(const PackArgs& args, const Worker& worker);
+
+void linear_int4(const LinearArgs& args, const Worker& worker);
+size_t linear_int4_shared(const LinearArgs& args, int workers);
+void pack_int4(const PackArgs& args, const Worker& worker);
+
+void linear_fp8(const LinearArgs& args, const Worker& worker);
+size_t linear_fp8_shared(const LinearArgs& args, int workers);
+void pack_fp8(const PackArgs& args, const Worker& worker);
+
+}  // namespace localllm::LANE
