@@ -160,4 +160,5 @@ class Decoder:
 
     def logits(self, hidden: Tensor, ops: Ops) -> Tensor:
         """[rows, vocab] float32."""
-        return ops.linear.head(hidden, self.head, self.soft_cap)
+        logits = ops.linear.dense(hidden, self.head, None, torch.float32)
+        return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from . import activation, attention, kv, linear, norm, rope, sampling
@@ -40,6 +40,28 @@ class Ops:
             held = getattr(self, family.name)
             for op in fields(held):
                 yield f"{family.name}.{op.name}", getattr(held, op.name)
+
+    def with_references(self, names: Iterable[str]) -> Ops:
+        """These ops, but the named ones ("family.name", "family" or "all") back at their references.
+
+        A reference product cannot read a device's packing, and the device's products pass plain weights on to theirs:
+        naming one product names `linear.pack` too. Raises KeyError with a name that there is not.
+        """
+        plain, changed = Ops(), self
+        for name in names:
+            if name == "all":
+                return plain
+            family, _, op = name.partition(".")
+            if family not in {part.name for part in fields(plain)}:
+                raise KeyError(name)
+            held, reference = getattr(changed, family), getattr(plain, family)
+            if op and op not in {part.name for part in fields(reference)}:
+                raise KeyError(name)
+            chosen = {op: getattr(reference, op)} if op else {}
+            if family == "linear" and op != "embedding":
+                chosen["pack"] = reference.pack
+            changed = replace(changed, **{family: replace(held, **chosen) if op else reference})
+        return changed
 
 
 class MultiPlatformOp:

@@ -19,6 +19,12 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [..., 2 * dim], gates first -> gelu(gate) * up [..., dim], gelu by the error function."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate) * up
+
+
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """gate_up [..., 2 * dim], gates first -> gelu(gate) * up [..., dim], gelu by its tanh approximation."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -30,6 +36,7 @@ class Activation:
     """Which implementation of each gated activation a device uses."""
 
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul
+    gelu_and_mul: Callable[[Tensor], Tensor] = gelu_and_mul
     gelu_tanh_and_mul: Callable[[Tensor], Tensor] = gelu_tanh_and_mul
 
 
@@ -42,7 +49,7 @@ def _inputs(shape: tuple[int, ...], scale: float = 1.0):
 
 CASES = [
     Case(f"activation.{op}", label, make)
-    for op in ("silu_and_mul", "gelu_tanh_and_mul")
+    for op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
     for label, make in [
         ("plain", _inputs((5, 128))),
         ("one-row", _inputs((1, 2048))),

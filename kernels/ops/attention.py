@@ -81,12 +81,15 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of every query over its own row's context -> [tokens, heads, dim].
 
     query [tokens, heads, dim]; pages [pages, page_size, kv heads, dim], heads a multiple of kv heads (grouped queries:
     Ainslie et al., 2023). With a window each query sees that many positions, itself the last (0: all). With a soft cap
-    the scaled scores become cap * tanh(score / cap). What lies beyond a row's context is never read, NaN or not.
+    the scaled scores become cap * tanh(score / cap). Sinks [heads] float32 are scores that join each softmax's
+    denominator and nothing else (Xiao et al., 2023; learned, as in gpt-oss). What lies beyond a row's context is never
+    read, NaN or not.
     """
     out = torch.empty_like(query)
     for part in rows.parts(key_pages.shape[1], window):
@@ -96,22 +99,36 @@ def paged_attention(
             pages.flatten(0, 1).index_select(0, part.slots).view(part.rows, -1, *pages.shape[2:]).transpose(1, 2)
             for pages in (key_pages, value_pages)
         )
-        answer = _attend(queries, keys, values, part.allowed, scale, soft_cap)
+        answer = _attend(queries, keys, values, part.allowed, scale, soft_cap, sinks)
         out[part.tokens] = answer.transpose(1, 2).flatten(0, 1)
     return out
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float, soft_cap: float) -> Tensor:
-    """All [rows, heads, …, dim]; torch's fused attention, which cannot cap scores, or its meaning written out."""
-    if not soft_cap:
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """All [rows, heads, …, dim]; torch's fused attention, which has neither caps nor sinks, or its meaning in full."""
+    if not soft_cap and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale, enable_gqa=True)
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     wide = torch.promote_types(query.dtype, torch.float32)
-    scores = torch.tanh(query.to(wide) @ key.to(wide).transpose(-1, -2) * (scale / soft_cap)) * soft_cap
+    scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * scale
+    if soft_cap:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
-    return (scores.softmax(-1) @ value.to(wide)).to(query.dtype)
+    if sinks is None:
+        return (scores.softmax(-1) @ value.to(wide)).to(query.dtype)
+    sink = sinks.to(wide).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    return (weights @ value.to(wide)).to(query.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +170,14 @@ def _inputs(
     return make
 
 
+def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        inputs = _inputs(lens, heads, **options)(generator, dtype)
+        return {**inputs, "sinks": torch.randn(heads, generator=generator) * 2.0}
+
+    return make
+
+
 _MIXED = [(1, 9), (1, 1), (1, 16), (5, 5), (3, 12), (3, 3), (1, 6)]
 
 CASES = [
@@ -168,6 +193,12 @@ CASES = [
     Case("attention.paged", "window-one-row", _inputs([(1, 13)], window=6)),
     Case("attention.paged", "soft-cap", _inputs(_MIXED, soft_cap=2.0)),
     Case("attention.paged", "soft-cap-window-one-row", _inputs([(1, 13)], window=6, soft_cap=2.0)),
+    Case("attention.paged", "sinks", _with_sinks(_MIXED)),
+    Case("attention.paged", "sinks-window-one-row", _with_sinks([(1, 13)], window=6)),
+    Case("attention.paged", "sinks-soft-cap", _with_sinks(_MIXED, soft_cap=2.0, heads=6, kv_heads=2)),
+    Case("attention.paged", "odd-head", _inputs(_MIXED, dim=37, page_size=3)),
+    Case("attention.paged", "long-context", _inputs([(1, 700), (33, 290), (1, 64)], page_size=16, dim=80)),
+    Case("attention.paged", "many-queries-window", _inputs([(70, 150)], window=40, page_size=16)),
     Case("attention.paged", "large-pages", _inputs(_MIXED, page_size=16, dim=64)),
     Case("attention.paged", "page-size-one", _inputs(_MIXED, page_size=1)),
 ]

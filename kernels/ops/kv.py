@@ -1,15 +1,19 @@
-"""Writing the paged key-value cache."""
+"""Writing the paged key-value cache, alone or together with what comes right before it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .case import Case
+from .norm import Norm
+from .rope import Rope
+
+Rotation = Literal["neox", "interleaved"]  # a field of Rope
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
@@ -30,12 +34,52 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     pages.index_copy_(0, targets, pages.index_select(0, sources))
 
 
+def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[..., Tensor]:
+    """An `append` made of its parts, for a device that has them fast but nothing fused."""
+
+    def append(
+        qkv: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        eps: float,
+        offset: float,
+        cos: Tensor,
+        sin: Tensor,
+        rotation: Rotation,
+        slots: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+    ) -> Tensor:
+        """Normalise the heads of queries and keys, turn them, store keys and values -> queries [tokens, heads, dim].
+
+        qkv [tokens, heads + 2 * kv heads, dim], queries first, values last; an implementation may write over it, and
+        the answer may be a view of it. query_norm and key_norm [dim], or both None where heads are not normalised;
+        eps and offset as in norm.rms, cos and sin as in rope, slots and pages as in kv.store.
+        """
+        kv_heads = key_pages.shape[2]
+        query, key, value = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+        if query_norm is not None:
+            query = norm.rms(query, query_norm, eps, offset)
+        if key_norm is not None:
+            key = norm.rms(key, key_norm, eps, offset)
+        turn = rope.neox if rotation == "neox" else rope.interleaved
+        query, key = turn(query, key, cos, sin)
+        store(key, value, key_pages, value_pages, slots)
+        return query
+
+    return append
+
+
+append = composed(Norm(), Rope(), store)
+
+
 @dataclass(frozen=True, slots=True)
 class KV:
     """Which implementation of each cache write a device uses."""
 
     store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = store
     copy_pages: Callable[[Tensor, Tensor, Tensor], None] = copy_pages
+    append: Callable[..., Tensor] = append
 
 
 def _store(tokens: int):
@@ -62,9 +106,51 @@ def _copies(sources: list[int], targets: list[int]):
     return make
 
 
+def _append(
+    tokens: int,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 32,
+    half: int = 16,
+    norms: bool = True,
+    offset: float = 0.0,
+    rotation: Rotation = "neox",
+):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        angle = torch.rand(tokens, half, generator=generator) * 100.0
+        weights = torch.randn(2, dim, generator=generator) * 0.1 + (1.0 - offset)
+        pages = torch.randn(2, 12, 4, kv_heads, dim, generator=generator).to(dtype)
+        return {
+            "qkv": torch.randn(tokens, heads + 2 * kv_heads, dim, generator=generator).to(dtype),
+            "query_norm": weights[0].to(dtype) if norms else None,
+            "key_norm": weights[1].to(dtype) if norms else None,
+            "eps": 1e-6,
+            "offset": offset,
+            "cos": angle.cos(),
+            "sin": angle.sin(),
+            "rotation": rotation,
+            "slots": torch.randperm(48, generator=generator)[:tokens].to(torch.int64),
+            "key_pages": pages[0],
+            "value_pages": pages[1],
+        }
+
+    return make
+
+
+_PAGES = ("key_pages", "value_pages")
+
 CASES = [
-    Case("kv.store", "plain", _store(9), mutates=("key_pages", "value_pages")),
-    Case("kv.store", "no-tokens", _store(0), mutates=("key_pages", "value_pages")),
+    Case("kv.append", "plain", _append(9), mutates=_PAGES),
+    Case("kv.append", "one-token", _append(1, heads=16, kv_heads=8, dim=128, half=64), mutates=_PAGES),
+    Case("kv.append", "no-norms", _append(5, norms=False), mutates=_PAGES),
+    Case("kv.append", "gemma", _append(5, offset=1.0), mutates=_PAGES),
+    Case("kv.append", "partial", _append(5, half=5), mutates=_PAGES),
+    Case("kv.append", "interleaved", _append(7, rotation="interleaved"), mutates=_PAGES),
+    Case("kv.append", "odd-head", _append(3, heads=3, kv_heads=1, dim=37, half=11), mutates=_PAGES),
+    Case("kv.append", "no-tokens", _append(0), mutates=_PAGES),
+    Case("kv.append", "many", _append(33, heads=2, kv_heads=1), mutates=_PAGES),
+    Case("kv.store", "plain", _store(9), mutates=_PAGES),
+    Case("kv.store", "no-tokens", _store(0), mutates=_PAGES),
     Case("kv.copy_pages", "plain", _copies([1, 2], [4, 5]), mutates=("pages",)),
     Case("kv.copy_pages", "chain", _copies([1, 2, 3], [2, 3, 4]), mutates=("pages",)),
     Case("kv.copy_pages", "swap", _copies([1, 2], [2, 1]), mutates=("pages",)),

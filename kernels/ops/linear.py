@@ -1,4 +1,9 @@
-"""Matrix products with weights: projections, the token embedding and the head over the vocabulary."""
+"""Matrix products with weights of every format, and the token embedding.
+
+Every product is (x, weight, bias=None, dtype=None) -> Tensor: x [..., ins], weight of [outs, ins] as the device's own
+`pack` holds it, bias [outs] of any float type; the answer [..., outs] is of `dtype`, else of x's (the head over the
+vocabulary asks for float32).
+"""
 
 from __future__ import annotations
 
@@ -10,65 +15,87 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import linear_fp8, linear_int4, linear_int8
 from .case import Case
+from .linear_fp8 import Fp8
+from .linear_int4 import Int4
+from .linear_int8 import Int8
+
+Weight = Tensor | Int8 | Int4 | Fp8  # as loaded, before a device packs it
 
 
-def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [tokens, in] @ weight [out, in]ᵀ + bias [out] -> [tokens, out], in x's dtype."""
-    return F.linear(x, weight, bias)
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """x @ weightᵀ + bias for a weight of any float type, which x's type must be able to hold."""
+    shift = None if bias is None else bias.to(x.dtype)
+    return F.linear(x, weight.to(x.dtype), shift).to(dtype or x.dtype)
 
 
-def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
-    """Rows of weight [vocab, dim] for tokens [tokens], times scale rounded to the weight's dtype (as Gemma does)."""
-    rows = F.embedding(tokens, weight)
-    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=weight.dtype, device=weight.device)
+def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+    """Rows of weight [vocab, dim] for tokens [tokens] in `dtype` (else the weight's), times scale rounded to it."""
+    rows = F.embedding(tokens, weight).to(dtype or weight.dtype)
+    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype, device=rows.device)
 
 
-def head(x: Tensor, weight: Tensor, soft_cap: float = 0.0) -> Tensor:
-    """Logits [rows, vocab] in float32 (float64 for float64), softly capped to ±soft_cap unless that is 0."""
-    logits = F.linear(x, weight)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits if soft_cap == 0.0 else torch.tanh(logits / soft_cap) * soft_cap
+def pack(weight: Weight, dtype: torch.dtype) -> Any:
+    """The weight as this device's products want it for activations of `dtype`; here: plain ones in that type."""
+    return weight.to(dtype) if isinstance(weight, Tensor) else weight
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Which implementation of each product a device uses."""
+    """Which implementation of each product a device uses. Products are given what `pack` made, or a plain weight."""
 
     dense: Callable[..., Tensor] = dense
+    int8: Callable[..., Tensor] = linear_int8.int8
+    int4: Callable[..., Tensor] = linear_int4.int4
+    int4_wide: Callable[..., Tensor] = linear_int4.int4_wide
+    fp8: Callable[..., Tensor] = linear_fp8.fp8
     embedding: Callable[..., Tensor] = embedding
-    head: Callable[..., Tensor] = head
+    pack: Callable[[Weight, torch.dtype], Any] = pack
 
 
-def _product(rows: int, width: int, out: int, **more: float):
+def _product(rows: int, ins: int, outs: int, bias: bool = False, **more: Any):
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        x = torch.randn(rows, width, generator=generator).to(dtype)
-        weight = (torch.randn(out, width, generator=generator) / width**0.5).to(dtype)
-        return {"x": x, "weight": weight, **more}
+        x = torch.randn(rows, ins, generator=generator).to(dtype)
+        weight = (torch.randn(outs, ins, generator=generator) / ins**0.5).to(dtype)
+        shift = torch.randn(outs, generator=generator) if bias else None
+        return {"x": x, "weight": weight, "bias": shift, **more}
 
     return make
 
 
-def _biased(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-    return {**_product(5, 64, 48)(generator, dtype), "bias": torch.randn(48, generator=generator).to(dtype)}
+def _narrow(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+    """Weights are held as stored: float32 activations meet bfloat16 weights."""
+    inputs = _product(5, 64, 48)(generator, dtype)
+    return {**inputs, "weight": inputs["weight"].to(torch.bfloat16)}
 
 
-def _lookup(scale: float):
+def _lookup(scale: float, stored: torch.dtype | None = None):
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         tokens = torch.randint(0, 50, (9,), generator=generator, dtype=torch.int32)
-        return {"tokens": tokens, "weight": torch.randn(50, 32, generator=generator).to(dtype), "scale": scale}
+        weight = torch.randn(50, 33, generator=generator).to(stored or dtype)
+        return {"tokens": tokens, "weight": weight, "scale": scale, "dtype": dtype if stored else None}
 
     return make
 
 
+_WEIGHT = ("weight",)
+_F32_BF16 = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
 CASES = [
-    Case("linear.dense", "plain", _product(5, 64, 48)),
-    Case("linear.dense", "one-row", _product(1, 384, 1024)),
-    Case("linear.dense", "odd-shape", _product(3, 37, 29)),
-    Case("linear.dense", "no-rows", _product(0, 64, 48)),
-    Case("linear.dense", "bias", _biased),
+    *(Case("linear.dense", f"{rows}-rows", _product(rows, 64, 48), packs=_WEIGHT) for rows in (0, 1, 4, 5, 31, 32, 33)),
+    Case("linear.dense", "257-rows", _product(257, 70, 49), packs=_WEIGHT),
+    Case("linear.dense", "one-row-wide", _product(1, 384, 1024), packs=_WEIGHT),
+    Case("linear.dense", "odd-shape", _product(3, 37, 29), packs=_WEIGHT),
+    Case("linear.dense", "one-by-one", _product(2, 1, 1), packs=_WEIGHT),
+    Case("linear.dense", "deep", _product(4, 3000, 33), packs=_WEIGHT),
+    Case("linear.dense", "bias", _product(5, 64, 50, bias=True), packs=_WEIGHT),
+    Case("linear.dense", "head", _product(3, 64, 500, dtype=torch.float32), packs=_WEIGHT),
+    Case("linear.dense", "other-weight-type", _narrow, _F32_BF16, packs=_WEIGHT),
     Case("linear.embedding", "plain", _lookup(1.0)),
-    Case("linear.embedding", "scaled", _lookup(32**0.5)),
-    Case("linear.head", "plain", _product(3, 64, 500)),
-    Case("linear.head", "soft-cap", _product(3, 64, 500, soft_cap=1.5)),
+    Case("linear.embedding", "scaled", _lookup(32**0.5), _F32_BF16),
+    Case("linear.embedding", "widened", _lookup(32**0.5, torch.bfloat16), _F32_BF16),
+    *linear_int8.CASES,
+    *linear_int4.CASES,
+    *linear_fp8.CASES,
 ]

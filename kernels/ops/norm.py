@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang & Sennrich, 2019)."""
+"""Root-mean-square normalisation (Zhang & Sennrich, 2019) and layer normalisation (Ba et al., 2016)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,23 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     return rms_norm(residual, weight, eps, offset), residual
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension, in float32 at least, rounded once.
+
+    x [..., dim], weight and bias [dim]; the answer has x's shape and dtype.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    shift = None if bias is None else bias.to(wide)
+    return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(wide), shift, eps).to(x.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
     """Which implementation of each norm a device uses."""
 
     rms: Callable[..., Tensor] = rms_norm
     add_rms: Callable[..., tuple[Tensor, Tensor]] = add_rms_norm
+    layer: Callable[..., Tensor] = layer_norm
 
 
 def _inputs(shape: tuple[int, ...], offset: float, residual: bool, scale: float = 1.0):
@@ -51,6 +62,21 @@ def _inputs(shape: tuple[int, ...], offset: float, residual: bool, scale: float 
     return make
 
 
+def _layer(shape: tuple[int, ...], biased: bool, shift: float = 0.0):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        x = torch.randn(shape, generator=generator) + shift
+        weight, bias = torch.randn(2, shape[-1], generator=generator) * 0.1 + 1.0
+        return {"x": x.to(dtype), "weight": weight.to(dtype), "bias": bias.to(dtype) if biased else None, "eps": 1e-5}
+
+    return make
+
+
+def _stored_wider(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+    """Weights are held as stored, whatever the activations are."""
+    inputs = _inputs((5, 96), 0.0, residual=False)(generator, dtype)
+    return {**inputs, "weight": inputs["weight"].to(torch.bfloat16 if dtype == torch.float32 else torch.float32)}
+
+
 CASES = [
     Case("norm.rms", "plain", _inputs((5, 96), 0.0, residual=False)),
     Case("norm.rms", "one-row", _inputs((1, 384), 0.0, residual=False)),
@@ -60,6 +86,14 @@ CASES = [
     Case("norm.rms", "gemma", _inputs((5, 96), 1.0, residual=False)),
     Case("norm.rms", "large-values", _inputs((4, 128), 0.0, residual=False, scale=1e4)),
     Case("norm.rms", "small-values", _inputs((4, 128), 0.0, residual=False, scale=1e-4)),
+    Case("norm.rms", "other-weight-type", _stored_wider),
     Case("norm.add_rms", "plain", _inputs((5, 96), 0.0, residual=True)),
     Case("norm.add_rms", "gemma", _inputs((7, 64), 1.0, residual=True)),
+    Case("norm.add_rms", "odd-width", _inputs((3, 61), 0.0, residual=True)),
+    Case("norm.add_rms", "no-rows", _inputs((0, 64), 0.0, residual=True)),
+    Case("norm.layer", "plain", _layer((5, 96), biased=True)),
+    Case("norm.layer", "no-bias", _layer((5, 96), biased=False)),
+    Case("norm.layer", "odd-width", _layer((3, 61), biased=True)),
+    Case("norm.layer", "no-rows", _layer((0, 64), biased=True)),
+    Case("norm.layer", "far-from-zero", _layer((4, 128), biased=True, shift=30.0)),
 ]

@@ -1,8 +1,8 @@
-"""Rotary position embedding (Su et al., 2021), the halves-apart ("neox") layout."""
+"""Rotary position embedding (Su et al., 2021): halves apart ("neox") or neighbours ("interleaved")."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,37 @@ from .case import Case
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the first 2 * rotary / 2 dimensions of every head; the rest passes through (partial rotary).
+    """Rotate the pairs (i, i + half) of every head, i < half = cos's width; dimensions from 2 * half on pass through.
 
-    query [tokens, heads, dim], key [tokens, kv heads, dim]; cos and sin [tokens, rotary / 2], float32, are the rows
-    of the positions, scaling included. An implementation may write over query and key.
+    query [tokens, heads, dim], key [tokens, kv heads, dim]; cos and sin [tokens, half], float32, are the rows of the
+    positions, scaling included. An implementation may write over query and key.
     """
-    return _rotate(query, cos, sin), _rotate(key, cos, sin)
+    return _halves(query, cos, sin), _halves(key, cos, sin)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for the pairs (2i, 2i + 1), as in GPT-J and GLM."""
+    return _neighbours(query, cos, sin), _neighbours(key, cos, sin)
+
+
+def by_section(cos: Tensor, sin: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Multimodal positions (Qwen2-VL, Wang et al., 2024): one table row for each of time, height and width.
+
+    cos and sin [3, tokens, half]; the first sizes[0] frequencies turn by time, the next by height, the last by width,
+    and the answer [tokens, half] is what any rotation takes. Raises ValueError where the sizes do not add up to half.
+    """
+    if len(sizes) != len(cos) or sum(sizes) != cos.shape[-1]:
+        raise ValueError(f"rope: sections {list(sizes)} do not fill {len(cos)} rows of {cos.shape[-1]} frequencies")
+
+    def pick(table: Tensor) -> Tensor:
+        return torch.cat([row[..., part] for row, part in zip(table, parts, strict=True)], dim=-1)
+
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    parts = [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return pick(cos), pick(sin)
+
+
+def _halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x[..., :half], x[..., half : 2 * half]
@@ -29,11 +51,20 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(turned, dim=-1).to(x.dtype)
 
 
+def _neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    return torch.cat((turned, x[..., 2 * half :]), dim=-1).to(x.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Which implementation of the rotation a device uses."""
+    """Which implementation of each rotation a device uses."""
 
     neox: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = rope
+    interleaved: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = interleaved_rope
 
 
 def _inputs(tokens: int, heads: int, kv_heads: int, dim: int, rotary: int):
@@ -49,9 +80,21 @@ def _inputs(tokens: int, heads: int, kv_heads: int, dim: int, rotary: int):
     return make
 
 
+def _sections(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+    angle = torch.rand(3, 5, 16, generator=generator) * 100.0
+    cos, sin = by_section(angle.cos(), angle.sin(), (4, 6, 6))
+    return {**_inputs(5, 4, 2, 32, 32)(generator, dtype), "cos": cos, "sin": sin}
+
+
 CASES = [
-    Case("rope.neox", "plain", _inputs(7, 6, 2, 64, 64)),
-    Case("rope.neox", "one-token", _inputs(1, 4, 4, 32, 32)),
-    Case("rope.neox", "partial", _inputs(5, 4, 1, 48, 24)),
-    Case("rope.neox", "no-tokens", _inputs(0, 4, 2, 32, 32)),
+    Case(f"rope.{op}", label, make)
+    for op in ("neox", "interleaved")
+    for label, make in [
+        ("plain", _inputs(7, 6, 2, 64, 64)),
+        ("one-token", _inputs(1, 4, 4, 32, 32)),
+        ("partial", _inputs(5, 4, 1, 48, 24)),
+        ("odd-half", _inputs(3, 2, 1, 37, 22)),
+        ("no-tokens", _inputs(0, 4, 2, 32, 32)),
+        ("sections", _sections),
+    ]
 ]

@@ -1,8 +1,12 @@
-"""Every op of every torch device present, over every case, against the reference computed in float64."""
+"""Every op of every torch device present, over every case, against the reference computed in float64.
+
+Memory that an op is given for its answer is full of NaN: what it forgets to write is seen.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,16 +34,27 @@ def moved(value: Any, device: str, wide: bool = False) -> Any:
 
 def answer(case: Case, op: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
     returned = op(**arguments)
-    answers = [arguments[name] for name in case.mutates] or returned
-    return [answers] if isinstance(answers, torch.Tensor) else list(answers)
+    answers = [returned] if isinstance(returned, torch.Tensor) else list(returned or ())
+    return [arguments[name] for name in case.mutates] + answers
+
+
+@pytest.fixture
+def poison() -> Iterator[None]:
+    """torch.empty gives NaN, and the largest integer."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.real
+@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize(("device", "case", "dtype"), RUNS, ids=[f"{d.name}-{c}-{t}"[:90] for d, c, t in RUNS])
 def test_op_equals_reference(device: Any, case: Case, dtype: torch.dtype) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
     expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
-    found = answer(case, dict(device.ops)[case.op], {k: moved(v, device.name) for k, v in arguments.items()})
+    given = {name: moved(value, device.name) for name, value in arguments.items()}
+    given |= {name: device.ops.linear.pack(given[name], dtype) for name in case.packs}
+    found = answer(case, dict(device.ops)[case.op], given)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         if not one.is_floating_point():
@@ -47,7 +62,7 @@ def test_op_equals_reference(device: Any, case: Case, dtype: torch.dtype) -> Non
             continue
         scale = other[other.isfinite()].abs().max().item() if other.isfinite().any() else 1.0
         tolerance = case.tolerances[dtype] * max(scale, 1e-6)
-        torch.testing.assert_close(one.cpu().double(), other, rtol=0.0, atol=tolerance)
+        torch.testing.assert_close(one.cpu().double(), other.double(), rtol=0.0, atol=tolerance)
 
 
 def naive_attention(
@@ -58,6 +73,7 @@ def naive_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The meaning, one query of one head at a time."""
     out, token = torch.empty_like(query), 0
@@ -73,7 +89,8 @@ def naive_attention(
                 scores = keys @ query[token, head] * scale
                 if soft_cap:
                     scores = torch.tanh(scores / soft_cap) * soft_cap
-                out[token, head] = scores.softmax(0) @ values
+                sink = scores[:0] if sinks is None else sinks[head : head + 1]
+                out[token, head] = torch.cat([scores, sink]).softmax(0)[: len(at)] @ values
             token += 1
     return out
 
@@ -86,7 +103,7 @@ def test_attention_reference_means_what_it_says(case: Case) -> None:
 
 
 def test_every_op_has_a_case_and_every_case_an_op() -> None:
-    assert {case.op for case in CASES} == {name for name, _ in Ops()}
+    assert {case.op for case in CASES} == {name for name, _ in Ops()} - {"linear.pack"}, "products show how they pack"
     assert len({str(case) for case in CASES}) == len(CASES)
 
 

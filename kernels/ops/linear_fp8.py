@@ -1,0 +1,60 @@
+"""Products with 8-bit float weights (e4m3: Micikevicius et al., "FP8 formats for deep learning", 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .case import Case
+from .linear_int4 import spread
+
+
+class Fp8(NamedTuple):
+    """A weight [outs, ins]: data * scale. A scale for each output has group = ins."""
+
+    data: Tensor  # [outs, ins] float8_e4m3fn, no NaN
+    scale: Tensor  # [outs, groups] float32
+    group: int  # inputs, a multiple of 32 or all of them; the last group may be shorter
+
+    def dense(self) -> Tensor:
+        """[outs, ins] float32 (float64 where the scales are)."""
+        return self.data.to(self.scale.dtype) * spread(self.scale, self.group, self.data.shape[1])
+
+
+def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """See linear.py: activations stay as they are, sums are of float32 at least."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    out = F.linear(x.to(wide), weight.dense().to(wide), None if bias is None else bias.to(wide))
+    return out.to(dtype or x.dtype)
+
+
+def _inputs(rows: int, ins: int, outs: int, group: int, bias: bool = False, **more: Any):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        data = (torch.randn(outs, ins, generator=generator) * 100.0).clamp(-448.0, 448.0)
+        data[:, ::7] /= 2.0**14  # subnormal
+        scale = torch.rand(outs, -(-ins // group), generator=generator) / (100.0 * ins**0.5)
+        shift = torch.randn(outs, generator=generator) if bias else None
+        x = torch.randn(rows, ins, generator=generator).to(dtype)
+        return {"x": x, "weight": Fp8(data.to(torch.float8_e4m3fn), scale, group), "bias": shift, **more}
+
+    return make
+
+
+CASES = [
+    Case("linear.fp8", label, make, packs=("weight",))
+    for label, make in [
+        *((f"{rows}-rows", _inputs(rows, 128, 96, 128)) for rows in (0, 1, 4, 5, 31, 32, 33)),
+        ("257-rows", _inputs(257, 70, 49, 70)),
+        ("odd-shape", _inputs(3, 37, 29, 37)),
+        ("one-by-one", _inputs(2, 1, 1, 1)),
+        ("blocks", _inputs(4, 384, 33, 128)),
+        ("short-last-block", _inputs(4, 300, 33, 128)),
+        ("deep", _inputs(4, 3000, 33, 3000)),
+        ("bias", _inputs(5, 64, 50, 64, bias=True)),
+        ("head", _inputs(3, 64, 500, 64, dtype=torch.float32)),
+    ]
+]

@@ -1,0 +1,70 @@
+"""Products with int8 weights, and int8 activations made on the fly (W8A8; Dettmers et al., LLM.int8(), 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .case import Case
+
+
+class Int8(NamedTuple):
+    """A weight [outs, ins]: data * scale, one scale for each output."""
+
+    data: Tensor  # [outs, ins] int8
+    scale: Tensor  # [outs] float32
+
+    def dense(self) -> Tensor:
+        """[outs, ins] float32 (float64 where the scales are)."""
+        return self.data.to(self.scale.dtype) * self.scale.unsqueeze(-1)
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(whole numbers -127…127, scale) of the last dimension, both float32: scale is the largest magnitude / 127.
+
+    x * (127 / largest), rounded to nearest, ties to even. Zeros stay zeros; a NaN or an infinity makes all NaN.
+    """
+    x = x.float()
+    largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
+    whole = torch.where(largest == 0, 0.0, (x * (127.0 / largest)).round())
+    return whole, largest / 127.0
+
+
+def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """See linear.py. Every row of x is rounded to int8 by `rounded`; the sum over ins is one of whole numbers."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    whole, scale = rounded(x)
+    out = F.linear(whole.to(wide), weight.data.to(wide)) * (scale.to(wide) * weight.scale.to(wide))
+    return (out if bias is None else out + bias.to(wide)).to(dtype or x.dtype)
+
+
+def _inputs(rows: int, ins: int, outs: int, bias: bool = False, zeros: bool = False, **more: Any):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        x = torch.randn(rows, ins, generator=generator)
+        if zeros:
+            x[::2] = 0.0
+        data = torch.randint(-127, 128, (outs, ins), generator=generator).to(torch.int8)
+        weight = Int8(data, torch.rand(outs, generator=generator) / (64.0 * ins**0.5))
+        shift = torch.randn(outs, generator=generator) if bias else None
+        return {"x": x.to(dtype), "weight": weight, "bias": shift, **more}
+
+    return make
+
+
+CASES = [
+    Case("linear.int8", label, make, packs=("weight",))
+    for label, make in [
+        *((f"{rows}-rows", _inputs(rows, 128, 96)) for rows in (0, 1, 4, 5, 31, 32, 33)),
+        ("257-rows", _inputs(257, 70, 49)),
+        ("odd-shape", _inputs(3, 37, 29)),
+        ("one-by-one", _inputs(2, 1, 1)),
+        ("deep", _inputs(4, 3000, 33)),
+        ("bias", _inputs(5, 65, 50, bias=True)),
+        ("zeros", _inputs(5, 64, 32, zeros=True)),
+        ("head", _inputs(3, 64, 500, dtype=torch.float32)),
+    ]
+]
