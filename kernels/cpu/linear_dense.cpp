@@ -1,0 +1,216 @@
+// Products with weights stored as f32, bf16 or f16.
+//
+// x is first laid out tile by tile as the inner loop reads it, by all workers, [steps, PARTS, rows of the tile] in
+// `shared`; then the workers divide panels × tiles among themselves. A panel is read in blocks that stay in the first
+// or second cache while all tiles pass over them, so memory is read once, whatever the number of rows.
+
+#include "linear.h"
+#include "tile.h"
+
+namespace localllm::LANE {
+namespace {
+
+constexpr int64_t CHUNK_ROWS = 240;             // rows laid out at once; their sums for one panel fill 30 KiB
+constexpr int64_t CHUNK_BYTES = 8 << 20;        // and what they may take of the last cache
+constexpr int64_t BLOCK = WIDTH == 16 ? 512 : 256;  // inputs of a panel that are passed over by all tiles
+
+static inline int64_t chunk_rows(const LinearArgs& args) {
+  int64_t fit = CHUNK_BYTES / 4 / (args.ins + 1) / TALL * TALL;
+  int64_t most = CHUNK_ROWS / TALL * TALL;
+  return fit < TALL ? TALL : fit < most ? fit : most;
+}
+
+// Rows in tiles whose heights differ by one at most.
+struct Tiles {
+  int64_t count, each, rest;
+  explicit Tiles(int64_t rows) : count((rows + TALL - 1) / TALL), each(rows / count), rest(rows % count) {}
+  int64_t begin(int64_t tile) const { return tile * each + (tile < rest ? tile : rest); }
+  int rows(int64_t tile) const { return each + (tile < rest); }
+};
+
+// Lays out inputs [from, to) of `rows` rows, beginning at x, with zeros after the last input.
+template <class P, class T>
+static inline void lay_out(const T* x, int64_t stride, int rows, int64_t ins, int64_t from, int64_t to,
+                           typename P::X* out) {
+  int64_t end = to < ins ? to : ins;
+  for (int row = 0; row < rows; row++) {
+    const T* in = x + row * stride;
+    if constexpr (P::INS == P::PARTS) {
+      for (int64_t k = from; k < end; k++) out[k * rows + row] = to_float(in[k]);
+      for (int64_t k = end; k < to; k++) out[k * rows + row] = 0;
+    } else {
+      for (int64_t k = from; k < to; k += 2) {
+        typename P::X pair = 0;
+        memcpy(&pair, in + k, k + 2 <= ins ? 4 : 2);
+        out[k / 2 * rows + row] = pair;
+      }
+    }
+  }
+}
+
+template <class P>
+static inline void lay_out(const LinearArgs& args, int64_t first, int rows, int64_t from, int64_t to,
+                           typename P::X* out) {
+  int64_t at = first * args.x_stride;
+  if constexpr (P::INS != P::PARTS) {
+    lay_out<P>((const bf16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
+  } else {
+    switch (args.x_type) {
+      case Type::f32: return lay_out<P>((const float*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
+      case Type::bf16: return lay_out<P>((const bf16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
+      case Type::f16: return lay_out<P>((const f16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
+    }
+  }
+}
+
+template <class P, int ROWS>
+static void pass(const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums, int vector,
+                 bool fresh) {
+  tile<P, ROWS, across(ROWS)>(x, panel, steps, sums, vector, fresh);
+}
+
+template <class P, int ROWS = 1>
+static inline void pass(int rows, const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums,
+                        int vector, bool fresh) {
+  if (rows == ROWS) return pass<P, ROWS>(x, panel, steps, sums, vector, fresh);
+  if constexpr (ROWS < TALL) pass<P, ROWS + 1>(rows, x, panel, steps, sums, vector, fresh);
+}
+
+template <class T>
+static inline void write(T* out, const float* sums, const float* bias, int64_t outs) {
+  for (int64_t i = 0; i < outs; i += WIDTH) {
+    int left = outs - i < WIDTH ? outs - i : WIDTH;
+    F32 sum = load(sums + i);
+    if (left == WIDTH) {
+      store(out + i, bias ? sum + load(bias + i) : sum);
+    } else {
+      store(out + i, bias ? sum + load(bias + i, left) : sum, left);
+    }
+  }
+}
+
+static inline void write(const LinearArgs& args, int64_t row, int64_t panel, const float* sums) {
+  int64_t first = panel * PANEL, outs = args.outs - first < PANEL ? args.outs - first : PANEL;
+  int64_t at = row * args.out_stride + first;
+  const float* bias = args.bias ? args.bias + first : nullptr;
+  switch (args.out_type) {
+    case Type::f32: return write((float*)args.out + at, sums, bias, outs);
+    case Type::bf16: return write((bf16*)args.out + at, sums, bias, outs);
+    case Type::f16: return write((f16*)args.out + at, sums, bias, outs);
+  }
+}
+
+// One panel times tiles [begin, end), laid out at x.
+template <class P>
+static inline void multiply(const typename P::X* x, const typename P::Weight* panel, int64_t steps, const Tiles& tiles,
+                            int64_t begin, int64_t end, float* sums) {
+  constexpr int64_t block = BLOCK / P::INS;
+  int64_t first = tiles.begin(begin);
+  int wide = across(tiles.each);  // a taller tile goes over as many vectors in several passes
+  for (int64_t step = 0; step == 0 || step < steps; step += block) {
+    int64_t length = steps - step < block ? steps - step : block;
+    for (int vector = 0; vector < VECTORS; vector += wide) {
+      for (int64_t i = begin; i < end; i++) {
+        int rows = tiles.rows(i);
+        int64_t row = tiles.begin(i);
+        for (int v = vector; v < vector + wide; v += across(rows)) {
+          pass<P>(rows, x + (row * steps + step * rows) * P::PARTS, panel + step * P::INS * PANEL, length,
+                  sums + (row - first) * PANEL, v, step == 0);
+        }
+      }
+    }
+  }
+}
+
+template <class P>
+static inline void product(const LinearArgs& args, const Worker& worker, Type direct) {
+  using X = typename P::X;
+  int64_t steps = (args.ins + P::INS - 1) / P::INS;
+  int64_t panels = round_up(args.outs, PANEL) / PANEL, bytes = panel_bytes(args.format, args.ins, args.group);
+  int64_t most = chunk_rows(args), chunks = (args.rows + most - 1) / most;
+  float* sums = (float*)worker.scratch(most * PANEL * 4 + steps * P::PARTS * sizeof(X));
+  for (int64_t chunk = 0; chunk < chunks; chunk++) {
+    int64_t start = args.rows * chunk / chunks, rows = args.rows * (chunk + 1) / chunks - start;
+    Tiles tiles(rows);
+    const X* x;
+    if (rows > 1) {
+      X* shared = (X*)args.shared;
+      if (chunk) worker.barrier();  // until the last chunk has been read
+      Share share = share_of((steps + 15) / 16, worker);
+      int64_t from = share.begin * 16 * P::INS, to = (share.end * 16 < steps ? share.end * 16 : steps) * P::INS;
+      for (int64_t i = 0; i < tiles.count; i++) {
+        lay_out<P>(args, start + tiles.begin(i), tiles.rows(i), from, to, shared + tiles.begin(i) * steps * P::PARTS);
+      }
+      worker.barrier();
+      x = shared;
+    } else if (args.x_type == direct && args.ins % P::INS == 0) {
+      int64_t size = args.x_type == Type::f32 ? 4 : 2;
+      x = (const X*)((const char*)args.x + start * args.x_stride * size);
+    } else {
+      X* own = (X*)(sums + most * PANEL);
+      lay_out<P>(args, start, 1, 0, steps * P::INS, own);
+      x = own;
+    }
+    Share share = share_of(panels * tiles.count, worker);
+    for (int64_t unit = share.begin; unit < share.end;) {
+      int64_t panel = unit / tiles.count, begin = unit % tiles.count;
+      int64_t end = begin + share.end - unit < tiles.count ? begin + share.end - unit : tiles.count;
+      const char* weights = (const char*)args.weight + panel * bytes;
+      multiply<P>(x, (const typename P::Weight*)weights, steps, tiles, begin, end, sums);
+      for (int64_t row = tiles.begin(begin); row < tiles.begin(end); row++) {
+        write(args, start + row, panel, sums + (row - tiles.begin(begin)) * PANEL);
+      }
+      unit += end - begin;
+    }
+  }
+}
+
+template <class T, int INS>
+static inline void pack_panel(const T* data, int64_t outs, int64_t ins, int64_t depth, T* out) {
+  for (int64_t from = 0; from < depth; from += 32) {  // a block of a few cache lines of each row
+    int64_t to = from + 32 < depth ? from + 32 : depth;
+    for (int64_t j = 0; j < PANEL; j++) {
+      for (int64_t k = from; k < to; k++) {
+        out[k / INS * INS * PANEL + j * INS + k % INS] = j < outs && k < ins ? data[j * ins + k] : T{};
+      }
+    }
+  }
+}
+
+template <class T, int INS>
+static inline void pack(const PackArgs& args, const Worker& worker) {
+  int64_t panels = round_up(args.outs, PANEL) / PANEL, depth = padded_ins(args.format, args.ins, args.group);
+  Share share = share_of(panels, worker);
+  for (int64_t panel = share.begin; panel < share.end; panel++) {
+    const T* data = (const T*)args.data + panel * PANEL * args.ins;
+    pack_panel<T, INS>(data, args.outs - panel * PANEL, args.ins, depth, (T*)args.packed + panel * depth * PANEL);
+  }
+}
+
+}  // namespace
+
+size_t linear_dense_shared(const LinearArgs& args, int) {
+  int64_t most = chunk_rows(args), rows = args.rows < most ? args.rows : most;
+  return rows > 1 ? rows * (args.ins + 1) * sizeof(float) : 0;
+}
+
+void linear_dense(const LinearArgs& args, const Worker& worker) {
+  switch (args.format) {
+    case Format::f32: return product<Singles>(args, worker, Type::f32);
+    case Format::f16: return product<Pairs<f16>>(args, worker, Type::f32);
+    default: break;
+  }
+#if defined(__AVX512BF16__)
+  if (args.x_type == Type::bf16) return product<Dots>(args, worker, Type::bf16);
+#endif
+  product<Pairs<bf16>>(args, worker, Type::f32);
+}
+
+void pack_dense(const PackArgs& args, const Worker& worker) {
+  switch (args.format) {
+    case Format::f32: return pack<uint32_t, 1>(args, worker);
+    default: return pack<uint16_t, 2>(args, worker);
+  }
+}
+
+}  // namespace localllm::LANE

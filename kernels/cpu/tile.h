@@ -1,0 +1,140 @@
+// A tile of a product: a few rows of x times a panel of weights, sums kept in registers.
+//
+// Every sum runs over the inputs in order, whatever the tile's height: a row's outputs are the same bits alone, in a
+// batch, and with any number of workers.
+#pragma once
+
+#include "vec.h"
+
+namespace localllm::LANE {
+namespace {
+
+constexpr int VECTORS = PANEL / WIDTH;  // in a panel's row
+
+// Tallest tile, and how many vectors of sums the registers hold beside weights and x.
+#if defined(__AVX512F__)
+constexpr int TALL = 14, HELD = 28;
+#elif defined(__AVX2__) || defined(__aarch64__)
+constexpr int TALL = 6, HELD = 12;
+#else
+constexpr int TALL = 4, HELD = 4;
+#endif
+
+// A product says how a panel is read in steps. A step has PARTS parts: one element of x for each row, and a vector of
+// weights for each vector of outputs.
+struct Singles {  // f32 weights: [ins][32]
+  using X = float;
+  using Weight = float;
+  static constexpr int INS = 1, PARTS = 1;  // inputs of a step
+  static inline F32 weights(const float* panel, int vector, int) { return load(panel + vector * WIDTH); }
+  static inline F32 spread(const float* x) { return set1(*x); }
+  static inline F32 add(F32 sum, F32 x, F32 weight) { return fma(x, weight, sum); }
+};
+
+// The even or odd half-words of 2 WIDTH, as float.
+#if defined(__AVX512F__)
+static inline F32 every_other(const bf16* p, int odd) {
+  __m512i pairs = _mm512_loadu_si512(p);
+  return {_mm512_castsi512_ps(odd ? _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000))
+                                  : _mm512_slli_epi32(pairs, 16))};
+}
+static inline F32 every_other(const f16* p, int odd) {
+  __m512i pairs = _mm512_loadu_si512(p);
+  return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(odd ? _mm512_srli_epi32(pairs, 16) : pairs))};
+}
+#elif defined(__AVX2__)
+static inline F32 every_other(const bf16* p, int odd) {
+  __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+  return {_mm256_castsi256_ps(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff0000))
+                                  : _mm256_slli_epi32(pairs, 16))};
+}
+static inline F32 every_other(const f16* p, int odd) {
+  __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+  __m256i apart = _mm256_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0, 15, 14, 11, 10, 7, 6, 3, 2, 13,
+                                  12, 9, 8, 5, 4, 1, 0);
+  pairs = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pairs, apart), 0xd8);  // all even ones, then all odd ones
+  return {_mm256_cvtph_ps(odd ? _mm256_extracti128_si256(pairs, 1) : _mm256_castsi256_si128(pairs))};
+}
+#else
+template <class T>
+static inline F32 every_other(const T* p, int odd) {
+  F32 out;
+  for (int i = 0; i < WIDTH; i++) out.v[i] = to_float(p[2 * i + odd]);
+  return out;
+}
+#endif
+
+template <class Half>
+struct Pairs {  // bf16 or f16 weights, [ins / 2][32][2], as float in registers
+  using X = float;
+  using Weight = Half;
+  static constexpr int INS = 2, PARTS = 2;
+  static inline F32 weights(const Half* panel, int vector, int part) {
+    return every_other(panel + vector * 2 * WIDTH, part);
+  }
+  static inline F32 spread(const float* x) { return set1(*x); }
+  static inline F32 add(F32 sum, F32 x, F32 weight) { return fma(x, weight, sum); }
+};
+
+#if defined(__AVX512BF16__)
+struct Dots {  // bf16 times bf16, two inputs at once, summed as float by the hardware
+  using X = uint32_t;  // a pair
+  using Weight = bf16;
+  static constexpr int INS = 2, PARTS = 1;
+  static inline __m512i weights(const bf16* panel, int vector, int) {
+    return _mm512_loadu_si512(panel + vector * 2 * WIDTH);
+  }
+  static inline __m512i spread(const uint32_t* x) {
+    uint32_t pair;
+    memcpy(&pair, x, 4);  // a row of bf16 may lie at any even address
+    return _mm512_set1_epi32(pair);
+  }
+  static inline F32 add(F32 sum, __m512i x, __m512i weight) {
+    return {_mm512_dpbf16_ps(sum.v, (__m512bh)x, (__m512bh)weight)};
+  }
+};
+#endif
+
+// sums [ROWS, 32] (from `vector` on, ACROSS vectors of them) grow by x [steps, PARTS, ROWS] times the panel's steps;
+// they start from zero if `fresh`.
+template <class P, int ROWS, int ACROSS>
+static inline void tile(const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums,
+                        int vector, bool fresh) {
+  F32 held[ROWS][ACROSS];
+#pragma GCC unroll 16
+  for (int row = 0; row < ROWS; row++) {
+#pragma GCC unroll 4
+    for (int i = 0; i < ACROSS; i++) held[row][i] = fresh ? zero() : load(sums + row * PANEL + (vector + i) * WIDTH);
+  }
+  for (int64_t step = 0; step < steps; step++) {
+#pragma GCC unroll 2
+    for (int part = 0; part < P::PARTS; part++) {
+      decltype(P::weights(panel, 0, 0)) weights[ACROSS];
+#pragma GCC unroll 4
+      for (int i = 0; i < ACROSS; i++) weights[i] = P::weights(panel, vector + i, part);
+#pragma GCC unroll 16
+      for (int row = 0; row < ROWS; row++) {
+        auto value = P::spread(x + part * ROWS + row);
+#pragma GCC unroll 4
+        for (int i = 0; i < ACROSS; i++) held[row][i] = P::add(held[row][i], value, weights[i]);
+      }
+    }
+    x += P::PARTS * ROWS;
+    panel += P::INS * PANEL;
+  }
+#pragma GCC unroll 16
+  for (int row = 0; row < ROWS; row++) {
+#pragma GCC unroll 4
+    for (int i = 0; i < ACROSS; i++) store(sums + row * PANEL + (vector + i) * WIDTH, held[row][i]);
+  }
+}
+
+// Vectors across a tile of so many rows: as many as the registers hold.
+constexpr int across(int rows) {
+  int vectors = VECTORS;
+  while (vectors * rows > HELD) vectors /= 2;
+  return vectors;
+}
+
+}  // namespace
+}  // namespace localllm::LANE
