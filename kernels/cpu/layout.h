@@ -12,7 +12,7 @@
 //   int4        per group of `group` inputs (a multiple of 32; the last group is filled up):
 //               half scales[32], uint8 zeros[32], then bytes [group/4][64]:   byte (k/4, (j%16)*4 + k%4), outputs
 //               0..15 in the low half, 16..31 in the high half. Value = (nibble - zero) * scale.
-//   fp8         per block of `group` inputs (e4m3fn; a multiple of 32, or all of them):
+//   fp8         per block of `group` inputs (e4m3fn; a multiple of 32, or all of them and then filled up to 32):
 //               float scales[32], then bytes [group/2][32][2]                 (k/2, j, k%2)
 #pragma once
 
@@ -34,8 +34,8 @@ constexpr int64_t padded_ins(Format format, int64_t ins, int64_t group) {
     case Format::bf16:
     case Format::f16: return round_up(ins, 32);
     case Format::int8: return round_up(ins, 64);
-    case Format::int4:
-    case Format::fp8: return round_up(ins, group);
+    case Format::int4: return round_up(ins, group);
+    case Format::fp8: return round_up(round_up(ins, group), 32);
   }
   return 0;
 }
@@ -48,7 +48,7 @@ constexpr int64_t panel_bytes(Format format, int64_t ins, int64_t group) {
     case Format::f16: return depth * PANEL * 2;
     case Format::int8: return depth * PANEL + PANEL * 8;
     case Format::int4: return depth / group * (PANEL * 3 + group * PANEL / 2);
-    case Format::fp8: return depth / group * (PANEL * 4 + group * PANEL);
+    case Format::fp8: return depth / round_up(group, 32) * PANEL * 4 + depth * PANEL;
   }
   return 0;
 }

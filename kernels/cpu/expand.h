@@ -1,0 +1,120 @@
+// Products whose activations stay as they are: blocks of a panel are expanded to floats once for all rows of a chunk,
+// and multiplied in float32. A weight format brings `format` and `expand`.
+#pragma once
+
+#include "quantised.h"
+
+namespace localllm::LANE {
+
+constexpr int64_t EXPANDED_CHUNK = 128;  // rows at a time: bounds the memory for activations, which are floats here
+constexpr int64_t EXPANDED_BLOCK = 64;   // inputs at a time: 8 KB of floats stay in the first cache
+#if defined(__AVX512F__)
+constexpr int EXPANDED_MOST = 12;  // rows of a tile, bound by registers
+#elif defined(__AVX2__)
+constexpr int EXPANDED_MOST = 6;
+#else
+constexpr int EXPANDED_MOST = 3;
+#endif
+constexpr int64_t EXPANDED_ALONE = 2;  // up to so many rows every worker makes its own copy without a barrier
+
+static inline int64_t expanded_bytes(const LinearArgs& args, int64_t rows) {
+  return rows * padded_ins(args.format, args.ins, args.group) * 4;
+}
+
+template <class Weight>
+static inline size_t expanded_shared(const LinearArgs& args) {
+  return args.rows <= EXPANDED_ALONE ? 0 : expanded_bytes(args, args.rows < EXPANDED_CHUNK ? args.rows : EXPANDED_CHUNK);
+}
+
+// sums[r][j] += R rows times V vectors of outputs, over `inputs` inputs of an expanded block.
+template <int R, int V>
+static inline void expanded_tile(const float* weight, const float* x, int64_t inputs, float* sums) {
+  F32 acc[R][V];
+  for (int r = 0; r < R; r++) {
+    for (int v = 0; v < V; v++) acc[r][v] = load(sums + r * PANEL + v * WIDTH);
+  }
+  for (int64_t k = 0; k < inputs; k++, weight += PANEL, x += R) {
+    F32 w[V];
+    for (int v = 0; v < V; v++) w[v] = load(weight + v * WIDTH);
+    for (int r = 0; r < R; r++) {
+      F32 value = set1(x[r]);
+      for (int v = 0; v < V; v++) acc[r][v] = fma(value, w[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    for (int v = 0; v < V; v++) store(sums + r * PANEL + v * WIDTH, acc[r][v]);
+  }
+}
+
+// Inputs [begin, begin + 32) of the rows of a tile, as floats.
+static inline void expanded_fill(const LinearArgs& args, float* to, const Tiles& tiles, int64_t first, int64_t tile,
+                                 int64_t begin) {
+  int64_t row = tiles.begin(tile), size = tiles.size(tile);
+  float* at = to + row * padded_ins(args.format, args.ins, args.group) + begin * size;
+  for (int64_t r = 0; r < size; r++) {
+    alignas(64) float values[32];
+    with_type(args.x_type, [&](auto sample) {
+      auto* x = (const decltype(sample)*)args.x + (first + row + r) * args.x_stride + begin;
+      for (int64_t i = 0; i < 32; i += WIDTH) store(values + i, load_some(x + i, args.ins - begin - i));
+    });
+    for (int64_t i = 0; i < 32; i++) at[i * size + r] = values[i];
+  }
+}
+
+template <class Weight>
+static inline void expanded_panel(const LinearArgs& args, const float* from, const Tiles& tiles, int64_t first,
+                                  int64_t panel, int64_t begin, int64_t end, float* sums) {
+  int64_t depth = padded_ins(Weight::format, args.ins, args.group), group = round_up(args.group, 32);
+  int64_t row = tiles.begin(begin), rows = tiles.begin(end) - row;
+  int64_t bytes = panel_bytes(Weight::format, args.ins, args.group), block_bytes = bytes / (depth / group);
+  const uint8_t* weight = (const uint8_t*)args.weight + panel * bytes;
+  alignas(64) float values[EXPANDED_BLOCK * PANEL];
+  memset(sums, 0, rows * PANEL * 4);
+  for (int64_t g = 0; g < depth / group; g++) {
+    for (int64_t k = 0; k < group; k += EXPANDED_BLOCK) {
+      int64_t inputs = group - k < EXPANDED_BLOCK ? group - k : EXPANDED_BLOCK;
+      Weight::expand(weight + g * block_bytes, group, k, k + inputs, values);
+      for (int64_t tile = begin; tile < end; tile++) {
+        int64_t at = tiles.begin(tile);
+        with_number<EXPANDED_MOST>(tiles.size(tile), [&](auto number) {
+          constexpr int R = decltype(number)::value, V = R == 1 ? PANEL / WIDTH : 2;
+          for (int j = 0; j < PANEL; j += V * WIDTH) {
+            expanded_tile<R, V>(values + j, from + at * depth + (g * group + k) * R, inputs,
+                                sums + (at - row) * PANEL + j);
+          }
+        });
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; r++) put(args, first + row + r, panel, sums + r * PANEL);
+}
+
+template <class Weight>
+static inline void expanded_product(const LinearArgs& args, const Worker& worker) {
+  int64_t depth = padded_ins(Weight::format, args.ins, args.group), panels = round_up(args.outs, PANEL) / PANEL;
+  bool alone = args.rows <= EXPANDED_ALONE;
+  for (int64_t first = 0; first < args.rows; first += EXPANDED_CHUNK) {
+    int64_t rows = args.rows - first < EXPANDED_CHUNK ? args.rows - first : EXPANDED_CHUNK;
+    Tiles tiles(rows, EXPANDED_MOST);
+    int64_t own = alone ? round_up(expanded_bytes(args, rows), 64) : 0;
+    char* scratch = (char*)worker.scratch(own + rows * PANEL * 4);
+    float* x = (float*)(alone ? scratch : args.shared);
+
+    if (first) worker.barrier();  // nobody reads the chunk before this one any more
+    Share mine = share_of(tiles.count * (depth / 32), alone ? Worker{0, 1, worker.team} : worker);
+    for (int64_t item = mine.begin; item < mine.end; item++) {
+      expanded_fill(args, x, tiles, first, item / (depth / 32), item % (depth / 32) * 32);
+    }
+    if (!alone) worker.barrier();
+
+    int64_t parts = parts_of(panels, tiles, worker);
+    mine = share_of(panels * parts, worker);
+    for (int64_t item = mine.begin; item < mine.end; item++) {
+      int64_t part = item % parts;
+      expanded_panel<Weight>(args, x, tiles, first, item / parts, tiles.count * part / parts,
+                             tiles.count * (part + 1) / parts, (float*)(scratch + own));
+    }
+  }
+}
+
+}  // namespace localllm::LANE

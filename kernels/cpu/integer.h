@@ -1,0 +1,140 @@
+// Whole numbers of a lane: one vector of int32, and the dot products of four bytes that each lane does best.
+#pragma once
+
+#include "vec.h"
+
+namespace localllm::LANE {
+
+// What is added to an int8 activation as it is stored for int8 weights: products of bytes want an unsigned side.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr int SHIFT = 128;
+#else
+constexpr int SHIFT = 0;
+#endif
+
+#if defined(__AVX512F__)
+
+struct I32 { __m512i v; };
+static inline I32 zeros() { return {_mm512_setzero_si512()}; }
+static inline I32 load_whole(const void* p) { return {_mm512_loadu_si512(p)}; }
+static inline void store_whole(void* p, I32 x) { _mm512_storeu_si512(p, x.v); }
+static inline I32 repeat(const void* p) {  // the four bytes at p, in every element
+  int32_t bytes;
+  memcpy(&bytes, p, 4);
+  return {_mm512_set1_epi32(bytes)};
+}
+static inline I32 operator+(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+static inline I32 operator-(I32 a, I32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+static inline I32 operator&(I32 a, I32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+static inline I32 operator|(I32 a, I32 b) { return {_mm512_or_si512(a.v, b.v)}; }
+static inline I32 operator>>(I32 a, int bits) { return {_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
+static inline I32 operator<<(I32 a, int bits) { return {_mm512_sll_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
+static inline I32 all(int32_t x) { return {_mm512_set1_epi32(x)}; }
+static inline F32 to_float(I32 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+static inline F32 as_float(I32 x) { return {_mm512_castsi512_ps(x.v)}; }
+static inline F32 load_bytes(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+static inline void store_bytes(int8_t* p, F32 whole) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(whole.v)));
+}
+
+#elif defined(__AVX2__)
+
+struct I32 { __m256i v; };
+static inline I32 zeros() { return {_mm256_setzero_si256()}; }
+static inline I32 load_whole(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+static inline void store_whole(void* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x.v); }
+static inline I32 repeat(const void* p) {
+  int32_t bytes;
+  memcpy(&bytes, p, 4);
+  return {_mm256_set1_epi32(bytes)};
+}
+static inline I32 operator+(I32 a, I32 b) { return {_mm256_add_epi32(a.v, b.v)}; }
+static inline I32 operator-(I32 a, I32 b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+static inline I32 operator&(I32 a, I32 b) { return {_mm256_and_si256(a.v, b.v)}; }
+static inline I32 operator|(I32 a, I32 b) { return {_mm256_or_si256(a.v, b.v)}; }
+static inline I32 operator>>(I32 a, int bits) { return {_mm256_srl_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
+static inline I32 operator<<(I32 a, int bits) { return {_mm256_sll_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
+static inline I32 all(int32_t x) { return {_mm256_set1_epi32(x)}; }
+static inline F32 to_float(I32 x) { return {_mm256_cvtepi32_ps(x.v)}; }
+static inline F32 as_float(I32 x) { return {_mm256_castsi256_ps(x.v)}; }
+static inline F32 load_bytes(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
+}
+static inline void store_bytes(int8_t* p, F32 whole) {
+  __m256i x = _mm256_cvtps_epi32(whole.v);
+  __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+}
+
+#else
+
+struct I32 { Ints v; };
+static inline I32 zeros() { return {(Ints){}}; }
+static inline I32 load_whole(const void* p) {
+  I32 out;
+  memcpy(&out.v, p, sizeof out.v);
+  return out;
+}
+static inline void store_whole(void* p, I32 x) { memcpy(p, &x.v, sizeof x.v); }
+static inline I32 all(int32_t x) { return {x + (Ints){}}; }
+static inline I32 repeat(const void* p) {
+  int32_t bytes;
+  memcpy(&bytes, p, 4);
+  return all(bytes);
+}
+static inline I32 operator+(I32 a, I32 b) { return {a.v + b.v}; }
+static inline I32 operator-(I32 a, I32 b) { return {a.v - b.v}; }
+static inline I32 operator&(I32 a, I32 b) { return {a.v & b.v}; }
+static inline I32 operator|(I32 a, I32 b) { return {a.v | b.v}; }
+typedef uint32_t Bits __attribute__((vector_size(32)));
+static inline I32 operator>>(I32 a, int bits) { return {(Ints)((Bits)a.v >> bits)}; }
+static inline I32 operator<<(I32 a, int bits) { return {(Ints)((Bits)a.v << bits)}; }
+static inline F32 to_float(I32 x) { return {__builtin_convertvector(x.v, Floats)}; }
+static inline F32 as_float(I32 x) { return {(Floats)x.v}; }
+static inline F32 load_bytes(const uint8_t* p) {
+  F32 out;
+  for (int i = 0; i < WIDTH; i++) out.v[i] = p[i];
+  return out;
+}
+static inline void store_bytes(int8_t* p, F32 whole) {
+  for (int i = 0; i < WIDTH; i++) p[i] = (int8_t)nearbyintf(whole.v[i]);
+}
+
+#endif
+
+// sums + the dot products of four unsigned bytes with four signed ones. On AVX2 alone two neighbouring products are
+// added in 16 bits: right as long as the unsigned side is 128 at most.
+static inline I32 dot(I32 sums, I32 u8, I32 s8) {
+#if defined(__AVX512VNNI__)
+  return {_mm512_dpbusd_epi32(sums.v, u8.v, s8.v)};
+#elif defined(__AVXVNNI__)
+  return {_mm256_dpbusd_avx_epi32(sums.v, u8.v, s8.v)};
+#elif defined(__AVX2__)
+  __m256i pairs = _mm256_maddubs_epi16(u8.v, s8.v);
+  return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+#else
+  for (int byte = 0; byte < 4; byte++) {
+    sums.v += (Ints)((Bits)u8.v >> 8 * byte & 255) * ((Ints)((Bits)s8.v << (24 - 8 * byte)) >> 24);
+  }
+  return sums;
+#endif
+}
+
+// sums + the dot products of four int8 weights with four int8 activations that were stored with SHIFT added.
+static inline I32 dot_signed(I32 sums, I32 shifted, I32 weight) {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  return dot(sums, shifted, weight);
+#elif defined(__AVX2__)
+  return dot(sums, {_mm256_abs_epi8(weight.v)}, {_mm256_sign_epi8(shifted.v, weight.v)});
+#else
+  for (int byte = 0; byte < 4; byte++) {
+    int left = 24 - 8 * byte;
+    sums.v += ((Ints)((Bits)shifted.v << left) >> 24) * ((Ints)((Bits)weight.v << left) >> 24);
+  }
+  return sums;
+#endif
+}
+
+}  // namespace localllm::LANE

@@ -1,0 +1,220 @@
+// Products with int4 weights in groups of inputs (W4A8): every group of a row of activations becomes int8 with a scale
+// of its own; sums within a group are whole. Activations as they are (W4A16): expand.h.
+
+#include "expand.h"
+#include "linear.h"
+#include "quantised.h"
+
+namespace localllm::LANE {
+namespace {
+
+constexpr int64_t CHUNK = 512;  // rows at a time: bounds the memory for activations
+constexpr int64_t BLOCK = 512;  // inputs at a time, at least one group: stay in the first cache from tile to tile
+constexpr int64_t ALONE = 2;    // up to so many rows every worker makes its own copy, which is cheaper than a barrier
+#if defined(__AVX512F__)
+constexpr int MOST = 12;  // rows of a tile, bound by registers
+#elif defined(__AVXVNNI__)
+constexpr int MOST = 5;
+#else
+constexpr int MOST = 4;
+#endif
+
+struct Activations {
+  uint8_t* whole;  // tile after tile (quantised.h)
+  float* scales;   // tile after tile, [group][row of the tile]
+  float* sums;     // of the whole numbers, likewise
+};
+
+int64_t depth_of(const LinearArgs& args) { return padded_ins(Format::int4, args.ins, args.group); }
+
+size_t activation_bytes(int64_t rows, int64_t depth, int64_t group) {
+  return round_up(rows * depth, 64) + 2 * round_up(rows * (depth / group) * 4, 64);
+}
+
+Activations activations_at(void* memory, int64_t rows, int64_t depth, int64_t group) {
+  char* scales = (char*)memory + round_up(rows * depth, 64);
+  return {(uint8_t*)memory, (float*)scales, (float*)(scales + round_up(rows * (depth / group) * 4, 64))};
+}
+
+// One group of inputs of the rows of a tile; `whole` is room for one group.
+void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int64_t first, int64_t tile,
+          int64_t group, int8_t* whole) {
+  int64_t depth = depth_of(args), begin = group * args.group, row = tiles.begin(tile), size = tiles.size(tile);
+  int64_t n = args.ins - begin < args.group ? args.ins - begin : args.group;
+  for (int64_t r = 0; r < size; r++) {
+    float most = 0;
+    with_type(args.x_type, [&](auto sample) {
+      auto* x = (const decltype(sample)*)args.x + (first + row + r) * args.x_stride + begin;
+      most = largest_of(x, n);
+      whole_numbers(whole, x, n, args.group, inverse_of(most));
+    });
+    int32_t sum = 0;
+    for (int64_t i = 0; i < args.group; i++) sum += whole[i];
+    scatter(to.whole + row * depth + begin * size + 4 * r, size, whole, args.group, 0);
+    int64_t at = row * (depth / args.group) + group * size + r;
+    to.scales[at] = most / 127.0f;
+    to.sums[at] = (float)sum;
+  }
+}
+
+// acc[r] += R rows times the outputs of one vector of nibbles: a low and a high half, `steps` of four inputs long.
+template <int R>
+inline void multiply(const uint8_t* nibbles, const uint8_t* x, int64_t steps, I32 (&acc)[R][2]) {
+  I32 low = all(0x0f0f0f0f);
+#if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512F__)
+  for (; steps > 0; steps -= 8) {  // 8 * 2 * 15 * 127 fits into 16 bits
+    __m256i sums[R][2] = {};
+    for (int step = 0; step < 8; step++, nibbles += 64, x += R * 4) {
+      I32 both = load_whole(nibbles);
+      I32 w[2] = {both & low, both >> 4 & low};
+      for (int r = 0; r < R; r++) {
+        I32 words = repeat(x + r * 4);
+        for (int v = 0; v < 2; v++) {
+          sums[r][v] = _mm256_add_epi16(sums[r][v], _mm256_maddubs_epi16(w[v].v, words.v));
+        }
+      }
+    }
+    for (int r = 0; r < R; r++) {
+      for (int v = 0; v < 2; v++) {
+        acc[r][v].v = _mm256_add_epi32(acc[r][v].v, _mm256_madd_epi16(sums[r][v], _mm256_set1_epi16(1)));
+      }
+    }
+  }
+#else
+  for (; steps > 0; steps--, nibbles += 64, x += R * 4) {
+    I32 both = load_whole(nibbles);
+    I32 w[2] = {both & low, both >> 4 & low};
+    for (int r = 0; r < R; r++) {
+      I32 words = repeat(x + r * 4);
+      for (int v = 0; v < 2; v++) acc[r][v] = dot(acc[r][v], w[v], words);
+    }
+  }
+#endif
+}
+
+// sums[r][j] += one group of a panel times a tile of R rows.
+template <int R>
+void group_product(const uint8_t* group, const uint8_t* x, const float* scales, const float* totals, int64_t inputs,
+                   float* sums) {
+  for (int j = 0; j < 16; j += WIDTH) {
+    I32 acc[R][2];
+    for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zeros();
+    multiply<R>(group + PANEL * 3 + j * 4, x, inputs / 4, acc);
+    for (int v = 0; v < 2; v++) {
+      F32 scale = load((const f16*)group + v * 16 + j), point = zero() - load_bytes(group + PANEL * 2 + v * 16 + j);
+      for (int r = 0; r < R; r++) {
+        float* at = sums + r * PANEL + v * 16 + j;
+        F32 whole = fma(point, set1(totals[r]), to_float(acc[r][v]));
+        store(at, fma(whole, scale * set1(scales[r]), load(at)));
+      }
+    }
+  }
+}
+
+// One panel times some tiles of activations; `sums` is room for [rows of them][PANEL].
+void panel_product(const LinearArgs& args, const Activations& from, const Tiles& tiles, int64_t first, int64_t panel,
+                   int64_t begin, int64_t end, float* sums) {
+  int64_t depth = depth_of(args), groups = depth / args.group;
+  int64_t row = tiles.begin(begin), rows = tiles.begin(end) - row;
+  int64_t group_bytes = PANEL * 3 + args.group * PANEL / 2;
+  const uint8_t* weight = (const uint8_t*)args.weight + panel * groups * group_bytes;
+  int64_t block = end - begin > 1 ? (BLOCK > args.group ? BLOCK / args.group : 1) : groups;
+  memset(sums, 0, rows * PANEL * 4);
+  for (int64_t begin_group = 0; begin_group < groups; begin_group += block) {
+    int64_t end_group = begin_group + block < groups ? begin_group + block : groups;
+    for (int64_t tile = begin; tile < end; tile++) {
+      int64_t at = tiles.begin(tile);
+      with_number<MOST>(tiles.size(tile), [&](auto number) {
+        constexpr int R = decltype(number)::value;
+        for (int64_t g = begin_group; g < end_group; g++) {
+          group_product<R>(weight + g * group_bytes, from.whole + at * depth + g * args.group * R,
+                           from.scales + at * groups + g * R, from.sums + at * groups + g * R, args.group,
+                           sums + (at - row) * PANEL);
+        }
+      });
+    }
+  }
+  for (int64_t r = 0; r < rows; r++) put(args, first + row + r, panel, sums + r * PANEL);
+}
+
+// value = (nibble - zero) * scale, four inputs at a time.
+struct Nibbles {
+  static constexpr Format format = Format::int4;
+  static void expand(const uint8_t* block, int64_t group, int64_t begin, int64_t end, float* out) {
+    (void)group;
+    for (int j = 0; j < 16; j += WIDTH) {
+      for (int half = 0; half < 2; half++) {
+        F32 scale = load((const f16*)block + half * 16 + j), point = load_bytes(block + PANEL * 2 + half * 16 + j);
+        const uint8_t* nibbles = block + PANEL * 3 + begin / 4 * 64 + j * 4;
+        float* to = out + half * 16 + j;
+        for (int64_t k = begin; k < end; k += 4, nibbles += 64, to += 4 * PANEL) {
+          I32 bytes = load_whole(nibbles) >> 4 * half;
+          for (int i = 0; i < 4; i++) store(to + i * PANEL, (to_float(bytes >> 8 * i & all(15)) - point) * scale);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+size_t linear_int4_shared(const LinearArgs& args, int) {
+  if (args.wide) return expanded_shared<Nibbles>(args);
+  int64_t rows = args.rows < CHUNK ? args.rows : CHUNK;
+  return rows <= ALONE ? 0 : activation_bytes(rows, depth_of(args), args.group);
+}
+
+void linear_int4(const LinearArgs& args, const Worker& worker) {
+  if (args.wide) return expanded_product<Nibbles>(args, worker);
+  int64_t depth = depth_of(args), groups = depth / args.group, panels = round_up(args.outs, PANEL) / PANEL;
+  bool alone = args.rows <= ALONE;
+  for (int64_t first = 0; first < args.rows; first += CHUNK) {
+    int64_t rows = args.rows - first < CHUNK ? args.rows - first : CHUNK;
+    Tiles tiles(rows, MOST);
+    size_t own = alone ? activation_bytes(rows, depth, args.group) : 0, sums = rows * PANEL * 4;
+    char* scratch = (char*)worker.scratch(own + sums + round_up(args.group, 64));
+    Activations x = activations_at(alone ? scratch : args.shared, rows, depth, args.group);
+
+    if (first) worker.barrier();  // nobody reads the chunk before this one any more
+    Share mine = share_of(tiles.count * groups, alone ? Worker{0, 1, worker.team} : worker);
+    for (int64_t item = mine.begin; item < mine.end; item++) {
+      fill(args, x, tiles, first, item / groups, item % groups, (int8_t*)scratch + own + sums);
+    }
+    if (!alone) worker.barrier();
+
+    int64_t parts = parts_of(panels, tiles, worker);
+    mine = share_of(panels * parts, worker);
+    for (int64_t item = mine.begin; item < mine.end; item++) {
+      int64_t part = item % parts;
+      panel_product(args, x, tiles, first, item / parts, tiles.count * part / parts,
+                    tiles.count * (part + 1) / parts, (float*)(scratch + own));
+    }
+  }
+}
+
+void pack_int4(const PackArgs& args, const Worker& worker) {
+  int64_t groups = padded_ins(Format::int4, args.ins, args.group) / args.group, row_bytes = (args.ins + 1) / 2;
+  int64_t group_bytes = PANEL * 3 + args.group * PANEL / 2;
+  Share mine = share_of(round_up(args.outs, PANEL) / PANEL, worker);
+  for (int64_t panel = mine.begin; panel < mine.end; panel++) {
+    uint8_t* to = (uint8_t*)args.packed + panel * groups * group_bytes;
+    memset(to, 0, groups * group_bytes);
+    for (int64_t j = 0; j < PANEL && panel * PANEL + j < args.outs; j++) {
+      int64_t out = panel * PANEL + j;
+      const uint8_t* from = (const uint8_t*)args.data + out * row_bytes;
+      for (int64_t g = 0; g < groups; g++) {
+        uint8_t* group = to + g * group_bytes;
+        memcpy(group + j * 2, (const f16*)args.scales + out * groups + g, 2);
+        group[PANEL * 2 + j] = args.zeros[out * groups + g];
+        int64_t n = args.ins - g * args.group < args.group ? args.ins - g * args.group : args.group;
+        for (int64_t i = 0; i < n; i++) {
+          int64_t k = g * args.group + i;
+          uint8_t nibble = from[k / 2] >> 4 * (k % 2) & 15;
+          group[PANEL * 3 + i / 4 * 64 + j % 16 * 4 + i % 4] |= nibble << (j < 16 ? 0 : 4);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace localllm::LANE

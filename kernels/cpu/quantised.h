@@ -1,0 +1,99 @@
+// How the products of quantised weights cut their rows, and what they do alike with activations and outputs.
+#pragma once
+
+#include "integer.h"
+
+namespace localllm::LANE {
+
+// Rows in tiles of at most `most`, as even as can be. The activations of a tile lie as its kernel reads them: for every
+// step along the inputs, one word (4 bytes, or a float) of each of its rows.
+struct Tiles {
+  int64_t rows, count;
+  Tiles(int64_t rows, int64_t most) : rows(rows), count((rows + most - 1) / most) {}
+  int64_t begin(int64_t tile) const { return rows * tile / count; }
+  int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
+};
+
+// Work for every worker when there are fewer panels than would share out evenly: the tiles of a panel in parts.
+static inline int64_t parts_of(int64_t panels, const Tiles& tiles, const Worker& worker) {
+  if (panels >= 4 * worker.count) return 1;
+  int64_t parts = (4 * worker.count + panels - 1) / panels;
+  return parts < tiles.count ? parts : tiles.count;
+}
+
+template <int N>
+struct Number { static constexpr int value = N; };
+
+// f(Number<n>{}), for n in 1…N.
+template <int N, class F>
+static inline void with_number(int64_t n, F f) {
+  if constexpr (N > 1) {
+    if (n < N) return with_number<N - 1>(n, f);
+  }
+  f(Number<N>{});
+}
+
+template <class F>
+static inline void with_type(Type type, F f) {  // f(a value of that type)
+  switch (type) {
+    case Type::f32: return f(float{});
+    case Type::bf16: return f(bf16{});
+    case Type::f16: return f(f16{});
+  }
+}
+
+template <class T>
+static inline F32 load_some(const T* p, int64_t n) {  // the rest reads as zero
+  return n >= WIDTH ? load(p) : load(p, n > 0 ? (int)n : 0);
+}
+
+// The largest magnitude of n values; NaN where one is NaN or infinite.
+template <class T>
+static inline float largest_of(const T* x, int64_t n) {
+  F32 most = zero(), bad = zero();
+  for (int64_t i = 0; i < n; i += WIDTH) {
+    F32 value = load_some(x + i, n - i);
+    most = max(most, max(value, zero() - value));
+    bad = fma(value, zero(), bad);
+  }
+  return largest(most) + sum(bad);
+}
+
+// What values are multiplied by so that the largest becomes 127. Of a row with a NaN nothing matters any more.
+static inline float inverse_of(float largest) { return largest > 0 ? 127.0f / largest : 0.0f; }
+
+// out[i] = x[i] * inverse to the nearest whole number, ties to even, for `count` (a multiple of 32) bytes of which
+// the first n are given.
+template <class T>
+static inline void whole_numbers(int8_t* out, const T* x, int64_t n, int64_t count, float inverse) {
+  for (int64_t i = 0; i < count; i += WIDTH) {
+    F32 value = round(load_some(x + i, n - i) * set1(inverse));
+    store_bytes(out + i, min(max(value, set1(-127.0f)), set1(127.0f)));
+  }
+}
+
+// One row's words to where its tile of `size` rows has them.
+static inline void scatter(uint8_t* tile, int64_t size, const int8_t* row, int64_t bytes, uint32_t flip) {
+  for (int64_t i = 0; i < bytes; i += 4) {
+    uint32_t word;
+    memcpy(&word, row + i, 4);
+    word ^= flip;
+    memcpy(tile + i * size, &word, 4);
+  }
+}
+
+// Row `row` of the output: the panel's 32 values, plus the bias, in the type that is asked for.
+static inline void put(const LinearArgs& args, int64_t row, int64_t panel, const float* values) {
+  int64_t first = panel * PANEL, n = args.outs - first < PANEL ? args.outs - first : PANEL;
+  with_type(args.out_type, [&](auto sample) {
+    auto* out = (decltype(sample)*)args.out + row * args.out_stride + first;
+    for (int64_t j = 0; j < n; j += WIDTH) {
+      F32 value = load(values + j);
+      if (args.bias) value = value + load_some(args.bias + first + j, n - j);
+      if (n - j >= WIDTH) store(out + j, value);
+      else store(out + j, value, (int)(n - j));
+    }
+  });
+}
+
+}  // namespace localllm::LANE
