@@ -227,9 +227,10 @@ static inline void store(T* p, F32 x, int n) {
   memcpy(p, values, n * sizeof(T));
 }
 
-// e^x to 2 ulp (Cody & Waite's reduction, minimax polynomial of degree 5); 0 below -87.3, and capped above 88.
+// e^x to 2 ulp (Cody & Waite's reduction, minimax polynomial of degree 5); next to 0 below -87.3, capped above 88.3,
+// and NaN stays NaN: min and max give back their second operand where either is one.
 static inline F32 exp(F32 x) {
-  F32 clamped = min(max(x, set1(-87.33f)), set1(88.3f));
+  F32 clamped = min(set1(88.3f), max(set1(-87.33f), x));
   F32 whole = round(clamped * set1(1.44269504f));
   F32 rest = fma(whole, set1(-0.693359375f), clamped);
   rest = fma(whole, set1(2.12194440e-4f), rest);
