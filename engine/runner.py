@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .modelfiles import ModelFiles
 
 
+Quant = Literal["none", "int8", "int4", "fp8"]
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
     """What a runner can do, as data. The scheduler never exceeds it."""
@@ -118,6 +121,7 @@ class Budget:
     max_step_tokens: int = 512
     page_size: int = 16
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    quant: Quant = "none"  # make the weights smaller while loading
     threads: int | None = None  # CPU threads; None: physical cores
 
 

@@ -18,17 +18,6 @@ from .weights import Weights
 Turns = Mapping[LayerKind, tuple[Tensor, Tensor]]  # cos and sin of the step's positions
 
 
-class Linear:
-    """One product for one projection or several side by side, as the names say."""
-
-    def __init__(self, weights: Weights, names: Sequence[str], outs: Sequence[int], width: int, bias: bool) -> None:
-        self.weight = weights.stack([f"{name}.weight" for name in names], [(out, width) for out in outs])
-        self.bias = weights.stack([f"{name}.bias" for name in names], [(out,) for out in outs]) if bias else None
-
-    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        return ops.linear.dense(x, self.weight, self.bias)
-
-
 class RMSNorm:
     """Normalises; with a residual stream it adds first and gives back both."""
 
@@ -56,28 +45,28 @@ class Attention:
     ) -> None:
         name = f"model.layers.{layer}.self_attn"
         dim = config.head_dim
-        self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self.dim, self.layer, self.kind = dim, layer, config.layer_kinds[layer]
         self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
         self.window = config.window if self.kind == "sliding" else 0
-        outs = [heads * dim for heads in self.heads]
-        self.qkv = Linear(
-            weights,
+        outs = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        self.qkv = weights.linear(
             [f"{name}.{part}" for part in qkv],
             outs if len(qkv) == 3 else [sum(outs)],
             config.hidden_size,
             config.qkv_bias,
         )
-        self.out = Linear(weights, [f"{name}.o_proj"], [config.hidden_size], outs[0], config.output_bias)
-        self.head_norms = (head_norm(f"{name}.q_norm"), head_norm(f"{name}.k_norm")) if head_norm else None
+        self.out = weights.linear([f"{name}.o_proj"], [config.hidden_size], outs[0], config.output_bias)
+        norms = (head_norm(f"{name}.q_norm"), head_norm(f"{name}.k_norm")) if head_norm else None
+        self.query_norm, self.key_norm = (norms[0].weight, norms[1].weight) if norms else (None, None)
+        self.eps, self.offset = (norms[0].eps, norms[0].offset) if norms else (0.0, 0.0)
 
     def __call__(self, x: Tensor, step: Step, turns: Turns, ops: Ops, kv: PagedKV) -> Tensor:
-        query, key, value = self.qkv(x, ops).view(len(x), -1, self.dim).split(self.heads, dim=1)
-        if self.head_norms:
-            query, key = self.head_norms[0](query, ops), self.head_norms[1](key, ops)
-        query, key = ops.rope.neox(query, key, *turns[self.kind])
+        qkv = self.qkv(x, ops).view(len(x), -1, self.dim)
+        cos, sin = turns[self.kind]
         keys, values = kv.layer(self.layer)
-        ops.kv.store(key, value, keys, values, step.slots)
+        query = ops.kv.append(
+            qkv, self.query_norm, self.key_norm, self.eps, self.offset, cos, sin, "neox", step.slots, keys, values
+        )
         seen = ops.attention.paged(query, keys, values, step.rows, self.scale, self.window, self.soft_cap)
         return self.out(seen.flatten(1), ops)
 
@@ -91,8 +80,8 @@ class GatedMLP:
         name = f"model.layers.{layer}.mlp"
         width, inner = config.hidden_size, config.intermediate_size
         outs = [2 * inner // len(gate_up)] * len(gate_up)
-        self.gate_up = Linear(weights, [f"{name}.{part}" for part in gate_up], outs, width, config.mlp_bias)
-        self.down = Linear(weights, [f"{name}.down_proj"], [width], inner, config.mlp_bias)
+        self.gate_up = weights.linear([f"{name}.{part}" for part in gate_up], outs, width, config.mlp_bias)
+        self.down = weights.linear([f"{name}.down_proj"], [width], inner, config.mlp_bias)
         self.is_gelu = config.activation == "gelu_tanh"
 
     def __call__(self, x: Tensor, ops: Ops) -> Tensor:
@@ -138,13 +127,15 @@ class Decoder:
         embedding_scale: float = 1.0,
         norm_offset: float = 0.0,
     ) -> None:
-        shape = (config.vocab_size, config.hidden_size)
-        self.embedding = weights.take("model.embed_tokens.weight", shape)
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.embedding, self.dtype = weights.embedding("model.embed_tokens", (vocab, hidden)), weights.dtype
         self.layers = [layer(index) for index in range(config.num_layers)]
         self.norm = RMSNorm(weights, "model.norm", config.hidden_size, config.norm_eps, norm_offset)
-        if config.tie_embeddings:
-            weights.take_copy_of("lm_head.weight", self.embedding)
-        self.head = self.embedding if config.tie_embeddings else weights.take("lm_head.weight", shape)
+        self.head = (
+            weights.tied_head("model.embed_tokens", "lm_head", vocab, hidden)
+            if config.tie_embeddings
+            else weights.linear(["lm_head"], [vocab], hidden)
+        )
         self.embedding_scale, self.soft_cap = embedding_scale, config.logit_soft_cap
         device = self.embedding.device.type
         self.rotaries = {kind: Rotary(rope, context, device) for kind, rope in config.ropes.items()}
@@ -152,7 +143,7 @@ class Decoder:
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """Last hidden states of the tokens that `step.last` names [rows, hidden], normalised; writes the cache."""
         turns = {kind: rotary.rows(step.positions) for kind, rotary in self.rotaries.items()}
-        x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale)
+        x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale, self.dtype)
         stream = torch.zeros_like(x)
         for layer in self.layers:
             x, stream = layer(x, stream, step, turns, ops, kv)
@@ -160,5 +151,5 @@ class Decoder:
 
     def logits(self, hidden: Tensor, ops: Ops) -> Tensor:
         """[rows, vocab] float32."""
-        logits = ops.linear.dense(hidden, self.head, None, torch.float32)
+        logits = self.head(hidden, ops, torch.float32)
         return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits

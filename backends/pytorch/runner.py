@@ -19,6 +19,7 @@ from .device import Device
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
 from .models import accepts
+from .quant.choose import scheme
 from .sampler import Drawn, sample
 from .sizing import plan
 from .weights import Weights
@@ -110,7 +111,7 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
     config = files.config
     dtype = DTYPES.get(budget.dtype, device.dtype)
     spec = plan(files, budget, free, dtype, overlap=device.overlap)
-    weights = Weights(files, dtype, device.name)
+    weights = Weights(files, device, dtype, scheme(budget.quant))
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build
         model: Model = build(weights, config, spec.max_context)

@@ -4,57 +4,62 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
-
-STORED_DTYPES = ("BF16", "F16", "F32")
+from ...engine.tensorfiles import StoredTensor
+from .device import Device
+from .linear import Linear, Projection, SideBySide
+from .mapped import MappedFiles
+from .quant import Loaded, Scheme, held_bytes, joined, moved
+from .quant.floats import STORED, check_finite
 
 # Buffers that old exports carry along; they follow from config.json.
 _DERIVED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
-class Weights:
-    """The tensors of a model, memory-mapped, in the dtype and on the device asked for.
+class StoredTensors:
+    """The tensors of a model's files, memory-mapped; each is taken once."""
 
-    A file already in that dtype on a CPU is used in place: its pages are read when they are first needed.
-    """
-
-    def __init__(self, files: ModelFiles, dtype: torch.dtype, device: str) -> None:
-        self._files, self._dtype, self._device = files, dtype, device
-        self._left = dict(files.tensors)
-        self._open: dict[Path, Any] = {}
-        self._stack = ExitStack()
+    def __init__(self, files: ModelFiles) -> None:
+        self._files = files
+        self._left, self._maps = dict(files.tensors), MappedFiles()
+        self._read: list[StoredTensor] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor `name`; it must have exactly this shape. Each is taken once."""
-        return self._read(name, tuple(shape)).to(self._device, self._dtype)
+    def dtype(self, name: str) -> str:
+        return self._left[name].dtype if name in self._left else ""
 
-    def stack(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
-        """Several tensors one below the other, so that one product does the work of all."""
-        parts = [self._read(name, tuple(shape)) for name, shape in zip(names, shapes, strict=True)]
-        return torch.cat([part.to(self._device, self._dtype) for part in parts])
+    def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
+        stored = self._left.pop(name, None)
+        if stored is None:
+            raise ModelRefused(f"{self._files.name}: tensor {name!r} is missing, expected {list(shape)}")
+        where = f"{stored.file.name}: tensor {name!r}"
+        if stored.shape != tuple(shape):
+            raise ModelRefused(f"{where} should be {list(shape)} by config.json, found {list(stored.shape)}")
+        if stored.dtype not in dtypes:
+            kinds = dtypes[0] if len(dtypes) == 1 else f"one of {', '.join(dtypes)}"
+            raise ModelRefused(f"{where} should be {kinds}, found {stored.dtype}")
+        self._read.append(stored)
+        return self._maps.tensor(stored)
 
-    def take_copy_of(self, name: str, original: Tensor) -> None:
-        """A second copy of a tied weight may be stored, if it is a copy."""
-        if name in self and not torch.equal(self.take(name, original.shape), original):
-            raise ModelRefused(
-                f"{self._files.name}: {name} should equal the embedding (tie_word_embeddings), but differs"
-            )
+    def put_back(self, name: str) -> None:
+        """It may be taken once more."""
+        self._left[name] = self._files.tensors[name]
+
+    def drop_pages(self) -> None:
+        """What was read so far has been copied: its part of the files need not stay in memory."""
+        for stored in self._read:
+            self._maps.drop(stored)
+        self._read.clear()
 
     def close(self) -> None:
         """Every tensor must have been taken: one left over means that these are another model's files."""
-        self._stack.close()
         unexpected = sorted(name for name in self._left if not _DERIVED.search(name))
         if unexpected:
             first = unexpected[0]
@@ -63,19 +68,65 @@ class Weights:
                 f"does not have, the first is {first!r:.200}"
             )
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        stored = self._left.pop(name, None)
-        if stored is None:
-            raise ModelRefused(f"{self._files.name}: tensor {name!r} is missing, expected {list(shape)}")
-        where = f"{stored.file.name}: tensor {name!r}"
-        if stored.shape != shape:
-            raise ModelRefused(f"{where} should be {list(shape)} by config.json, found {list(stored.shape)}")
-        if stored.dtype not in STORED_DTYPES:
-            raise ModelRefused(f"{where} should be one of {', '.join(STORED_DTYPES)}, found {stored.dtype}")
-        try:
-            if stored.file not in self._open:
-                self._open[stored.file] = self._stack.enter_context(safe_open(stored.file, framework="pt"))
-            tensor: Tensor = self._open[stored.file].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelRefused(f"{where} cannot be read: {error}") from error
-        return tensor
+
+class Weights:
+    """What a model file builds itself from. Weights of products are packed by the device, one at a time, and the files'
+    pages let go after each: there are never two copies of all of them."""
+
+    def __init__(self, files: ModelFiles, device: Device, dtype: torch.dtype, scheme: Scheme) -> None:
+        self.dtype = dtype  # of activations
+        self._files, self._device, self._scheme = files, device, scheme
+        self._tensors = StoredTensors(files)
+        self.bytes = 0  # of packed weights so far
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A small tensor as it is stored, copied to the device; it must have exactly this shape."""
+        found = self._tensors.read(name, shape, STORED)
+        check_finite(name, found)
+        return found.to(self._device.name, copy=True)
+
+    def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
+        """As stored and, where the device computes from main memory, left in the file: only rows in use are read."""
+        found = self._tensors.read(f"{name}.weight", shape, STORED)
+        check_finite(f"{name}.weight", found)
+        self._tensors.drop_pages()
+        return found.to(self._device.name)
+
+    def linear(self, names: Sequence[str], outs: Sequence[int], ins: int, bias: bool = False) -> Projection:
+        """One projection, or several with the same input side by side, as one product where their formats allow it."""
+        loaded = [self._scheme.load(self._tensors, name, out, ins) for name, out in zip(names, outs, strict=True)]
+        biases = [
+            self.take(f"{name}.bias", (out,)).float() if bias else None for name, out in zip(names, outs, strict=True)
+        ]
+        if len(loaded) > 1 and not all(loaded[0].joins(other) for other in loaded[1:]):
+            return SideBySide([self._pack([one], [shift]) for one, shift in zip(loaded, biases, strict=True)])
+        return self._pack(loaded, biases)
+
+    def tied_head(self, embedding: str, head: str, outs: int, ins: int) -> Projection:
+        """The head whose weight is the embedding's; a second copy may be stored, if it is a copy."""
+        self._tensors.put_back(f"{embedding}.weight")
+        if f"{head}.weight" in self._tensors:
+            shape = (outs, ins)
+            copy = self._tensors.read(f"{head}.weight", shape, STORED)
+            original = self._tensors.read(f"{embedding}.weight", shape, STORED)
+            wider = torch.promote_types(copy.dtype, original.dtype)
+            if not torch.equal(copy.to(wider), original.to(wider)):
+                raise ModelRefused(
+                    f"{self._files.name}: {head}.weight should equal the embedding (tie_word_embeddings), but differs"
+                )
+            self._tensors.put_back(f"{embedding}.weight")
+        return self.linear([embedding], [outs], ins)
+
+    def close(self) -> None:
+        """Raises ModelRefused for tensors that the model did not ask for."""
+        self._tensors.close()
+
+    def _pack(self, loaded: Sequence[Loaded], biases: Sequence[Tensor | None]) -> Linear:
+        first = loaded[0]
+        plain = moved(joined([one.weight for one in loaded]), self._device.name)
+        weight = self._device.ops.linear.pack(plain, self.dtype)
+        self.bytes += held_bytes(weight)
+        self._tensors.drop_pages()
+        order = None if first.order is None else first.order.to(self._device.name)
+        given = [bias for bias in biases if bias is not None]
+        return Linear(first.product, weight, torch.cat(given) if given else None, order)

@@ -1,0 +1,75 @@
+"""Weight files in memory as the system maps them: read when touched, and let go when no longer wanted."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ...engine.errors import ModelRefused
+from ...engine.tensorfiles import StoredTensor
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "BOOL": torch.bool,
+        "U8": torch.uint8,
+        "I8": torch.int8,
+        "I16": torch.int16,
+        "I32": torch.int32,
+        "I64": torch.int64,
+        "BF16": torch.bfloat16,
+        "F16": torch.float16,
+        "F32": torch.float32,
+        "F64": torch.float64,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+    }
+)
+
+_POPULATE_READ = 22  # Linux 5.14: map a range at once instead of page by page
+
+
+class MappedFiles:
+    """Safetensors files, opened at the first tensor asked of each."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def tensor(self, stored: StoredTensor) -> Tensor:
+        """A view of the file, which stays mapped for as long as the view lives. Never write to it."""
+        dtype = DTYPES[stored.dtype]
+        if not math.prod(stored.shape):
+            return torch.empty(stored.shape, dtype=dtype)
+        whole = self._map(stored.file)
+        if stored.start % dtype.itemsize:  # torch wants elements where the processor likes them
+            return torch.frombuffer(bytearray(whole[stored.start : stored.stop]), dtype=dtype).view(stored.shape)
+        self._advise(stored, _POPULATE_READ)
+        return torch.frombuffer(whole, dtype=dtype, count=math.prod(stored.shape), offset=stored.start).view(
+            stored.shape
+        )
+
+    def drop(self, stored: StoredTensor) -> None:
+        """The pages of a tensor no longer count as this process's memory; a view would read them from the file anew."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._advise(stored, mmap.MADV_DONTNEED)
+
+    def _advise(self, stored: StoredTensor, advice: int) -> None:
+        start = stored.start - stored.start % mmap.PAGESIZE
+        try:
+            self._maps[stored.file].madvise(advice, start, stored.stop - start)
+        except (KeyError, OSError):
+            pass  # never mapped, or a system that takes no such advice: only slower
+
+    def _map(self, file: Path) -> mmap.mmap:
+        if file not in self._maps:
+            try:
+                with file.open("rb") as opened:  # a private copy on paper: torch asks for memory it may write
+                    self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
+                raise ModelRefused(f"{file.name} cannot be read: {error}") from error
+        return self._maps[file]

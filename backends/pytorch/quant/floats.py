@@ -1,0 +1,55 @@
+"""Weights stored as ordinary floats: kept, or made smaller while loading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....engine.errors import ModelRefused
+from ....kernels.ops.linear import Weight
+from . import Loaded, Tensors
+
+STORED = ("BF16", "F16", "F32")
+SLAB = 2**24  # values made smaller at a time, so that their float32 copies stay small
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """Takes `name.weight` as it is, or through `quantise`."""
+
+    quantise: Callable[[Tensor], Weight] | None = None
+
+    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+        weight = tensors.read(f"{name}.weight", (outs, ins), STORED)
+        check_finite(f"{name}.weight", weight)
+        return Loaded(weight if self.quantise is None else in_slabs(weight, self.quantise))
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raises ModelRefused where there is a NaN or an infinity: sums are of float32, and none hides in them."""
+    if values.numel() and not values.sum(dtype=torch.float32).isfinite():
+        raise ModelRefused(
+            f"tensor {name!r} holds a NaN or an infinity", "the weights are damaged: download them again"
+        )
+
+
+def in_slabs(weight: Tensor, quantise: Callable[[Tensor], Weight]) -> Weight:
+    """quantise(weight), a number of outputs at a time; formats with a scale for each output or less only."""
+    step = max(1, SLAB // max(1, weight.shape[1]))
+    if step >= len(weight):
+        return quantise(weight)
+    made: Weight | None = None
+    for start in range(0, len(weight), step):
+        slab = quantise(weight[start : start + step])
+        if made is None:
+            made = type(slab)(
+                *(part.new_empty(len(weight), *part.shape[1:]) if isinstance(part, Tensor) else part for part in slab)
+            )
+        for whole, part in zip(made, slab, strict=True):
+            if isinstance(part, Tensor):
+                whole[start : start + step] = part
+    assert made is not None
+    return made

@@ -1,0 +1,31 @@
+"""int4 made while loading: each group of 64 inputs from its smallest to its largest value in 15 steps."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ....kernels.ops.linear import Int4
+
+GROUP = 64
+
+
+def quantise(weight: Tensor) -> Int4:
+    """weight [outs, ins] of any float type, finite.
+
+    Zero is always a value. The scale is rounded to float16 first and the weights by what it became.
+    """
+    outs, ins = weight.shape
+    grouped = F.pad(weight.float(), (0, -ins % GROUP)).view(outs, -1, GROUP)
+    low, high = grouped.amin(-1).clamp_(max=0.0), grouped.amax(-1).clamp_(min=0.0)
+    scale = ((high - low) / 15.0).half()
+    step = scale.float().clamp(min=1e-30)
+    zero = (-low / step).round_().clamp_(0, 15)
+    nibbles = (grouped / step.unsqueeze(-1)).round_().add_(zero.unsqueeze(-1)).clamp_(0, 15).byte()
+    return Int4(paired(nibbles.flatten(1)[:, :ins]), scale, zero.byte(), GROUP, ins)
+
+
+def paired(nibbles: Tensor) -> Tensor:
+    """[outs, ins] uint8 of 0…15 -> [outs, ceil(ins / 2)] uint8 as Int4 has them."""
+    even = F.pad(nibbles, (0, nibbles.shape[1] % 2))
+    return even[:, 0::2] | even[:, 1::2] << 4

@@ -1,0 +1,15 @@
+"""int8 made while loading: the largest magnitude of each output becomes 127."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ....kernels.ops.linear import Int8
+
+
+def quantise(weight: Tensor) -> Int8:
+    """weight [outs, ins] of any float type, finite. Rounded to nearest, ties to even."""
+    wide = weight.float()
+    scale = wide.abs().amax(1) / 127.0
+    data = (wide / scale.clamp(min=1e-30).unsqueeze(1)).round_()
+    return Int8(data.clamp_(-127, 127).char(), scale)
