@@ -1,0 +1,61 @@
+// Gated activations: a thread computes one vector of the answer.
+#include "vec.cuh"
+
+namespace localllm::cuda {
+
+namespace {
+
+template <Activation KIND>
+__device__ inline float activated(float x) {
+  if (KIND == Activation::silu) return x / (1.0f + __expf(-x));
+  if (KIND == Activation::gelu) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+  return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+
+template <class T, int N, Activation KIND>
+__global__ void gated(T* out, const T* x, int64_t vectors, int64_t dim, int64_t x_stride, int64_t out_stride) {
+  int64_t each = dim / N;
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < vectors; i += gridDim.x * int64_t(blockDim.x)) {
+    int64_t row = i / each, at = i % each * N;
+    float gates[N], ups[N];
+    load<N>(x + row * x_stride + at, gates);
+    load<N>(x + row * x_stride + dim + at, ups);
+#pragma unroll
+    for (int j = 0; j < N; j++) ups[j] *= activated<KIND>(gates[j]);
+    save<N>(out + row * out_stride + at, ups);
+  }
+}
+
+template <class T, int N>
+void launch(const ActivationArgs& args, cudaStream_t stream) {
+  int64_t vectors = args.rows * (args.dim / N);
+  constexpr int threads = 256;
+  int64_t blocks = (vectors + threads - 1) / threads;
+  auto start = [&](auto kernel) {
+    kernel<<<unsigned(blocks < MAX_GRID ? blocks : MAX_GRID), threads, 0, stream>>>(
+        static_cast<T*>(args.out), static_cast<const T*>(args.x), vectors, args.dim, args.x_stride, args.out_stride);
+  };
+  switch (args.kind) {
+    case Activation::silu: return start(gated<T, N, Activation::silu>);
+    case Activation::gelu: return start(gated<T, N, Activation::gelu>);
+    case Activation::gelu_tanh: return start(gated<T, N, Activation::gelu_tanh>);
+  }
+}
+
+}  // namespace
+
+void gate(const ActivationArgs& args, cudaStream_t stream) {
+  if (args.rows == 0 || args.dim == 0) return;
+  int64_t size = size_of(args.type);
+  bool vectors = aligned({args.out, args.x}, {args.dim * size, args.x_stride * size, args.out_stride * size});
+  with_type(args.type, [&](auto t) {
+    using T = decltype(t);
+    if (vectors)
+      launch<T, WIDEST<T>>(args, stream);
+    else
+      launch<T, 1>(args, stream);
+  });
+  check_launch("gate");
+}
+
+}  // namespace localllm::cuda

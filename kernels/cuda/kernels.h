@@ -1,0 +1,18 @@
+// Every CUDA kernel: the same arguments as the CPU's (../cpu/kernels.h), pointers to device memory, and a stream.
+// A call only starts the work; errors of the launch itself are thrown as std::runtime_error.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../cpu/kernels.h"
+
+namespace localllm::cuda {
+
+void rms_norm(const NormArgs& args, cudaStream_t stream);
+void layer_norm(const NormArgs& args, cudaStream_t stream);
+void gate(const ActivationArgs& args, cudaStream_t stream);
+void rope(const RopeArgs& args, cudaStream_t stream);
+void store(const StoreArgs& args, cudaStream_t stream);
+void copy_pages(const CopyPagesArgs& args, cudaStream_t stream);
+
+}  // namespace localllm::cuda

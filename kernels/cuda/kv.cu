@@ -1,0 +1,85 @@
+// Writing the paged cache.
+#include "vec.cuh"
+
+namespace localllm::cuda {
+
+namespace {
+
+constexpr int THREADS = 256;
+
+unsigned blocks_for(int64_t items) {
+  int64_t blocks = (items + THREADS - 1) / THREADS;
+  return unsigned(blocks < MAX_GRID ? blocks : MAX_GRID);
+}
+
+template <class T, class C, int N>
+__global__ void put(const T* key, const T* value, C* keys, C* values, const int64_t* slots, int64_t tokens,
+                    int64_t width, int64_t key_stride, int64_t value_stride) {
+  int64_t each = width / N, items = 2 * tokens * each;
+  for (int64_t i = blockIdx.x * int64_t(THREADS) + threadIdx.x; i < items; i += gridDim.x * int64_t(THREADS)) {
+    bool is_value = i >= tokens * each;
+    int64_t rest = is_value ? i - tokens * each : i, token = rest / each, at = rest % each * N;
+    float held[N];
+    load<N>(is_value ? value + token * value_stride + at : key + token * key_stride + at, held);
+    save<N>((is_value ? values : keys) + slots[token] * width + at, held);
+  }
+}
+
+// Copies of bytes between a list of pages and a dense buffer, one way or the other.
+template <class T, bool GATHER>
+__global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t copies, int64_t each) {
+  for (int64_t i = blockIdx.x * int64_t(THREADS) + threadIdx.x; i < copies * each; i += gridDim.x * int64_t(THREADS)) {
+    T* page = pages + ids[i / each] * each + i % each;
+    if (GATHER)
+      buffer[i] = *page;
+    else
+      *page = buffer[i];
+  }
+}
+
+template <class T>
+void copy(const CopyPagesArgs& args, cudaStream_t stream) {
+  int64_t each = args.page_bytes / sizeof(T);
+  unsigned blocks = blocks_for(args.copies * each);
+  auto* pages = static_cast<T*>(args.pages);
+  auto* buffer = static_cast<T*>(args.shared);
+  move<T, true><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.sources, args.copies, each);
+  move<T, false><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.targets, args.copies, each);
+}
+
+}  // namespace
+
+void store(const StoreArgs& args, cudaStream_t stream) {
+  if (args.tokens == 0 || args.width == 0) return;
+  int64_t size = size_of(args.type), cache_size = size_of(args.cache_type);
+  bool vectors = aligned({args.key, args.value, args.key_pages, args.value_pages},
+                         {args.width * size, args.width * cache_size, args.key_stride * size, args.value_stride * size});
+  with_type(args.type, [&](auto t) {
+    with_type(args.cache_type, [&](auto c) {
+      using T = decltype(t);
+      using C = decltype(c);
+      auto start = [&]<int N>() {
+        put<T, C, N><<<blocks_for(2 * args.tokens * (args.width / N)), THREADS, 0, stream>>>(
+            static_cast<const T*>(args.key), static_cast<const T*>(args.value), static_cast<C*>(args.key_pages),
+            static_cast<C*>(args.value_pages), args.slots, args.tokens, args.width, args.key_stride,
+            args.value_stride);
+      };
+      if (vectors)
+        start.template operator()<(WIDEST<T> < WIDEST<C> ? WIDEST<T> : WIDEST<C>)>();
+      else
+        start.template operator()<1>();
+    });
+  });
+  check_launch("store");
+}
+
+void copy_pages(const CopyPagesArgs& args, cudaStream_t stream) {
+  if (args.copies == 0 || args.page_bytes == 0) return;
+  if (aligned({args.pages, args.shared}, {args.page_bytes}))
+    copy<int4>(args, stream);
+  else
+    copy<char>(args, stream);
+  check_launch("copy_pages");
+}
+
+}  // namespace localllm::cuda

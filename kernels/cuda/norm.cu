@@ -1,0 +1,142 @@
+// Norms: one block a row, which stays in registers between the sum and the scaling.
+#include "vec.cuh"
+
+namespace localllm::cuda {
+
+namespace {
+
+constexpr int HELD = 8;  // vectors of a row that a thread keeps; longer rows are read again
+
+struct Place {  // where row r of [rows, heads, dim] begins
+  int64_t heads, dim, stride;
+  __device__ int64_t of(int64_t row) const { return row / heads * stride + row % heads * dim; }
+};
+
+template <class T, class W, int N, bool RESIDUAL>
+__global__ void normalise(T* out, const T* x, T* residual, const W* weight, const W* bias, Place from, Place to,
+                          int dim, float eps, float offset, bool centred) {
+  const T* row = x + from.of(blockIdx.x);
+  T* answer = out + to.of(blockIdx.x);
+  T* kept = RESIDUAL ? residual + int64_t(blockIdx.x) * dim : nullptr;
+  float held[HELD][N];
+  auto element = [&](int turn) { return (turn * blockDim.x + threadIdx.x) * N; };
+  auto read = [&](int at, float* values) {
+    load<N>((RESIDUAL ? kept : row) + at, values);
+  };
+
+  float sum = 0.0f, squares = 0.0f;
+  for (int turn = 0, at; (at = element(turn)) < dim; turn++) {
+    float values[N];
+    load<N>(row + at, values);
+    if (RESIDUAL) {
+      float before[N];
+      load<N>(kept + at, before);
+#pragma unroll
+      for (int i = 0; i < N; i++) {
+        T rounded;  // what stays in the residual stream is what is normalised
+        from_float(values[i] + before[i], &rounded);
+        values[i] = to_float(rounded);
+      }
+      save<N>(kept + at, values);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      sum += values[i];
+      squares += values[i] * values[i];
+    }
+#pragma unroll
+    for (int h = 0; h < HELD; h++)
+      if (h == turn)
+#pragma unroll
+        for (int i = 0; i < N; i++) held[h][i] = values[i];
+  }
+
+  float mean = 0.0f;
+  if (centred) {  // the squares of the distances, since the difference of two large sums would cancel
+    mean = sum_of_block(sum) / dim;
+    squares = 0.0f;
+    for (int turn = 0, at; (at = element(turn)) < dim; turn++) {
+      float values[N];
+      read(at, values);
+#pragma unroll
+      for (int i = 0; i < N; i++) squares += (values[i] - mean) * (values[i] - mean);
+    }
+  }
+  float scale = rsqrtf(sum_of_block(squares) / dim + eps);
+
+#pragma unroll
+  for (int h = 0; h < HELD; h++) {
+    int at = element(h);
+    if (at >= dim) return;
+    float weights[N], shifts[N], values[N];
+    load<N>(weight + at, weights);
+    if (bias) load<N>(bias + at, shifts);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      values[i] = (held[h][i] - mean) * scale * (weights[i] + offset);
+      if (bias) values[i] += shifts[i];
+    }
+    save<N>(answer + at, values);
+  }
+  for (int turn = HELD, at; (at = element(turn)) < dim; turn++) {
+    float weights[N], shifts[N], values[N];
+    read(at, values);
+    load<N>(weight + at, weights);
+    if (bias) load<N>(bias + at, shifts);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      values[i] = (values[i] - mean) * scale * (weights[i] + offset);
+      if (bias) values[i] += shifts[i];
+    }
+    save<N>(answer + at, values);
+  }
+}
+
+template <class T, class W, int N>
+void launch(const NormArgs& args, bool centred, cudaStream_t stream) {
+  int64_t rows = args.rows * args.heads, vectors = (args.dim + N - 1) / N;
+  int threads = int(vectors >= 256 ? 256 : (vectors + 31) / 32 * 32);
+  Place from{args.heads, args.dim, args.x_stride}, to{args.heads, args.dim, args.out_stride};
+  auto start = [&](auto kernel) {
+    kernel<<<unsigned(rows), threads, 0, stream>>>(
+        static_cast<T*>(args.out), static_cast<const T*>(args.x), static_cast<T*>(args.residual),
+        static_cast<const W*>(args.weight), static_cast<const W*>(args.bias), from, to, int(args.dim), args.eps,
+        args.offset, centred);
+  };
+  if (args.residual)
+    start(normalise<T, W, N, true>);
+  else
+    start(normalise<T, W, N, false>);
+}
+
+void norm(const NormArgs& args, bool centred, cudaStream_t stream, const char* name) {
+  if (args.rows * args.heads == 0 || args.dim == 0) return;
+  if (args.rows * args.heads > MAX_GRID) throw std::runtime_error(std::string(name) + ": too many rows");
+  int64_t size = size_of(args.type), weight_size = size_of(args.weight_type);
+  bool vectors = aligned({args.out, args.x, args.residual, args.weight, args.bias},
+                         {args.dim * size, args.dim * weight_size, args.x_stride * size, args.out_stride * size});
+  with_type(args.type, [&](auto t) {
+    using T = decltype(t);
+    auto start = [&]<class W>(W) {
+      constexpr int N = WIDEST<T> < WIDEST<W> ? WIDEST<T> : WIDEST<W>;
+      if (vectors)
+        launch<T, W, N>(args, centred, stream);
+      else
+        launch<T, W, 1>(args, centred, stream);
+    };
+    if (args.weight_type == args.type)
+      start(T{});
+    else if (args.weight_type == Type::f32)
+      start(float{});
+    else
+      throw std::runtime_error(std::string(name) + ": the weight must have x's dtype or be float32");
+  });
+  check_launch(name);
+}
+
+}  // namespace
+
+void rms_norm(const NormArgs& args, cudaStream_t stream) { norm(args, false, stream, "rms_norm"); }
+void layer_norm(const NormArgs& args, cudaStream_t stream) { norm(args, true, stream, "layer_norm"); }
+
+}  // namespace localllm::cuda
