@@ -57,7 +57,8 @@ class Attention:
         )
         self.out = weights.linear([f"{name}.o_proj"], [config.hidden_size], outs[0], config.output_bias)
         norms = (head_norm(f"{name}.q_norm"), head_norm(f"{name}.k_norm")) if head_norm else None
-        self.query_norm, self.key_norm = (norms[0].weight, norms[1].weight) if norms else (None, None)
+        self.query_norm: Tensor | None = norms[0].weight if norms else None
+        self.key_norm: Tensor | None = norms[1].weight if norms else None
         self.eps, self.offset = (norms[0].eps, norms[0].offset) if norms else (0.0, 0.0)
 
     def __call__(self, x: Tensor, step: Step, turns: Turns, ops: Ops, kv: PagedKV) -> Tensor:

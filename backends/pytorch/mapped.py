@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,10 +61,8 @@ class MappedFiles:
 
     def _advise(self, stored: StoredTensor, advice: int) -> None:
         start = stored.start - stored.start % mmap.PAGESIZE
-        try:
+        with suppress(KeyError, OSError):  # never mapped, or a system that takes no such advice: only slower
             self._maps[stored.file].madvise(advice, start, stored.stop - start)
-        except (KeyError, OSError):
-            pass  # never mapped, or a system that takes no such advice: only slower
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:

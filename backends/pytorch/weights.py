@@ -14,7 +14,7 @@ from ...engine.tensorfiles import StoredTensor
 from .device import Device
 from .linear import Linear, Projection, SideBySide
 from .mapped import MappedFiles
-from .quant import Loaded, Scheme, held_bytes, joined, moved
+from .quant import Loaded, Scheme, changed, held_bytes, joined
 from .quant.floats import STORED, check_finite
 
 # Buffers that old exports carry along; they follow from config.json.
@@ -123,7 +123,7 @@ class Weights:
 
     def _pack(self, loaded: Sequence[Loaded], biases: Sequence[Tensor | None]) -> Linear:
         first = loaded[0]
-        plain = moved(joined([one.weight for one in loaded]), self._device.name)
+        plain = changed(joined([one.weight for one in loaded]), lambda part: part.to(self._device.name))
         weight = self._device.ops.linear.pack(plain, self.dtype)
         self.bytes += held_bytes(weight)
         self._tensors.drop_pages()

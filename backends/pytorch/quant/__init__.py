@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -63,14 +63,18 @@ class Scheme(Protocol):
 
 def joined(weights: Sequence[Weight]) -> Weight:
     """Weights of one kind and width one below the other, so that one product does the work of all."""
-    first = weights[0]
-    if len(weights) == 1:
+    first, rest = weights[0], [parts(weight) for weight in weights[1:]]
+    if not rest:
         return first
-    if isinstance(first, Tensor):
-        return torch.cat([weight for weight in weights if isinstance(weight, Tensor)])
-    columns = zip(*weights, strict=True)
-    parts = [torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
-    return type(first)(*parts)
+    columns = iter(zip(parts(first), *rest, strict=True))
+    return changed(first, lambda _: torch.cat(next(columns)))
+
+
+def changed(weight: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The weight with each of its tensors changed, in the order of `parts`."""
+    if isinstance(weight, Tensor):
+        return change(weight)
+    return type(weight)(*(change(part) if isinstance(part, Tensor) else part for part in weight))
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:
@@ -83,12 +87,6 @@ def _kind(weight: Weight) -> tuple[object, ...]:
 def parts(weight: Any) -> list[Tensor]:
     """The tensors that a weight, packed or not, is made of."""
     return [weight] if isinstance(weight, Tensor) else [part for part in weight if isinstance(part, Tensor)]
-
-
-def moved(weight: Weight, device: str) -> Weight:
-    if isinstance(weight, Tensor):
-        return weight.to(device)
-    return type(weight)(*(part.to(device) if isinstance(part, Tensor) else part for part in weight))
 
 
 def held_bytes(weight: Any) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....engine.errors import ModelRefused
 from ....kernels.ops.linear import Weight
-from . import Loaded, Tensors
+from . import Loaded, Tensors, changed, parts
 
 STORED = ("BF16", "F16", "F32")
 SLAB = 2**24  # values made smaller at a time, so that their float32 copies stay small
@@ -31,9 +31,7 @@ class Floats:
 def check_finite(name: str, values: Tensor) -> None:
     """Raises ModelRefused where there is a NaN or an infinity: sums are of float32, and none hides in them."""
     if values.numel() and not values.sum(dtype=torch.float32).isfinite():
-        raise ModelRefused(
-            f"tensor {name!r} holds a NaN or an infinity", "the weights are damaged: download them again"
-        )
+        raise ModelRefused(f"tensor {name!r} holds a NaN or an infinity", "the file is damaged: download it again")
 
 
 def in_slabs(weight: Tensor, quantise: Callable[[Tensor], Weight]) -> Weight:
@@ -45,11 +43,8 @@ def in_slabs(weight: Tensor, quantise: Callable[[Tensor], Weight]) -> Weight:
     for start in range(0, len(weight), step):
         slab = quantise(weight[start : start + step])
         if made is None:
-            made = type(slab)(
-                *(part.new_empty(len(weight), *part.shape[1:]) if isinstance(part, Tensor) else part for part in slab)
-            )
-        for whole, part in zip(made, slab, strict=True):
-            if isinstance(part, Tensor):
-                whole[start : start + step] = part
+            made = changed(slab, lambda part: part.new_empty(len(weight), *part.shape[1:]))
+        for whole, part in zip(parts(made), parts(slab), strict=True):
+            whole[start : start + step] = part
     assert made is not None
     return made
