@@ -1,0 +1,69 @@
+// How a product is cut for the tiles, and where its rearranged activations lie in shared memory.
+//
+// A step is what one product of tiles covers of the inputs: `depth` bytes of activations. Rows come in blocks of 32,
+// two tiles; the last block has one tile where 16 rows suffice. Activations: [blocks][steps][tiles][16 rows][depth],
+// so that a block is read from front to back, then the scales of int8 activations: float [blocks][groups][32].
+#pragma once
+
+#include "amx.h"
+
+namespace localllm::LANE {
+namespace {  // a member function that is not inlined stays this file's own
+
+constexpr int64_t BLOCK = 2 * TILE_ROWS;
+
+struct Plan {
+  Product product;
+  int64_t depth;        // bytes
+  int64_t step;         // inputs
+  int64_t steps;        // of all inputs, filled up with zeros
+  int64_t group_steps;  // steps after which sums are scaled and added up in float; all of them if scaled at the end only
+  int64_t groups;
+  int64_t rows, blocks;
+
+  int64_t tiles(int64_t block) const { return rows - block * BLOCK > TILE_ROWS ? 2 : 1; }
+  int64_t step_bytes(int64_t block) const { return tiles(block) * TILE_ROWS * depth; }
+  int64_t block_bytes() const { return steps * BLOCK * depth; }
+  int64_t scales_offset() const { return blocks * block_bytes(); }
+  int64_t bytes() const { return scales_offset() + (product == Product::int8 ? blocks * groups * BLOCK * 4 : 0); }
+};
+
+static inline Plan plan_of(const LinearArgs& args) {
+  Plan plan;
+  bool whole = args.format == Format::int8 || (args.format == Format::int4 && !args.wide);
+  plan.product = whole ? Product::int8 : Product::bf16;
+  // A group of an odd number of 32 bytes takes half-deep tiles, so that no product crosses its end.
+  plan.depth = whole && args.format == Format::int4 && args.group % 64 ? 32 : 64;
+  plan.step = whole ? plan.depth : plan.depth / 2;
+  bool grouped = args.format == Format::int4 || (args.format == Format::fp8 && args.group < args.ins);
+  plan.steps = round_up(args.ins, grouped ? args.group : plan.step) / plan.step;
+  plan.group_steps = grouped ? args.group / plan.step : plan.steps;
+  plan.groups = plan.steps / plan.group_steps;
+  plan.rows = args.rows;
+  plan.blocks = (args.rows + BLOCK - 1) / BLOCK;
+  return plan;
+}
+
+// A worker's rectangle of row blocks and panels: all workers together cover everything once, and the busiest has as
+// little as possible to do. Workers share weights rather than rows where both are equally fast.
+struct Rectangle {
+  Share blocks, panels;
+};
+
+static inline Rectangle rectangle_of(int64_t blocks, int64_t panels, const Worker& worker) {
+  long best = 1, least = 0;
+  for (long high = 1; high <= worker.count; high++) {
+    long wide = worker.count / high;
+    long load = (long)((blocks + high - 1) / high * ((panels + wide - 1) / wide));
+    if (high == 1 || load < least) best = high, least = load;
+  }
+  long wide = worker.count / best;
+  Worker row = worker, column = worker;
+  row.index = worker.index / (int)wide, row.count = (int)best;
+  column.index = worker.index % (int)wide, column.count = (int)wide;
+  if (row.index >= row.count) return {{0, 0}, {0, 0}};  // left over
+  return {share_of(blocks, row), share_of(panels, column)};
+}
+
+}  // namespace
+}  // namespace localllm::LANE

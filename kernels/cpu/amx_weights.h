@@ -1,0 +1,125 @@
+// Where the weights of each format lie in a panel (layout.h), and their way into tiles: bf16 and int8 panels are tiles
+// already; int4 and fp8 are expanded, a stretch of steps at a time, into `room`.
+#pragma once
+
+#include "amx_plan.h"
+
+namespace localllm::LANE {
+namespace {  // a member function that is not inlined stays this file's own
+
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef int32_t SignedWords __attribute__((vector_size(64)));
+typedef float Floats16 __attribute__((vector_size(64)));
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+typedef int8_t Bytes64 __attribute__((vector_size(64)));
+
+struct Weights {
+  const uint8_t* panels;
+  int64_t panel_bytes, group;
+  const Plan* plan;
+
+  const uint8_t* panel(int64_t index) const { return panels + index * panel_bytes; }
+};
+
+struct DenseWeights : Weights {
+  static constexpr Product product = Product::bf16;
+  static constexpr bool expanded = false;
+  const uint8_t* at(const uint8_t* panel, int64_t step) const { return panel + step * 2048; }
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t, uint8_t*) const { return at(panel, step); }
+  void scales(const uint8_t*, int64_t, float*) const {}
+};
+
+struct Int8Weights : Weights {
+  static constexpr Product product = Product::int8;
+  static constexpr bool expanded = false;
+  const uint8_t* at(const uint8_t* panel, int64_t step) const { return panel + step * 2048; }
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t, uint8_t*) const { return at(panel, step); }
+  void scales(const uint8_t* panel, int64_t, float* to) const {
+    memcpy(to, at(panel, plan->steps) + PANEL * 4, PANEL * 4);
+  }
+};
+
+template <Product kind>
+struct Int4Weights : Weights {
+  static constexpr Product product = kind;
+  static constexpr bool expanded = true;
+
+  const uint8_t* at(const uint8_t* panel, int64_t step) const {
+    const uint8_t* start = panel + step / plan->group_steps * (PANEL * 3 + group * PANEL / 2);
+    int64_t within = step % plan->group_steps;
+    return within ? start + PANEL * 3 + within * plan->step * PANEL / 2 : start;
+  }
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t count, uint8_t* room) const {
+    uint8_t* to = room;
+    for (int64_t end = step + count; step < end; step++) {
+      int64_t within = step % plan->group_steps;
+      const uint8_t *zeros = at(panel, step - within) + PANEL * 2, *nibbles = within ? at(panel, step) : zeros + PANEL;
+      SignedWords zero[2] = {widened(zeros), widened(zeros + 16)};
+      for (int64_t k = 0; k < plan->step; k += 4, nibbles += 64) to = expand(nibbles, zero, to);
+    }
+    return room;
+  }
+  void scales(const uint8_t* panel, int64_t group_index, float* to) const {
+    const f16* from = (const f16*)at(panel, group_index * plan->group_steps);
+    for (int j = 0; j < PANEL; j += WIDTH) store(to + j, load(from + j));
+  }
+
+ private:
+  static SignedWords widened(const uint8_t* zeros) {
+    Bytes16 bytes;
+    memcpy(&bytes, zeros, sizeof bytes);
+    return __builtin_convertvector(bytes, SignedWords);
+  }
+  static uint8_t* expand(const uint8_t* nibbles, const SignedWords* zero, uint8_t* to) {  // 4 inputs of 32 outputs
+    Words both;
+    memcpy(&both, nibbles, 64);
+    for (int half = 0; half < 2; half++) {
+      Words word = (half ? both >> 4 : both) & 0x0f0f0f0fu;
+      if constexpr (kind == Product::int8) {
+        Bytes64 bytes = (Bytes64)word - (Bytes64)(zero[half] * 0x01010101);
+        memcpy(to + half * 64, &bytes, 64);
+      } else {
+        for (int pair = 0; pair < 2; pair++) {  // small whole numbers are exact in bf16, the upper half of a float
+          Floats16 even = __builtin_convertvector((SignedWords)(word >> (pair * 16) & 15u) - zero[half], Floats16);
+          Floats16 odd = __builtin_convertvector((SignedWords)(word >> (pair * 16 + 8) & 15u) - zero[half], Floats16);
+          Words joined = (Words)even >> 16 | ((Words)odd & 0xffff0000u);
+          memcpy(to + pair * 128 + half * 64, &joined, 64);
+        }
+      }
+    }
+    return to + (kind == Product::int8 ? 128 : 256);
+  }
+};
+
+struct Fp8Weights : Weights {  // e4m3 has the exponents of half floats less 8, and fits bf16 exactly
+  static constexpr Product product = Product::bf16;
+  static constexpr bool expanded = true;
+
+  const uint8_t* at(const uint8_t* panel, int64_t step) const {
+    const uint8_t* block = panel + step / plan->group_steps * (PANEL * 4 + plan->group_steps * 1024);
+    int64_t within = step % plan->group_steps;
+    return within ? block + PANEL * 4 + within * 1024 : block;
+  }
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t count, uint8_t* room) const {
+    uint8_t* to = room;
+    for (int64_t end = step + count; step < end; step++, to += 2048) {
+      const uint8_t* from = at(panel, step) + (step % plan->group_steps ? 0 : PANEL * 4);
+      for (int64_t i = 0; i < 1024; i += PANEL) expand(from + i, (bf16*)to + i);
+    }
+    return room;
+  }
+  void scales(const uint8_t* panel, int64_t group_index, float* to) const {
+    const float* from = (const float*)at(panel, group_index * plan->group_steps);
+    for (int j = 0; j < PANEL; j += WIDTH) store(to + j, load(from + j) * set1(256.0f));
+  }
+
+ private:
+  static void expand(const uint8_t* from, bf16* to) {
+    uint16_t halves[PANEL];
+    for (int i = 0; i < PANEL; i++) halves[i] = (uint16_t)((from[i] & 0x80) << 8 | (from[i] & 0x7f) << 7);
+    for (int i = 0; i < PANEL; i += WIDTH) store(to + i, load((const f16*)halves + i));
+  }
+};
+
+}  // namespace
+}  // namespace localllm::LANE

@@ -1,0 +1,226 @@
+"""Products by tiles against the meaning of each format, over shapes that fit nothing. The packing is written out here
+from kernels/cpu/layout.h, so that the layout is tested too."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.kernels.ops.linear_fp8 import Fp8
+from localllm.kernels.ops.linear_int4 import Int4
+from localllm.kernels.ops.linear_int8 import Int8
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+FORMATS = {"bf16": 1, "int8": 3, "int4": 4, "fp8": 5}
+ROWS = [16, 17, 31, 32, 33, 48, 65, 257]
+SHAPES = [(32, 32), (64, 96), (37, 70), (1, 1), (300, 1100), (1000, 33)]  # outs, ins
+
+
+def padded(x: Tensor, dim: int, to: int) -> Tensor:
+    missing = -x.shape[dim] % to
+    return torch.cat([x, x.new_zeros(*x.shape[:dim], missing, *x.shape[dim + 1 :])], dim) if missing else x
+
+
+def interleaved(data: Tensor, by: int, to: int) -> Tensor:
+    """[outs, ins] -> [panels, ins/by, 32, by], filled up with zeros."""
+    data = padded(padded(data, 0, 32), 1, to)
+    return data.unflatten(0, (-1, 32)).unflatten(2, (-1, by)).permute(0, 2, 1, 3).contiguous()
+
+
+def raw(x: Tensor) -> Tensor:
+    """[panels, bytes] of a tensor [panels, ...]."""
+    return x.contiguous().view(torch.uint8).flatten(1)
+
+
+def pack_int8(weight: Int8) -> Tensor:
+    data = interleaved(weight.data, 4, 64)
+    sums = padded(weight.data.int().sum(1, dtype=torch.int32), 0, 32).view(-1, 32)
+    scales = padded(weight.scale, 0, 32).view(-1, 32)
+    return torch.cat([raw(data), raw(sums), raw(scales)], 1)
+
+
+def pack_int4(weight: Int4) -> Tensor:
+    nibbles = torch.stack((weight.data & 15, weight.data >> 4), -1).flatten(1)[:, : weight.ins]
+    scales, zeros = (padded(part, 0, 32).unflatten(0, (-1, 32)) for part in (weight.scale, weight.zero))
+    data = interleaved(nibbles, 4, weight.group)  # [panels, k/4, 32, 4]
+    joined = (data[:, :, :16] | data[:, :, 16:] << 4).unflatten(1, (-1, weight.group // 4)).flatten(2)
+    parts = [
+        torch.cat([raw(scales[:, :, group]), zeros[:, :, group], joined[:, group]], 1)
+        for group in range(scales.shape[2])
+    ]
+    return torch.cat(parts, 1)
+
+
+def pack_fp8(weight: Fp8) -> Tensor:
+    group = -(-weight.group // 32) * 32
+    data = interleaved(weight.data.view(torch.uint8), 2, group).unflatten(1, (-1, group // 2)).flatten(2)
+    scales = padded(weight.scale, 0, 32).unflatten(0, (-1, 32))
+    return torch.cat([torch.cat([raw(scales[:, :, g]), data[:, g]], 1) for g in range(scales.shape[2])], 1)
+
+
+def run(
+    tiles: ctypes.CDLL,
+    form: str,
+    x: Tensor,
+    packed: Tensor,
+    outs: int,
+    group: int = 0,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    wide: bool = False,
+    workers: int = 3,
+) -> tuple[Tensor, int]:
+    """(out, threads that handed the work to the AVX-512 lane). x and out lie in wider tensors full of NaN."""
+    rows, ins = x.shape
+    room = torch.full((rows, ins + 3), torch.nan).to(x.dtype)
+    room[:, :ins] = x
+    out = torch.full((rows, outs + 5), torch.nan).to(dtype)
+    aligned = torch.empty(packed.numel() + 64, dtype=torch.uint8)
+    start = -aligned.data_ptr() % 64
+    aligned[start : start + packed.numel()] = packed.flatten()
+    numbers = (rows, outs, ins, group, room.stride(0), out.stride(0))
+    handed = tiles.run_linear(
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_void_p(room.data_ptr()),
+        ctypes.c_void_p(aligned.data_ptr() + start),
+        ctypes.c_void_p(None if bias is None else bias.data_ptr()),
+        TYPES[dtype],
+        TYPES[x.dtype],
+        FORMATS[form],
+        *map(ctypes.c_int64, numbers),
+        ctypes.c_bool(wide),
+        workers,
+    )
+    assert out[:, outs:].isnan().all(), "wrote beyond its columns"
+    return out[:, :outs], handed
+
+
+def held(x: Tensor, group: int) -> Tensor:
+    """What int8 keeps of x [rows, ins] in groups of inputs, in float64. Written out with a true division: a tie falls
+    to the other side where torch multiplies by a reciprocal."""
+    grouped = padded(x.float(), 1, group).unflatten(1, (-1, group))
+    largest = grouped.abs().amax(-1, keepdim=True)
+    whole = (grouped * (torch.full_like(largest, 127.0) / largest)).round().nan_to_num()
+    return (whole.double() * (largest / 127.0).double()).flatten(1)[:, : x.shape[1]]
+
+
+def near(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance * expected.abs().max().item())
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def int4_weight(outs: int, ins: int, group: int) -> Int4:
+    generator = torch.Generator().manual_seed(outs + ins)
+    groups = -(-ins // group)
+    data = torch.randint(0, 256, (outs, -(-ins // 2)), generator=generator).to(torch.uint8)
+    if ins % 2:
+        data[:, -1] &= 15
+    scale = (torch.rand(outs, groups, generator=generator) / (4.0 * ins**0.5)).half()
+    zero = torch.randint(0, 17, (outs, groups), generator=generator).to(torch.uint8)
+    return Int4(data, scale, zero, group, ins)
+
+
+def fp8_weight(outs: int, ins: int, group: int) -> Fp8:
+    data = (random(outs, ins, seed=2) * 100.0).clamp(-448.0, 448.0)
+    data[:, ::7] /= 2.0**14  # subnormal
+    scale = random(outs, -(-ins // group), seed=3).abs() / (100.0 * ins**0.5)
+    return Fp8(data.to(torch.float8_e4m3fn), scale, group)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("outs", "ins"), SHAPES)
+def test_bf16(tiles: ctypes.CDLL, rows: int, outs: int, ins: int) -> None:
+    x, weight, bias = random(rows, ins).bfloat16(), random(outs, ins, seed=2).bfloat16(), random(outs, seed=3)
+    found, handed = run(tiles, "bf16", x, raw(interleaved(weight, 2, 32)), outs, bias=bias)
+    assert handed == 0
+    near(found, x.double() @ weight.double().T + bias.double(), 2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("outs", "ins"), SHAPES)
+@pytest.mark.parametrize("x_type", TYPES)
+def test_int8(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, x_type: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    data = torch.randint(-128, 128, (outs, ins), generator=generator).to(torch.int8)
+    weight = Int8(data, torch.rand(outs, generator=generator) / (64.0 * ins**0.5))
+    x, bias = random(rows, ins).to(x_type), random(outs, seed=3)
+    x[1] = 0.0
+    found, handed = run(tiles, "int8", x, pack_int8(weight), outs, bias=bias)
+    assert handed == 0
+    dense = Int8(data, weight.scale.double()).dense()
+    near(found, held(x, ins) @ dense.T + bias.double(), 2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("outs", "ins"), SHAPES)
+@pytest.mark.parametrize("group", [32, 64, 96, 128, 1024])
+@pytest.mark.parametrize("wide", [False, True])
+def test_int4(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, group: int, wide: bool) -> None:
+    weight = int4_weight(outs, ins, group)
+    x = random(rows, ins).bfloat16()
+    x[1, :group] = 0.0
+    found, handed = run(tiles, "int4", x, pack_int4(weight), outs, group=group, wide=wide)
+    assert handed == 0
+    dense = weight._replace(scale=weight.scale.double()).dense()
+    near(found, (x.double() if wide else held(x, group)) @ dense.T, 3e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("outs", "ins", "group"), [(33, 384, 128), (64, 300, 128), (40, 70, 70), (300, 1100, 1100), (29, 37, 37)])
+def test_fp8(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, group: int) -> None:
+    weight, x = fp8_weight(outs, ins, group), random(rows, ins).bfloat16()
+    found, handed = run(tiles, "fp8", x, pack_fp8(weight), outs, group=group)
+    assert handed == 0
+    near(found, x.double() @ weight._replace(scale=weight.scale.double()).dense().T, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_output_types(tiles: ctypes.CDLL, dtype: torch.dtype) -> None:
+    x, weight = random(33, 64).bfloat16(), random(45, 64, seed=2).bfloat16()
+    found, _ = run(tiles, "bf16", x, raw(interleaved(weight, 2, 32)), 45, dtype=dtype)
+    near(found, x.double() @ weight.double().T, {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype])
+
+
+@pytest.mark.parametrize("rows", [16, 600])
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+def test_any_number_of_workers_gives_the_same(tiles: ctypes.CDLL, rows: int, form: str) -> None:
+    x = random(rows, 1100).bfloat16()
+    weight = random(500, 1100, seed=2)
+    whole = Int8((weight * 40).clamp(-127, 127).to(torch.int8), torch.rand(500))
+    packed = {
+        "bf16": lambda: raw(interleaved(weight.bfloat16(), 2, 32)),
+        "int8": lambda: pack_int8(whole),
+        "int4": lambda: pack_int4(int4_weight(500, 1100, 128)),
+    }[form]()
+    answers = [run(tiles, form, x, packed, 500, group=128, workers=workers)[0] for workers in (1, 2, 7, 40)]
+    assert all(torch.equal(answers[0], other) for other in answers[1:])
+    assert not answers[0].isnan().any()
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_spoilt_row_stays_alone(tiles: ctypes.CDLL, form: str, bad: float) -> None:
+    x = random(40, 128).bfloat16()
+    x[7, 100] = bad
+    weight = random(64, 128, seed=2)
+    packed = {
+        "bf16": lambda: raw(interleaved(weight.bfloat16(), 2, 32)),
+        "int8": lambda: pack_int8(Int8(torch.ones(64, 128, dtype=torch.int8), torch.ones(64))),
+        "int4": lambda: pack_int4(int4_weight(64, 128, 64)),
+    }[form]()
+    found, _ = run(tiles, form, x, packed, 64, group=64)
+    assert not found[7].isfinite().any()
+    assert torch.cat([found[:7], found[8:]]).isfinite().all()
+
+
+def test_what_tiles_cannot_multiply_goes_to_vectors(tiles: ctypes.CDLL) -> None:
+    packed = raw(interleaved(random(64, 64).bfloat16(), 2, 32))
+    assert run(tiles, "bf16", random(40, 64), packed, 64)[1] == 3  # float32 activations keep their precision
+    assert run(tiles, "bf16", random(1, 64).bfloat16(), packed, 64)[1] == 3  # one row fills no tile
+    assert run(tiles, "bf16", random(40, 64).bfloat16(), packed, 64)[1] == 0
