@@ -1,0 +1,90 @@
+"""Products with packed weights of every format (linear*.cpp); see kernels/ops/linear.py for what they mean."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops import linear as reference
+from ..ops.linear import Fp8, Int4, Int8, Weight
+
+_linear = torch.ops.localllm.linear.default
+_pack = torch.ops.localllm.pack.default
+_packed_bytes = torch.ops.localllm.packed_bytes.default
+_advise_huge = torch.ops.localllm.advise_huge.default
+
+# The numbers of Format in layout.h.
+_PLAIN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_INT8, _INT4, _FP8 = 3, 4, 5
+
+
+class Packed(NamedTuple):
+    """A weight [outs, ins] as layout.h says. Its bytes are the same on every CPU."""
+
+    data: Tensor  # uint8
+    format: int
+    outs: int
+    ins: int
+    group: int  # inputs that share a scale; ins where there is none, or one
+
+
+def pack(weight: Weight, dtype: torch.dtype) -> Any:
+    """The weight as products read it, in its own type: activations of any float type meet it. What no kernel covers is
+    left to the reference."""
+    if isinstance(weight, Int8):
+        return _packed(weight.data, weight.scale, None, _INT8, weight.data.shape[1], weight.data.shape[1])
+    if isinstance(weight, Int4):
+        return _packed(weight.data, weight.scale, weight.zero, _INT4, weight.ins, weight.group)
+    if isinstance(weight, Fp8):
+        return _packed(weight.data, weight.scale, None, _FP8, weight.data.shape[1], weight.group)
+    if weight.dtype in _PLAIN:
+        return _packed(weight, None, None, _PLAIN[weight.dtype], weight.shape[1], weight.shape[1])
+    return reference.pack(weight, dtype)
+
+
+def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    return _product(x, weight, bias, dtype) if isinstance(weight, Packed) else reference.dense(x, weight, bias, dtype)
+
+
+def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if isinstance(weight, Packed):
+        return _product(x, weight, bias, dtype)
+    return reference.linear_int8.int8(x, weight, bias, dtype)
+
+
+def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if isinstance(weight, Packed):
+        return _product(x, weight, bias, dtype)
+    return reference.linear_int4.int4(x, weight, bias, dtype)
+
+
+def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if isinstance(weight, Packed):
+        return _product(x, weight, bias, dtype, wide=True)
+    return reference.linear_int4.int4_wide(x, weight, bias, dtype)
+
+
+def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if isinstance(weight, Packed):
+        return _product(x, weight, bias, dtype)
+    return reference.linear_fp8.fp8(x, weight, bias, dtype)
+
+
+def _packed(data: Tensor, scale: Tensor | None, zero: Tensor | None, format: int, ins: int, group: int) -> Packed:
+    outs = data.shape[0]
+    # Untouched memory: the workers that will read a part of it are the first to write it, so it lies near them.
+    packed = torch.empty(_packed_bytes(format, outs, ins, group), dtype=torch.uint8)
+    _advise_huge(packed)
+    parts = [None if part is None else part.contiguous() for part in (scale, zero)]
+    _pack(packed, data.contiguous(), *parts, format, group)
+    return Packed(packed, format, outs, ins, group)
+
+
+def _product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, wide: bool = False) -> Tensor:
+    rows = x if x.dim() == 2 else x.reshape(-1, weight.ins)
+    out = x.new_empty(rows.shape[0], weight.outs, dtype=dtype or x.dtype)
+    shift = None if bias is None else bias.float()
+    _linear(out, rows, weight.data, shift, weight.format, weight.ins, weight.group, wide)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.outs)
