@@ -10,6 +10,7 @@ namespace localllm::LANE {
 namespace {
 
 constexpr float LOWEST = -3.402823466e38f;
+constexpr unsigned ALL = (1u << WIDTH) - 1;  // lanes
 constexpr int64_t FEW = 64;  // blocks whose largest are looked at first for a nucleus: most are no larger than that
 
 struct Row {
@@ -98,15 +99,21 @@ float first_cutoff(const Row& row, const Notes& notes, int64_t wanted) {
 
 void gather(const Row& row, const Crew& crew, const Notes& notes) {
   float cutoff = notes.state->cutoff;
-  F32 least = set1(cutoff);
+  F32 least = set1(cutoff), heat = set1(row.temperature);
   Share blocks = blocks_of(row.vocab, crew);
   float* values = notes.values + blocks.begin * BLOCK;
   int64_t count = 0;
   for (long block = blocks.begin; block < blocks.end; block++) {
     if (notes.largest[block] < cutoff) continue;
     each_vector(block * BLOCK, block_end(block, row.vocab), [&](int64_t i, auto n) {
-      for (unsigned bits = first_bits(not_below(load(row.logits + i, n), least), n); bits; bits &= bits - 1)
-        values[count++] = row.logits[i + __builtin_ctz(bits)] / row.temperature;
+      F32 logits = load(row.logits + i, n);
+      unsigned bits = first_bits(not_below(logits, least), n);
+      if (bits == ALL) {
+        store(values + count, logits / heat);
+        count += WIDTH;
+        return;
+      }
+      for (; bits; bits &= bits - 1) values[count++] = row.logits[i + __builtin_ctz(bits)] / row.temperature;
     });
   }
   notes.counts[crew.index] = count;
@@ -123,15 +130,19 @@ int64_t join(const Row& row, const Crew& crew, const Notes& notes) {
   return count;
 }
 
+// weights = exp(values - top), and their sum.
 double weigh(float* weights, const float* values, int64_t count, float top) {
-  F32 most = set1(top);
   double total = 0;
-  for (int64_t begin = 0; begin < count; begin += BLOCK) {
-    int64_t end = begin + BLOCK < count ? begin + BLOCK : count;
-    each_vector(begin, end, [&](int64_t i, auto n) { store(weights + i, exp(load(values + i, n) - most), n); });
-    float part = 0;
-    for (int64_t i = begin; i < end; i++) part += weights[i];
-    total += part;
+  for (int64_t i = 0; i < count;) {
+    int64_t end = i + BLOCK < count ? i + BLOCK : count;
+    F32 sums = zero();
+    for (; i + WIDTH <= end; i += WIDTH) {
+      F32 weight = exp(load(values + i) - set1(top));
+      store(weights + i, weight);
+      sums = sums + weight;
+    }
+    total += sum(sums);
+    for (; i < end; i++) total += weights[i] = expf(values[i] - top);
   }
   return total;
 }
