@@ -1,0 +1,27 @@
+"""The token embedding on the CPU (embedding.cpp); see kernels/ops/linear.py for what it means."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ..ops import linear as reference
+from .floats import FLOATS
+
+_embedding = torch.ops.localllm.embedding.default
+
+
+def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = dtype or weight.dtype
+    if not {dtype, weight.dtype} <= FLOATS or tokens.dtype != torch.int32:
+        return reference.embedding(tokens, weight, scale, dtype)
+    out = weight.new_empty((len(tokens), weight.shape[1]), dtype=dtype)
+    _embedding(out, tokens, weight, _rounded(scale, dtype))
+    return out
+
+
+@cache
+def _rounded(scale: float, dtype: torch.dtype) -> float:
+    return torch.tensor(scale, dtype=dtype).item()
