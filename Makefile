@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: chat test test-all lint bench clean
+.PHONY: build chat test test-all lint bench clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/localllm chat
@@ -18,6 +18,11 @@ test: $(VENV)/.dev lint
 # Adds what takes longer than CI has: the built-in model's whole examination.
 test-all: test
 	$(BIN)/python -m scripts.train_guide.evaluate
+
+# The CPU's kernels alone, after a change to them. make build MAX_JOBS=1 leaves the other cores free.
+build: $(VENV)/.torch
+	@cmake -S kernels -B build/kernels -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Wno-dev > build/kernels.log || { cat build/kernels.log; exit 1; }
+	@cmake --build build/kernels $(if $(MAX_JOBS),-j $(MAX_JOBS))
 
 lint: $(VENV)/.dev
 	scripts/check

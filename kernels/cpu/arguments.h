@@ -1,0 +1,64 @@
+// A tensor handed to an op, looked at before a kernel runs. Every failed check is a std::runtime_error that names the
+// op and the argument, and says what it is and what was expected.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace localllm {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <class... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void refuse(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+const char* name_of(ScalarType type);
+
+// A dimension as long as it likes.
+constexpr int64_t ANY = -1;
+
+class Argument {
+ public:
+  Argument(const char* op, const char* name, const Tensor& tensor);
+
+  // Has these dimensions. Those of tables must fit in 32 bits, which is what some kernels count in.
+  Argument& shaped(std::initializer_list<int64_t> lengths);
+  Argument& of(ScalarType type);
+  Argument& dense();        // contiguous
+  Argument& dense_rows();   // contiguous from the second dimension on
+  Argument& written_rows(); // and its rows do not overlap
+  // Whole numbers, int32 or int64, from 0 to limit - 1.
+  Argument& below(int64_t limit);
+
+  int64_t dims() const { return dims_; }
+  int64_t size(int64_t dim) const { return sizes_[dim]; }
+  int64_t count() const;   // elements
+  int64_t stride() const;  // from row to row
+  int64_t bytes() const;   // of one element
+  Type number() const;     // one of the three float types
+
+  template <class T = void>
+  T* data() const { return (T*)data_; }
+
+ private:
+  const char* op_;
+  const char* name_;
+  void* data_;
+  int64_t dims_;
+  const int64_t* sizes_;
+  const int64_t* strides_;
+  ScalarType type_;
+};
+
+}  // namespace localllm

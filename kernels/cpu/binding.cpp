@@ -1,0 +1,425 @@
+// The ops on the CPU: arguments are checked here, on the calling thread, and nowhere else; kernels trust what they get.
+#include <torch/csrc/stable/library.h>
+
+#include <cmath>
+#include <string>
+
+#include "arguments.h"
+#include "dispatch.h"
+#include "memory.h"
+#include "team.h"
+
+namespace localllm {
+namespace ops {
+namespace {
+
+using Optional = std::optional<Tensor>;
+
+// A kernel without shared memory.
+template <class Args>
+void run(void (*kernel)(const Args&, const Worker&), const Args& args, int64_t bytes) {
+  Run(bytes).all(kernel, args);
+}
+
+// A kernel whose shared memory depends on the number of workers.
+template <class Args>
+void run(void (*kernel)(const Args&, const Worker&), size_t (*shared)(const Args&, int), Args& args, int64_t bytes) {
+  Run run(bytes);
+  args.shared = run.shared(shared(args, run.workers()));
+  run.all(kernel, args);
+}
+
+int64_t cast(const char* op, const char* name, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most) refuse(op, ": ", name, " is ", value, ", ", least, " to ", most, " expected");
+  return value;
+}
+
+// [rows, dim] or [rows, heads, dim]
+NormArgs norm_args(const char* op, const Tensor& out, const Tensor& x, const Tensor& weight, double eps) {
+  Argument from(op, "x", x), to(op, "out", out), scale(op, "weight", weight);
+  if (from.dims() == 3) from.shaped({ANY, ANY, ANY}), to.shaped({from.size(0), from.size(1), from.size(2)});
+  else from.shaped({ANY, ANY}), to.shaped({from.size(0), from.size(1)});
+  int64_t dim = from.size(from.dims() - 1);
+  from.dense_rows(), to.written_rows(), scale.shaped({dim}).dense();
+  if (to.number() != from.number()) refuse(op, ": out and x are of different types");
+  NormArgs args{};
+  args.out = to.data(), args.x = from.data(), args.weight = scale.data();
+  args.type = from.number(), args.weight_type = scale.number();
+  args.rows = from.size(0), args.heads = from.dims() == 3 ? from.size(1) : 1, args.dim = dim;
+  args.x_stride = from.stride(), args.out_stride = to.stride();
+  args.eps = (float)eps;
+  return args;
+}
+
+int64_t norm_bytes(const NormArgs& args) { return args.rows * args.heads * args.dim * (args.type == Type::f32 ? 8 : 4); }
+
+void rms_norm(Tensor out, Tensor x, Tensor weight, double eps, double offset) {
+  NormArgs args = norm_args("rms_norm", out, x, weight, eps);
+  args.offset = (float)offset;
+  run(lane().rms_norm, args, norm_bytes(args));
+}
+
+void add_rms_norm(Tensor out, Tensor x, Tensor residual, Tensor weight, double eps, double offset) {
+  NormArgs args = norm_args("add_rms_norm", out, x, weight, eps);
+  Argument kept("add_rms_norm", "residual", residual);
+  kept.shaped({args.rows, args.dim}).dense();
+  if (kept.number() != args.type) refuse("add_rms_norm: residual and x are of different types");
+  args.residual = kept.data(), args.offset = (float)offset;
+  run(lane().rms_norm, args, 2 * norm_bytes(args));
+}
+
+void layer_norm(Tensor out, Tensor x, Tensor weight, Optional bias, double eps) {
+  NormArgs args = norm_args("layer_norm", out, x, weight, eps);
+  if (bias) {
+    Argument shift("layer_norm", "bias", *bias);
+    shift.shaped({args.dim}).dense();
+    if (shift.number() != args.weight_type) refuse("layer_norm: bias and weight are of different types");
+    args.bias = shift.data();
+  }
+  run(lane().layer_norm, args, norm_bytes(args));
+}
+
+void gate(Tensor out, Tensor x, int64_t kind) {
+  Argument to("gate", "out", out), from("gate", "x", x);
+  to.shaped({ANY, ANY}).written_rows();
+  from.shaped({to.size(0), 2 * to.size(1)}).dense_rows();
+  if (to.number() != from.number()) refuse("gate: out and x are of different types");
+  ActivationArgs args{to.data(), from.data(), from.number(), (Activation)cast("gate", "kind", kind, 0, 2),
+                      to.size(0), to.size(1), from.stride(), to.stride()};
+  run(lane().gate, args, 3 * to.count() * to.bytes());
+}
+
+// cos and sin [tokens, half] -> half
+int64_t rotation_half(const char* op, const Argument& x, Argument& cos, Argument& sin) {
+  cos.shaped({x.size(0), ANY}).of(ScalarType::Float).dense();
+  sin.shaped({x.size(0), cos.size(1)}).of(ScalarType::Float).dense();
+  if (2 * cos.size(1) > x.size(2)) refuse(op, ": cos turns ", 2 * cos.size(1), " dimensions, x has ", x.size(2));
+  return cos.size(1);
+}
+
+void rope(Tensor x, Tensor cos, Tensor sin, int64_t rotation) {
+  Argument turned("rope", "x", x), cosines("rope", "cos", cos), sines("rope", "sin", sin);
+  turned.shaped({ANY, ANY, ANY}).written_rows();
+  int64_t half = rotation_half("rope", turned, cosines, sines);
+  RopeArgs args{turned.data(), turned.number(), cosines.data<float>(), sines.data<float>(),
+                (Rotation)cast("rope", "rotation", rotation, 0, 1),
+                turned.size(0), turned.size(1), turned.size(2), half, turned.stride()};
+  run(lane().rope, args, 2 * turned.count() * turned.bytes());
+}
+
+// Both caches [pages, page_size, kv_heads, dim] of one type -> slots
+int64_t cache_slots(const char* op, Argument& keys, Argument& values, int64_t kv_heads, int64_t dim) {
+  keys.shaped({ANY, ANY, kv_heads, dim}).dense();
+  values.shaped({keys.size(0), keys.size(1), keys.size(2), keys.size(3)}).dense();
+  if (keys.number() != values.number()) refuse(op, ": key_pages and value_pages are of different types");
+  return keys.size(0) * keys.size(1);
+}
+
+void store(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Tensor slots) {
+  Argument k("store", "key", key), v("store", "value", value), at("store", "slots", slots);
+  Argument keys("store", "key_pages", key_pages), values("store", "value_pages", value_pages);
+  k.shaped({ANY, ANY, ANY}).dense_rows();
+  v.shaped({k.size(0), k.size(1), k.size(2)}).dense_rows();
+  if (k.number() != v.number()) refuse("store: key and value are of different types");
+  at.shaped({k.size(0)}).of(ScalarType::Long).below(cache_slots("store", keys, values, k.size(1), k.size(2)));
+  StoreArgs args{k.data(), v.data(), keys.data(), values.data(), k.number(), keys.number(), at.data<int64_t>(),
+                 k.size(0), k.size(1) * k.size(2), k.stride(), v.stride()};
+  run(lane().store, args, 4 * k.count() * k.bytes());
+}
+
+void copy_pages(Tensor pages, Tensor sources, Tensor targets) {
+  Argument all("copy_pages", "pages", pages);
+  Argument from("copy_pages", "sources", sources), to("copy_pages", "targets", targets);
+  if (all.dims() == 0) refuse("copy_pages: pages is a single number");
+  all.dense();
+  from.shaped({ANY}).of(ScalarType::Long).below(all.size(0));
+  to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(0));
+  if (from.size(0) == 0) return;
+  CopyPagesArgs args{all.data(), from.data<int64_t>(), to.data<int64_t>(), from.size(0),
+                     all.count() / all.size(0) * all.bytes(), nullptr};
+  Run run(2 * args.copies * args.page_bytes);
+  args.shared = run.shared(args.copies * args.page_bytes);
+  run.all(lane().copy_pages, args);
+}
+
+void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
+            int64_t rotation, Tensor slots, Tensor key_pages, Tensor value_pages) {
+  Argument x("append", "qkv", qkv), at("append", "slots", slots);
+  Argument cosines("append", "cos", cos), sines("append", "sin", sin);
+  Argument keys("append", "key_pages", key_pages), values("append", "value_pages", value_pages);
+  x.shaped({ANY, ANY, ANY}).written_rows();
+  at.shaped({x.size(0)}).of(ScalarType::Long).below(cache_slots("append", keys, values, ANY, x.size(2)));
+  AppendArgs args{};
+  args.qkv = x.data(), args.type = x.number(), args.cache_type = keys.number();
+  args.half = rotation_half("append", x, cosines, sines);
+  args.cos = cosines.data<float>(), args.sin = sines.data<float>();
+  args.rotation = (Rotation)cast("append", "rotation", rotation, 0, 1);
+  args.slots = at.data<int64_t>(), args.key_pages = keys.data(), args.value_pages = values.data();
+  args.tokens = x.size(0), args.kv_heads = keys.size(2), args.dim = x.size(2), args.stride = x.stride();
+  args.heads = x.size(1) - 2 * args.kv_heads;
+  if (args.heads < 0) refuse("append: qkv has ", x.size(1), " heads, and the pages ", args.kv_heads, " twice");
+  args.eps = (float)eps, args.offset = (float)offset;
+  if (query_norm) {
+    Argument norm("append", "query_norm", *query_norm);
+    args.query_norm = norm.shaped({args.dim}).dense().data(), args.norm_type = norm.number();
+  }
+  if (key_norm) {
+    Argument norm("append", "key_norm", *key_norm);
+    args.key_norm = norm.shaped({args.dim}).dense().data();
+    if (query_norm && norm.number() != args.norm_type) refuse("append: query_norm and key_norm are of different types");
+    args.norm_type = norm.number();
+  }
+  run(lane().append, args, 2 * x.count() * x.bytes());
+}
+
+// Every row's tokens and pages lie within what there is; -> positions that are read.
+int64_t check_rows(const AttentionArgs& args, int64_t pages) {
+  if (args.row_starts[0] != 0 || args.row_starts[args.rows] != args.tokens)
+    refuse("attention: row_starts goes from ", args.row_starts[0], " to ", args.row_starts[args.rows], ", 0 to ",
+           args.tokens, " (the tokens of query) expected");
+  int64_t positions = 0;
+  for (int64_t row = 0; row < args.rows; row++) {
+    int64_t queries = (int64_t)args.row_starts[row + 1] - args.row_starts[row], context = args.context_lens[row];
+    if (queries < 0) refuse("attention: row_starts goes down after row ", row);
+    if (queries == 0) continue;
+    if (context < queries || context > args.pages_per_row * args.page_size)
+      refuse("attention: context_lens[", row, "] is ", context, ", ", queries, " (its own tokens) to ",
+             args.pages_per_row * args.page_size, " (its pages) expected");
+    int64_t first = args.window ? context - queries - args.window + 1 : 0;
+    first = first > 0 ? first : 0;
+    positions += context - first;
+    const int32_t* table = args.page_table + row * args.pages_per_row;
+    for (int64_t page = first / args.page_size; page * args.page_size < context; page++)
+      if (table[page] < 0 || table[page] >= pages)
+        refuse("attention: page_table[", row, ", ", page, "] is ", table[page], ", 0 to ", pages - 1, " expected");
+  }
+  return positions;
+}
+
+void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
+               Tensor page_table, Optional sinks, double scale, int64_t window, double soft_cap) {
+  Argument q("attention", "query", query), to("attention", "out", out);
+  Argument keys("attention", "key_pages", key_pages), values("attention", "value_pages", value_pages);
+  Argument starts("attention", "row_starts", row_starts), lens("attention", "context_lens", context_lens);
+  Argument table("attention", "page_table", page_table);
+  q.shaped({ANY, ANY, ANY}).dense_rows();
+  to.shaped({q.size(0), q.size(1), q.size(2)}).dense();
+  if (to.number() != q.number()) refuse("attention: out and query are of different types");
+  cache_slots("attention", keys, values, ANY, q.size(2));
+  lens.shaped({ANY}).of(ScalarType::Int).dense();
+  starts.shaped({lens.size(0) + 1}).of(ScalarType::Int).dense();
+  table.shaped({lens.size(0), ANY}).of(ScalarType::Int).dense();
+  AttentionArgs args{};
+  args.out = to.data(), args.query = q.data(), args.type = q.number(), args.cache_type = keys.number();
+  args.key_pages = keys.data(), args.value_pages = values.data();
+  args.row_starts = starts.data<int32_t>(), args.context_lens = lens.data<int32_t>();
+  args.page_table = table.data<int32_t>();
+  args.rows = lens.size(0), args.tokens = q.size(0), args.heads = q.size(1), args.kv_heads = keys.size(2);
+  args.dim = q.size(2), args.query_stride = q.stride(), args.page_size = keys.size(1), args.pages_per_row = table.size(1);
+  args.scale = (float)scale, args.soft_cap = (float)soft_cap;
+  args.window = cast("attention", "window", window, 0, INT32_MAX);
+  if (args.kv_heads == 0 || args.heads % args.kv_heads != 0)
+    refuse("attention: ", args.heads, " heads of query are no multiple of the pages' ", args.kv_heads);
+  if (args.page_size == 0) refuse("attention: pages of no positions");
+  if (!(soft_cap >= 0)) refuse("attention: soft_cap is ", soft_cap, ", 0 (none) or more expected");
+  if (sinks) {
+    Argument extra("attention", "sinks", *sinks);
+    args.sinks = extra.shaped({args.heads}).of(ScalarType::Float).dense().data<float>();
+  }
+  int64_t positions = check_rows(args, keys.size(0));
+  if (args.tokens == 0) return;
+  run(lane().attention, lane().attention_shared, args,
+      positions * args.kv_heads * args.dim * 2 * keys.bytes() + 2 * to.count() * to.bytes());
+}
+
+// The group as the layout wants it: of int4 and fp8 only.
+int64_t check_group(const char* op, Format format, int64_t ins, int64_t group) {
+  if (format != Format::int4 && format != Format::fp8) return 0;
+  bool whole = format == Format::fp8 && group == ins;
+  if (group < 1 || (group % 32 != 0 && !whole))
+    refuse(op, ": group is ", group, ", a multiple of 32", format == Format::fp8 ? " or all inputs" : "", " expected");
+  return group;
+}
+
+void check_packed(const char* op, Argument& packed, Format format, int64_t outs, int64_t ins, int64_t group) {
+  static const char* names[] = {"float32", "bfloat16", "float16", "int8", "int4", "fp8"};
+  int64_t bytes = packed_bytes(format, outs, ins, group);
+  packed.of(ScalarType::Byte).dense();
+  if (packed.count() != bytes)
+    refuse(op, ": packed has ", packed.count(), " bytes, ", bytes, " expected for ", names[(int)format], " of ", outs,
+           " outputs and ", ins, " inputs");
+}
+
+void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t kind, int64_t group) {
+  static const ScalarType types[] = {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half,
+                                     ScalarType::Char, ScalarType::Byte, ScalarType::Float8_e4m3fn};
+  Argument to("pack", "packed", packed), from("pack", "data", data);
+  Format format = (Format)cast("pack", "format", kind, 0, 5);
+  from.shaped({ANY, ANY}).of(types[kind]).dense();
+  int64_t outs = from.size(0), ins = format == Format::int4 ? 2 * from.size(1) : from.size(1);
+  PackArgs args{to.data(), from.data(), nullptr, nullptr, format, outs, ins, check_group("pack", format, ins, group)};
+  check_packed("pack", to, format, outs, ins, args.group);
+  bool quantised = format >= Format::int8;
+  if (quantised != scales.has_value()) refuse("pack: scales are ", quantised ? "missing" : "for quantised weights only");
+  if ((format == Format::int4) != zeros.has_value())
+    refuse("pack: zeros are ", format == Format::int4 ? "missing" : "for int4 only");
+  int64_t groups = args.group ? (ins + args.group - 1) / args.group : 0;
+  if (scales) {
+    Argument each("pack", "scales", *scales);
+    if (format == Format::int8) each.shaped({outs});
+    else each.shaped({outs, groups});
+    args.scales = each.of(format == Format::int4 ? ScalarType::Half : ScalarType::Float).dense().data();
+  }
+  if (zeros) {
+    Argument each("pack", "zeros", *zeros);
+    args.zeros = each.shaped({outs, groups}).of(ScalarType::Byte).dense().data<uint8_t>();
+  }
+  run(lane().pack, args, to.count());
+}
+
+void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, int64_t ins, int64_t group, bool wide) {
+  Argument to("linear", "out", out), from("linear", "x", x), weight("linear", "packed", packed);
+  Format format = (Format)cast("linear", "format", kind, 0, 5);
+  from.shaped({ANY, cast("linear", "ins", ins, 0, INT32_MAX)}).dense_rows();
+  to.shaped({from.size(0), ANY}).written_rows();
+  LinearArgs args{};
+  args.group = check_group("linear", format, ins, group);
+  check_packed("linear", weight, format, to.size(1), ins, args.group);
+  args.out = to.data(), args.x = from.data(), args.weight = weight.data();
+  args.out_type = to.number(), args.x_type = from.number(), args.format = format;
+  args.rows = to.size(0), args.outs = to.size(1), args.ins = ins;
+  args.x_stride = from.stride(), args.out_stride = to.stride(), args.wide = wide;
+  if (wide && format != Format::int4) refuse("linear: wide is for int4 only");
+  if (bias) {
+    Argument shift("linear", "bias", *bias);
+    args.bias = shift.shaped({args.outs}).of(ScalarType::Float).dense().data<float>();
+  }
+  if (args.rows == 0 || args.outs == 0) return;
+  run(lane().linear, lane().linear_shared, args, weight.count() + from.count() * from.bytes());
+}
+
+void embedding(Tensor out, Tensor tokens, Tensor weight, double scale) {
+  Argument to("embedding", "out", out), ids("embedding", "tokens", tokens), table("embedding", "weight", weight);
+  table.shaped({ANY, ANY}).dense();
+  ids.shaped({ANY}).of(ScalarType::Int).below(table.size(0));
+  to.shaped({ids.size(0), table.size(1)}).dense();
+  EmbeddingArgs args{to.data(), ids.data<int32_t>(), table.data(), to.number(), table.number(),
+                     ids.size(0), table.size(0), table.size(1), (float)scale};
+  run(lane().embedding, args, 2 * to.count() * to.bytes());
+}
+
+// logits [rows, vocab] float32, at least one token
+Argument& check_logits(const char* op, Argument& logits) {
+  logits.shaped({ANY, ANY}).of(ScalarType::Float).dense_rows();
+  if (logits.size(1) == 0) refuse(op, ": logits over no tokens");
+  return logits;
+}
+
+void greedy(Tensor tokens, Tensor logits) {
+  Argument x("greedy", "logits", logits), to("greedy", "tokens", tokens);
+  check_logits("greedy", x);
+  GreedyArgs args{to.shaped({x.size(0)}).of(ScalarType::Long).dense().data<int64_t>(), x.data<float>(), x.size(0),
+                  x.size(1), x.stride(), nullptr};
+  run(lane().greedy, lane().greedy_shared, args, x.count() * 4);
+}
+
+void draw(Tensor tokens, Tensor logits, Tensor temperature, Tensor seed_low, Tensor seed_high, Tensor position,
+          Optional top_k, Optional top_p, Optional min_p) {
+  Argument x("draw", "logits", logits), to("draw", "tokens", tokens);
+  check_logits("draw", x);
+  int64_t rows = x.size(0);
+  auto per_row = [rows](const char* name, const Tensor& tensor, ScalarType type) {
+    Argument each("draw", name, tensor);
+    return each.shaped({rows}).of(type).dense().data();
+  };
+  DrawArgs args{};
+  args.tokens = to.shaped({rows}).of(ScalarType::Long).dense().data<int64_t>();
+  args.logits = x.data<float>();
+  args.temperature = (const float*)per_row("temperature", temperature, ScalarType::Float);
+  args.seed_low = (const int32_t*)per_row("seed_low", seed_low, ScalarType::Int);
+  args.seed_high = (const int32_t*)per_row("seed_high", seed_high, ScalarType::Int);
+  args.position = (const int32_t*)per_row("position", position, ScalarType::Int);
+  if (top_k) args.top_k = (const int32_t*)per_row("top_k", *top_k, ScalarType::Int);
+  if (top_p) args.top_p = (const float*)per_row("top_p", *top_p, ScalarType::Float);
+  if (min_p) args.min_p = (const float*)per_row("min_p", *min_p, ScalarType::Float);
+  args.rows = rows, args.vocab = x.size(1), args.stride = x.stride();
+  run(lane().draw, lane().draw_shared, args, x.count() * 4);
+}
+
+void mask(Tensor logits, Tensor rows, Tensor words) {
+  Argument x("mask", "logits", logits), which("mask", "rows", rows), bits("mask", "words", words);
+  check_logits("mask", x).written_rows();
+  which.shaped({ANY}).of(ScalarType::Long).below(x.size(0));
+  bits.shaped({which.size(0), (x.size(1) + 31) / 32}).of(ScalarType::Int).dense();
+  MaskArgs args{x.data<float>(), which.data<int64_t>(), bits.data<int32_t>(), which.size(0), bits.size(1), x.size(1),
+                x.stride()};
+  run(lane().mask, args, args.count * args.vocab * 4);
+}
+
+void logprob(Tensor out, Tensor normaliser, Tensor logits, Tensor tokens) {
+  Argument x("logprob", "logits", logits), ids("logprob", "tokens", tokens);
+  Argument to("logprob", "out", out), sums("logprob", "normaliser", normaliser);
+  check_logits("logprob", x);
+  ids.shaped({x.size(0)}).of(ScalarType::Long).below(x.size(1));
+  LogprobArgs args{to.shaped({x.size(0)}).of(ScalarType::Float).dense().data<float>(),
+                   sums.shaped({x.size(0)}).of(ScalarType::Float).dense().data<float>(),
+                   x.data<float>(), ids.data<int64_t>(), x.size(0), x.size(1), x.stride(), nullptr};
+  run(lane().logprob, lane().logprob_shared, args, x.count() * 4);
+}
+
+void advise_huge(Tensor fresh) {
+  Argument memory("advise_huge", "fresh", fresh);
+  memory.dense();
+  localllm::advise_huge(memory.data(), memory.count() * memory.bytes());
+}
+
+std::string lanes() {
+  std::string names;
+  for (const std::string& name : usable_lanes()) names += (names.empty() ? "" : " ") + name;
+  return names;
+}
+
+std::string use_lane(std::string name) { return localllm::use_lane(name); }
+
+int64_t threads() { return localllm::threads(); }
+
+int64_t use_threads(int64_t count) { return localllm::use_threads((int)cast("use_threads", "count", count, 0, 1024)); }
+
+int64_t packed_bytes(int64_t format, int64_t outs, int64_t ins, int64_t group) {
+  Format known = (Format)cast("packed_bytes", "format", format, 0, 5);
+  cast("packed_bytes", "outs", outs, 0, INT32_MAX), cast("packed_bytes", "ins", ins, 0, INT32_MAX);
+  return localllm::packed_bytes(known, outs, ins, check_group("packed_bytes", known, ins, group));
+}
+
+}  // namespace
+}  // namespace ops
+
+STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
+  library.impl("rms_norm", TORCH_BOX(&ops::rms_norm));
+  library.impl("add_rms_norm", TORCH_BOX(&ops::add_rms_norm));
+  library.impl("layer_norm", TORCH_BOX(&ops::layer_norm));
+  library.impl("gate", TORCH_BOX(&ops::gate));
+  library.impl("rope", TORCH_BOX(&ops::rope));
+  library.impl("store", TORCH_BOX(&ops::store));
+  library.impl("copy_pages", TORCH_BOX(&ops::copy_pages));
+  library.impl("append", TORCH_BOX(&ops::append));
+  library.impl("attention", TORCH_BOX(&ops::attention));
+  library.impl("pack", TORCH_BOX(&ops::pack));
+  library.impl("linear", TORCH_BOX(&ops::linear));
+  library.impl("embedding", TORCH_BOX(&ops::embedding));
+  library.impl("greedy", TORCH_BOX(&ops::greedy));
+  library.impl("draw", TORCH_BOX(&ops::draw));
+  library.impl("mask", TORCH_BOX(&ops::mask));
+  library.impl("logprob", TORCH_BOX(&ops::logprob));
+  library.impl("advise_huge", TORCH_BOX(&ops::advise_huge));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {  // without tensors, so without a device
+  library.impl("lanes", TORCH_BOX(&ops::lanes));
+  library.impl("use_lane", TORCH_BOX(&ops::use_lane));
+  library.impl("threads", TORCH_BOX(&ops::threads));
+  library.impl("use_threads", TORCH_BOX(&ops::use_threads));
+  library.impl("packed_bytes", TORCH_BOX(&ops::packed_bytes));
+}
+
+}  // namespace localllm

@@ -1,0 +1,78 @@
+// The lane's table. Compiled once per lane; the amx lane has few kernels of its own and borrows the rest.
+#include "kernels.h"
+
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
+
+namespace localllm {
+
+#if defined(__AMX_BF16__)
+#define REST avx512
+#else
+#define REST LANE
+#endif
+
+namespace REST {
+
+void rms_norm(const NormArgs&, const Worker&);
+void layer_norm(const NormArgs&, const Worker&);
+void gate(const ActivationArgs&, const Worker&);
+void rope(const RopeArgs&, const Worker&);
+void store(const StoreArgs&, const Worker&);
+void copy_pages(const CopyPagesArgs&, const Worker&);
+void append(const AppendArgs&, const Worker&);
+void attention(const AttentionArgs&, const Worker&);
+size_t attention_shared(const AttentionArgs&, int workers);
+void pack(const PackArgs&, const Worker&);
+void embedding(const EmbeddingArgs&, const Worker&);
+void greedy(const GreedyArgs&, const Worker&);
+size_t greedy_shared(const GreedyArgs&, int workers);
+void draw(const DrawArgs&, const Worker&);
+size_t draw_shared(const DrawArgs&, int workers);
+void mask(const MaskArgs&, const Worker&);
+void logprob(const LogprobArgs&, const Worker&);
+size_t logprob_shared(const LogprobArgs&, int workers);
+
+}  // namespace REST
+
+namespace LANE {
+
+void linear(const LinearArgs&, const Worker&);
+size_t linear_shared(const LinearArgs&, int workers);
+
+#if defined(ATTENTION_AMX) && defined(__AMX_BF16__)
+void attention(const AttentionArgs&, const Worker&);
+size_t attention_shared(const AttentionArgs&, int workers);
+#endif
+
+#if defined(__AMX_BF16__)
+using namespace REST;  // what this lane has itself is found first
+#endif
+
+extern const Lane table;
+const Lane table = {
+    .name = TEXT(LANE),
+    .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
+    .gate = gate,
+    .rope = rope,
+    .store = store,
+    .copy_pages = copy_pages,
+    .append = append,
+    .attention = LANE::attention,
+    .attention_shared = LANE::attention_shared,
+    .linear = LANE::linear,
+    .linear_shared = LANE::linear_shared,
+    .pack = pack,
+    .embedding = embedding,
+    .greedy = greedy,
+    .greedy_shared = greedy_shared,
+    .draw = draw,
+    .draw_shared = draw_shared,
+    .mask = mask,
+    .logprob = logprob,
+    .logprob_shared = logprob_shared,
+};
+
+}  // namespace LANE
+}  // namespace localllm

@@ -1,0 +1,42 @@
+#include "memory.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace localllm {
+namespace {
+
+constexpr size_t LINE = 64, HUGE_PAGE = 2 << 20;
+
+size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+}  // namespace
+
+void advise_huge([[maybe_unused]] void* start, [[maybe_unused]] size_t bytes) {
+#if defined(__linux__)
+  uintptr_t begin = round_up((uintptr_t)start, HUGE_PAGE), end = ((uintptr_t)start + bytes) / HUGE_PAGE * HUGE_PAGE;
+  if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);  // a wish: what becomes of it does not matter
+#endif
+}
+
+Block::~Block() { std::free(start_); }
+
+void* Block::at_least(size_t bytes) {
+  if (bytes <= size_ && start_) return start_;
+  std::free(start_);
+  start_ = nullptr, size_ = 0;
+  // A little more than asked for, so that sizes creeping up by a row do not allocate each time.
+  size_t size = round_up(bytes + bytes / 4 + 1, bytes >= HUGE_PAGE ? HUGE_PAGE : 4096);
+  start_ = std::aligned_alloc(size >= HUGE_PAGE ? HUGE_PAGE : LINE, size);
+  if (!start_) throw std::bad_alloc();
+  size_ = size;
+  advise_huge(start_, size_);
+  return start_;
+}
+
+}  // namespace localllm

@@ -1,0 +1,35 @@
+// What the ops are called and take, for every device (the meaning of each is in kernels/ops). Outputs are handed in, so
+// that nothing is allocated twice; an argument marked with a letter and ! is written.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
+  for (const char* schema : {
+           "rms_norm(Tensor(a!) out, Tensor x, Tensor weight, float eps, float offset) -> ()",
+           "add_rms_norm(Tensor(a!) out, Tensor x, Tensor(b!) residual, Tensor weight, float eps, float offset) -> ()",
+           "layer_norm(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, float eps) -> ()",
+           "gate(Tensor(a!) out, Tensor x, int kind) -> ()",
+           "rope(Tensor(a!) x, Tensor cos, Tensor sin, int rotation) -> ()",
+           "store(Tensor key, Tensor value, Tensor(a!) key_pages, Tensor(b!) value_pages, Tensor slots) -> ()",
+           "copy_pages(Tensor(a!) pages, Tensor sources, Tensor targets) -> ()",
+           "append(Tensor(a!) qkv, Tensor? query_norm, Tensor? key_norm, float eps, float offset, Tensor cos, "
+           "Tensor sin, int rotation, Tensor slots, Tensor(b!) key_pages, Tensor(c!) value_pages) -> ()",
+           "attention(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
+           "Tensor context_lens, Tensor page_table, Tensor? sinks, float scale, int window, float soft_cap) -> ()",
+           "pack(Tensor(a!) packed, Tensor data, Tensor? scales, Tensor? zeros, int format, int group) -> ()",
+           "linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor? bias, int format, int ins, int group, bool wide) "
+           "-> ()",
+           "embedding(Tensor(a!) out, Tensor tokens, Tensor weight, float scale) -> ()",
+           "greedy(Tensor(a!) tokens, Tensor logits) -> ()",
+           "draw(Tensor(a!) tokens, Tensor logits, Tensor temperature, Tensor seed_low, Tensor seed_high, "
+           "Tensor position, Tensor? top_k, Tensor? top_p, Tensor? min_p) -> ()",
+           "mask(Tensor(a!) logits, Tensor rows, Tensor words) -> ()",
+           "logprob(Tensor(a!) out, Tensor(b!) normaliser, Tensor logits, Tensor tokens) -> ()",
+           "advise_huge(Tensor(a!) fresh) -> ()",
+           "lanes() -> str",
+           "use_lane(str name) -> str",
+           "threads() -> int",
+           "use_threads(int count) -> int",
+           "packed_bytes(int format, int outs, int ins, int group) -> int",
+       })
+    library.def(schema);
+}
