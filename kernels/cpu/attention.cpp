@@ -1,0 +1,137 @@
+// Attention over the paged cache: what it means is in kernels/ops/attention.py.
+//
+// First the rows of one token, an equal number of keys for every worker; then the blocks of longer rows, taken from a
+// common list, the longest first, so that none works much longer than the others. Rows cut into pieces are merged last.
+#include "attention_decode.h"
+#include "attention_extend.h"
+
+namespace localllm::LANE {
+namespace {
+
+// A row for extend(), in shared memory.
+struct Job {
+  Row row;
+  int64_t items, cost;  // how many (piece, block, head), and what the dearest of them costs
+  int64_t partials;     // where the row's own begin, in floats
+};
+
+struct Shared {
+  int64_t* taken;  // items handed out so far
+  Job* jobs;
+  float* partials;
+};
+
+Shared shared_of(const AttentionArgs& args) {
+  char* memory = (char*)args.shared;
+  return {(int64_t*)memory, (Job*)(memory + 64), (float*)(memory + round_up(64 + args.rows * sizeof(Job), 64))};
+}
+
+int64_t items_of(const AttentionArgs& args, const Row& row) { return row.pieces * row.blocks * args.kv_heads; }
+
+// The long rows, the dearest first -> how many.
+int64_t plan(const AttentionArgs& args, Job* jobs) {
+  int64_t count = 0, partials = 0;
+  for (int64_t index = 0; index < args.rows; index++) {
+    Row row = row_of(args, index);
+    if (row.tokens > 0 && !row.streams) {
+      int64_t cost = row.piece_keys * min_of(row.tokens, row.block_tokens), place = count++;
+      for (; place > 0 && jobs[place - 1].cost < cost; place--) jobs[place] = jobs[place - 1];
+      jobs[place] = {row, items_of(args, row), cost, partials};
+    }
+    partials += partial_floats(args, row);
+  }
+  return count;
+}
+
+template <class E, class C>
+void short_rows(const AttentionArgs& args, float* partials, const Worker& worker) {
+  int64_t total = 0;  // keys times heads
+  for (int64_t index = 0; index < args.rows; index++) {
+    Row row = row_of(args, index);
+    if (row.streams) total += (row.context - row.first) * args.kv_heads;
+  }
+  int64_t begin = total * worker.index / worker.count, end = total * (worker.index + 1) / worker.count, at = 0;
+  for (int64_t index = 0; index < args.rows && at < end; index++) {
+    Row row = row_of(args, index);
+    for (int64_t piece = 0; row.streams && piece < row.pieces; piece++) {
+      Keys keys = keys_of(row, piece);
+      int64_t size = keys.end - keys.begin, first = args.kv_heads, last = 0;
+      for (int64_t head = 0; head < args.kv_heads; head++) {
+        int64_t middle = at + head * size + size / 2;
+        if (begin <= middle && middle < end) first = min_of(first, head), last = head + 1;
+      }
+      if (first < last) decode<E, C>(args, row, piece, first, last, partials, worker);
+      at += size * args.kv_heads;
+    }
+    partials += partial_floats(args, row);
+  }
+}
+
+template <class E, class C>
+void long_rows(const AttentionArgs& args, const Shared& shared, int64_t jobs, const Worker& worker) {
+  int64_t before = 0;  // items of the jobs up to `job`
+  const Job* job = shared.jobs;
+  for (;;) {
+    int64_t item = __atomic_fetch_add(shared.taken, 1, __ATOMIC_RELAXED);
+    for (; job < shared.jobs + jobs && item - before >= job->items; job++) before += job->items;
+    if (job == shared.jobs + jobs) return;
+    item -= before;
+    int64_t kv_head = item % args.kv_heads, rest = item / args.kv_heads;
+    int64_t block = job->row.blocks - 1 - rest / job->row.pieces;  // the last sees most
+    extend<E, C>(args, job->row, rest % job->row.pieces, block, kv_head, shared.partials + job->partials, worker);
+  }
+}
+
+template <class E, class C>
+void all_rows(const AttentionArgs& args, const Worker& worker) {
+  Shared shared = shared_of(args);
+  int64_t jobs = 0;
+  bool merges = false;
+  for (int64_t index = 0; index < args.rows; index++) {
+    Row row = row_of(args, index);
+    jobs += row.tokens > 0 && !row.streams;
+    merges |= row.pieces > 1;
+  }
+  if (jobs) {
+    if (worker.index == 0) {
+      *shared.taken = 0;
+      plan(args, shared.jobs);
+    }
+    worker.barrier();
+  }
+  short_rows<E, C>(args, shared.partials, worker);
+  if (jobs) long_rows<E, C>(args, shared, jobs, worker);
+  if (!merges) return;
+  worker.barrier();
+  float* partials = shared.partials;
+  for (int64_t index = 0; index < args.rows; index++) {
+    Row row = row_of(args, index);
+    if (row.pieces > 1) {
+      Share share = share_of(row.tokens * args.heads, worker);
+      float* sums = (float*)worker.scratch(args.dim * sizeof(float));
+      for (int64_t i = share.begin; i < share.end; i++) merge(args, row, i / args.heads, i % args.heads, partials, sums);
+    }
+    partials += partial_floats(args, row);
+  }
+}
+
+}  // namespace
+
+size_t attention_shared(const AttentionArgs& args, int) {
+  int64_t partials = 0;
+  for (int64_t index = 0; index < args.rows; index++) partials += partial_floats(args, row_of(args, index));
+  return round_up(64 + args.rows * sizeof(Job), 64) + partials * sizeof(float);
+}
+
+void attention(const AttentionArgs& args, const Worker& worker) {
+#if defined(__AVX512BF16__)
+  if (args.type == Type::bf16 && args.cache_type == Type::bf16) return all_rows<bf16, bf16>(args, worker);
+#endif
+  switch (args.cache_type) {
+    case Type::f32: return all_rows<float, float>(args, worker);
+    case Type::bf16: return all_rows<float, bf16>(args, worker);
+    case Type::f16: return all_rows<float, f16>(args, worker);
+  }
+}
+
+}  // namespace localllm::LANE

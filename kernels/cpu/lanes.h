@@ -1,0 +1,220 @@
+// Vectors of four-byte lanes for attention: a lane is one float, or two neighbouring bf16 where the hardware multiplies
+// those. `E` says which; the products of both are sums of float.
+//
+// A block is 2 * WIDTH neighbouring dimensions of a head as stored (C). Sums over values come out in block order,
+// which is the order that costs least to load: natural_order() rights it once, at the end.
+#pragma once
+
+#include "row.h"
+
+namespace localllm::LANE {
+
+template <class A, class B>
+constexpr bool same = false;
+template <class A>
+constexpr bool same<A, A> = true;
+
+template <class E>
+constexpr int STEP = 4 / sizeof(E);  // elements in a lane
+
+constexpr int BLOCK = 2 * WIDTH;
+
+template <class E>
+constexpr int PARTS = 2 / STEP<E>;  // vectors that a block of a query or key fills
+
+// sum + a · b, lane by lane.
+template <class E>
+static inline F32 dot(F32 sum, F32 a, F32 b) {
+#if defined(__AVX512BF16__)
+  if constexpr (same<E, bf16>) return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)};
+#endif
+  return fma(a, b, sum);
+}
+
+// A block as stored -> its PARTS vectors of lanes, in block order.
+template <class E, class C>
+static inline void load_block(const C* p, F32 (&x)[PARTS<E>]) {
+  if constexpr (same<E, bf16>) {
+    x[0] = load((const float*)p);
+    return;
+  } else if constexpr (same<C, bf16>) {
+#if defined(__AVX512F__)
+    __m512i pairs = _mm512_loadu_si512(p);
+    x[0] = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    x[1] = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000)))};
+    return;
+#elif defined(__AVX2__)
+    __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+    x[0] = {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))};
+    x[1] = {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff0000)))};
+    return;
+#endif
+  }
+  if constexpr (!same<E, bf16>) {
+    x[0] = load(p);
+    x[1] = load(p + WIDTH);
+  }
+}
+
+// The first n elements of a block; the rest is zero.
+template <class E, class C>
+static inline void load_block(const C* p, int64_t n, F32 (&x)[PARTS<E>]) {
+  alignas(64) C first[BLOCK];
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(C) == 2) {
+    _mm512_store_si512(first, _mm512_maskz_loadu_epi16((1u << n) - 1, p));
+  } else
+#endif
+  {
+    memset(first, 0, sizeof first);
+    memcpy(first, p, n * sizeof(C));
+  }
+  load_block<E>(first, x);
+}
+
+template <class E, class C>
+static inline void load_block(const C* p, Whole, F32 (&x)[PARTS<E>]) { load_block<E>(p, x); }
+
+// WIDTH lanes in their natural order, `left` > 0 elements of them from p and zeros where those end.
+template <class E, class C>
+static inline F32 load_lanes(const C* p, int64_t left) {
+  if constexpr (same<E, bf16>) {
+    F32 x[1];
+    left < BLOCK ? load_block<E>(p, left, x) : load_block<E>(p, x);
+    return x[0];
+  } else {
+    return left < WIDTH ? load(p, (int)left) : load(p);
+  }
+}
+
+// A block of the values of STEP keys -> two vectors of lanes; a lane is what one dimension has in those keys.
+template <class E, class C, class Count>
+static inline void load_values(const C* const* keys, int64_t offset, Count n, F32 (&x)[2]) {
+#if defined(__AVX512BF16__)
+  if constexpr (same<E, bf16>) {
+    F32 one[1], next[1];
+    load_block<E>(keys[0] + offset, n, one);
+    load_block<E>(keys[1] + offset, n, next);
+    __m512i a = _mm512_castps_si512(one[0].v), b = _mm512_castps_si512(next[0].v);
+    x[0] = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b))};
+    x[1] = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b))};
+    return;
+  }
+#endif
+  if constexpr (!same<E, bf16>) load_block<E>(keys[0] + offset, n, x);
+}
+
+// Which dimension of a block stands at place i of two vectors as load_values leaves them.
+template <class E, class C>
+constexpr int dimension_at(int i) {
+  if (same<E, bf16>) return i % WIDTH / 4 * 8 + i / WIDTH * 4 + i % 4;
+#if defined(__AVX2__)
+  if (same<C, bf16>) return i % WIDTH * 2 + i / WIDTH;
+#endif
+  return i;
+}
+
+template <class E, class C>
+static inline void natural_order(float* x, int64_t blocks) {
+  for (float* block = x; block < x + blocks * BLOCK; block += BLOCK) {
+    float moved[BLOCK];
+    for (int i = 0; i < BLOCK; i++) moved[dimension_at<E, C>(i)] = block[i];
+    memcpy(block, moved, sizeof moved);
+  }
+}
+
+// The other way, for queries that meet blocks of keys: in the order of load_block.
+template <class E, class C>
+static inline void block_order(float* x, int64_t blocks) {
+  static_assert(same<E, float>);
+  for (float* block = x; block < x + blocks * BLOCK; block += BLOCK) {
+    float moved[BLOCK];
+    for (int i = 0; i < BLOCK; i++) moved[i] = block[dimension_at<E, C>(i)];
+    memcpy(block, moved, sizeof moved);
+  }
+}
+
+// out[i] = the sum over the lanes of x[i].
+static inline void add_across(const F32 (&x)[8], float* out) {
+#if defined(__AVX2__)
+  __m256 y[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+#if defined(__AVX512F__)
+    y[i] = _mm256_add_ps(_mm512_castps512_ps256(x[i].v), _mm512_extractf32x8_ps(x[i].v, 1));
+#else
+    y[i] = x[i].v;
+#endif
+  }
+  __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(y[0], y[1]), _mm256_hadd_ps(y[2], y[3]));
+  __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(y[4], y[5]), _mm256_hadd_ps(y[6], y[7]));
+  __m256 near = _mm256_blend_ps(low, high, 0xf0), far = _mm256_permute2f128_ps(low, high, 0x21);
+  _mm256_storeu_ps(out, _mm256_add_ps(near, far));
+#else
+  for (int i = 0; i < 8; i++) out[i] = sum(x[i]);
+#endif
+}
+
+#if defined(__AVX512F__)
+static inline F32 low(F32 a, F32 b) { return {_mm512_unpacklo_ps(a.v, b.v)}; }  // within each 128 bits
+static inline F32 high(F32 a, F32 b) { return {_mm512_unpackhi_ps(a.v, b.v)}; }
+static inline F32 low_pairs(F32 a, F32 b) {
+  return {_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a.v), _mm512_castps_pd(b.v)))};
+}
+static inline F32 high_pairs(F32 a, F32 b) {
+  return {_mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a.v), _mm512_castps_pd(b.v)))};
+}
+static inline F32 even_quarters(F32 a, F32 b) { return {_mm512_shuffle_f32x4(a.v, b.v, 0x88)}; }
+static inline F32 odd_quarters(F32 a, F32 b) { return {_mm512_shuffle_f32x4(a.v, b.v, 0xdd)}; }
+#elif defined(__AVX2__)
+static inline F32 low(F32 a, F32 b) { return {_mm256_unpacklo_ps(a.v, b.v)}; }
+static inline F32 high(F32 a, F32 b) { return {_mm256_unpackhi_ps(a.v, b.v)}; }
+static inline F32 low_pairs(F32 a, F32 b) {
+  return {_mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a.v), _mm256_castps_pd(b.v)))};
+}
+static inline F32 high_pairs(F32 a, F32 b) {
+  return {_mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(a.v), _mm256_castps_pd(b.v)))};
+}
+#endif
+
+// x as a WIDTH by WIDTH matrix of lanes, turned about its diagonal.
+static inline void transpose(F32 (&x)[WIDTH]) {
+#if defined(__AVX2__)
+  F32 y[WIDTH];
+#pragma GCC unroll 4
+  for (int i = 0; i < WIDTH; i += 4) {  // 4 by 4 within each 128 bits
+    F32 a = low(x[i], x[i + 1]), b = high(x[i], x[i + 1]), c = low(x[i + 2], x[i + 3]), d = high(x[i + 2], x[i + 3]);
+    y[i] = low_pairs(a, c), y[i + 1] = high_pairs(a, c), y[i + 2] = low_pairs(b, d), y[i + 3] = high_pairs(b, d);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+#if defined(__AVX512F__)
+    F32 a = even_quarters(y[i], y[i + 4]), b = odd_quarters(y[i], y[i + 4]);
+    F32 c = even_quarters(y[i + 8], y[i + 12]), d = odd_quarters(y[i + 8], y[i + 12]);
+    x[i] = even_quarters(a, c), x[i + 4] = even_quarters(b, d);
+    x[i + 8] = odd_quarters(a, c), x[i + 12] = odd_quarters(b, d);
+#else
+    x[i] = {_mm256_permute2f128_ps(y[i].v, y[i + 4].v, 0x20)};
+    x[i + 4] = {_mm256_permute2f128_ps(y[i].v, y[i + 4].v, 0x31)};
+#endif
+  }
+#else
+  for (int i = 0; i < WIDTH; i++) {
+    for (int j = 0; j < i; j++) {
+      float kept = x[i].v[j];
+      x[i].v[j] = x[j].v[i];
+      x[j].v[i] = kept;
+    }
+  }
+#endif
+}
+
+// body(i, n) for every block of [0, end): n is Whole but for a last, shorter one, where it counts.
+template <class Body>
+static inline void each_block(int64_t end, Body body) {
+  int64_t i = 0;
+  for (; i + BLOCK <= end; i += BLOCK) body(i, Whole());
+  if (i < end) body(i, end - i);
+}
+
+}  // namespace localllm::LANE

@@ -1,0 +1,44 @@
+// A softmax that is met piece by piece (Milakov & Gimelshein, 2018), in powers of two: what is summed so far is
+// relative to the largest score so far, and shrinks when a larger one comes.
+#pragma once
+
+#include "vec.h"
+
+namespace localllm::LANE {
+
+constexpr float LOG2E = 1.44269504088896341f;
+constexpr float LOWEST = -3e38f;  // below every score, and finite: the difference of two of them is a number
+
+// 2^x for x ≤ 127, to 2 ulp; exactly 0 below -126.5; NaN stays NaN (the order of max's operands sees to it).
+static inline F32 exp2(F32 x) {
+  F32 clamped = max(set1(-127.0f), x);
+  F32 whole = round(clamped);
+  F32 rest = clamped - whole;
+  F32 p = set1(1.3264726899e-3f);  // minimax in the relative error over [-1/2, 1/2]
+  p = fma(p, rest, set1(9.6715126606e-3f));
+  p = fma(p, rest, set1(5.5507337442e-2f));
+  p = fma(p, rest, set1(2.4022242085e-1f));
+  p = fma(p, rest, set1(6.9314697760e-1f));
+  p = fma(p, rest, set1(1.0f));
+  return p * power_of_two(whole);
+}
+
+static inline float exp2_of(float x) {
+  float out[WIDTH];
+  store(out, exp2(set1(x)));
+  return out[0];
+}
+
+// From products of queries and keys to scores in powers of two: scaled, and capped as cap * tanh(score / cap).
+struct Scores {
+  float scale, cap;
+
+  F32 operator()(F32 product) const {
+    if (cap == 0.0f) return product * set1(scale * LOG2E);
+    F32 twice = min(set1(126.0f), product * set1(scale / cap * 2.0f * LOG2E));
+    F32 tanh = set1(1.0f) - set1(2.0f) / (set1(1.0f) + exp2(twice));
+    return tanh * set1(cap * LOG2E);
+  }
+};
+
+}  // namespace localllm::LANE
