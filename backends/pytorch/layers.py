@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ...engine.modelconfig import LayerKind, ModelConfig
 from ...kernels.ops import Ops
+from ...kernels.ops.layer import DecoderLayer
 from .inputs import Step
 from .kv import PagedKV
 from .rotary import Rotary
@@ -19,75 +20,13 @@ Turns = Mapping[LayerKind, tuple[Tensor, Tensor]]  # cos and sin of the step's p
 
 
 class RMSNorm:
-    """Normalises; with a residual stream it adds first and gives back both."""
+    """Adds to the residual stream and normalises the sum."""
 
     def __init__(self, weights: Weights, name: str, width: int, eps: float, offset: float = 0.0) -> None:
         self.weight, self.eps, self.offset = weights.take(f"{name}.weight", (width,)), eps, offset
 
-    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        return ops.norm.rms(x, self.weight, self.eps, self.offset)
-
     def add(self, x: Tensor, stream: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
         return ops.norm.add_rms(x, stream, self.weight, self.eps, self.offset)
-
-
-class Attention:
-    """Self-attention with rotary positions over the paged cache."""
-
-    def __init__(
-        self,
-        weights: Weights,
-        config: ModelConfig,
-        layer: int,
-        *,
-        qkv: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
-        head_norm: Callable[[str], RMSNorm] | None = None,  # given a weight's name; normalises queries and keys
-    ) -> None:
-        name = f"model.layers.{layer}.self_attn"
-        dim = config.head_dim
-        self.dim, self.layer, self.kind = dim, layer, config.layer_kinds[layer]
-        self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
-        self.window = config.window if self.kind == "sliding" else 0
-        outs = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-        self.qkv = weights.linear(
-            [f"{name}.{part}" for part in qkv],
-            outs if len(qkv) == 3 else [sum(outs)],
-            config.hidden_size,
-            config.qkv_bias,
-        )
-        self.out = weights.linear([f"{name}.o_proj"], [config.hidden_size], outs[0], config.output_bias)
-        norms = (head_norm(f"{name}.q_norm"), head_norm(f"{name}.k_norm")) if head_norm else None
-        self.query_norm: Tensor | None = norms[0].weight if norms else None
-        self.key_norm: Tensor | None = norms[1].weight if norms else None
-        self.eps, self.offset = (norms[0].eps, norms[0].offset) if norms else (0.0, 0.0)
-
-    def __call__(self, x: Tensor, step: Step, turns: Turns, ops: Ops, kv: PagedKV) -> Tensor:
-        qkv = self.qkv(x, ops).view(len(x), -1, self.dim)
-        cos, sin = turns[self.kind]
-        keys, values = kv.layer(self.layer)
-        query = ops.kv.append(
-            qkv, self.query_norm, self.key_norm, self.eps, self.offset, cos, sin, "neox", step.slots, keys, values
-        )
-        seen = ops.attention.paged(query, keys, values, step.rows, self.scale, self.window, self.soft_cap)
-        return self.out(seen.flatten(1), ops)
-
-
-class GatedMLP:
-    """down(activation(gate(x)) * up(x))."""
-
-    def __init__(
-        self, weights: Weights, config: ModelConfig, layer: int, gate_up: Sequence[str] = ("gate_proj", "up_proj")
-    ) -> None:
-        name = f"model.layers.{layer}.mlp"
-        width, inner = config.hidden_size, config.intermediate_size
-        outs = [2 * inner // len(gate_up)] * len(gate_up)
-        self.gate_up = weights.linear([f"{name}.{part}" for part in gate_up], outs, width, config.mlp_bias)
-        self.down = weights.linear([f"{name}.down_proj"], [width], inner, config.mlp_bias)
-        self.is_gelu = config.activation == "gelu_tanh"
-
-    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
-        activate = ops.activation.gelu_tanh_and_mul if self.is_gelu else ops.activation.silu_and_mul
-        return self.down(activate(self.gate_up(x, ops)), ops)
 
 
 class Layer(Protocol):
@@ -98,21 +37,73 @@ class Layer(Protocol):
         ...
 
 
-class PreNormLayer:
-    """Norm, attention, norm, MLP: the layer of Llama and most after it."""
+class Norms(NamedTuple):
+    """What a layer's norms are called in its files; before_mlp is where Llama says "post_attention"."""
 
-    def __init__(self, weights: Weights, config: ModelConfig, layer: int, attention: Attention, mlp: GatedMLP) -> None:
-        name, width, eps = f"model.layers.{layer}", config.hidden_size, config.norm_eps
-        self.before_attention = RMSNorm(weights, f"{name}.input_layernorm", width, eps)
-        self.before_mlp = RMSNorm(weights, f"{name}.post_attention_layernorm", width, eps)
-        self.attention, self.mlp = attention, mlp
+    before_attention: str = "input_layernorm"
+    before_mlp: str = "post_attention_layernorm"
+    after_attention: str = ""  # empty: there is none
+    after_mlp: str = ""
+
+
+class DenseLayer:
+    """Self-attention with rotary positions over the paged cache, and a gated MLP."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: ModelConfig,
+        index: int,
+        *,
+        qkv: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
+        gate_up: Sequence[str] = ("gate_proj", "up_proj"),
+        norms: Norms = Norms(),
+        head_norms: bool = False,  # queries and keys are normalised
+        offset: float = 0.0,  # of every norm's weight
+    ) -> None:
+        name, width, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
+        attention, mlp, dim = f"{name}.self_attn", f"{name}.mlp", config.head_dim
+        outs = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        sides = [2 * inner // len(gate_up)] * len(gate_up)
+
+        def norm(part: str, size: int = width) -> Tensor | None:
+            return weights.take(f"{name}.{part}.weight", (size,)) if part else None
+
+        self.index, self.kind = index, config.layer_kinds[index]
+        self.parts = weights.prepare(
+            DecoderLayer(
+                before_attention=weights.take(f"{name}.{norms.before_attention}.weight", (width,)),
+                before_mlp=weights.take(f"{name}.{norms.before_mlp}.weight", (width,)),
+                after_attention=norm(norms.after_attention),
+                after_mlp=norm(norms.after_mlp),
+                query_norm=norm("self_attn.q_norm" if head_norms else "", dim),
+                key_norm=norm("self_attn.k_norm" if head_norms else "", dim),
+                qkv=weights.linear(
+                    [f"{attention}.{part}" for part in qkv],
+                    outs if len(qkv) == 3 else [sum(outs)],
+                    width,
+                    config.qkv_bias,
+                ),
+                out=weights.linear([f"{attention}.o_proj"], [width], outs[0], config.output_bias),
+                gate_up=weights.linear([f"{mlp}.{part}" for part in gate_up], sides, width, config.mlp_bias),
+                down=weights.linear([f"{mlp}.down_proj"], [width], inner, config.mlp_bias),
+                gate="gelu_tanh_and_mul" if config.activation == "gelu_tanh" else "silu_and_mul",
+                rotation="neox",
+                dim=dim,
+                eps=config.norm_eps,
+                offset=offset,
+                scale=config.attention_scale,
+                window=config.window if self.kind == "sliding" else 0,
+                soft_cap=config.attention_soft_cap,
+            )
+        )
 
     def __call__(
         self, x: Tensor, stream: Tensor, step: Step, turns: Turns, ops: Ops, kv: PagedKV
     ) -> tuple[Tensor, Tensor]:
-        x, stream = self.before_attention.add(x, stream, ops)
-        x, stream = self.before_mlp.add(self.attention(x, step, turns, ops, kv), stream, ops)
-        return self.mlp(x, ops), stream
+        cos, sin = turns[self.kind]
+        keys, values = kv.layer(self.index)
+        return ops.layer.decoder(ops, self.parts, x, stream, cos, sin, step.rows, step.slots, keys, values)
 
 
 class Decoder:

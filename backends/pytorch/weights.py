@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.tensorfiles import StoredTensor
+from ...kernels.ops.layer import DecoderLayer
+from ...kernels.ops.projection import Product, Projection, SideBySide
 from .device import Device
-from .linear import Linear, Projection, SideBySide
 from .mapped import MappedFiles
 from .quant import Loaded, Scheme, changed, held_bytes, joined
 from .quant.floats import STORED, check_finite
@@ -99,7 +101,7 @@ class Weights:
             self.take(f"{name}.bias", (out,)).float() if bias else None for name, out in zip(names, outs, strict=True)
         ]
         if len(loaded) > 1 and not all(loaded[0].joins(other) for other in loaded[1:]):
-            return SideBySide([self._pack([one], [shift]) for one, shift in zip(loaded, biases, strict=True)])
+            return SideBySide(tuple(self._pack([one], [shift]) for one, shift in zip(loaded, biases, strict=True)))
         return self._pack(loaded, biases)
 
     def tied_head(self, embedding: str, head: str, outs: int, ins: int) -> Projection:
@@ -117,11 +119,15 @@ class Weights:
             self._tensors.put_back(f"{embedding}.weight")
         return self.linear([embedding], [outs], ins)
 
+    def prepare(self, layer: DecoderLayer) -> Any:
+        """The layer as the device's `layer.decoder` takes it."""
+        return self._device.ops.layer.prepare(layer)
+
     def close(self) -> None:
         """Raises ModelRefused for tensors that the model did not ask for."""
         self._tensors.close()
 
-    def _pack(self, loaded: Sequence[Loaded], biases: Sequence[Tensor | None]) -> Linear:
+    def _pack(self, loaded: Sequence[Loaded], biases: Sequence[Tensor | None]) -> Product:
         first = loaded[0]
         plain = changed(joined([one.weight for one in loaded]), lambda part: part.to(self._device.name))
         weight = self._device.ops.linear.pack(plain, self.dtype)
@@ -129,4 +135,4 @@ class Weights:
         self._tensors.drop_pages()
         order = None if first.order is None else first.order.to(self._device.name)
         given = [bias for bias in biases if bias is not None]
-        return Linear(first.product, weight, torch.cat(given) if given else None, order)
+        return Product(first.product, weight, torch.cat(given) if given else None, order)

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import activation, attention, kv, linear, norm, rope, sampling
+from . import activation, attention, kv, layer, linear, norm, rope, sampling
 from .activation import Activation
 from .attention import Attention
 from .case import Case
 from .kv import KV
+from .layer import Layer
 from .linear import Linear
 from .norm import Norm
 from .rope import Rope
 from .sampling import Sampling
 
 CASES: tuple[Case, ...] = tuple(
-    case for family in (norm, activation, rope, linear, kv, attention, sampling) for case in family.CASES
+    case for family in (norm, activation, rope, linear, kv, attention, sampling, layer) for case in family.CASES
 )
 
 
@@ -33,6 +34,7 @@ class Ops:
     kv: KV = field(default_factory=KV)
     attention: Attention = field(default_factory=Attention)
     sampling: Sampling = field(default_factory=Sampling)
+    layer: Layer = field(default_factory=Layer)
 
     def __iter__(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         """("family.name", implementation) of every op."""
@@ -44,8 +46,9 @@ class Ops:
     def with_references(self, names: Iterable[str]) -> Ops:
         """These ops, but the named ones ("family.name", "family" or "all") back at their references.
 
-        A reference product cannot read a device's packing, and the device's products pass plain weights on to theirs:
-        naming one product names `linear.pack` too. Raises KeyError with a name that there is not.
+        An op made of others in one go goes back with any of them, or the one that was named would still be in there.
+        A reference cannot read what a device packed or prepared: that goes back with it. Raises KeyError with a name
+        that there is not.
         """
         plain, changed = Ops(), self
         for name in names:
@@ -54,13 +57,18 @@ class Ops:
             family, _, op = name.partition(".")
             if family not in {part.name for part in fields(plain)}:
                 raise KeyError(name)
-            held, reference = getattr(changed, family), getattr(plain, family)
-            if op and op not in {part.name for part in fields(reference)}:
+            if op and op not in {part.name for part in fields(getattr(plain, family))}:
                 raise KeyError(name)
-            chosen = {op: getattr(reference, op)} if op else {}
+            chosen = {family: {op} if op else {part.name for part in fields(getattr(plain, family))}}
             if family == "linear" and op != "embedding":
-                chosen["pack"] = reference.pack
-            changed = replace(changed, **{family: replace(held, **chosen) if op else reference})
+                chosen[family].add("pack")
+            if family in ("norm", "rope") or name == "kv.store":
+                chosen.setdefault("kv", set()).add("append")
+            if family != "sampling" and name not in ("linear.embedding", "kv.copy_pages"):
+                chosen["layer"] = {"decoder", "prepare"}
+            for held, ops in chosen.items():
+                references = {one: getattr(getattr(plain, held), one) for one in ops}
+                changed = replace(changed, **{held: replace(getattr(changed, held), **references)})
         return changed
 
 

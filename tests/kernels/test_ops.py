@@ -15,6 +15,7 @@ import torch
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops import CASES, MultiPlatformOp, Ops
 from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.layer import DecoderLayer
 
 DEVICES = [cpu.DEVICE]
 RUNS = [(device, case, dtype) for device in DEVICES for case in CASES for dtype in case.tolerances]
@@ -38,6 +39,16 @@ def answer(case: Case, op: Any, arguments: dict[str, Any]) -> list[torch.Tensor]
     return [arguments[name] for name in case.mutates] + answers
 
 
+def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
+    """A weight, or every weight of a layer, as the device holds it."""
+    if not isinstance(value, DecoderLayer):
+        return ops.linear.pack(value, dtype)
+    names = ("qkv", "out", "gate_up", "down")
+    products = {name: getattr(value, name) for name in names}
+    packed = {name: one._replace(weight=ops.linear.pack(one.weight, dtype)) for name, one in products.items()}
+    return ops.layer.prepare(dataclasses.replace(value, **packed))
+
+
 @pytest.fixture
 def poison() -> Iterator[None]:
     """torch.empty gives NaN, and the largest integer."""
@@ -53,7 +64,9 @@ def test_op_equals_reference(device: Any, case: Case, dtype: torch.dtype) -> Non
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
     expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
     given = {name: moved(value, device.name) for name, value in arguments.items()}
-    given |= {name: device.ops.linear.pack(given[name], dtype) for name in case.packs}
+    given |= {name: held(device.ops, given[name], dtype) for name in case.packs}
+    if "ops" in given:
+        given["ops"] = device.ops
     found = answer(case, dict(device.ops)[case.op], given)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -103,7 +116,9 @@ def test_attention_reference_means_what_it_says(case: Case) -> None:
 
 
 def test_every_op_has_a_case_and_every_case_an_op() -> None:
-    assert {case.op for case in CASES} == {name for name, _ in Ops()} - {"linear.pack"}, "products show how they pack"
+    assert {case.op for case in CASES} == {name for name, _ in Ops()} - {"linear.pack", "layer.prepare"}, (
+        "products show how they pack"
+    )
     assert len({str(case) for case in CASES}) == len(CASES)
 
 

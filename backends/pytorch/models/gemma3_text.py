@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ....engine.modelconfig import ModelConfig
-from ....kernels.ops import Ops
-from ..inputs import Step
-from ..kv import PagedKV
-from ..layers import Attention, Decoder, GatedMLP, RMSNorm, Turns
+from ..layers import Decoder, DenseLayer, Norms
 from ..weights import Weights
 
 OFFSET = 1.0
-
-
-class GemmaLayer:
-    """Each block's answer is normalised too, before it joins the residual stream."""
-
-    def __init__(self, weights: Weights, config: ModelConfig, layer: int) -> None:
-        def norm(name: str, width: int = config.hidden_size) -> RMSNorm:
-            return RMSNorm(weights, name, width, config.norm_eps, OFFSET)
-
-        name = f"model.layers.{layer}"
-        self.before_attention = norm(f"{name}.input_layernorm")
-        self.after_attention = norm(f"{name}.post_attention_layernorm")
-        self.before_mlp = norm(f"{name}.pre_feedforward_layernorm")
-        self.after_mlp = norm(f"{name}.post_feedforward_layernorm")
-        self.attention = Attention(weights, config, layer, head_norm=lambda name: norm(name, config.head_dim))
-        self.mlp = GatedMLP(weights, config, layer)
-
-    def __call__(
-        self, x: Tensor, stream: Tensor, step: Step, turns: Turns, ops: Ops, kv: PagedKV
-    ) -> tuple[Tensor, Tensor]:
-        x, stream = self.before_attention.add(x, stream, ops)
-        x = self.after_attention(self.attention(x, step, turns, ops, kv), ops)
-        x, stream = self.before_mlp.add(x, stream, ops)
-        return self.after_mlp(self.mlp(x, ops), ops), stream
+NORMS = Norms(
+    before_mlp="pre_feedforward_layernorm",
+    after_attention="post_attention_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
@@ -43,7 +19,7 @@ def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
         weights,
         config,
         context,
-        lambda index: GemmaLayer(weights, config, index),
+        lambda index: DenseLayer(weights, config, index, norms=NORMS, head_norms=True, offset=OFFSET),
         embedding_scale=config.hidden_size**0.5,
         norm_offset=OFFSET,
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from ....engine.modelconfig import ModelConfig
-from ..layers import Attention, Decoder, GatedMLP, PreNormLayer
+from ..layers import Decoder, DenseLayer
 from ..weights import Weights
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
-    def layer(index: int) -> PreNormLayer:
-        attention = Attention(weights, config, index, qkv=("qkv_proj",))
-        return PreNormLayer(weights, config, index, attention, GatedMLP(weights, config, index, ("gate_up_proj",)))
+    def layer(index: int) -> DenseLayer:
+        return DenseLayer(weights, config, index, qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 
     return Decoder(weights, config, context, layer)

@@ -1,0 +1,44 @@
+"""The CUDA kernels compile for every GPU we name, without spilling registers. They run in test_cuda.py, on a GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from localllm import kernels
+
+ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
+KERNELS = {"norm": "normalise", "activation": "gated", "rope": "turn", "kv": "put"}
+FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed"),
+]
+
+
+def test_every_source_is_named_here():
+    assert {source.stem for source in FOLDER.glob("*.cu")} == set(KERNELS)
+
+
+@pytest.mark.parametrize("stem", KERNELS)
+def test_compiles_for_every_architecture(stem, tmp_path):
+    targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
+    done = subprocess.run(
+        ["nvcc", "-std=c++20", "-O3", "-fatbin", *targets, "-Xptxas=-v", f"{stem}.cu", "-o", tmp_path / "out.fatbin"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    entries = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\d+)'", done.stderr)
+    for number in ARCHITECTURES:
+        assert any(KERNELS[stem] in name and target == number for name, target in entries), number
+    spills = [int(count) for count in re.findall(r"(\d+) bytes spill stores", done.stderr)]
+    assert len(spills) == len(entries)
+    assert not any(spills)
