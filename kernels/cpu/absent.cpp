@@ -41,4 +41,5 @@ NO_MEMORY(draw_shared, DrawArgs)
 ABSENT(mask, MaskArgs)
 ABSENT(logprob, LogprobArgs)
 NO_MEMORY(logprob_shared, LogprobArgs)
+ABSENT(ceiling, CeilingArgs)
 }  // namespace localllm::LANE

@@ -4,6 +4,7 @@
 // beside it in the table says how many bytes. Strides count elements, not bytes; the innermost dimension is dense.
 #pragma once
 
+#include "ceiling.h"
 #include "layout.h"
 #include "worker.h"
 
@@ -184,6 +185,7 @@ struct Lane {
   void (*mask)(const MaskArgs&, const Worker&);
   void (*logprob)(const LogprobArgs&, const Worker&);
   size_t (*logprob_shared)(const LogprobArgs&, int workers);
+  void (*ceiling)(const CeilingArgs&, const Worker&);
 };
 
 // The lane that this CPU and system allow, or the one asked for (dispatch.cpp).

@@ -39,6 +39,7 @@ namespace LANE {
 
 void linear(const LinearArgs&, const Worker&);
 size_t linear_shared(const LinearArgs&, int workers);
+void ceiling(const CeilingArgs&, const Worker&);
 
 #if defined(ATTENTION_AMX) && defined(__AMX_BF16__)
 void attention(const AttentionArgs&, const Worker&);
@@ -72,6 +73,7 @@ const Lane table = {
     .mask = mask,
     .logprob = logprob,
     .logprob_shared = logprob_shared,
+    .ceiling = LANE::ceiling,
 };
 
 }  // namespace LANE

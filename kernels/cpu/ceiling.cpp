@@ -1,0 +1,140 @@
+#include "ceiling.h"
+
+#include "vec.h"
+
+namespace localllm::LANE {
+
+namespace {
+
+constexpr int CHAINS = 12;  // enough independent sums to hide the latency of each, few enough for the registers
+
+// The value is needed and may have changed, as far as the compiler knows: keeps a loop from being folded away.
+template <class T>
+static inline void touch(T& value) {
+  asm volatile("" : "+m"(value));
+}
+
+typedef uint64_t Line __attribute__((vector_size(64)));
+
+// Four streams for each worker, fetched ahead: on every CPU tried at least as fast as one after the other.
+double read(const CeilingArgs& args, const Worker& worker) {
+  constexpr int STREAMS = 4, LINES = 2, AHEAD = 1024;
+  Share share = share_of(args.bytes / (long)(STREAMS * LINES * sizeof(Line)), worker);
+  long lines = (share.end - share.begin) * LINES;  // of each stream
+  const Line* data = (const Line*)args.data + share.begin * LINES * STREAMS;
+  Line sums[STREAMS][LINES] = {};
+  for (int64_t turn = 0; turn < args.turns; turn++)
+    for (long at = 0; at < lines; at += LINES)
+      for (int stream = 0; stream < STREAMS; stream++)
+        for (int i = 0; i < LINES; i++) {
+          const Line* line = data + stream * lines + at + i;
+          __builtin_prefetch((const char*)line + AHEAD);
+          sums[stream][i] |= *line;
+        }
+  for (int stream = 0; stream < STREAMS; stream++)
+    for (int i = 0; i < LINES; i++) touch(sums[stream][i]);
+  return (double)lines * STREAMS * sizeof(Line) * args.turns;
+}
+
+double f32(int64_t turns) {
+  F32 sums[CHAINS], x = set1(0.5f);
+  touch(x);
+  for (int i = 0; i < CHAINS; i++) sums[i] = set1((float)i);
+  for (int64_t turn = 0; turn < turns; turn++)
+    for (int i = 0; i < CHAINS; i++) sums[i] = fma(sums[i], x, x);
+  for (int i = 0; i < CHAINS; i++) touch(sums[i]);
+  return 2.0 * CHAINS * WIDTH * turns;
+}
+
+double bf16_pairs(int64_t turns) {
+#if defined(__AVX512BF16__)
+  __m512 sums[CHAINS];
+  __m512bh x = (__m512bh)_mm512_set1_epi16(0x3f00);
+  for (int i = 0; i < CHAINS; i++) sums[i] = _mm512_setzero_ps();
+  for (int64_t turn = 0; turn < turns; turn++)
+    for (int i = 0; i < CHAINS; i++) sums[i] = _mm512_dpbf16_ps(sums[i], x, x);
+  for (int i = 0; i < CHAINS; i++) touch(sums[i]);
+  return 2.0 * CHAINS * 32 * turns;
+#else
+  return 0 * turns;
+#endif
+}
+
+#if defined(__AVX512VNNI__)
+typedef __m512i Bytes;
+static inline Bytes dot(Bytes sum, Bytes x) { return _mm512_dpbusd_epi32(sum, x, x); }
+#elif defined(__AVXVNNI__)
+typedef __m256i Bytes;
+static inline Bytes dot(Bytes sum, Bytes x) { return _mm256_dpbusd_avx_epi32(sum, x, x); }
+#elif defined(__AVX2__)
+typedef __m256i Bytes;
+static inline Bytes dot(Bytes sum, Bytes x) {
+  asm volatile("" : "+x"(x));  // not the same product as in the turn before, for all the compiler knows
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, x), _mm256_set1_epi16(1)));
+}
+#endif
+
+double int8_fours(int64_t turns) {
+#if defined(__AVX2__)
+  Bytes sums[CHAINS] = {}, x = {};
+  touch(x);
+  for (int64_t turn = 0; turn < turns; turn++)
+    for (int i = 0; i < CHAINS; i++) sums[i] = dot(sums[i], x);
+  for (int i = 0; i < CHAINS; i++) touch(sums[i]);
+  return 2.0 * CHAINS * sizeof(Bytes) * turns;
+#else
+  return 0 * turns;
+#endif
+}
+
+#if defined(__AMX_BF16__)
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Two by two sums, as the products block them.
+double tiles(Ceiling kind, int64_t turns) {
+  TileConfig config;
+  _tile_loadconfig(&config);
+  _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+  _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
+  if (kind == Ceiling::tile_bf16) {
+    for (int64_t turn = 0; turn < turns; turn++) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  } else {
+    for (int64_t turn = 0; turn < turns; turn++) {
+      _tile_dpbssd(0, 4, 6);
+      _tile_dpbssd(1, 4, 7);
+      _tile_dpbssd(2, 5, 6);
+      _tile_dpbssd(3, 5, 7);
+    }
+  }
+  _tile_release();
+  return 4.0 * 16 * 16 * 64 * (kind == Ceiling::tile_bf16 ? 1 : 2) * turns;
+}
+#else
+double tiles(Ceiling, int64_t) { return 0; }
+#endif
+
+}  // namespace
+
+void ceiling(const CeilingArgs& args, const Worker& worker) {
+  double done = 0;
+  switch (args.kind) {
+    case Ceiling::read: done = read(args, worker); break;
+    case Ceiling::f32: done = f32(args.turns); break;
+    case Ceiling::bf16: done = bf16_pairs(args.turns); break;
+    case Ceiling::int8: done = int8_fours(args.turns); break;
+    case Ceiling::tile_bf16:
+    case Ceiling::tile_int8: done = tiles(args.kind, args.turns); break;
+  }
+  args.done[worker.index] = done;
+}
+
+}  // namespace localllm::LANE
