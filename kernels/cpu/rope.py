@@ -1,0 +1,42 @@
+"""Rotary position embedding (rope.cpp), over query and key in place; see kernels/ops/rope.py for what it means."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops import rope as reference
+from .floats import FLOATS
+
+_rope = torch.ops.localllm.rope.default
+
+_NEOX, _INTERLEAVED = 0, 1  # the numbers of Rotation in kernels.h
+
+
+def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    if not (_covered(query, cos) and _covered(key, cos)):
+        return reference.rope(query, key, cos, sin)
+    return _turned(query, key, cos, sin, _NEOX)
+
+
+def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    if not (_covered(query, cos) and _covered(key, cos)):
+        return reference.interleaved_rope(query, key, cos, sin)
+    return _turned(query, key, cos, sin, _INTERLEAVED)
+
+
+def _covered(x: Tensor, cos: Tensor) -> bool:
+    """Heads lie side by side; from token to token there may be other things."""
+    return (
+        x.dtype in FLOATS
+        and cos.dtype == torch.float32
+        and x.stride(2) == 1
+        and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
+    )
+
+
+def _turned(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotation: int) -> tuple[Tensor, Tensor]:
+    cos, sin = cos.contiguous(), sin.contiguous()
+    _rope(query, cos, sin, rotation)
+    _rope(key, cos, sin, rotation)
+    return query, key
