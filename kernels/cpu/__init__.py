@@ -15,7 +15,7 @@ NAME = "localllm_cpu.so"
 
 _WRITING = (
     "rms_norm add_rms_norm layer_norm gate rope store copy_pages append attention pack linear embedding greedy draw "
-    "mask logprob advise_huge"
+    "mask logprob layer advise_huge"
 ).split()
 
 

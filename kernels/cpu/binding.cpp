@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "arguments.h"
+#include "checks.h"
 #include "dispatch.h"
 #include "memory.h"
 #include "team.h"
@@ -27,11 +27,6 @@ void run(void (*kernel)(const Args&, const Worker&), size_t (*shared)(const Args
   Run run(bytes);
   args.shared = run.shared(shared(args, run.workers()));
   run.all(kernel, args);
-}
-
-int64_t cast(const char* op, const char* name, int64_t value, int64_t least, int64_t most) {
-  if (value < least || value > most) refuse(op, ": ", name, " is ", value, ", ", least, " to ", most, " expected");
-  return value;
 }
 
 // [rows, dim] or [rows, heads, dim]
@@ -107,14 +102,6 @@ void rope(Tensor x, Tensor cos, Tensor sin, int64_t rotation) {
   run(lane().rope, args, 2 * turned.count() * turned.bytes());
 }
 
-// Both caches [pages, page_size, kv_heads, dim] of one type -> slots
-int64_t cache_slots(const char* op, Argument& keys, Argument& values, int64_t kv_heads, int64_t dim) {
-  keys.shaped({ANY, ANY, kv_heads, dim}).dense();
-  values.shaped({keys.size(0), keys.size(1), keys.size(2), keys.size(3)}).dense();
-  if (keys.number() != values.number()) refuse(op, ": key_pages and value_pages are of different types");
-  return keys.size(0) * keys.size(1);
-}
-
 void store(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Tensor slots) {
   Argument k("store", "key", key), v("store", "value", value), at("store", "slots", slots);
   Argument keys("store", "key_pages", key_pages), values("store", "value_pages", value_pages);
@@ -172,30 +159,6 @@ void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, doub
   run(lane().append, args, 2 * x.count() * x.bytes());
 }
 
-// Every row's tokens and pages lie within what there is; -> positions that are read.
-int64_t check_rows(const AttentionArgs& args, int64_t pages) {
-  if (args.row_starts[0] != 0 || args.row_starts[args.rows] != args.tokens)
-    refuse("attention: row_starts goes from ", args.row_starts[0], " to ", args.row_starts[args.rows], ", 0 to ",
-           args.tokens, " (the tokens of query) expected");
-  int64_t positions = 0;
-  for (int64_t row = 0; row < args.rows; row++) {
-    int64_t queries = (int64_t)args.row_starts[row + 1] - args.row_starts[row], context = args.context_lens[row];
-    if (queries < 0) refuse("attention: row_starts goes down after row ", row);
-    if (queries == 0) continue;
-    if (context < queries || context > args.pages_per_row * args.page_size)
-      refuse("attention: context_lens[", row, "] is ", context, ", ", queries, " (its own tokens) to ",
-             args.pages_per_row * args.page_size, " (its pages) expected");
-    int64_t first = args.window ? context - queries - args.window + 1 : 0;
-    first = first > 0 ? first : 0;
-    positions += context - first;
-    const int32_t* table = args.page_table + row * args.pages_per_row;
-    for (int64_t page = first / args.page_size; page * args.page_size < context; page++)
-      if (table[page] < 0 || table[page] >= pages)
-        refuse("attention: page_table[", row, ", ", page, "] is ", table[page], ", 0 to ", pages - 1, " expected");
-  }
-  return positions;
-}
-
 void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
                Tensor page_table, Optional sinks, double scale, int64_t window, double soft_cap) {
   Argument q("attention", "query", query), to("attention", "out", out);
@@ -230,24 +193,6 @@ void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   if (args.tokens == 0) return;
   run(lane().attention, lane().attention_shared, args,
       positions * args.kv_heads * args.dim * 2 * keys.bytes() + 2 * to.count() * to.bytes());
-}
-
-// The group as the layout wants it: of int4 and fp8 only.
-int64_t check_group(const char* op, Format format, int64_t ins, int64_t group) {
-  if (format != Format::int4 && format != Format::fp8) return 0;
-  bool whole = format == Format::fp8 && group == ins;
-  if (group < 1 || (group % 32 != 0 && !whole))
-    refuse(op, ": group is ", group, ", a multiple of 32", format == Format::fp8 ? " or all inputs" : "", " expected");
-  return group;
-}
-
-void check_packed(const char* op, Argument& packed, Format format, int64_t outs, int64_t ins, int64_t group) {
-  static const char* names[] = {"float32", "bfloat16", "float16", "int8", "int4", "fp8"};
-  int64_t bytes = packed_bytes(format, outs, ins, group);
-  packed.of(ScalarType::Byte).dense();
-  if (packed.count() != bytes)
-    refuse(op, ": packed has ", packed.count(), " bytes, ", bytes, " expected for ", names[(int)format], " of ", outs,
-           " outputs and ", ins, " inputs");
 }
 
 void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t kind, int64_t group) {

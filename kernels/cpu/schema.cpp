@@ -24,6 +24,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "Tensor position, Tensor? top_k, Tensor? top_p, Tensor? min_p) -> ()",
            "mask(Tensor(a!) logits, Tensor rows, Tensor words) -> ()",
            "logprob(Tensor(a!) out, Tensor(b!) normaliser, Tensor logits, Tensor tokens) -> ()",
+           "layer(Tensor(a!) x, Tensor(b!) stream, Tensor[] norms, Tensor[] head_norms, Tensor[] weights, "
+           "Tensor[] biases, int[] formats, int[] groups, bool wide, Tensor cos, Tensor sin, Tensor slots, "
+           "Tensor(c!) key_pages, Tensor(d!) value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table, "
+           "Tensor? sinks, int heads, int inner, int gate, int rotation, int window, float eps, float offset, "
+           "float scale, float soft_cap) -> ()",
            "advise_huge(Tensor(a!) fresh) -> ()",
            "lanes() -> str",
            "use_lane(str name) -> str",

@@ -1,0 +1,171 @@
+// A decoder layer as one op: the arguments of all its parts, checked and laid out in the team's shared memory.
+#include <torch/csrc/stable/library.h>
+
+#include "checks.h"
+#include "dispatch.h"
+#include "layer.h"
+#include "team.h"
+
+namespace localllm {
+namespace {
+
+// Memory of the layer's own, one tensor after the other.
+class Layout {
+ public:
+  int64_t place(int64_t bytes) {
+    int64_t start = end_;
+    end_ += round_up(bytes, 64);
+    return start;
+  }
+  int64_t bytes() const { return end_; }
+
+ private:
+  int64_t end_ = 0;
+};
+
+const char* OP = "layer";
+
+const Tensor& item(const std::vector<Tensor>& tensors, size_t index, const char* name, size_t least) {
+  if (tensors.size() < least) refuse(OP, ": ", name, " are ", tensors.size(), " tensors, ", least, " expected");
+  return tensors[index];
+}
+
+// One of the four products; where its activations and its answer lie is filled in later.
+LinearArgs product(const std::vector<Tensor>& weights, const std::vector<Tensor>& biases,
+                   const std::vector<int64_t>& formats, const std::vector<int64_t>& groups, size_t index, bool wide,
+                   Type type, int64_t rows, int64_t outs, int64_t ins) {
+  LinearArgs args{};
+  args.format = (Format)cast(OP, "a format", formats[index], 0, 5);
+  args.wide = wide && args.format == Format::int4;
+  args.group = check_group(OP, args.format, ins, groups[index]);
+  Argument packed(OP, "one of weights", item(weights, index, "weights", 4));
+  check_packed(OP, packed, args.format, outs, ins, args.group);
+  args.weight = packed.data();
+  Argument bias(OP, "one of biases", item(biases, index, "biases", 4));
+  if (bias.count()) args.bias = bias.shaped({outs}).of(ScalarType::Float).dense().data<float>();
+  args.out_type = args.x_type = type;
+  args.rows = rows, args.outs = outs, args.ins = ins, args.x_stride = ins, args.out_stride = outs;
+  return args;
+}
+
+struct Call {
+  LayerArgs args;
+  const Lane* lane;
+};
+
+void layer_on_lane(const Call& call, const Worker& worker) { layer(*call.lane, call.args, worker); }
+
+void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Tensor> head_norms,
+              std::vector<Tensor> weights, std::vector<Tensor> biases, std::vector<int64_t> formats,
+              std::vector<int64_t> groups, bool wide, Tensor cos, Tensor sin, Tensor slots, Tensor key_pages,
+              Tensor value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table,
+              std::optional<Tensor> sinks, int64_t heads, int64_t inner, int64_t gate, int64_t rotation,
+              int64_t window, double eps, double offset, double scale, double soft_cap) {
+  Argument in(OP, "x", x), kept(OP, "stream", stream);
+  in.shaped({ANY, ANY}).dense();
+  int64_t tokens = in.size(0), hidden = in.size(1);
+  Type type = in.number();
+  if (kept.shaped({tokens, hidden}).dense().number() != type) refuse(OP, ": x and stream are of different types");
+  cast(OP, "heads", heads, 1, 1 << 20), cast(OP, "inner", inner, 1, INT32_MAX / 2);
+  if (formats.size() != 4 || groups.size() != 4) refuse(OP, ": four formats and four groups expected");
+
+  Argument keys(OP, "key_pages", key_pages), values(OP, "value_pages", value_pages), at(OP, "slots", slots);
+  at.shaped({tokens}).of(ScalarType::Long).below(cache_slots(OP, keys, values, ANY, ANY));
+  int64_t kv_heads = keys.size(2), dim = keys.size(3), wide_qkv = (heads + 2 * kv_heads) * dim;
+  if (kv_heads == 0 || heads % kv_heads) refuse(OP, ": ", heads, " heads are no multiple of the pages' ", kv_heads);
+  if (keys.size(1) == 0) refuse(OP, ": pages of no positions");
+
+  Call call{};
+  call.lane = &lane();
+  LayerArgs& args = call.args;
+  auto norm = [&](NormArgs& to, size_t index) {
+    Argument weight(OP, "one of norms", item(norms, index, "norms", 2));
+    to.weight = weight.shaped({hidden}).dense().data(), to.weight_type = weight.number(), to.type = type;
+    to.rows = tokens, to.heads = 1, to.dim = to.x_stride = to.out_stride = hidden;
+    to.eps = (float)eps, to.offset = (float)offset;
+  };
+  norm(args.before_attention, 0), norm(args.before_mlp, 1);
+  if (norms.size() > 2) {
+    item(norms, 3, "norms", 4);
+    norm(args.after_attention, 2), norm(args.after_mlp, 3);
+  }
+  auto linear = [&](size_t index, int64_t outs, int64_t ins) {
+    return product(weights, biases, formats, groups, index, wide, type, tokens, outs, ins);
+  };
+  args.qkv = linear(0, wide_qkv, hidden), args.out = linear(1, hidden, heads * dim);
+  args.gate_up = linear(2, 2 * inner, hidden), args.down = linear(3, hidden, inner);
+
+  AppendArgs& append = args.append;
+  Argument cosines(OP, "cos", cos), sines(OP, "sin", sin);
+  cosines.shaped({tokens, ANY}).of(ScalarType::Float).dense();
+  append.half = cosines.size(1);
+  sines.shaped({tokens, append.half}).of(ScalarType::Float).dense();
+  if (2 * append.half > dim) refuse(OP, ": cos turns ", 2 * append.half, " dimensions, heads have ", dim);
+  append.type = type, append.cache_type = keys.number();
+  append.cos = cosines.data<float>(), append.sin = sines.data<float>();
+  append.rotation = (Rotation)cast(OP, "rotation", rotation, 0, 1);
+  append.slots = at.data<int64_t>(), append.key_pages = keys.data(), append.value_pages = values.data();
+  append.tokens = tokens, append.heads = heads, append.kv_heads = kv_heads, append.dim = dim;
+  append.stride = wide_qkv, append.eps = (float)eps, append.offset = (float)offset;
+  if (!head_norms.empty()) {
+    Argument query(OP, "query_norm", item(head_norms, 0, "head_norms", 2)), key(OP, "key_norm", head_norms[1]);
+    append.query_norm = query.shaped({dim}).dense().data(), append.key_norm = key.shaped({dim}).dense().data();
+    append.norm_type = query.number();
+    if (key.number() != query.number()) refuse(OP, ": query_norm and key_norm are of different types");
+  }
+
+  AttentionArgs& attention = args.attention;
+  Argument starts(OP, "row_starts", row_starts), lens(OP, "context_lens", context_lens);
+  Argument table(OP, "page_table", page_table);
+  lens.shaped({ANY}).of(ScalarType::Int).dense();
+  starts.shaped({lens.size(0) + 1}).of(ScalarType::Int).dense();
+  table.shaped({lens.size(0), ANY}).of(ScalarType::Int).dense();
+  attention.type = type, attention.cache_type = keys.number();
+  attention.key_pages = keys.data(), attention.value_pages = values.data();
+  attention.row_starts = starts.data<int32_t>(), attention.context_lens = lens.data<int32_t>();
+  attention.page_table = table.data<int32_t>();
+  attention.rows = lens.size(0), attention.tokens = tokens, attention.heads = heads, attention.kv_heads = kv_heads;
+  attention.dim = dim, attention.query_stride = wide_qkv, attention.page_size = keys.size(1);
+  attention.pages_per_row = table.size(1), attention.scale = (float)scale, attention.soft_cap = (float)soft_cap;
+  attention.window = cast(OP, "window", window, 0, INT32_MAX);
+  if (!(soft_cap >= 0)) refuse(OP, ": soft_cap is ", soft_cap, ", 0 (none) or more expected");
+  if (sinks) {
+    Argument extra(OP, "sinks", *sinks);
+    attention.sinks = extra.shaped({heads}).of(ScalarType::Float).dense().data<float>();
+  }
+  check_rows(attention, keys.size(0));
+  if (tokens == 0) return;
+
+  ActivationArgs& gated = args.gate;
+  gated.type = type, gated.kind = (Activation)cast(OP, "gate", gate, 0, 2);
+  gated.rows = tokens, gated.dim = gated.out_stride = inner, gated.x_stride = 2 * inner;
+
+  int64_t size = type == Type::f32 ? 4 : 2;
+  Layout layout;
+  int64_t normed = layout.place(tokens * hidden * size), qkv = layout.place(tokens * wide_qkv * size);
+  int64_t seen = layout.place(tokens * heads * dim * size), gate_up = layout.place(tokens * 2 * inner * size);
+  int64_t inside = layout.place(tokens * inner * size);
+  Run run(INT64_MAX);  // a layer is always work for all
+  char* memory = (char*)run.shared(layout.bytes() + layer_shared(*call.lane, args, run.workers()));
+  void* rest = memory + layout.bytes();
+
+  args.before_attention.x = in.data(), args.before_attention.residual = kept.data();
+  args.before_attention.out = memory + normed;
+  args.qkv.x = memory + normed, args.qkv.out = append.qkv = memory + qkv;
+  attention.query = memory + qkv, attention.out = memory + seen;
+  args.out.x = memory + seen, args.out.out = in.data();
+  args.after_attention.x = args.after_attention.out = in.data();
+  args.before_mlp.x = in.data(), args.before_mlp.residual = kept.data(), args.before_mlp.out = memory + normed;
+  args.gate_up.x = memory + normed, args.gate_up.out = memory + gate_up;
+  gated.x = memory + gate_up, gated.out = memory + inside;
+  args.down.x = memory + inside, args.down.out = in.data();
+  args.after_mlp.x = args.after_mlp.out = in.data();
+  args.qkv.shared = args.out.shared = args.gate_up.shared = args.down.shared = attention.shared = rest;
+  run.all(layer_on_lane, call);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) { library.impl("layer", TORCH_BOX(&layer_op)); }
+
+}  // namespace localllm
