@@ -11,9 +11,14 @@ from ...engine.runner import Budget
 from ...kernels.ops import Ops
 from ..pytorch.device import Device
 from ..pytorch.runner import TorchRunner, open_runner
-from .machine import BF16_FLAGS, cores, cpu_flags
+from .machine import BF16_FLAGS, BF16_LANES, cores, cpu_flags, lane
 
-OPS = Ops()
+try:
+    from .ops import OPS
+
+    MISSING = ""
+except ImportError as error:  # kernels.cpu.LibraryMissing: right all the same, but slow
+    OPS, MISSING = Ops(), str(error)
 
 # float32 holds every stored dtype exactly and is what transformers computes on a CPU. Without bfloat16 products in
 # hardware it is also faster: measured 5.8 times at a prompt and 2.2 times at 16 rows, with AVX2 alone.
@@ -26,11 +31,24 @@ SMALL = 128 * 2**20  # bytes as stored
 
 def open_on_cpu(files: ModelFiles, budget: Budget, free: int) -> TorchRunner:
     """Load a model. The number of threads is the whole process's."""
-    torch.set_num_threads(budget.threads or cores())
-    return open_runner(files, budget, device_for(files, cpu_flags()), free)
+    threads = _use_threads(budget.threads)
+    torch.set_num_threads(threads)
+    runner = open_runner(files, budget, device_for(files, cpu_flags()), free)
+    if not MISSING:
+        torch.set_num_threads(1)  # what steps leave to torch is too little to share, and two teams fight for the cores
+    return runner
 
 
 def device_for(files: ModelFiles, flags: frozenset[str]) -> Device:
     """The CPU as it best runs these files."""
-    gains = files.config.dtype == "bfloat16" and files.weight_bytes >= SMALL and bool(flags & BF16_FLAGS)
+    multiplies = bool(flags & BF16_FLAGS) if MISSING else lane(flags) in BF16_LANES
+    gains = files.config.dtype == "bfloat16" and files.weight_bytes >= SMALL and multiplies
     return replace(DEVICE, dtype=torch.bfloat16) if gains else DEVICE
+
+
+def _use_threads(count: int | None) -> int:
+    """Sets the size of the kernels' team; None: what the environment says, else all cores."""
+    if MISSING:
+        return count or cores()
+    threads: int = torch.ops.localllm.use_threads(count or 0)
+    return threads

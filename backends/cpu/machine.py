@@ -30,6 +30,18 @@ FEATURES: Mapping[str, str] = {
 # Matrix products of bfloat16 in hardware.
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 
+# The kernels' lanes (kernels/cpu/dispatch.cpp) and what each needs, the fastest first.
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
+LANES: Mapping[str, frozenset[str]] = {
+    "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "avx512": _AVX512,
+    "avxvnni": _AVX2 | {"avx_vnni"},
+    "avx2": _AVX2,
+    "generic": frozenset(),
+}
+BF16_LANES = frozenset({"amx", "avx512"})
+
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -48,6 +60,11 @@ def features(flags: frozenset[str]) -> dict[str, str]:
     arm = "asimd" in flags or platform.machine() in ("aarch64", "arm64")
     of_arm = ("asimd", "sve", "bf16", "i8mm")
     return {title: "yes" if flag in flags else "no" for flag, title in FEATURES.items() if (flag in of_arm) == arm}
+
+
+def lane(flags: frozenset[str]) -> str:
+    """What the kernels run on such a processor, unless LOCALLLM_CPU_LANE says otherwise."""
+    return os.environ.get("LOCALLLM_CPU_LANE") or next(name for name, needs in LANES.items() if needs <= flags)
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:

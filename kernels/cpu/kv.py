@@ -1,4 +1,4 @@
-"""Writing the paged cache on the CPU (kv.cpp); see kernels/ops/kv.py for what it means."""
+"""Writing the paged cache on the CPU (kv.cpp, append.cpp); see kernels/ops/kv.py for what it means."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from ..ops import kv as reference
+from ..ops.kv import Rotation
 from .floats import FLOATS
 
 _store = torch.ops.localllm.store.default
 _copy_pages = torch.ops.localllm.copy_pages.default
+_append = torch.ops.localllm.append.default
+_ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
@@ -21,6 +24,29 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     _copy_pages(pages, sources, targets)
+
+
+def append(
+    qkv: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+    offset: float,
+    cos: Tensor,
+    sin: Tensor,
+    rotation: Rotation,
+    slots: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+) -> Tensor:
+    """Queries stay in qkv, of which the answer is a view."""
+    if qkv.dtype not in FLOATS or key_pages.dtype not in FLOATS:
+        return reference.append(
+            qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
+        )
+    turn = _ROTATIONS[rotation]
+    _append(qkv, query_norm, key_norm, eps, offset, cos, sin, turn, slots, key_pages, value_pages)
+    return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])
 
 
 def _heads(x: Tensor) -> Tensor:

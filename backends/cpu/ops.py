@@ -1,0 +1,36 @@
+"""What the CPU computes with: its kernels, where they were built."""
+
+from __future__ import annotations
+
+from ...kernels.cpu import activation, attention, embedding, kv, linear, norm, rope, sampling
+from ...kernels.ops import Ops
+from ...kernels.ops.activation import Activation
+from ...kernels.ops.attention import Attention
+from ...kernels.ops.kv import KV
+from ...kernels.ops.linear import Linear
+from ...kernels.ops.norm import Norm
+from ...kernels.ops.rope import Rope
+from ...kernels.ops.sampling import Sampling
+
+OPS = Ops(
+    norm=Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm, layer=norm.layer_norm),
+    activation=Activation(
+        silu_and_mul=activation.silu_and_mul,
+        gelu_and_mul=activation.gelu_and_mul,
+        gelu_tanh_and_mul=activation.gelu_tanh_and_mul,
+    ),
+    rope=Rope(neox=rope.rope, interleaved=rope.interleaved_rope),
+    linear=Linear(
+        dense=linear.dense,
+        int8=linear.int8,
+        int4=linear.int4,
+        int4_wide=linear.int4_wide,
+        fp8=linear.fp8,
+        embedding=embedding.embedding,
+        pack=linear.pack,
+    ),
+    kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
+    attention=Attention(paged=attention.paged_attention),
+    # Biases and penalties concern a few tokens of a row: nothing to gain.
+    sampling=Sampling(mask=sampling.mask, greedy=sampling.greedy, draw=sampling.draw, logprobs=sampling.logprobs),
+)
