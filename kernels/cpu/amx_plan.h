@@ -44,26 +44,5 @@ static inline Plan plan_of(const LinearArgs& args) {
   return plan;
 }
 
-// A worker's rectangle of row blocks and panels: all workers together cover everything once, and the busiest has as
-// little as possible to do. Workers share weights rather than rows where both are equally fast.
-struct Rectangle {
-  Share blocks, panels;
-};
-
-static inline Rectangle rectangle_of(int64_t blocks, int64_t panels, const Worker& worker) {
-  long best = 1, least = 0;
-  for (long high = 1; high <= worker.count; high++) {
-    long wide = worker.count / high;
-    long load = (long)((blocks + high - 1) / high * ((panels + wide - 1) / wide));
-    if (high == 1 || load < least) best = high, least = load;
-  }
-  long wide = worker.count / best;
-  Worker row = worker, column = worker;
-  row.index = worker.index / (int)wide, row.count = (int)best;
-  column.index = worker.index % (int)wide, column.count = (int)wide;
-  if (row.index >= row.count) return {{0, 0}, {0, 0}};  // left over
-  return {share_of(blocks, row), share_of(panels, column)};
-}
-
 }  // namespace
 }  // namespace localllm::LANE

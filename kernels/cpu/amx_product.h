@@ -1,31 +1,11 @@
-// The blocked product of a worker's rectangle: 32 rows × one panel at a time over a chunk of the inputs, so that the
-// panel's chunk stays in L1 while the row blocks pass, and the activations' chunk and all sums stay in L2.
+// The product of one block of rows and one panel over a chunk of the inputs, its sums in tiles from end to end.
 #pragma once
 
 #include "amx_finish.h"
 
 namespace localllm::LANE {
 
-constexpr int64_t CHUNK = 16;    // steps: 32 KB of a panel
-constexpr int64_t BLOCKS = 16;   // row blocks at a time
-constexpr int64_t PANELS = 14;   // panels at a time: with BLOCKS 896 KB of sums
 constexpr int64_t SUMS = BLOCK * PANEL;  // of one block and one panel
-
-// Memory wanted soon, fetched into L2 a few lines at every step.
-struct Ahead {
-  const uint8_t* at;
-  int64_t lines;  // at a step
-
-  void fetch() {
-    for (int64_t i = 0; i < lines; i++, at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
-
-// The part of `bytes` at `from` that is one of `parts` calls' to fetch, over `steps` steps.
-static inline Ahead ahead_of(const uint8_t* from, int64_t bytes, int64_t part, int64_t parts, int64_t steps) {
-  int64_t each = round_up((bytes + parts - 1) / parts, 64);
-  return {from + part * each, (each / 64 + steps - 1) / steps};
-}
 
 // The four (or, for 16 rows, two) tiles of sums.
 template <int tiles>
@@ -45,8 +25,7 @@ static inline void store_sums(float* sums) {
 }
 
 template <Product product, int tiles>
-static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, int64_t steps, Ahead& weights,
-                            Ahead& activations) {
+static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, int64_t steps) {
   int64_t a_tile = depth * TILE_ROWS, a_step = a_tile * tiles, b_step = depth * PANEL;
   for (int64_t step = 0; step < steps; step++, a += a_step, b += b_step) {
     tile_load<6>(b, 128);
@@ -59,8 +38,6 @@ static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, i
       tile_multiply<product, 2, 5, 6>();
       tile_multiply<product, 3, 5, 7>();
     }
-    weights.fetch();
-    activations.fetch();
   }
 }
 
@@ -81,8 +58,7 @@ static inline void fold(const float* sums, float* to, bool first, const float* r
 // One block of rows × one panel over `steps` of the inputs from `first` on; `stage` holds two blocks of sums.
 template <class Source, int tiles>
 static inline void block_product(const Plan& plan, const uint8_t* a, const uint8_t* b, int64_t first, int64_t steps,
-                                 const float* row_scales, const float* column_scales, float* sums, float* stage,
-                                 Ahead weights, Ahead activations) {
+                                 const float* row_scales, const float* column_scales, float* sums, float* stage) {
   constexpr Product product = Source::product;
   a += first * plan.depth * TILE_ROWS * tiles;
   if (plan.groups == 1) {
@@ -90,7 +66,7 @@ static inline void block_product(const Plan& plan, const uint8_t* a, const uint8
       load_sums<tiles>(sums);
     else
       clear_sums<tiles>();
-    multiply<product, tiles>(a, b, plan.depth, steps, weights, activations);
+    multiply<product, tiles>(a, b, plan.depth, steps);
     return store_sums<tiles>(sums);
   }
   // The tiles are a group ahead of the vectors that scale and add up their sums.
@@ -98,7 +74,7 @@ static inline void block_product(const Plan& plan, const uint8_t* a, const uint8
   for (int64_t i = 0; i <= groups; i++) {
     if (i < groups) {
       clear_sums<tiles>();
-      multiply<product, tiles>(a, b, plan.depth, plan.group_steps, weights, activations);
+      multiply<product, tiles>(a, b, plan.depth, plan.group_steps);
       store_sums<tiles>(stage + i % 2 * SUMS);
       a += plan.group_steps * plan.depth * TILE_ROWS * tiles, b += plan.group_steps * plan.depth * PANEL;
     }

@@ -2,6 +2,7 @@
 
 #include "amx_activations.h"
 #include "amx_product.h"
+#include "amx_tasks.h"
 #include "amx_weights.h"
 
 namespace localllm::avx512 {
@@ -41,22 +42,18 @@ class Job {
   }
 
   void run() {
-    Rectangle own = rectangle_of(plan.blocks, round_up(args.outs, PANEL) / PANEL, worker);
-    int64_t blocks = own.blocks.end - own.blocks.begin, panels = own.panels.end - own.panels.begin;
-    if (blocks == 0 || panels == 0) return;
-    chunk = chunk_of(blocks);
-    int64_t high = cut(blocks, BLOCKS), wide = cut(panels, PANELS);
-    int64_t sums_bytes = high * wide * SUMS * 4, scales_bytes = round_up(chunk_groups() * PANEL * 4, 64);
-    uint8_t* scratch =
-        (uint8_t*)worker.scratch(sums_bytes + 2 * SUMS * 4 + scales_bytes + chunk * plan.depth * PANEL);
+    cut = cut_of(plan, round_up(args.outs, PANEL) / PANEL, worker.count);
+    int64_t sums_bytes = cut.blocks * cut.panels * SUMS * 4;
+    int64_t scales_bytes = round_up((plan.groups == 1 ? 1 : cut.chunk / plan.group_steps) * PANEL * 4, 64);
+    int64_t room_bytes = Source::expanded ? cut.chunk * plan.depth * PANEL : 0;
+    uint8_t* scratch = (uint8_t*)worker.scratch(sums_bytes + 2 * SUMS * 4 + scales_bytes + room_bytes);
     sums = (float*)scratch;
     stage = (float*)(scratch + sums_bytes);
     scales = stage + 2 * SUMS;
     room = (uint8_t*)scales + scales_bytes;
     configure_tiles(plan.depth);
-    for (int64_t block = own.blocks.begin; block < own.blocks.end; block += high)
-      for (int64_t panel = own.panels.begin; panel < own.panels.end; panel += wide)
-        part({block, least(block + high, own.blocks.end)}, {panel, least(panel + wide, own.panels.end)});
+    Tasks tasks((uint8_t*)args.shared + plan.bytes(), cut, worker);
+    while (tasks.next()) task(tasks.group, tasks.piece);
     tile_release();
   }
 
@@ -65,54 +62,31 @@ class Job {
   const Plan& plan;
   const Worker& worker;
   Source weights;
-  int64_t chunk;  // steps
+  Cut cut;
   float *sums, *stage, *scales;
   uint8_t* room;
 
-  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-  static int64_t cut(int64_t count, int64_t most) {  // into equal pieces of at most `most`
-    int64_t pieces = (count + most - 1) / most;
-    return (count + pieces - 1) / pieces;
-  }
-  int64_t chunk_groups() const { return plan.groups == 1 ? 1 : chunk / plan.group_steps; }
-
-  // All inputs at once when few rows pass a panel anyway and it need not be expanded: it is then read front to back.
-  int64_t chunk_of(int64_t blocks) const {
-    if (!Source::expanded && blocks <= 2) return plan.steps;
-    if (plan.groups == 1) return least(CHUNK, plan.steps);
-    return least(CHUNK > plan.group_steps ? CHUNK / plan.group_steps * plan.group_steps : plan.group_steps, plan.steps);
-  }
-
-  // Every chunk of the inputs for some blocks and panels.
-  void part(Share blocks, Share panels) {
-    for (int64_t first = 0; first < plan.steps; first += chunk) {
-      int64_t steps = least(chunk, plan.steps - first);
-      bool last = first + steps == plan.steps;
-      for (int64_t panel = panels.begin; panel < panels.end; panel++) {
+  void task(int64_t group, int64_t piece) {
+    int64_t panels = round_up(args.outs, PANEL) / PANEL;
+    int64_t begin = piece * cut.panels, end = least(begin + cut.panels, panels);
+    int64_t top = group * cut.blocks, bottom = least(top + cut.blocks, plan.blocks);
+    for (int64_t first = 0; first < plan.steps; first += cut.chunk) {
+      int64_t steps = least(cut.chunk, plan.steps - first);
+      for (int64_t panel = begin; panel < end; panel++) {
         const uint8_t* packed = weights.panel(panel);
         const uint8_t* b = weights.tiles(packed, first, steps, room);
-        if (plan.groups > 1)
-          for (int64_t group = 0; group < steps / plan.group_steps; group++)
-            weights.scales(packed, first / plan.group_steps + group, scales + group * PANEL);
-        else if (last)
+        if (plan.groups == 1)
           weights.scales(packed, 0, scales);
-        // While this chunk is multiplied the next panel's is fetched, and the next chunk of the activations.
-        bool turn = panel + 1 == panels.end;
-        const uint8_t* next = turn ? weights.at(weights.panel(panels.begin), last ? 0 : first + steps)
-                                   : weights.at(weights.panel(panel + 1), first);
-        int64_t next_bytes = weights.at(packed, first + steps) - weights.at(packed, first);
-        for (int64_t block = blocks.begin; block < blocks.end; block++) {
-          const uint8_t* a = (const uint8_t*)args.shared + block * plan.block_bytes();
-          int64_t a_chunk = steps * plan.step_bytes(block);
-          Ahead soon = ahead_of(next, next_bytes, block - blocks.begin, blocks.end - blocks.begin, steps);
-          Ahead later = ahead_of(a + (first + steps) * plan.step_bytes(block), last ? 0 : a_chunk,
-                                 panel - panels.begin, panels.end - panels.begin, steps);
-          float* at = sums + ((block - blocks.begin) * (panels.end - panels.begin) + panel - panels.begin) * SUMS;
+        else
+          for (int64_t i = 0; i < steps / plan.group_steps; i++)
+            weights.scales(packed, first / plan.group_steps + i, scales + i * PANEL);
+        for (int64_t block = top; block < bottom; block++) {
+          float* at = sums + ((block - top) * cut.panels + panel - begin) * SUMS;
           if (plan.tiles(block) == 2)
-            block_product<Source, 2>(plan, a, b, first, steps, row_scales(block), scales, at, stage, soon, later);
+            block_product<Source, 2>(plan, rows(block), b, first, steps, row_scales(block), scales, at, stage);
           else
-            block_product<Source, 1>(plan, a, b, first, steps, row_scales(block), scales, at, stage, soon, later);
-          if (!last) continue;
+            block_product<Source, 1>(plan, rows(block), b, first, steps, row_scales(block), scales, at, stage);
+          if (first + steps < plan.steps) continue;
           if (plan.groups > 1 || args.format == Format::bf16)
             finish<Product::bf16>(args, block, panel, at, nullptr, nullptr);
           else
@@ -122,6 +96,7 @@ class Job {
     }
   }
 
+  const uint8_t* rows(int64_t block) const { return (const uint8_t*)args.shared + block * plan.block_bytes(); }
   const float* row_scales(int64_t block) const {
     if (plan.product != Product::int8) return nullptr;
     return (const float*)((const uint8_t*)args.shared + plan.scales_offset()) + block * plan.groups * BLOCK;
@@ -134,6 +109,7 @@ void linear(const LinearArgs& args, const Worker& worker) {
   if (!tiled(args)) return avx512::linear(args, worker);
   Plan plan = plan_of(args);
   arrange(args, plan, worker);
+  if (worker.index == 0) memset((uint8_t*)args.shared + plan.bytes(), 0, plan.blocks * COUNTER_BYTES);
   worker.barrier();
   switch (args.format) {
     case Format::bf16: return Job<DenseWeights>(args, plan, worker).run();
@@ -146,7 +122,7 @@ void linear(const LinearArgs& args, const Worker& worker) {
 }
 
 size_t linear_shared(const LinearArgs& args, int workers) {
-  return tiled(args) ? plan_of(args).bytes() : avx512::linear_shared(args, workers);
+  return tiled(args) ? plan_of(args).bytes() + plan_of(args).blocks * COUNTER_BYTES : avx512::linear_shared(args, workers);
 }
 
 }  // namespace localllm::amx

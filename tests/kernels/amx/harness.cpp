@@ -8,6 +8,11 @@
 #include <thread>
 #include <vector>
 
+#if !defined(TILES_EMULATED)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "kernels.h"
 
 namespace localllm {
@@ -60,6 +65,15 @@ size_t linear_shared(const LinearArgs& args, int workers);
 using namespace localllm;
 
 extern "C" {
+
+// False where the system refuses this process the tiles' registers.
+__attribute__((visibility("default"))) bool open_tiles() {
+#if defined(TILES_EMULATED)
+  return true;
+#else
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#endif
+}
 
 // The number of threads that handed the product to the AVX-512 lane.
 __attribute__((visibility("default"))) int run_linear(

@@ -172,7 +172,9 @@ def test_int4(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, group: int, wi
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("outs", "ins", "group"), [(33, 384, 128), (64, 300, 128), (40, 70, 70), (300, 1100, 1100), (29, 37, 37)])
+@pytest.mark.parametrize(
+    ("outs", "ins", "group"), [(33, 384, 128), (64, 300, 128), (40, 70, 70), (300, 1100, 1100), (29, 37, 37)]
+)
 def test_fp8(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, group: int) -> None:
     weight, x = fp8_weight(outs, ins, group), random(rows, ins).bfloat16()
     found, handed = run(tiles, "fp8", x, pack_fp8(weight), outs, group=group)
