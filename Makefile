@@ -1,5 +1,6 @@
 # make chat   set up what is missing, then chat with the built-in model
 # make test   set up what is missing, then every check and test
+# make build  the CPU's kernels after a change to them; MAX_JOBS=1 leaves the other cores free
 # Set-up lives in .venv and takes minutes once; after that both start in seconds.
 
 PYTHON ?= python3
@@ -7,22 +8,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
+# The kernels are built against the torch of .venv, by the tools that are here or that pip brings.
+export PATH := $(PATH):$(CURDIR)/$(BIN)
+INSTALL := $(PIP) --quiet --no-build-isolation
+REBUILD := test ! -f build/kernels/build.ninja || cmake --build build/kernels
+ifdef MAX_JOBS
+export CMAKE_BUILD_PARALLEL_LEVEL := $(MAX_JOBS)
+endif
+
 .PHONY: build chat test test-all lint bench clean
 
 chat: $(VENV)/.runtime
+	@$(REBUILD) >/dev/null || true
 	@$(BIN)/localllm chat
 
-test: $(VENV)/.dev lint
+test: $(VENV)/.dev build lint
 	scripts/test
 
-# Adds what takes longer than CI has: the built-in model's whole examination.
+# Adds what takes longer than CI has: reads and writes out of bounds, and the built-in model's whole examination.
 test-all: test
+	scripts/sanitize
 	$(BIN)/python -m scripts.train_guide.evaluate
 
-# The CPU's kernels alone, after a change to them. make build MAX_JOBS=1 leaves the other cores free.
-build: $(VENV)/.torch
-	@cmake -S kernels -B build/kernels -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Wno-dev > build/kernels.log || { cat build/kernels.log; exit 1; }
-	@cmake --build build/kernels $(if $(MAX_JOBS),-j $(MAX_JOBS))
+# The CPU's kernels again, after a change to them; the first time they are part of the set-up.
+build: $(VENV)/.runtime
+	@test -f build/kernels/build.ninja || $(INSTALL) --editable . --no-deps
+	@test -f build/kernels/build.ninja || \
+	  { echo "error: the CPU's kernels need a C++20 compiler; on Debian: apt install g++, then make build"; exit 1; }
+	@$(REBUILD)
 
 lint: $(VENV)/.dev
 	scripts/check
@@ -53,9 +66,10 @@ $(VENV)/.torch: $(VENV)/.made constraints.txt
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.torch pyproject.toml
-	$(PIP) --quiet --editable .
+	$(PIP) --quiet scikit-build-core $(shell command -v cmake >/dev/null || echo cmake) $(shell command -v ninja >/dev/null || echo ninja)
+	$(INSTALL) --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(PIP) --quiet --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@
