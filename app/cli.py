@@ -64,6 +64,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 backend_flag = click.option(
     "--backend", type=BackendName(), metavar="NAME", help="Run on this backend, not the first that works here."
 )
+quant_flag = click.option(
+    "--quant", type=click.Choice(["none", "int8", "int4", "fp8"]), help="Make the weights smaller on load."
+)
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs to read.")
 default_model = click.argument("model", type=Model(), required=False)
 
@@ -103,7 +106,8 @@ def cli(ctx: click.Context) -> None:
 @default_model
 @sampling_flags
 @backend_flag
-def chat(model: str | None, backend: str | None, **asked: Any) -> int:
+@quant_flag
+def chat(model: str | None, backend: str | None, quant: str | None, **asked: Any) -> int:
     """Chat with a model in the terminal.
 
     Without MODEL your default model is used, at first the built-in guide. When input does not come from a terminal,
@@ -117,7 +121,7 @@ def chat(model: str | None, backend: str | None, **asked: Any) -> int:
     """
     from .commands.chat import chat as body
 
-    return body(model, backend, asked)
+    return body(model, backend, quant, asked)
 
 
 @cli.command()
@@ -127,8 +131,9 @@ def chat(model: str | None, backend: str | None, **asked: Any) -> int:
 @click.option("--schema", type=click.File("rb"), metavar="FILE", help="Answer with JSON that fits this JSON schema.")
 @click.option("--regex", metavar="PATTERN", help="Answer with text that matches this regular expression.")
 @backend_flag
+@quant_flag
 @json_flag
-def run(model: str, prompt: str | None, backend: str | None, as_json: bool, **asked: Any) -> int:
+def run(model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, **asked: Any) -> int:
     """Answer one prompt and print the answer as it comes.
 
     Piped input is added after PROMPT, or is the prompt when there is none. --json prints one object with text, finish,
@@ -142,7 +147,7 @@ def run(model: str, prompt: str | None, backend: str | None, as_json: bool, **as
     """
     from .commands.run import run as body
 
-    return body(model, prompt, backend, as_json, asked)
+    return body(model, prompt, backend, quant, as_json, asked)
 
 
 @cli.command(cls=WithSettings)
@@ -271,8 +276,9 @@ def doctor(backend: str | None, as_json: bool) -> int:
 @default_model
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs to take medians of.")
 @backend_flag
+@quant_flag
 @json_flag
-def bench(model: str | None, rounds: int, backend: str | None, as_json: bool) -> int:
+def bench(model: str | None, rounds: int, backend: str | None, quant: str | None, as_json: bool) -> int:
     """Measure how fast a model answers here.
 
     Gives the time to the first token, reading and writing speed in tokens per second, alone and with eight answers
@@ -285,7 +291,7 @@ def bench(model: str | None, rounds: int, backend: str | None, as_json: bool) ->
     """
     from .commands.bench import bench as body
 
-    return body(model, rounds, backend, as_json)
+    return body(model, rounds, backend, quant, as_json)
 
 
 @cli.command()

@@ -144,10 +144,15 @@ class Client:
         return msgspec.json.decode(await self._get("/admin/loaded"), type=list[LoadedModel])
 
     async def load(
-        self, model: str, *, backend: str | None = None, on_progress: Callable[[str, float], None] | None = None
+        self,
+        model: str,
+        *,
+        backend: str | None = None,
+        quant: str | None = None,
+        on_progress: Callable[[str, float], None] | None = None,
     ) -> LoadedModel:
         """Load a model (a no-op when it is); progress comes as (words, 0…1)."""
-        body = {"model": _name(model), "backend": backend}
+        body = {"model": _name(model), "backend": backend, "quant": quant}
         async with aclosing(self._events("/admin/load", body)) as events:
             async for event in events:
                 if "stage" not in event:

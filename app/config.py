@@ -37,8 +37,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: Annotated[str, Meta(description="Model that chat and bench use when none is named.")] = "guide"
     backend: Annotated[str, Meta(description="Backend to use; auto picks the first that works here.")] = "auto"
     dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"], Meta(description="Number format of weights and KV on load.")
+        Literal["auto", "bfloat16", "float32"], Meta(description="Number format of computing and of the KV cache.")
     ] = "auto"
+    quant: Annotated[
+        Literal["none", "int8", "int4", "fp8"],
+        Meta(description="Make the weights smaller on load: faster, not quite exact."),
+    ] = "none"
     context: Annotated[int, Meta(ge=0, description="Context window in tokens; 0 is the model's own, if it fits.")] = 0
     cache_mib: Annotated[int, Meta(ge=0, description="Memory for the KV cache in MiB; 0 sizes it itself.")] = 0
     max_rows: Annotated[Count, Meta(description="Requests computed together in one step.")] = 64

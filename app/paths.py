@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -42,6 +43,14 @@ def hub_cache_dir() -> Path:
             return Path(os.environ[name]).expanduser()
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HOME") or base).expanduser() / "hub"
+
+
+def packed_dir(model: Path) -> Path:
+    """Weights of this model's folder as they were made smaller on load; not made here. Beside the model, so that they
+    go with it; in our cache where that folder is not ours to write in, or is our own program's."""
+    if os.access(model, os.W_OK) and assets_dir() not in model.resolve().parents:
+        return model / ".localllm"
+    return cache_dir() / "packed" / hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
 
 
 def log_dir() -> Path:

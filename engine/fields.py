@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .errors import ModelRefused
@@ -16,6 +16,12 @@ class Fields:
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in self._values if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def refuse(self, key: str, expected: str) -> ModelRefused:
         found = repr(self._values[key])[:100] if key in self else "nothing"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from .errors import ModelRefused
 from .fields import Fields
+from .quantization import Quantization, parse_quantization
 
 LayerKind = Literal["full", "sliding"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -62,6 +63,7 @@ class ModelConfig:
     dtype: str  # as stored, e.g. "bfloat16"; empty where config.json does not say
     bos_id: int | None
     eos_ids: tuple[int, ...]
+    quantization: Quantization | None  # None: the weights are ordinary floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,6 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
             f"{where}: the architecture {model_type!r:.50} is not supported",
             f"known architectures: {', '.join(FAMILIES)}",
         )
-    for key in ("quantization_config", "compression_config"):
-        if key in fields:
-            method = fields.table(key).text("quant_method", "unnamed")
-            raise ModelRefused(f"{where}: quantised weights ({method:.50}) are not supported", "use a bf16 model")
     if fields.flag("use_bidirectional_attention", False):
         raise ModelRefused(f"{where}: use_bidirectional_attention is not supported: it does not generate text")
 
@@ -146,6 +144,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         dtype=fields.text("dtype" if "dtype" in fields else "torch_dtype", ""),
         bos_id=bos[0] if bos else None,
         eos_ids=fields.ids("eos_token_id", vocab),
+        quantization=parse_quantization(fields, where),
     )
 
 

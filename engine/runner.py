@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .quantization import Quant
+
 if TYPE_CHECKING:
     from .batch import Batch
     from .lora import Adapter
     from .modelfiles import ModelFiles
-
-
-Quant = Literal["none", "int8", "int4", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class RunnerSpec:
     overlap: bool = False  # a step may be started before the last one's tokens are known (Batch.carry)
     graph_rows: tuple[int, ...] = ()  # shapes that were or will be captured, ascending
     graph_tokens: tuple[int, ...] = ()
-    dtype: str = ""  # of weights and cache, for people
+    dtype: str = ""  # of activations and cache, for people
+    quant: str = ""  # the weights' format where they are quantised, e.g. "int8", for people
     weight_bytes: int = 0  # as held in memory
     cache_bytes: int = 0  # all KV memory
 
@@ -122,6 +123,7 @@ class Budget:
     page_size: int = 16
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quant: Quant = "none"  # make the weights smaller while loading
+    packed_dir: Path | None = None  # where weights made smaller are kept for the next time; None: nowhere
     threads: int | None = None  # CPU threads; None: physical cores
 
 

@@ -25,11 +25,11 @@ def opening(system: str | None) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def loaded(settings: Settings, model: str, backend: str | None) -> AsyncIterator[Client]:
+async def loaded(settings: Settings, model: str, backend: str | None, quant: str | None) -> AsyncIterator[Client]:
     """A client of the daemon, started where none runs, with the model ready to answer.
 
-    `backend` is for this model only; the daemon keeps to the settings for others.
+    `backend` and `quant` are for this model only; the daemon keeps to the settings for others.
     """
     async with await Client.connect(settings, on_status=say) as client:
-        await client.load(model, backend=backend)
+        await client.load(model, backend=backend, quant=quant)
         yield client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -33,6 +33,7 @@ class Result:
     backend: str
     device: str
     dtype: str
+    quant: str
     rounds: int
     prompt_tokens: int
     ttft_ms: float  # of a short prompt
@@ -43,15 +44,17 @@ class Result:
     memory_share: float | None = None  # of that, what decoding alone reads the weights at; over 1: they stay in cache
 
 
-def bench(model: str | None, rounds: int, backend: str | None, as_json: bool) -> int:
+def bench(model: str | None, rounds: int, backend: str | None, quant: str | None, as_json: bool) -> int:
     """Print the figures."""
     settings = config.load()
-    result = asyncio.run(_bench(settings, model or settings.model, backend, rounds))
+    model = model or settings.model
+    result = asyncio.run(_bench(loaded(settings, model, backend, quant), model, rounds))
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
         return 0
     click.echo(
-        f"{result.model} on {result.device} ({result.backend}, {result.dtype}), medians of {result.rounds} rounds"
+        f"{result.model} on {result.device} ({', '.join(filter(None, (result.backend, result.dtype, result.quant)))}), "
+        f"medians of {result.rounds} rounds"
     )
     click.echo(f"  time to first token  {result.ttft_ms:10.1f} ms")
     click.echo(f"  reading the prompt   {result.prefill:10.1f} tokens/s, {result.prompt_tokens} tokens")
@@ -63,8 +66,8 @@ def bench(model: str | None, rounds: int, backend: str | None, as_json: bool) ->
     return 0
 
 
-async def _bench(settings: config.Settings, model: str, backend: str | None, rounds: int) -> Result:
-    async with loaded(settings, model, backend) as client:
+async def _bench(session: AbstractAsyncContextManager[Client], model: str, rounds: int) -> Result:
+    async with session as client:
         info = await client.load(model)  # it is loaded: this only says how
         words = random.Random(0)
         await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)  # warms caches; not counted
@@ -81,6 +84,7 @@ async def _bench(settings: config.Settings, model: str, backend: str | None, rou
         backend=info.backend,
         device=info.device,
         dtype=info.dtype,
+        quant=info.quant,
         rounds=rounds,
         prompt_tokens=round(median(answer.usage.prompt_tokens for answer in reading)),
         ttft_ms=1e3 * median(answer.ttft for answer in alone),

@@ -13,15 +13,15 @@ from .asking import loaded, opening, parameters
 from .run import stream, text_of
 
 
-def chat(model: str | None, backend: str | None, asked: dict[str, Any]) -> int:
+def chat(model: str | None, backend: str | None, quant: str | None, asked: dict[str, Any]) -> int:
     """A conversation with the model named, or the default one."""
     settings = config.load()
     model = model or settings.model
     if all(end.isatty() for end in (sys.stdin, sys.stdout, sys.stderr)):  # the UI draws on standard error
         from ..tui import run
 
-        return run(settings, model, system=asked["system"], parameters=parameters(asked), backend=backend)
-    _lines(loaded(settings, model, backend), model, opening(asked["system"]), parameters(asked))
+        return run(settings, model, asked["system"], parameters(asked), backend=backend, quant=quant)
+    _lines(loaded(settings, model, backend, quant), model, opening(asked["system"]), parameters(asked))
     return 0
 
 

@@ -48,7 +48,7 @@ async def _loaded(settings: config.Settings) -> list[LoadedModel] | None:
 
 def _row(model: LoadedModel) -> tuple[str, ...]:
     leaves = "never" if model.unload_in is None else f"{model.unload_in:.0f} s"
-    backend = " ".join(part for part in (model.backend, model.dtype) if part)
+    backend = " ".join(part for part in (model.backend, model.dtype, model.quant) if part)
     context = str(model.context) if model.context else ""
     memory = size(model.memory) if model.memory else ""
     return (model.id, model.state, backend, context, memory, str(model.requests), "" if model.requests else leaves)

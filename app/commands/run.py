@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import IO, Any
 
 import click
@@ -18,25 +18,26 @@ from .asking import loaded, opening, parameters
 from .console import say, write
 
 
-def run(model: str, prompt: str | None, backend: str | None, as_json: bool, asked: dict[str, Any]) -> int:
+def run(
+    model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, asked: dict[str, Any]
+) -> int:
     """Ask once; the answer goes to standard output as it comes, or as one JSON object at the end."""
     settings = config.load()
     messages = [*opening(asked.pop("system")), {"role": "user", "content": _prompt(prompt)}]
     shape = _format(asked.pop("schema"), asked.pop("regex"))
     body = parameters(asked) | shape
-    asyncio.run(_run(settings, model, backend, messages, body, as_json))
+    asyncio.run(_run(loaded(settings, model, backend, quant), model, messages, body, as_json))
     return 0
 
 
 async def _run(
-    settings: config.Settings,
+    session: AbstractAsyncContextManager[Client],
     model: str,
-    backend: str | None,
     messages: list[dict[str, Any]],
     body: dict[str, Any],
     as_json: bool,
 ) -> None:
-    async with loaded(settings, model, backend) as client:
+    async with session as client:
         if as_json:
             click.echo(json.dumps(await _collect(client, model, messages, body), ensure_ascii=False))
         else:

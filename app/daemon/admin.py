@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ...engine.quantization import Quant
 from .body import WireBody
 
 
@@ -29,6 +30,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     device: str = ""
     dtype: str = ""
+    quant: str = ""  # the weights' format where they are quantised
     context: int = 0
     memory: int = 0  # bytes: weights and KV cache
     cache_tokens: int = 0
@@ -52,6 +54,7 @@ class LoadBody(WireBody):
 
     model: str
     backend: str | None = None
+    quant: Quant | None = None
 
 
 class LoadProgress(msgspec.Struct, frozen=True):

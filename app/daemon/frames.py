@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...engine.quantization import Quant
 from ..errors import BY_CODE, AppError
 
 MAX_FRAME = 64 * 2**20
@@ -50,6 +51,8 @@ class Load(Frame):
     path: str
     backend: str = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    quant: Quant = "none"
+    packed_dir: str = ""  # where weights made smaller on load are kept for the next time; empty: nowhere
     context: int = 0
     cache_mib: int = 0
     max_rows: int = 64
@@ -141,6 +144,7 @@ class ModelInfo(Frame):
     weight_bytes: int
     cache_bytes: int
     cache_tokens: int
+    quant: str = ""  # the weights' format where they are quantised
     reason: str = ""  # why this backend
     has_chat_template: bool = True
 

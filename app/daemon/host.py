@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...engine.quantization import Quant
 from .. import paths
 from ..config import Settings
 from ..errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
@@ -45,17 +46,23 @@ class Host:
         self._janitor: asyncio.Task[None] | None = None
 
     async def worker(
-        self, name: str, *, local: bool = False, backend: str | None = None, progress: Progress | None = None
+        self,
+        name: str,
+        *,
+        local: bool = False,
+        backend: str | None = None,
+        quant: Quant | None = None,
+        progress: Progress | None = None,
     ) -> Worker:
         """The ready worker of a model, started if need be; all who ask meanwhile wait for the same one.
 
         `local`: the client is our own, on the unix socket, and may name a folder. Raises ModelNotFound, what the
-        worker said when it cannot load, Stopping, or InvalidRequest when the model is busy on another backend.
+        worker said when it cannot load, Stopping, or InvalidRequest when the model is busy, loaded in another way.
         """
         ref = await self._resolve(name, local)
         while True:
             self._refuse_when_stopping()
-            slot = self._slots.get(ref.id) or self._begin(ref, backend)
+            slot = self._slots.get(ref.id) or self._begin(ref, backend, quant)
             if slot.leaving is not None:
                 await asyncio.shield(slot.leaving)
                 continue
@@ -63,9 +70,14 @@ class Host:
                 slot.worker.listeners.append(progress)
             await asyncio.shield(slot.loading)
             info = slot.worker.info
-            if info is not None and backend not in (None, "auto", info.backend):
+            other = info is not None and backend not in (None, "auto", info.backend)
+            made = slot.worker.load_frame.quant
+            if info is not None and (other or quant not in (None, made)):
                 if slot.worker.held:
-                    raise InvalidRequest(f"{ref.id} is busy on {info.backend}: stop it first", param="backend")
+                    how = f"on {info.backend}" if other else f"with quant {made}"
+                    raise InvalidRequest(
+                        f"{ref.id} is busy {how}: stop it first", param="backend" if other else "quant"
+                    )
                 await asyncio.shield(self._leave(slot, drain=0.0))
                 continue
             if slot.worker.state == "ready":
@@ -142,13 +154,15 @@ class Host:
         slot = self._slots.get(name)
         return slot.ref if slot else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
 
-    def _begin(self, ref: catalog.ModelRef, backend: str | None) -> _Slot:
+    def _begin(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Slot:
         settings = self.settings
         load = Load(
             model=ref.id,
             path=str(ref.path),
             backend=backend or settings.backend,
             dtype=settings.dtype,
+            quant=quant or settings.quant,
+            packed_dir=str(paths.packed_dir(ref.path)),
             context=settings.context,
             cache_mib=settings.cache_mib,
             max_rows=settings.max_rows,
@@ -218,6 +232,7 @@ def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedM
         backend=info.backend,
         device=info.device,
         dtype=info.dtype,
+        quant=info.quant,
         context=info.context,
         memory=info.weight_bytes + info.cache_bytes,
         cache_tokens=info.cache_tokens,

@@ -61,6 +61,8 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
             cache_bytes=load.cache_mib * 2**20 or None,
             max_rows=load.max_rows,
             dtype=load.dtype,
+            quant=load.quant,
+            packed_dir=Path(load.packed_dir) if load.packed_dir else None,
             threads=load.threads or None,
         ),
     )
@@ -73,6 +75,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         backend=choice.backend.name,
         device=choice.info.name,
         dtype=spec.dtype,
+        quant=spec.quant,
         architecture=files.config.model_type,
         context=spec.max_context,
         vocab=spec.vocab_size,

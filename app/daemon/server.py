@@ -238,6 +238,7 @@ class _Load:
                 body.model,
                 local=local,
                 backend=body.backend,
+                quant=body.quant,
                 progress=lambda stage, done: news.put_nowait(event(LoadProgress(stage, done))),
             )
         )

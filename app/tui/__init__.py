@@ -17,9 +17,11 @@ def run(
     model: str,
     system: str | None = None,
     parameters: dict[str, Any] | None = None,
+    *,
     backend: str | None = None,
+    quant: str | None = None,
 ) -> int:
-    """Run the UI until the person leaves; returns the exit code. A `backend` is forced for the models chosen here.
+    """Run the UI until the person leaves; returns the exit code. `backend` and `quant` are for the models chosen here.
 
     `parameters` are sampling parameters by their OpenAI names; one that cannot be raises InvalidRequest.
     """
@@ -36,6 +38,7 @@ def run(
         Conversation(model, system or "", checked),
         connect=Client.connect,
         backend=backend,
+        quant=quant,
         store=Store(paths.history_file()),
     )
     return app.run() or 0

@@ -47,12 +47,13 @@ class ChatApp(App[int]):
         clock: Callable[[], float] = time.monotonic,
         folder: Path | None = None,
         backend: str | None = None,
+        quant: str | None = None,
     ) -> None:
         super().__init__()
         for known in (theme.DARK, theme.LIGHT):
             self.register_theme(known)
         self.theme = theme.suited(os.environ)
-        self._connection = Connection(settings, connect, backend)
+        self._connection = Connection(settings, connect, backend, quant)
         self._recorder = Recorder(store)
         self._clock = clock
         self._interrupted = -1e9

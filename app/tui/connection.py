@@ -17,11 +17,13 @@ Connect = Callable[..., Awaitable[Client]]
 class Connection:
     """`state` is a few words for the status line; `on_change` is called whenever something here changed.
 
-    A `backend` is forced for the models loaded here; the daemon keeps to its settings for others.
+    `backend` and `quant` are for the models loaded here; the daemon keeps to its settings for others.
     """
 
-    def __init__(self, settings: Settings, connect: Connect, backend: str | None = None) -> None:
-        self._settings, self._connect, self._backend = settings, connect, backend
+    def __init__(
+        self, settings: Settings, connect: Connect, backend: str | None = None, quant: str | None = None
+    ) -> None:
+        self._settings, self._connect, self._backend, self._quant = settings, connect, backend, quant
         self._client: Client | None = None
         self._lock = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
@@ -50,7 +52,7 @@ class Connection:
         try:
             client = await self.client()
             progress = lambda words, done: self._say(f"{words} {done:.0%}")  # noqa: E731
-            await client.load(model, backend=self._backend, on_progress=progress)
+            await client.load(model, backend=self._backend, quant=self._quant, on_progress=progress)
             await self.refresh()
         except AppError as error:
             self.lost(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Protocol
 
@@ -18,11 +19,10 @@ from ...kernels.ops import Ops
 from .device import Device
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
+from .loading import Loader
 from .models import accepts
-from .quant.choose import scheme
 from .sampler import Drawn, sample
 from .sizing import plan
-from .weights import Weights
 
 # What torch raises when a kernel, an index or an allocation fails.
 _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
@@ -110,12 +110,13 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
         raise ModelRefused(f"{files.name}: {refusal}")
     config = files.config
     dtype = DTYPES.get(budget.dtype, device.dtype)
-    spec = plan(files, budget, free, dtype, overlap=device.overlap)
-    weights = Weights(files, device, dtype, scheme(budget.quant))
+    loader = Loader(files, budget, device, dtype)
+    spec = plan(files, budget, free, dtype, loader.expected_bytes(), overlap=device.overlap)
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build
-        model: Model = build(weights, config, spec.max_context)
-        weights.close()
+        model: Model
+        model, weight_bytes = loader.load(lambda weights: build(weights, config, spec.max_context))
+        spec = replace(spec, weight_bytes=weight_bytes)
         kv = PagedKV(
             config.num_layers,
             spec.num_pages,

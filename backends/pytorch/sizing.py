@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 
 from ...engine.errors import ModelRefused
@@ -16,13 +14,14 @@ CACHE_SHARE = 0.25
 TOKENS_PER_ROW = 512
 
 
-def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, *, overlap: bool) -> RunnerSpec:
-    """The spec of a runner with a paged cache, on a device with `free` bytes, weights and cache in `dtype`.
+def plan(
+    files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weights: int, *, overlap: bool
+) -> RunnerSpec:
+    """The spec of a runner with a paged cache in `dtype`, on a device with `free` bytes of which the weights take some.
 
     Raises ModelRefused with both numbers where the budget cannot be met.
     """
-    config = files.config
-    weights = sum(prod(tensor.shape) for tensor in files.tensors.values()) * dtype.itemsize
+    config, quantised = files.config, files.config.quantization
     if weights > free:
         raise ModelRefused(
             f"{files.name} needs {_size(weights)} for its weights, but {_size(free)} are free",
@@ -57,6 +56,7 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, *, ov
         overlap=overlap,
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
+        quant=quantised.title if quantised else budget.quant if budget.quant != "none" else "",
         cache_bytes=num_pages * page,
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ class StoredTensors:
         return self._left[name].dtype if name in self._left else ""
 
     def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
+        stored = self.pass_over(name, shape, dtypes)
+        self._read.append(stored)
+        return self._maps.tensor(stored)
+
+    def pass_over(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> StoredTensor:
+        """Take it as `read` does, but leave its data in the file."""
         stored = self._left.pop(name, None)
         if stored is None:
             raise ModelRefused(f"{self._files.name}: tensor {name!r} is missing, expected {list(shape)}")
@@ -47,8 +54,7 @@ class StoredTensors:
         if stored.dtype not in dtypes:
             kinds = dtypes[0] if len(dtypes) == 1 else f"one of {', '.join(dtypes)}"
             raise ModelRefused(f"{where} should be {kinds}, found {stored.dtype}")
-        self._read.append(stored)
-        return self._maps.tensor(stored)
+        return stored
 
     def put_back(self, name: str) -> None:
         """It may be taken once more."""
@@ -73,18 +79,30 @@ class StoredTensors:
 
 class Weights:
     """What a model file builds itself from. Weights of products are packed by the device, one at a time, and the files'
-    pages let go after each: there are never two copies of all of them."""
+    pages let go after each: there are never two copies of all of them.
 
-    def __init__(self, files: ModelFiles, device: Device, dtype: torch.dtype, scheme: Scheme) -> None:
+    Products that are in `kept`, by the names of what they are made of, are taken from there.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        device: Device,
+        dtype: torch.dtype,
+        scheme: Scheme,
+        kept: Mapping[str, Product] = MappingProxyType({}),
+    ) -> None:
         self.dtype = dtype  # of activations
-        self._files, self._device, self._scheme = files, device, scheme
+        self.products: dict[str, Product] = {}  # all so far, by the same names as in `kept`
+        self.bytes = 0  # of everything so far
+        self._files, self._device, self._scheme, self._kept = files, device, scheme, kept
         self._tensors = StoredTensors(files)
-        self.bytes = 0  # of packed weights so far
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A small tensor as it is stored, copied to the device; it must have exactly this shape."""
         found = self._tensors.read(name, shape, STORED)
         check_finite(name, found)
+        self.bytes += found.nbytes
         return found.to(self._device.name, copy=True)
 
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
@@ -92,25 +110,30 @@ class Weights:
         found = self._tensors.read(f"{name}.weight", shape, STORED)
         check_finite(f"{name}.weight", found)
         self._tensors.drop_pages()
+        self.bytes += found.nbytes
         return found.to(self._device.name)
 
     def linear(self, names: Sequence[str], outs: Sequence[int], ins: int, bias: bool = False) -> Projection:
         """One projection, or several with the same input side by side, as one product where their formats allow it."""
-        loaded = [self._scheme.load(self._tensors, name, out, ins) for name, out in zip(names, outs, strict=True)]
-        biases = [
-            self.take(f"{name}.bias", (out,)).float() if bias else None for name, out in zip(names, outs, strict=True)
-        ]
-        if len(loaded) > 1 and not all(loaded[0].joins(other) for other in loaded[1:]):
-            return SideBySide(tuple(self._pack([one], [shift]) for one, shift in zip(loaded, biases, strict=True)))
-        return self._pack(loaded, biases)
+        sizes = list(zip(names, outs, strict=True))
+        biases = [self.take(f"{name}.bias", (out,)).float() for name, out in sizes] if bias else []
+        kept = self._kept.get("+".join(names))
+        if kept is not None:
+            for name, out in sizes:
+                self._tensors.pass_over(f"{name}.weight", (out, ins), STORED)
+            return self._product(names, kept.op, kept.weight, biases)
+        loaded = [self._scheme.load(self._tensors, name, out, ins) for name, out in sizes]
+        if all(loaded[0].joins(other) for other in loaded[1:]):
+            return self._pack(names, loaded, biases)
+        alone = [[shift] for shift in biases] or [[]] * len(names)
+        parts = zip(names, loaded, alone, strict=True)
+        return SideBySide(tuple(self._pack([name], [one], shift) for name, one, shift in parts))
 
     def tied_head(self, embedding: str, head: str, outs: int, ins: int) -> Projection:
         """The head whose weight is the embedding's; a second copy may be stored, if it is a copy."""
         self._tensors.put_back(f"{embedding}.weight")
         if f"{head}.weight" in self._tensors:
-            shape = (outs, ins)
-            copy = self._tensors.read(f"{head}.weight", shape, STORED)
-            original = self._tensors.read(f"{embedding}.weight", shape, STORED)
+            copy, original = (self._tensors.read(f"{name}.weight", (outs, ins), STORED) for name in (head, embedding))
             wider = torch.promote_types(copy.dtype, original.dtype)
             if not torch.equal(copy.to(wider), original.to(wider)):
                 raise ModelRefused(
@@ -127,12 +150,20 @@ class Weights:
         """Raises ModelRefused for tensors that the model did not ask for."""
         self._tensors.close()
 
-    def _pack(self, loaded: Sequence[Loaded], biases: Sequence[Tensor | None]) -> Product:
+    def _pack(self, names: Sequence[str], loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
         first = loaded[0]
         plain = changed(joined([one.weight for one in loaded]), lambda part: part.to(self._device.name))
-        weight = self._device.ops.linear.pack(plain, self.dtype)
-        self.bytes += held_bytes(weight)
+        packed = self._device.ops.linear.pack(plain, self.dtype)
         self._tensors.drop_pages()
-        order = None if first.order is None else first.order.to(self._device.name)
-        given = [bias for bias in biases if bias is not None]
-        return Product(first.product, weight, torch.cat(given) if given else None, order)
+        return self._product(names, first.product, packed, biases, first.order)
+
+    def _product(
+        self, names: Sequence[str], product: str, weight: Any, biases: Sequence[Tensor], order: Tensor | None = None
+    ) -> Product:
+        device = self._device.name
+        held = changed(weight, lambda part: part.to(device))
+        bias = torch.cat(list(biases)) if biases else None
+        made = Product(product, held, bias, None if order is None else order.to(device))
+        self.products["+".join(names)] = made
+        self.bytes += held_bytes(held)
+        return made

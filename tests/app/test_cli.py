@@ -217,5 +217,5 @@ def test_chat_opens_the_screen_only_where_all_three_ends_are_a_terminal(
         monkeypatch.setattr(getattr(sys, name), "isatty", lambda terminal=name != plain: terminal)
     monkeypatch.setattr(tui, "run", lambda *given, **named: opened.append("screen") or 0)
     monkeypatch.setattr(chat, "_lines", lambda *given: opened.append("lines"))
-    chat.chat("guide", None, {"system": None})
+    chat.chat("guide", None, None, {"system": None})
     assert opened == ["lines" if plain else "screen"]

@@ -89,6 +89,16 @@ def test_what_it_says_of_itself(folder: Path) -> None:
     assert worker.close()[0] == 0
 
 
+def test_weights_are_made_smaller_when_asked(folder: Path) -> None:
+    worker = WorkerProcess()
+    info = worker.load(folder, cache_mib=1, quant="int8").info
+    assert info.quant == "int8"
+    assert info.weight_bytes < 1.6 * (folder / "model.safetensors").stat().st_size
+    assert one(worker, temperature=0.0, max_tokens=8).end.completion_tokens == 8
+    worker.send(frames.Shutdown())
+    assert worker.close()[0] == 0
+
+
 def test_a_chat(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     result = one(worker, temperature=0.0, max_tokens=24, logprobs=0)
     prompt = tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)

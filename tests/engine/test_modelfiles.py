@@ -123,7 +123,8 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("eos_token_id", 100, "token ids below the vocabulary's 100"),
     ("eos_token_id", [1, -1], "token ids below"),
     ("eos_token_id", "</s>", "token ids below"),
-    ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantised weights (gptq)"),
+    ("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes are not supported"),
+    ("quantization_config", {"quant_method": "gptq", "bits": 3}, "bits should be 4"),
     ("use_bidirectional_attention", True, "does not generate text"),
 ]
 

@@ -27,7 +27,7 @@ class Figures:
         if self.unsaved:
             found.append((1, "not saved"))
         if self.running:
-            found.append((7, " ".join(filter(None, (self.running.backend, self.running.dtype)))))
+            found.append((7, " ".join(filter(None, (self.running.backend, self.running.dtype, self.running.quant)))))
             found.append((9, self.running.device))
             if self.running.cache_tokens:
                 found.append((8, f"kv {self.running.cache_used / self.running.cache_tokens:.0%}"))

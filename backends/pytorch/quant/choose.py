@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from ....engine.runner import Quant
+from ....engine.errors import ModelRefused
+from ....engine.modelfiles import ModelFiles
+from ....engine.quantization import Quant
 from ....kernels.ops.linear import Weight
 from . import Scheme, fp8, int4, int8
 from .floats import Floats
@@ -17,5 +19,14 @@ ON_LOAD: Mapping[Quant, Callable[[Tensor], Weight] | None] = MappingProxyType(
 )
 
 
-def scheme(quant: Quant) -> Scheme:
-    return Floats(ON_LOAD[quant])
+def scheme(quant: Quant, files: ModelFiles) -> Scheme:
+    """Raises ModelRefused for weights that are to be made smaller, but already were."""
+    found = files.config.quantization
+    if found is None:
+        return Floats(ON_LOAD[quant])
+    if quant != "none":
+        raise ModelRefused(
+            f"{files.name}: its weights are quantised already ({found.title}), and cannot become {quant}",
+            "leave out --quant, or use the model's bf16 version",
+        )
+    raise ModelRefused(f"{files.name}: weights quantised by {found.title} are not supported", "use a bf16 model")

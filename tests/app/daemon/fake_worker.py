@@ -99,6 +99,7 @@ class FakeWorker:
                     backend=backend,
                     device="fake",
                     dtype="float32",
+                    quant="" if frame.quant == "none" else frame.quant,
                     architecture="fake",
                     context=64,
                     vocab=VOCAB,

@@ -65,6 +65,19 @@ def test_asking_for_another_backend_loads_anew(daemon: Daemon) -> None:
     unload(daemon, "test/other")
 
 
+def test_asking_for_another_quant_loads_anew(daemon: Daemon) -> None:
+    first = load(daemon, "test/other")[-1]
+    second = load(daemon, "test/other", quant="int8")[-1]
+    assert (first["quant"], second["quant"]) == ("", "int8")
+    assert first["pid"] != second["pid"]
+    assert load(daemon, "test/other")[-1]["pid"] == second["pid"], "not asked: as it is"
+    assert load(daemon, "test/other", quant="none")[-1]["quant"] == ""
+    with daemon.local() as client:
+        answer = client.post("/admin/load", json={"model": "test/other", "quant": "int3"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "quant")
+    unload(daemon, "test/other")
+
+
 @pytest.mark.parametrize(("model", "status", "code"), [("broken", 422, "model_unusable"), ("dies", 500, "worker_died")])
 def test_a_load_that_fails_says_why(daemon: Daemon, model: str, status: int, code: str) -> None:
     before = set(worker_pids(daemon))

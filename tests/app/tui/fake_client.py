@@ -58,7 +58,12 @@ class FakeClient:
         return self.in_memory
 
     async def load(
-        self, model: str, *, backend: str | None = None, on_progress: Callable[[str, float], None] | None = None
+        self,
+        model: str,
+        *,
+        backend: str | None = None,
+        quant: str | None = None,
+        on_progress: Callable[[str, float], None] | None = None,
     ) -> LoadedModel:
         entry = next((entry for entry in self.entries if entry.id == model), None)
         if entry is None:

@@ -1,0 +1,162 @@
+"""Weights as a device packed them, kept in a file for the next time: read straight into the memory they are used from.
+
+One safetensors file for each format. Its fingerprint is of everything it was made from, the packing itself included,
+so that it is never mistaken for another model's, another version's or another layout's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engine.errors import ModelRefused
+from ...engine.modelfiles import ModelFiles
+from ...engine.tensorfiles import read_header
+from ...kernels.ops.linear import Fp8, Int4, Int8
+from ...kernels.ops.projection import Product
+from .mapped import DTYPES
+from .quant import parts
+
+VERSION = 1  # of this file's own format
+ALIGNMENT = 64  # of every tensor, as the widest loads want it
+SPARE = 2**30  # bytes that a disk keeps free
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+log = logging.getLogger(__name__)
+
+
+def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
+    """Of the model's files, of how weights are made smaller, and of how the device lays them out: `sample` is a fixed
+    weight that has gone the same way."""
+    digest = hashlib.sha256(f"{VERSION} {quant}".encode())
+    digest.update((files.path / "config.json").read_bytes())
+    for file in sorted({tensor.file for tensor in files.tensors.values()}):
+        status = file.stat()
+        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
+        with file.open("rb") as opened:
+            digest.update(opened.read(8 + struct.unpack("<Q", opened.read(8))[0]))
+    digest.update(type(sample).__name__.encode())
+    for part in parts(sample):
+        digest.update(_bytes(part))
+    return digest.hexdigest()
+
+
+class PackedFile:
+    """The products of one model in one format. What is wrong with the file costs time only: it is made anew.
+
+    `kind` is the named tuple in which the device holds a weight, beside those of kernels.ops.
+    """
+
+    def __init__(self, file: Path, fingerprint: str, kind: type[Any]) -> None:
+        self._file, self._fingerprint = file, fingerprint
+        self._kinds: dict[str, type[Any]] = {known.__name__: known for known in (Int8, Int4, Fp8, kind)}
+
+    def read(self) -> Mapping[str, Product] | None:
+        """Products by name, without their biases; None where there is no such file, or it is of something else."""
+        try:
+            tensors = read_header(self._file)
+            with self._file.open("rb") as opened:
+                (length,) = struct.unpack("<Q", opened.read(8))
+                about = json.loads(opened.read(length)).get("__metadata__", {})
+                if about.get("fingerprint") != self._fingerprint:
+                    return None
+                arena = _arena(self._file.stat().st_size - 8 - length)
+                if opened.readinto(memoryview(arena)) != len(arena):
+                    return None
+        except (ModelRefused, OSError, ValueError):
+            return None
+        views = {
+            name: torch.frombuffer(
+                arena, dtype=DTYPES[found.dtype], count=math.prod(found.shape), offset=found.start - 8 - length
+            ).view(found.shape)
+            for name, found in tensors.items()
+            if found.num_bytes and not name.startswith("~")
+        }
+        return {name: self._product(name, entry, views) for name, entry in json.loads(about["weights"]).items()}
+
+    def _product(self, name: str, entry: Mapping[str, Any], views: Mapping[str, Tensor]) -> Product:
+        fields = [views[f"{name}:{at}"] if value is None else value for at, value in enumerate(entry["fields"])]
+        return Product(entry["op"], self._kinds[entry["kind"]](*fields))
+
+    def write(self, products: Mapping[str, Product]) -> None:
+        """All at once, or not at all. Raises nothing: the model runs without it."""
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            needed = sum(part.nbytes for product in products.values() for part in parts(product.weight))
+            if needed + SPARE > shutil.disk_usage(self._file.parent).free:
+                log.warning("the packed weights are not kept: %d bytes would fill the disk", needed)
+                return
+            with NamedTemporaryFile(dir=self._file.parent, prefix=".writing-", delete=False) as opened:
+                try:
+                    for block in self._blocks(products):
+                        opened.write(block)
+                    opened.close()
+                    os.replace(opened.name, self._file)  # noqa: PTH105
+                except BaseException:
+                    Path(opened.name).unlink(missing_ok=True)
+                    raise
+        except OSError as error:
+            log.warning("the packed weights cannot be kept in %s: %s", self._file.parent, error.strerror or error)
+
+    def _blocks(self, products: Mapping[str, Product]) -> Iterator[Any]:
+        """The file's contents, from front to back."""
+        tensors: list[tuple[str, Tensor]] = []
+        weights: dict[str, object] = {}
+        end = 0
+        for name, product in products.items():
+            weight = product.weight
+            weights[name] = {
+                "op": product.op,
+                "kind": type(weight).__name__,
+                "fields": [None if isinstance(value, Tensor) else value for value in weight],
+            }
+            for at, value in enumerate(weight):
+                if isinstance(value, Tensor):
+                    tensors.append((f"{name}:{at}", value))
+                    end += value.nbytes
+                    if missing := -end % ALIGNMENT:
+                        tensors.append((f"~{len(tensors)}", torch.zeros(missing, dtype=torch.uint8)))
+                        end += missing
+        header: dict[str, object] = {
+            "__metadata__": {"fingerprint": self._fingerprint, "weights": json.dumps(weights)},
+        }
+        end = 0
+        for name, tensor in tensors:
+            header[name] = {
+                "dtype": _NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [end, end + tensor.nbytes],
+            }
+            end += tensor.nbytes
+        text = json.dumps(header).encode()
+        yield struct.pack("<Q", len(text)) + text
+        for _, tensor in tensors:
+            yield _bytes(tensor)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    plain: Any = tensor.cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return memoryview(plain)
+
+
+def _arena(size: int) -> mmap.mmap:
+    """Memory in pages as large as the system has them: the weights of one token lie all over it."""
+    arena = mmap.mmap(-1, max(size, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system built without them
+            arena.madvise(mmap.MADV_HUGEPAGE)
+    return arena

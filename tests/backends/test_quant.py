@@ -1,0 +1,181 @@
+"""Weights made smaller while loading: how near they stay, what they take, and how they are kept for the next time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.backends.cpu.device import DEVICE, open_on_cpu
+from localllm.backends.pytorch import loading
+from localllm.backends.pytorch.quant import changed, fp8, int4, int8, parts
+from localllm.backends.pytorch.quant.floats import in_slabs
+from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.quantization import Quant
+from localllm.engine.runner import Budget
+from localllm.kernels.ops import Ops
+
+from .batches import Row, make_batch
+from .tiny import TINIES
+
+QUANTS: tuple[Quant, ...] = ("int8", "int4", "fp8")
+BUDGET = Budget(cache_bytes=2**20, max_rows=4, threads=1)
+FREE = 2**30
+
+
+def weight(outs: int = 33, ins: int = 165) -> torch.Tensor:
+    return torch.randn(outs, ins, generator=torch.Generator().manual_seed(3)) / ins**0.5
+
+
+@pytest.mark.parametrize(
+    ("quantise", "steps"),
+    [(int8.quantise, 2 * 127), (int4.quantise, 15)],
+    ids=["int8", "int4"],
+)
+def test_rounding_is_to_the_nearest_step(quantise, steps: int) -> None:
+    """Half a step at most, a step being the range of what shares it over their number; float16 scales cost a little."""
+    plain = weight()
+    made = quantise(plain)
+    group = getattr(made, "group", plain.shape[1])
+    for start in range(0, plain.shape[1], group):
+        part, found = plain[:, start : start + group], made.dense()[:, start : start + group]
+        reach = part.abs().amax(1) * 2 if steps > 15 else part.amax(1).clamp(min=0) - part.amin(1).clamp(max=0)
+        assert ((found - part).abs() <= (reach / steps * 0.5 * 1.01).unsqueeze(1) + part.abs() * 1e-3).all()
+
+
+def test_fp8_rounds_to_three_bits_of_mantissa() -> None:
+    plain = weight()
+    found = fp8.quantise(plain).dense()
+    normal = plain.abs() > plain.abs().amax(1, keepdim=True) * 2.0**-14
+    assert ((found - plain).abs() <= plain.abs() * 2.0**-4)[normal].all()
+
+
+@pytest.mark.parametrize("quantise", [int8.quantise, int4.quantise, fp8.quantise])
+def test_zeros_stay_zeros_and_slabs_change_nothing(quantise) -> None:
+    plain = weight(40, 70)
+    plain[5] = 0.0
+    plain[7, :64] = 0.0
+    made = quantise(plain)
+    assert torch.equal(made.dense()[plain == 0.0], torch.zeros(int((plain == 0.0).sum())))
+    for one, other in zip(parts(made), parts(in_slabs(plain, quantise)), strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_slabs_are_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = weight(50, 70)
+    whole = int4.quantise(plain)
+    monkeypatch.setattr("localllm.backends.pytorch.quant.floats.SLAB", 7 * 70)
+    for one, other in zip(parts(whole), parts(in_slabs(plain, int4.quantise)), strict=True):
+        assert torch.equal(one, other)
+
+
+def files_of(label: str, folder: Path) -> ModelFiles:
+    next(tiny for tiny in TINIES if tiny.label == label).save(folder)
+    return read_model(folder)
+
+
+def logits(runner: TorchRunner) -> torch.Tensor:
+    """Of the last of a few tokens."""
+    ops = runner.device.ops
+    with torch.inference_mode():
+        step = runner.inputs.send(make_batch([Row([5, 9, 77, 3, 20], 0, [1])], runner.spec.vocab_size)).step
+        return runner.model.logits(runner.model(step, ops, runner.kv), ops)[0]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("label", ["llama", "qwen2-tied", "gemma3", "phi3"])
+def test_a_smaller_model_says_nearly_the_same(label: str, quant: Quant, tmp_path: Path) -> None:
+    files = files_of(label, tmp_path)
+    plain, small = (open_on_cpu(files, replace(BUDGET, quant=each), FREE) for each in ("none", quant))
+    near = torch.cosine_similarity(logits(plain), logits(small), dim=0)
+    assert near > {"int8": 0.99, "int4": 0.6, "fp8": 0.98}[quant]
+    assert small.spec.quant == quant
+    assert plain.spec.quant == ""
+    assert small.spec.weight_bytes < plain.spec.weight_bytes
+
+
+@pytest.mark.parametrize("quant", ["none", *QUANTS])
+def test_expected_bytes_are_near_the_real_ones(quant: Quant, tmp_path: Path) -> None:
+    files = files_of("llama-tied", tmp_path)
+    device = replace(DEVICE, ops=Ops())
+    runner = open_runner(files, replace(BUDGET, quant=quant), device, FREE)
+    expected = loading.Loader(files, replace(BUDGET, quant=quant), device, torch.float32).expected_bytes()
+    assert expected == pytest.approx(runner.spec.weight_bytes, rel=0.1)
+
+
+class TestKept:
+    """The packed file."""
+
+    @pytest.fixture(autouse=True)
+    def worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loading, "WORTH_KEEPING", 0)
+
+    @staticmethod
+    def open(files: ModelFiles, folder: Path, quant: Quant = "int4") -> TorchRunner:
+        return open_on_cpu(files, replace(BUDGET, quant=quant, packed_dir=folder), FREE)
+
+    @pytest.mark.real
+    @pytest.mark.parametrize("quant", QUANTS)
+    def test_the_second_load_takes_it(self, quant: Quant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        files, folder = files_of("qwen2", tmp_path / "model"), tmp_path / "packed"
+        first = logits(self.open(files, folder, quant))
+        assert [file.name for file in folder.iterdir()] == [f"{quant}.safetensors"]
+        monkeypatch.setattr("localllm.backends.pytorch.quant.floats.in_slabs", pytest.fail)
+        second = self.open(files, folder, quant)
+        assert torch.equal(first, logits(second))
+
+    @pytest.mark.parametrize("damage", ["config", "weights", "cut", "text", "mark", "version"])
+    def test_what_does_not_fit_is_made_anew(self, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
+        self.open(files, folder)
+        kept = folder / "int4.safetensors"
+        before = kept.stat().st_mtime_ns, kept.read_bytes()
+        if damage == "config":
+            config = json.loads((files.path / "config.json").read_text())
+            (files.path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 2e-5}))
+        elif damage == "weights":
+            (files.path / "model.safetensors").touch()
+        elif damage == "cut":
+            kept.write_bytes(before[1][:-70])
+        elif damage == "text":
+            kept.write_text("not a file of ours")
+        elif damage == "mark":
+            kept.write_bytes(before[1].replace(b'"fingerprint": "', b'"fingerprint":"0', 1))
+        else:
+            monkeypatch.setattr("localllm.backends.pytorch.packed.VERSION", 99)
+        self.open(read_model(files.path), folder)
+        assert kept.stat().st_mtime_ns != before[0]
+        assert [file.name for file in folder.iterdir()] == ["int4.safetensors"]
+
+    def test_another_way_of_packing_is_not_mistaken(self, tmp_path: Path) -> None:
+        """As when a new version lays weights out otherwise, or the kernels are gone."""
+        files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
+
+        def turned(plain, dtype):
+            return changed(plain, lambda part: part.flip(0))
+
+        for pack in (Ops().linear.pack, turned):
+            ops = replace(Ops(), linear=replace(Ops().linear, pack=pack))
+            open_runner(files, replace(BUDGET, quant="int8", packed_dir=folder), replace(DEVICE, ops=ops), FREE)
+        before = (folder / "int8.safetensors").stat().st_mtime_ns
+        open_runner(files, replace(BUDGET, quant="int8", packed_dir=folder), replace(DEVICE, ops=Ops()), FREE)
+        assert (folder / "int8.safetensors").stat().st_mtime_ns != before
+
+    def test_a_folder_that_cannot_be_written_costs_nothing(self, tmp_path: Path) -> None:
+        files = files_of("llama", tmp_path / "model")
+        (tmp_path / "packed").write_text("a file stands in the way")
+        assert self.open(files, tmp_path / "packed").spec.quant == "int4"
+
+    def test_small_models_are_not_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        self.open(files_of("llama", tmp_path / "model"), tmp_path / "packed")
+        assert not (tmp_path / "packed").exists()
+
+    def test_weights_as_stored_are_not_kept(self, tmp_path: Path) -> None:
+        self.open(files_of("llama", tmp_path / "model"), tmp_path / "packed", "none")
+        assert not (tmp_path / "packed").exists()
