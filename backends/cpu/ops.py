@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ...kernels.cpu import activation, attention, embedding, kv, linear, norm, rope, sampling
+from ...kernels.cpu import activation, attention, embedding, kv, layer, linear, norm, rope, sampling
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
 from ...kernels.ops.attention import Attention
 from ...kernels.ops.kv import KV
+from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
@@ -33,4 +34,5 @@ OPS = Ops(
     attention=Attention(paged=attention.paged_attention),
     # Biases and penalties concern a few tokens of a row: nothing to gain.
     sampling=Sampling(mask=sampling.mask, greedy=sampling.greedy, draw=sampling.draw, logprobs=sampling.logprobs),
+    layer=Layer(decoder=layer.decoder, prepare=layer.prepare),
 )

@@ -36,10 +36,11 @@ const char* name_of(ScalarType type) {
   }
 }
 
-Argument::Argument(const char* op, const char* name, const Tensor& tensor)
+Argument::Argument(const char* op, const char* name, const Tensor& tensor, Place place)
     : op_(op), name_(name), data_(tensor.data_ptr()), dims_(tensor.dim()), sizes_(tensor.sizes().data()),
       strides_(tensor.strides().data()), type_(tensor.scalar_type()) {
-  if (!tensor.is_cpu()) refuse(op_, ": ", name_, " is not on the CPU");
+  if (place == Place::cpu ? !tensor.is_cpu() : !tensor.is_cuda())
+    refuse(op_, ": ", name_, " is not on ", place == Place::cpu ? "the CPU" : "a CUDA device");
 }
 
 Argument& Argument::shaped(std::initializer_list<int64_t> lengths) {

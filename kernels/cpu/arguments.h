@@ -30,7 +30,9 @@ constexpr int64_t ANY = -1;
 
 class Argument {
  public:
-  Argument(const char* op, const char* name, const Tensor& tensor);
+  // Lies where the op runs: on the CPU or on a CUDA device.
+  enum class Place { cpu, cuda };
+  Argument(const char* op, const char* name, const Tensor& tensor, Place place = Place::cpu);
 
   // Has these dimensions. Those of tables must fit in 32 bits, which is what some kernels count in.
   Argument& shaped(std::initializer_list<int64_t> lengths);
@@ -38,7 +40,7 @@ class Argument {
   Argument& dense();        // contiguous
   Argument& dense_rows();   // contiguous from the second dimension on
   Argument& written_rows(); // and its rows do not overlap
-  // Whole numbers, int32 or int64, from 0 to limit - 1.
+  // Whole numbers, int32 or int64, from 0 to limit - 1. On the CPU only: they are read.
   Argument& below(int64_t limit);
 
   int64_t dims() const { return dims_; }

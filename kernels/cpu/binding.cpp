@@ -108,9 +108,10 @@ void store(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Tenso
   k.shaped({ANY, ANY, ANY}).dense_rows();
   v.shaped({k.size(0), k.size(1), k.size(2)}).dense_rows();
   if (k.number() != v.number()) refuse("store: key and value are of different types");
-  at.shaped({k.size(0)}).of(ScalarType::Long).below(cache_slots("store", keys, values, k.size(1), k.size(2)));
+  int64_t limit = cache_slots("store", keys, values, k.size(1), k.size(2));
+  at.shaped({k.size(0)}).of(ScalarType::Long).below(limit);
   StoreArgs args{k.data(), v.data(), keys.data(), values.data(), k.number(), keys.number(), at.data<int64_t>(),
-                 k.size(0), k.size(1) * k.size(2), k.stride(), v.stride()};
+                 k.size(0), k.size(1) * k.size(2), k.stride(), v.stride(), limit};
   run(lane().store, args, 4 * k.count() * k.bytes());
 }
 
@@ -123,7 +124,7 @@ void copy_pages(Tensor pages, Tensor sources, Tensor targets) {
   to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(0));
   if (from.size(0) == 0) return;
   CopyPagesArgs args{all.data(), from.data<int64_t>(), to.data<int64_t>(), from.size(0),
-                     all.count() / all.size(0) * all.bytes(), nullptr};
+                     all.count() / all.size(0) * all.bytes(), nullptr, all.size(0)};
   Run run(2 * args.copies * args.page_bytes);
   args.shared = run.shared(args.copies * args.page_bytes);
   run.all(lane().copy_pages, args);

@@ -54,6 +54,7 @@ struct StoreArgs {  // token t's key and value into slot slots[t] of the pages
   Type type, cache_type;
   const int64_t* slots;
   int64_t tokens, width, key_stride, value_stride;  // width = kv heads * dim
+  int64_t limit;  // slots there are; where the host cannot look at them, those beyond are left out
 };
 
 struct CopyPagesArgs {  // all sources are read before any target is written
@@ -62,6 +63,7 @@ struct CopyPagesArgs {  // all sources are read before any target is written
   const int64_t* targets;
   int64_t copies, page_bytes;
   void* shared;  // copies * page_bytes
+  int64_t limit;  // pages there are, as in StoreArgs
 };
 
 struct AppendArgs {  // head norms, rotation and store in one pass over [tokens, heads + 2 kv_heads, dim]

@@ -14,11 +14,12 @@ unsigned blocks_for(int64_t items) {
 
 template <class T, class C, int N>
 __global__ void put(const T* key, const T* value, C* keys, C* values, const int64_t* slots, int64_t tokens,
-                    int64_t width, int64_t key_stride, int64_t value_stride) {
+                    int64_t width, int64_t key_stride, int64_t value_stride, int64_t limit) {
   int64_t each = width / N, items = 2 * tokens * each;
   for (int64_t i = blockIdx.x * int64_t(THREADS) + threadIdx.x; i < items; i += gridDim.x * int64_t(THREADS)) {
     bool is_value = i >= tokens * each;
     int64_t rest = is_value ? i - tokens * each : i, token = rest / each, at = rest % each * N;
+    if (slots[token] < 0 || slots[token] >= limit) continue;
     float held[N];
     load<N>(is_value ? value + token * value_stride + at : key + token * key_stride + at, held);
     save<N>((is_value ? values : keys) + slots[token] * width + at, held);
@@ -27,8 +28,9 @@ __global__ void put(const T* key, const T* value, C* keys, C* values, const int6
 
 // Copies of bytes between a list of pages and a dense buffer, one way or the other.
 template <class T, bool GATHER>
-__global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t copies, int64_t each) {
+__global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t copies, int64_t each, int64_t limit) {
   for (int64_t i = blockIdx.x * int64_t(THREADS) + threadIdx.x; i < copies * each; i += gridDim.x * int64_t(THREADS)) {
+    if (ids[i / each] < 0 || ids[i / each] >= limit) continue;
     T* page = pages + ids[i / each] * each + i % each;
     if (GATHER)
       buffer[i] = *page;
@@ -43,8 +45,8 @@ void copy(const CopyPagesArgs& args, cudaStream_t stream) {
   unsigned blocks = blocks_for(args.copies * each);
   auto* pages = static_cast<T*>(args.pages);
   auto* buffer = static_cast<T*>(args.shared);
-  move<T, true><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.sources, args.copies, each);
-  move<T, false><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.targets, args.copies, each);
+  move<T, true><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.sources, args.copies, each, args.limit);
+  move<T, false><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.targets, args.copies, each, args.limit);
 }
 
 }  // namespace
@@ -62,7 +64,7 @@ void store(const StoreArgs& args, cudaStream_t stream) {
         put<T, C, N><<<blocks_for(2 * args.tokens * (args.width / N)), THREADS, 0, stream>>>(
             static_cast<const T*>(args.key), static_cast<const T*>(args.value), static_cast<C*>(args.key_pages),
             static_cast<C*>(args.value_pages), args.slots, args.tokens, args.width, args.key_stride,
-            args.value_stride);
+            args.value_stride, args.limit);
       };
       if (vectors)
         start.template operator()<(WIDEST<T> < WIDEST<C> ? WIDEST<T> : WIDEST<C>)>();

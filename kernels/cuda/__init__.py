@@ -1,0 +1,30 @@
+"""The kernels of CUDA devices: CUDA C++ built into one library (`make build CUDA=1`).
+
+Importing this package loads it, or raises LibraryMissing. The ops are those of `kernels.cpu` under another device, so
+its wrappers of norms, gated activations, rotation and cache writes serve tensors of both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..cpu import LibraryMissing
+
+NAME = "localllm_cuda.so"
+
+
+def find_library() -> Path:
+    """What a checkout has built, else what the package was installed with. Raises LibraryMissing."""
+    own = Path(__file__).resolve().parent
+    for folder in (own.parent.parent / "build" / "kernels" / "cuda", own, *map(Path, __path__)):
+        if (folder / NAME).is_file():
+            return folder / NAME
+    raise LibraryMissing("the CUDA kernels were not built: make build CUDA=1 builds them, with nvcc at hand")
+
+
+try:
+    torch.ops.load_library(find_library())
+except OSError as error:
+    raise LibraryMissing(f"the CUDA kernels cannot be loaded: {error}") from error

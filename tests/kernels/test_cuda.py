@@ -1,0 +1,94 @@
+"""The CUDA kernels against the references, on a CUDA device."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.activation import Activation
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.kv import KV
+from localllm.kernels.ops.norm import Norm
+from localllm.kernels.ops.rope import Rope
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_ops import answer, moved
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+OPS = {
+    *("norm.rms", "norm.add_rms", "norm.layer", "rope.neox", "rope.interleaved", "kv.store", "kv.copy_pages"),
+    *("activation.silu_and_mul", "activation.gelu_and_mul", "activation.gelu_tanh_and_mul"),
+}
+RUNS = [(case, dtype) for case in CASES if case.op in OPS for dtype in case.tolerances]
+
+
+@pytest.fixture(scope="module")
+def ops() -> Ops:
+    importlib.import_module("localllm.kernels.cuda")
+    from localllm.kernels.cpu import activation, kv, norm, rope
+
+    return Ops(
+        norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),
+        activation=Activation(activation.silu_and_mul, activation.gelu_and_mul, activation.gelu_tanh_and_mul),
+        rope=Rope(rope.rope, rope.interleaved_rope),
+        kv=KV(kv.store, kv.copy_pages),
+    )
+
+
+@pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case}-{dtype}" for case, dtype in RUNS])
+def test_op_equals_reference(ops: Ops, case: Case, dtype: torch.dtype) -> None:
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    try:
+        found = answer(case, dict(ops)[case.op], {name: moved(value, "cuda") for name, value in arguments.items()})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, other in zip(found, expected, strict=True):
+        scale = other.abs().max().item() if other.numel() else 1.0
+        tolerance = case.tolerances[dtype] * max(scale, 1e-6)
+        torch.testing.assert_close(one.cpu().double(), other.double(), rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dim", [1, 33, 4096, 8192, 20000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norms_of_every_width(ops: Ops, dim: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(3, dim, device="cuda").to(dtype), torch.randn(dim, device="cuda").to(dtype)
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 8e-3}[dtype]
+    reference = Ops().norm.rms(x.double(), weight.double(), 1e-5)
+    torch.testing.assert_close(ops.norm.rms(x, weight, 1e-5).double(), reference, rtol=tolerance, atol=tolerance)
+    reference = Ops().norm.layer(x.double(), weight.double(), None, 1e-5)
+    torch.testing.assert_close(
+        ops.norm.layer(x, weight, None, 1e-5).double(), reference, rtol=tolerance, atol=tolerance
+    )
+
+
+def test_heads_that_lie_apart(ops: Ops) -> None:
+    qkv = torch.randn(7, 12, 64, device="cuda").bfloat16()
+    key, weight = qkv[:, 8:10], torch.randn(64, device="cuda").bfloat16()
+    expected = Ops().norm.rms(key, weight, 1e-6)
+    torch.testing.assert_close(ops.norm.rms(key, weight, 1e-6), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_what_lies_beyond_the_cache_is_left_out(ops: Ops) -> None:
+    pages = torch.zeros(2, 4, 4, 2, 16, device="cuda")
+    key = torch.ones(3, 2, 16, device="cuda")
+    ops.kv.store(key, key, pages[0], pages[1], torch.tensor([-1, 5, 16], device="cuda"))
+    torch.cuda.synchronize()
+    assert pages.sum().item() == 2 * 32
+    assert pages[0].view(-1, 2, 16)[5].sum().item() == 32
+
+
+def test_refuses_what_lies_on_the_cpu(ops: Ops) -> None:
+    x = torch.randn(2, 64, device="cuda")
+    with pytest.raises(RuntimeError, match="weight is not on a CUDA device"):
+        torch.ops.localllm.rms_norm(torch.empty_like(x), x, torch.ones(64), 1e-6, 0.0)
