@@ -83,6 +83,8 @@ def _compressed(table: Fields) -> Quantization:
         raise table.refuse("quantization_status", "compressed")
     if "sparsity_config" in table and table.table("sparsity_config").text("format", "dense") != "dense":
         raise table.refuse("sparsity_config", "dense")
+    if "kv_cache_scheme" in table:
+        raise table.refuse("kv_cache_scheme", "nothing: a smaller KV cache is not supported")
     groups = table.table("config_groups")
     if len(groups) != 1:
         raise table.refuse("config_groups", "one group: projections of different formats are not supported")

@@ -38,6 +38,9 @@ class StoredTensors:
     def dtype(self, name: str) -> str:
         return self._left[name].dtype if name in self._left else ""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._left[name].shape if name in self._left else (0,)
+
     def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
         stored = self.pass_over(name, shape, dtypes)
         self._read.append(stored)
@@ -123,6 +126,9 @@ class Weights:
                 self._tensors.pass_over(f"{name}.weight", (out, ins), STORED)
             return self._product(names, kept.op, kept.weight, biases)
         loaded = [self._scheme.load(self._tensors, name, out, ins) for name, out in sizes]
+        if self._scheme.zero_biases and not bias:
+            for name, out in sizes:
+                self._pass_over_zeros(f"{name}.bias", out)
         if all(loaded[0].joins(other) for other in loaded[1:]):
             return self._pack(names, loaded, biases)
         alone = [[shift] for shift in biases] or [[]] * len(names)
@@ -149,6 +155,10 @@ class Weights:
     def close(self) -> None:
         """Raises ModelRefused for tensors that the model did not ask for."""
         self._tensors.close()
+
+    def _pass_over_zeros(self, name: str, size: int) -> None:
+        if name in self._tensors and self._tensors.read(name, (size,), STORED).any():
+            self._tensors.put_back(name)  # to be refused as one that the model does not have
 
     def _pack(self, names: Sequence[str], loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
         first = loaded[0]

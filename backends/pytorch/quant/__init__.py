@@ -20,6 +20,10 @@ class Tensors(Protocol):
         """As the file's header says, e.g. "BF16"; empty where there is no such tensor."""
         ...
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As the file's header says; (0,) where there is no such tensor."""
+        ...
+
     def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
         """A view of the file. Raises ModelRefused where it is missing or of another shape or type."""
         ...
@@ -55,6 +59,11 @@ class Loaded(NamedTuple):
 
 class Scheme(Protocol):
     """How the projections of a model become weights."""
+
+    @property
+    def zero_biases(self) -> bool:
+        """Whether a bias that the model does not have may be stored, if it is all zeros."""
+        ...
 
     def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
         """The weight [outs, ins] of the projection `name` ("model.layers.0.mlp.up_proj"). Raises ModelRefused."""

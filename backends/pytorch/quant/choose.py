@@ -9,13 +9,21 @@ from torch import Tensor
 
 from ....engine.errors import ModelRefused
 from ....engine.modelfiles import ModelFiles
-from ....engine.quantization import Quant
+from ....engine.quantization import Method, Quant, Quantization
 from ....kernels.ops.linear import Weight
 from . import Scheme, fp8, int4, int8
+from .awq import Awq
+from .compressed_tensors import CompressedTensors
 from .floats import Floats
+from .fp8_stored import Fp8Stored
+from .gptq import Gptq
 
 ON_LOAD: Mapping[Quant, Callable[[Tensor], Weight] | None] = MappingProxyType(
     {"none": None, "int8": int8.quantise, "int4": int4.quantise, "fp8": fp8.quantise}
+)
+
+STORED: Mapping[Method, Callable[[Quantization], Scheme]] = MappingProxyType(
+    {"gptq": Gptq, "awq": Awq, "compressed-tensors": CompressedTensors, "fp8": Fp8Stored}
 )
 
 
@@ -29,4 +37,4 @@ def scheme(quant: Quant, files: ModelFiles) -> Scheme:
             f"{files.name}: its weights are quantised already ({found.title}), and cannot become {quant}",
             "leave out --quant, or use the model's bf16 version",
         )
-    raise ModelRefused(f"{files.name}: weights quantised by {found.title} are not supported", "use a bf16 model")
+    return STORED[found.method](found)

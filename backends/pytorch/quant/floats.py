@@ -21,6 +21,7 @@ class Floats:
     """Takes `name.weight` as it is, or through `quantise`."""
 
     quantise: Callable[[Tensor], Weight] | None = None
+    zero_biases: bool = False
 
     def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
         weight = tensors.read(f"{name}.weight", (outs, ins), STORED)

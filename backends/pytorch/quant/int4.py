@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....kernels.ops.linear import Int4
+from .nibbles import paired
 
 GROUP = 64
 
@@ -23,9 +24,3 @@ def quantise(weight: Tensor) -> Int4:
     zero = (-low / step).round_().clamp_(0, 15)
     nibbles = (grouped / step.unsqueeze(-1)).round_().add_(zero.unsqueeze(-1)).clamp_(0, 15).byte()
     return Int4(paired(nibbles.flatten(1)[:, :ins]), scale, zero.byte(), GROUP, ins)
-
-
-def paired(nibbles: Tensor) -> Tensor:
-    """[outs, ins] uint8 of 0…15 -> [outs, ceil(ins / 2)] uint8 as Int4 has them."""
-    even = F.pad(nibbles, (0, nibbles.shape[1] % 2))
-    return even[:, 0::2] | even[:, 1::2] << 4

@@ -1,0 +1,47 @@
+"""AWQ checkpoints (Lin et al., 2023), 4 bits, in the order of AutoAWQ's "gemm" kernels.
+
+qweight [ins, outs / 8] int32, qzeros [groups, outs / 8] int32    eight outputs each: 0 2 4 6 1 3 5 7, lowest first
+scales [groups, outs] float16
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ....engine.errors import ModelRefused
+from ....engine.quantization import Quantization
+from ....kernels.ops.linear import Int4
+from . import Loaded, Tensors
+from .floats import STORED, Floats, check_finite
+from .nibbles import half_scales, paired, unpacked
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Without zero points numbers are from -8."""
+
+    config: Quantization
+    zero_biases: bool = False
+
+    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+        if tensors.dtype(f"{name}.weight"):
+            return Floats().load(tensors, name, outs, ins)
+        if outs % 8:
+            raise ModelRefused(f"{name}: AWQ packs eight outputs together, but there are {outs}")
+        group = self.config.group or -(-ins // 32) * 32
+        groups = -(-ins // group)
+        packed = tensors.read(f"{name}.qweight", (ins, outs // 8), ("I32",))
+        scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
+        check_finite(f"{name}.scales", scales)
+        if self.config.symmetric:
+            zero = torch.full((outs, groups), 8, dtype=torch.uint8)
+        else:
+            zeros = tensors.read(f"{name}.qzeros", (groups, outs // 8), ("I32",))
+            zero = unpacked(zeros, ORDER).t().contiguous()
+        data = paired(unpacked(packed, ORDER).t().contiguous())
+        scale = half_scales(f"{name}.scales", scales.t().contiguous())
+        return Loaded(Int4(data, scale, zero, group, ins), wide=True)

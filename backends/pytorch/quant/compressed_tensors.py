@@ -1,0 +1,71 @@
+"""compressed-tensors checkpoints, as llm-compressor writes them.
+
+int4  weight_packed [outs, ins / 8] int32, eight inputs each; weight_scale [outs, groups];
+      weight_zero_point [outs / 8, groups] int32, eight outputs each; weight_g_idx [ins]; weight_shape [2]
+int8  weight [outs, ins] int8, weight_scale [outs, 1] or [1]
+fp8   weight [outs, ins] e4m3, weight_scale [outs, 1] or [1] or one for each block
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....engine.errors import ModelRefused
+from ....engine.quantization import Quantization
+from ....kernels.ops.linear import Int4, Int8
+from . import Loaded, Tensors
+from .floats import STORED, Floats, check_finite
+from .fp8_stored import read_fp8, scales
+from .nibbles import grouped, half_scales, sorted_inputs, unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """int4 weights are taken with activations as they are; so are int8 ones that were made for that, as floats."""
+
+    config: Quantization
+    zero_biases: bool = False
+
+    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+        if tensors.dtype(f"{name}.weight") in STORED:
+            return Floats().load(tensors, name, outs, ins)
+        match self.config.format:
+            case "int4":
+                return self._int4(tensors, name, outs, ins)
+            case "int8":
+                return self._int8(tensors, name, outs, ins)
+        return Loaded(read_fp8(tensors, name, outs, ins, self.config, "weight_scale"))
+
+    def _int4(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+        group = self.config.group or -(-ins // 32) * 32
+        groups = -(-ins // group)
+        packed = tensors.read(f"{name}.weight_packed", (outs, -(-ins // 8)), ("I32",))
+        scale = tensors.read(f"{name}.weight_scale", (outs, groups), STORED)
+        check_finite(f"{name}.weight_scale", scale)
+        if f"{name}.weight_shape" in tensors:
+            told = tensors.read(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
+            if told != [outs, ins]:
+                raise ModelRefused(f"{name}.weight_shape says {told}, but config.json asks for {[outs, ins]}")
+        zero = torch.full((outs, groups), 8, dtype=torch.uint8)
+        if not self.config.symmetric:
+            zeros = tensors.read(f"{name}.weight_zero_point", (-(-outs // 8), groups), ("I32",))
+            zero = unpacked(zeros.t().contiguous())[:, :outs].t().contiguous()
+        data = packed.view(torch.uint8)[:, : -(-ins // 2)].contiguous()  # little-endian: pairs, the even one low
+        if ins % 2:
+            data[:, -1] &= 15
+        weight = Int4(data, half_scales(f"{name}.weight_scale", scale), zero, group, ins)
+        order = None
+        if f"{name}.weight_g_idx" in tensors:
+            order = grouped(f"{name}.weight_g_idx", tensors.read(f"{name}.weight_g_idx", (ins,), ("I32", "I64")), group)
+        return Loaded(weight if order is None else sorted_inputs(weight, order), wide=True, order=order)
+
+    def _int8(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+        data = tensors.read(f"{name}.weight", (outs, ins), ("I8",))
+        scale = scales(tensors, f"{name}.weight_scale", outs)
+        if self.config.rounds_activations:
+            return Loaded(Int8(data.clone(), scale.flatten()))
+        wide: Tensor = (data.float() * scale).bfloat16()
+        return Loaded(wide)

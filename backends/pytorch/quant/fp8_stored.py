@@ -1,0 +1,56 @@
+"""fp8 checkpoints (e4m3): a scale for each block of outputs and inputs, for each output, or for the whole weight.
+
+weight [outs, ins] e4m3, and weight_scale_inv [blocks, blocks], [outs, 1] or [1]: despite its name, a factor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....engine.errors import ModelRefused
+from ....engine.quantization import Quantization
+from ....kernels.ops.linear import Fp8
+from . import Loaded, Tensors
+from .floats import STORED, Floats, check_finite
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Stored:
+    """Activations stay as they are, whatever scale for them is stored."""
+
+    config: Quantization
+    zero_biases: bool = False
+
+    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+        if tensors.dtype(f"{name}.weight") in STORED:
+            return Floats().load(tensors, name, outs, ins)
+        scale = next((each for each in ("weight_scale_inv", "weight_scale") if f"{name}.{each}" in tensors), None)
+        return Loaded(read_fp8(tensors, name, outs, ins, self.config, scale or "weight_scale_inv"))
+
+
+def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantization, scale_name: str) -> Fp8:
+    """Raises ModelRefused for NaN among the values and for scales that are missing or of another shape."""
+    data = tensors.read(f"{name}.weight", (outs, ins), ("F8_E4M3",))
+    if (data.view(torch.uint8) & 0x7F == 0x7F).any():
+        raise ModelRefused(f"tensor '{name}.weight' holds a NaN", "the file is damaged: download it again")
+    for unused in ("input_scale", "activation_scale"):
+        if f"{name}.{unused}" in tensors:
+            tensors.read(f"{name}.{unused}", tensors.shape(f"{name}.{unused}"), STORED)
+    if not config.block:
+        return Fp8(data.clone(), scales(tensors, f"{name}.{scale_name}", outs), ins)
+    blocks = -(-outs // config.block), -(-ins // config.group)
+    stored = tensors.read(f"{name}.{scale_name}", blocks, STORED)
+    check_finite(f"{name}.{scale_name}", stored)
+    return Fp8(data.clone(), stored.float().repeat_interleave(config.block, 0)[:outs].contiguous(), config.group)
+
+
+def scales(tensors: Tensors, name: str, outs: int) -> Tensor:
+    """[outs, 1] float32 from one for each output or one for all."""
+    found = tensors.shape(name)
+    known = (), (1,), (1, 1), (outs,)
+    stored = tensors.read(name, found if found in known else (outs, 1), STORED)
+    check_finite(name, stored)
+    return stored.float().flatten().expand(outs).contiguous().unsqueeze(1)

@@ -1,0 +1,45 @@
+"""GPTQ checkpoints (Frantar et al., 2022), 4 bits, as AutoGPTQ and GPTQModel write them.
+
+qweight [ins / 8, outs] int32    eight inputs each      scales [groups, outs] float16
+qzeros [groups, outs / 8] int32  eight outputs each     g_idx [ins] int32, which group an input belongs to
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ....engine.errors import ModelRefused
+from ....engine.quantization import Quantization
+from ....kernels.ops.linear import Int4
+from . import Loaded, Tensors
+from .floats import STORED, Floats, check_finite
+from .nibbles import grouped, half_scales, sorted_inputs, unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Version 1 stores zero points less one; version 2 as they are."""
+
+    config: Quantization
+    zero_biases: bool = True  # early writers gave every projection a bias, of zeros where the model has none
+
+    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+        if tensors.dtype(f"{name}.weight"):
+            return Floats().load(tensors, name, outs, ins)
+        if outs % 8 or ins % 8:
+            raise ModelRefused(f"{name}: GPTQ packs eight numbers together, but the weight is [{outs}, {ins}]")
+        group = self.config.group or -(-ins // 32) * 32
+        groups = -(-ins // group)
+        packed = tensors.read(f"{name}.qweight", (ins // 8, outs), ("I32",))
+        zeros = tensors.read(f"{name}.qzeros", (groups, outs // 8), ("I32",))
+        scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
+        check_finite(f"{name}.scales", scales)
+        data = packed.t().contiguous().view(torch.uint8)  # little-endian: already pairs of inputs, the even one low
+        zero = unpacked(zeros).t().contiguous() + self.config.zero_offset
+        weight = Int4(data, half_scales(f"{name}.scales", scales.t().contiguous()), zero, group, ins)
+        order = None
+        if f"{name}.g_idx" in tensors:
+            order = grouped(f"{name}.g_idx", tensors.read(f"{name}.g_idx", (ins,), ("I32",)), group)
+        return Loaded(weight if order is None else sorted_inputs(weight, order), wide=True, order=order)

@@ -1,0 +1,210 @@
+"""Quantised checkpoints as others write them, packed here one number at a time, and the floats that they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from .tiny import TINIES
+
+GROUP = 32
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+Tensors = dict[str, torch.Tensor]
+Stored = tuple[Tensors, torch.Tensor]  # tensors by what follows the projection's name, and the weight they mean
+
+
+def packed(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """[rows, columns] of 0…15 -> [rows, ceil(columns / 8)] int32; `order[i]` stands in bits 4i…4i+3."""
+    rows, columns = numbers.shape
+    out = np.zeros((rows, -(-columns // 8)), np.uint32)
+    for row in range(rows):
+        for word in range(out.shape[1]):
+            for place, column in enumerate(order):
+                if word * 8 + column < columns:
+                    out[row, word] |= int(numbers[row, word * 8 + column]) << (4 * place)
+    return torch.from_numpy(out.view(np.int32))
+
+
+def int4(
+    outs: int, ins: int, random: np.random.Generator, *, shuffled: bool = False, zeros: tuple[int, int] = (1, 16)
+) -> tuple[np.ndarray, np.ndarray, torch.Tensor, np.ndarray, torch.Tensor]:
+    """(numbers [outs, ins], zero points [outs, groups], float16 scales [outs, groups], group of each input, weight)."""
+    groups = -(-ins // GROUP)
+    numbers, zero = random.integers(0, 16, (outs, ins)), random.integers(*zeros, (outs, groups))
+    scale = torch.from_numpy((random.random((outs, groups)) + 0.5) * 0.25 / ins**0.5).half()
+    group_of = np.arange(ins) // GROUP
+    if shuffled:
+        random.shuffle(group_of)
+    weight = (torch.from_numpy(numbers - zero[:, group_of])).float() * scale.float()[:, torch.from_numpy(group_of)]
+    return numbers, zero, scale, group_of, weight
+
+
+def gptq(version: int, shuffled: bool = False) -> Callable[..., Stored]:
+    def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
+        numbers, zero, scale, group_of, weight = int4(outs, ins, random, shuffled=shuffled)
+        tensors = {
+            "qweight": packed(numbers).t().contiguous(),
+            "qzeros": packed((zero - (version == 1)).T),
+            "scales": scale.t().contiguous(),
+            "g_idx": torch.from_numpy(group_of).int(),
+        }
+        return tensors, weight
+
+    return make
+
+
+def gptq_same_order(outs: int, ins: int, random: np.random.Generator) -> Stored:
+    """Projections of one input have one order, as they come from the same calibration."""
+    shuffled = np.arange(ins) // GROUP
+    np.random.default_rng(ins).shuffle(shuffled)
+    numbers, zero, scale, _, _ = int4(outs, ins, random)
+    weight = torch.from_numpy(numbers - zero[:, shuffled]).float() * scale.float()[:, torch.from_numpy(shuffled)]
+    tensors = {
+        "qweight": packed(numbers).t().contiguous(),
+        "qzeros": packed((zero - 1).T),
+        "scales": scale.t().contiguous(),
+        "g_idx": torch.from_numpy(shuffled).int(),
+    }
+    return tensors, weight
+
+
+def awq(outs: int, ins: int, random: np.random.Generator) -> Stored:
+    numbers, zero, scale, _, weight = int4(outs, ins, random, zeros=(0, 16))
+    tensors = {
+        "qweight": packed(numbers.T, AWQ_ORDER),
+        "qzeros": packed(zero.T, AWQ_ORDER),
+        "scales": scale.t().contiguous(),
+    }
+    return tensors, weight
+
+
+def compressed_int4(symmetric: bool) -> Callable[..., Stored]:
+    def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
+        numbers, zero, scale, *_ = int4(outs, ins, random, zeros=(8, 9) if symmetric else (0, 16))
+        tensors = {
+            "weight_packed": packed(numbers),
+            "weight_scale": scale.bfloat16().half(),
+            "weight_shape": torch.tensor([outs, ins]),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = packed(zero.T).t().contiguous()
+        scale = tensors["weight_scale"].float().repeat_interleave(GROUP, 1)[:, :ins]
+        where = torch.from_numpy(zero).repeat_interleave(GROUP, 1)[:, :ins]
+        tensors["weight_scale"] = tensors["weight_scale"].bfloat16()
+        return tensors, (torch.from_numpy(numbers) - where).float() * scale
+
+    return make
+
+
+def compressed_int8(outs: int, ins: int, random: np.random.Generator) -> Stored:
+    data = torch.from_numpy(random.integers(-127, 128, (outs, ins)).astype(np.int8))
+    scale = torch.from_numpy(random.random((outs, 1)) / 64 / ins**0.5).bfloat16()
+    return {"weight": data, "weight_scale": scale}, data.float() * scale.float()
+
+
+def fp8(scale_name: str, shape: Callable[[int, int], tuple[int, ...]], block: int = 0) -> Callable[..., Stored]:
+    def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
+        data = torch.from_numpy(random.standard_normal((outs, ins)) * 60).to(torch.float8_e4m3fn)
+        scale = torch.from_numpy((random.random(shape(outs, ins)) + 0.5) / 60 / ins**0.5).float()
+        spread = scale
+        if block:
+            spread = scale.repeat_interleave(block, 0)[:outs].repeat_interleave(block, 1)[:, :ins]
+        return {"weight": data, scale_name: scale}, data.float() * spread
+
+    return make
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A format; `exact` where activations are not rounded."""
+
+    label: str
+    config: Mapping[str, Any]
+    make: Callable[..., Stored]
+    exact: bool = True
+    model: str = "llama"
+    more: Callable[[str, int], Tensors] = field(default=lambda name, outs: {})
+
+    def __str__(self) -> str:
+        return self.label
+
+    def save(self, folder: Path, meant: Path) -> None:
+        """The checkpoint in `folder`, and the same model in floats in `meant`."""
+        next(tiny for tiny in TINIES if tiny.label == self.model).save(meant)
+        floats, stored = load_file(meant / "model.safetensors"), {}
+        random = np.random.default_rng(5)
+        for name, tensor in floats.items():
+            projection = name.removesuffix(".weight")
+            if tensor.dim() != 2 or "embed" in name or "lm_head" in name:
+                stored[name] = tensor
+                continue
+            made, floats[name] = self.make(*tensor.shape, random)
+            made |= self.more(projection, tensor.shape[0])
+            stored |= {f"{projection}.{part}": value.contiguous() for part, value in made.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        config = json.loads((meant / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": dict(self.config)}))
+        save_file(stored, folder / "model.safetensors")
+        save_file({name: tensor.contiguous() for name, tensor in floats.items()}, meant / "model.safetensors")
+
+
+def _compressed(kind: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> Mapping[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return MappingProxyType(
+        {
+            "quant_method": "compressed-tensors",
+            "format": kind,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head"],
+            "kv_cache_scheme": None,
+        }
+    )
+
+
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False, "lm_head": False}
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+_PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True}
+_INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+_DYNAMIC = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+_FLOAT = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+
+CHECKPOINTS = [
+    Checkpoint("gptq", _GPTQ, gptq(1)),
+    Checkpoint("gptq-v2", {**_GPTQ, "checkpoint_format": "gptq_v2"}, gptq(2)),
+    Checkpoint("gptq-order", {**_GPTQ, "desc_act": True}, gptq(1, shuffled=True)),
+    Checkpoint("gptq-same-order", {**_GPTQ, "desc_act": True}, gptq_same_order),
+    Checkpoint("gptq-biases", _GPTQ, gptq(1), model="qwen2"),
+    Checkpoint("gptq-zero-biases", _GPTQ, gptq(1), more=lambda name, outs: {"bias": torch.zeros(outs).half()}),
+    Checkpoint("awq", _AWQ, awq),
+    Checkpoint("awq-tied", _AWQ, awq, model="llama-tied"),
+    Checkpoint("awq-fused", _AWQ, awq, model="phi3"),
+    Checkpoint("compressed-int4", _compressed("pack-quantized", _PACKED), compressed_int4(True)),
+    Checkpoint(
+        "compressed-int4-zeros", _compressed("pack-quantized", {**_PACKED, "symmetric": False}), compressed_int4(False)
+    ),
+    Checkpoint("compressed-int8", _compressed("int-quantized", _INT8, _DYNAMIC), compressed_int8, exact=False),
+    Checkpoint("compressed-int8-wide", _compressed("int-quantized", _INT8), compressed_int8, exact=False),
+    Checkpoint(
+        "compressed-fp8", _compressed("float-quantized", _FLOAT), fp8("weight_scale", lambda outs, ins: (outs, 1))
+    ),
+    Checkpoint(
+        "compressed-fp8-tensor",
+        _compressed("float-quantized", {**_FLOAT, "strategy": "tensor"}),
+        fp8("weight_scale", lambda outs, ins: (1,)),
+        more=lambda name, outs: {"input_scale": torch.ones(1)},
+    ),
+    Checkpoint(
+        "fp8-blocks", _BLOCKS, fp8("weight_scale_inv", lambda outs, ins: (-(-outs // 32), -(-ins // 32)), block=32)
+    ),
+]

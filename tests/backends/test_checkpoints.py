@@ -1,0 +1,155 @@
+"""Checkpoints that others quantised: they mean the floats they were packed from, and bad ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from localllm.backends.cpu.device import open_on_cpu
+from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.errors import ModelRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget
+
+from .batches import Row, make_batch
+from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
+from .tiny import VOCAB
+
+BUDGET = Budget(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
+BY_LABEL = {checkpoint.label: checkpoint for checkpoint in CHECKPOINTS}
+UP = "model.layers.1.mlp.up_proj"
+
+
+def logits(folder: Path) -> tuple[TorchRunner, torch.Tensor]:
+    runner = open_on_cpu(read_model(folder), BUDGET, 2**30)
+    ops = runner.device.ops
+    with torch.inference_mode():
+        step = runner.inputs.send(make_batch([Row([5, 9, 77, 3, 20, 101], 0, [1])], VOCAB)).step
+        every = replace(step, last=torch.arange(6, dtype=torch.int32))
+        return runner, runner.model.logits(runner.model(every, ops, runner.kv), ops)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
+def test_a_checkpoint_means_its_floats(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "small", tmp_path / "meant")
+    runner, found = logits(tmp_path / "small")
+    meant, expected = logits(tmp_path / "meant")
+    assert runner.spec.quant
+    assert runner.spec.weight_bytes < meant.spec.weight_bytes
+    if checkpoint.exact:
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * expected.abs().max().item())
+    else:
+        assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
+
+
+def settings(**more: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda config: config["quantization_config"].update(more)
+
+
+def scheme(**more: Any) -> Callable[[dict[str, Any]], None]:
+    """Of compressed-tensors: what is said of the weights."""
+    return lambda config: config["quantization_config"]["config_groups"]["group_0"]["weights"].update(more)
+
+
+BAD_CONFIGS: list[tuple[str, str, Callable[[dict[str, Any]], None], str]] = [
+    ("three bits", "gptq", settings(bits=3), "bits should be 4; other numbers of bits are not supported, found 3"),
+    ("eight bits", "awq", settings(bits=8), "bits should be 4"),
+    ("an odd group", "gptq", settings(group_size=24), "group_size should be a multiple of 32"),
+    ("no group", "awq", settings(group_size=0), "group_size should be a multiple of 32"),
+    ("another writer", "gptq", settings(checkpoint_format="marlin"), "checkpoint_format should be gptq or gptq_v2"),
+    ("exceptions", "gptq", settings(dynamic={"+:.*up": {"bits": 8}}), "different formats are not supported"),
+    ("another order", "awq", settings(version="gemv"), "version should be gemm"),
+    ("an unknown method", "gptq", settings(quant_method="aqlm"), "quantised by aqlm are not supported"),
+    ("no method", "awq", settings(quant_method=None), "quantised by unnamed are not supported"),
+    ("e5m2", "fp8-blocks", settings(fmt="e5m2"), "fmt should be e4m3"),
+    ("not compressed", "compressed-int8", settings(quantization_status="frozen"), "should be compressed"),
+    ("a small cache", "compressed-fp8", settings(kv_cache_scheme={"num_bits": 8}), "KV cache is not supported"),
+    ("two groups", "compressed-int4", settings(config_groups={"a": {}, "b": {}}), "different formats"),
+    ("two bits", "compressed-int4", scheme(num_bits=2), "num_bits should be 4"),
+    ("one scale for all", "compressed-int4", scheme(strategy="tensor"), "strategy should be group or channel"),
+    ("zero points", "compressed-int8", scheme(symmetric=False), "symmetric should be true"),
+    ("an unknown layout", "compressed-int4", settings(format="marlin-24"), "format should be pack-quantized"),
+]
+
+
+@pytest.mark.parametrize(("label", "change", "told"), [c[1:] for c in BAD_CONFIGS], ids=[c[0] for c in BAD_CONFIGS])
+def test_what_cannot_be_loaded_is_refused_by_field(
+    label: str, change: Callable[[dict[str, Any]], None], told: str, tmp_path: Path
+) -> None:
+    BY_LABEL[label].save(tmp_path / "small", tmp_path / "meant")
+    file = tmp_path / "small" / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelRefused) as refused:
+        read_model(tmp_path / "small")
+    assert told in str(refused.value)
+    assert "config.json" in str(refused.value)
+
+
+def without(part: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.pop(f"{UP}.{part}")
+
+
+def changed(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({f"{UP}.{part}": change(tensors[f"{UP}.{part}"])})
+
+
+def with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    wide = tensor.float()
+    wide.view(-1)[3] = float("nan")
+    return wide.to(tensor.dtype)
+
+
+BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
+    ("no scales", "gptq", without("scales"), f"'{UP}.scales' is missing, expected [2, 80]"),
+    ("no scales, awq", "awq", without("scales"), f"'{UP}.scales' is missing"),
+    ("no scale, fp8", "fp8-blocks", without("weight_scale_inv"), f"'{UP}.weight_scale_inv' is missing"),
+    ("no scale, int8", "compressed-int8", without("weight_scale"), f"'{UP}.weight_scale' is missing"),
+    ("no zero points", "gptq", without("qzeros"), f"'{UP}.qzeros' is missing"),
+    ("no weight", "awq", without("qweight"), f"'{UP}.qweight' is missing"),
+    ("NaN scales", "gptq", changed("scales", with_nan), f"'{UP}.scales' holds a NaN"),
+    ("NaN scales, awq", "awq", changed("scales", with_nan), f"'{UP}.scales' holds a NaN"),
+    ("NaN scales, int4", "compressed-int4", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
+    ("NaN scales, fp8", "fp8-blocks", changed("weight_scale_inv", with_nan), "weight_scale_inv' holds a NaN"),
+    ("NaN weights", "compressed-fp8", changed("weight", with_nan), f"'{UP}.weight' holds a NaN"),
+    ("huge scales", "gptq", changed("scales", lambda t: t.float() * 1e9), "scales beyond float16"),
+    ("another group size", "gptq", changed("scales", lambda t: t[:1]), "scales' should be [2, 80] by config.json"),
+    ("another group size, awq", "awq", changed("qzeros", lambda t: t.repeat(2, 1)), "should be [2, 10] by config"),
+    ("a row short", "gptq", changed("qweight", lambda t: t[:-1]), "qweight' should be [6, 80] by config.json"),
+    ("a column long", "awq", changed("qweight", lambda t: torch.cat([t, t[:, :1]], 1)), "should be [48, 10]"),
+    ("blocks short", "fp8-blocks", changed("weight_scale_inv", lambda t: t[:, :1]), "should be [3, 2] by config.json"),
+    ("floats", "awq", changed("qweight", lambda t: t.float()), "qweight' should be I32, found F32"),
+    ("another shape told", "compressed-int4", changed("weight_shape", lambda t: t + 1), "weight_shape says [81, 49]"),
+    ("groups of other sizes", "gptq", changed("g_idx", lambda t: t * 0), "into groups of 32"),
+    ("groups that are not there", "gptq", changed("g_idx", lambda t: t + 7), "into groups of 32"),
+    ("a bias", "gptq", lambda t: t.update({f"{UP}.bias": torch.ones(80)}), "does not have"),
+]
+
+
+@pytest.mark.parametrize(("label", "change", "told"), [c[1:] for c in BAD_TENSORS], ids=[c[0] for c in BAD_TENSORS])
+def test_tensors_that_do_not_fit_are_refused_by_name(
+    label: str, change: Callable[[Tensors], object], told: str, tmp_path: Path
+) -> None:
+    BY_LABEL[label].save(tmp_path / "small", tmp_path / "meant")
+    file = tmp_path / "small" / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    with pytest.raises(ModelRefused) as refused:
+        open_on_cpu(read_model(tmp_path / "small"), BUDGET, 2**30)
+    assert told in str(refused.value)
+
+
+def test_small_weights_are_not_made_smaller(tmp_path: Path) -> None:
+    BY_LABEL["gptq"].save(tmp_path / "small", tmp_path / "meant")
+    with pytest.raises(ModelRefused, match=r"quantised already \(gptq int4\), and cannot become int8"):
+        open_on_cpu(read_model(tmp_path / "small"), replace(BUDGET, quant="int8"), 2**30)
