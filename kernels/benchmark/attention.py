@@ -1,0 +1,70 @@
+"""Attention over pages: decode reads the cache once, a prompt is arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..ops.attention import Rows
+from .work import Work
+
+PAGE = 16
+
+
+def works(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Iterator[Work]:
+    """Decode of one and of many rows, a prompt, and a chunk at the end of a long one."""
+    for rows, queries, context in ((1, 1, 1024), (1, 1, 8192), (16, 1, 1024), (1, 512, 512), (1, 128, 4096)):
+        seen = queries * (context - queries) + queries * (queries + 1) / 2  # scores of each head
+        yield Work(
+            op="attention.paged",
+            label=f"{rows} rows of {queries} after {context - queries}, {heads}/{kv_heads} heads of {dim}",
+            make=lambda rows=rows, queries=queries, context=context: _arguments(
+                rows, queries, context, heads, kv_heads, dim, dtype
+            ),
+            bytes=dtype.itemsize * dim * rows * (2 * kv_heads * context + 2 * heads * queries),
+            torch=_attention,
+            operations=4.0 * rows * heads * dim * seen,
+            kinds=("f32", "bf16", "tile_bf16") if dtype == torch.bfloat16 else ("f32",),
+            dtype=dtype,
+        )
+
+
+def _arguments(
+    rows: int, queries: int, context: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> Mapping[str, Any]:
+    pages = -(-context // PAGE)
+    table = (torch.randperm(rows * pages) + 1).to(torch.int32).view(rows, pages)
+    cache = torch.randn(2, rows * pages + 1, PAGE, kv_heads, dim).to(dtype)
+    starts = torch.arange(rows + 1, dtype=torch.int32) * queries
+    contexts = torch.full((rows,), context, dtype=torch.int32)
+    return {
+        "query": torch.randn(rows * queries, heads, dim).to(dtype),
+        "key_pages": cache[0],
+        "value_pages": cache[1],
+        "rows": Rows(starts, contexts, table, (queries,) * rows, (context,) * rows),
+        "scale": dim**-0.5,
+    }
+
+
+_unpaged: dict[Sequence[int], tuple[Tensor, Tensor]] = {}
+
+
+def _attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows, scale: float) -> Tensor:
+    """torch's own, spared the pages: keys and values lie as it likes them."""
+    count, queries, context = len(rows.contexts), rows.query_lens[0], rows.contexts[0]
+    kv_heads, dim = key_pages.shape[2:]
+    key = count, kv_heads, context, dim
+    if key not in _unpaged:
+        _unpaged.clear()
+        _unpaged[key] = torch.randn(key).to(query.dtype), torch.randn(key).to(query.dtype)
+    own = query.view(count, queries, -1, dim).transpose(1, 2)
+    mask = None
+    if 1 < queries < context:
+        mask = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
+    return F.scaled_dot_product_attention(
+        own, *_unpaged[key], attn_mask=mask, is_causal=1 < queries == context, scale=scale, enable_gqa=True
+    )

@@ -1,0 +1,65 @@
+"""What this CPU gives at most: loops of nothing but reads, or one kind of instruction (kernels/cpu/ceiling.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping
+
+import torch
+
+from ..cpu import find_library
+
+# The numbers of Ceiling in ceiling.h. The first counts bytes, the others operations.
+READ, F32, BF16, INT8, TILE_BF16, TILE_INT8 = range(6)
+KINDS: Mapping[str, int] = {
+    "read": READ,
+    "f32": F32,
+    "bf16": BF16,
+    "int8": INT8,
+    "tile_bf16": TILE_BF16,
+    "tile_int8": TILE_INT8,
+}
+
+BUFFER = 512 * 2**20  # bytes: far beyond the caches
+LONG_ENOUGH = 0.02  # seconds a loop should run
+
+
+class Ceilings:
+    """Measures on the lane and the threads in use at the moment of asking."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(str(find_library()))
+        self._library.localllm_ceiling.restype = ctypes.c_double
+        self._library.localllm_ceiling.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        self._buffer = torch.empty(BUFFER, dtype=torch.uint8)
+        torch.ops.localllm.advise_huge(self._buffer)
+        self._buffer.fill_(1)
+
+    def read(self) -> float:
+        """Bytes a second, all threads reading the buffer once."""
+        done, seconds = self._run(READ, 1)
+        return done / seconds
+
+    def measure(self, name: str) -> float:
+        """Bytes or operations a second, the best of three; 0 where the lane has no such instruction."""
+        if name == "read":
+            return max(self.read() for _ in range(3))
+        turns = 1000
+        while True:
+            done, seconds = self._run(KINDS[name], turns)
+            if done == 0:
+                return 0.0
+            if seconds >= LONG_ENOUGH:
+                break
+            turns *= 4
+        runs = [self._run(KINDS[name], turns) for _ in range(3)]
+        return max(done / seconds for done, seconds in runs)
+
+    def all(self) -> dict[str, float]:
+        return {name: self.measure(name) for name in KINDS}
+
+    def _run(self, kind: int, turns: int) -> tuple[float, float]:
+        start = time.perf_counter()
+        done: float = self._library.localllm_ceiling(kind, self._buffer.data_ptr(), len(self._buffer), turns)
+        return done, time.perf_counter() - start

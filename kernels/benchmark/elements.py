@@ -1,0 +1,93 @@
+"""Ops that touch each number once or twice: the floor is reading them. What is written may stay in the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import Ops
+from .work import Work
+
+PAGE = 16
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The numbers of a model that say how large these ops are."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(shape).to(self.dtype)
+
+    def norm(self, tokens: int) -> Arguments:
+        return {"x": self.random(tokens, self.hidden), "weight": self.random(self.hidden), "eps": 1e-6}
+
+    def add_norm(self, tokens: int) -> Arguments:
+        return {**self.norm(tokens), "residual": self.random(tokens, self.hidden)}
+
+    def gate(self, tokens: int) -> Arguments:
+        return {"gate_up": self.random(tokens, 2 * self.inner)}
+
+    def turns(self, tokens: int) -> Arguments:
+        angles = torch.rand(tokens, self.dim // 2)
+        return {"cos": angles.cos(), "sin": angles.sin()}
+
+    def rope(self, tokens: int) -> Arguments:
+        query, key = (self.random(tokens, heads, self.dim) for heads in (self.heads, self.kv_heads))
+        return {"query": query, "key": key, **self.turns(tokens)}
+
+    def pages(self, tokens: int) -> Arguments:
+        keys, values = self.random(2, tokens // PAGE + 2, PAGE, self.kv_heads, self.dim)
+        return {"key_pages": keys, "value_pages": values, "slots": torch.arange(PAGE, PAGE + tokens)}
+
+    def store(self, tokens: int) -> Arguments:
+        key, value = self.random(2, tokens, self.kv_heads, self.dim)
+        return {"key": key, "value": value, **self.pages(tokens)}
+
+    def append(self, tokens: int) -> Arguments:
+        return {
+            "qkv": self.random(tokens, self.heads + 2 * self.kv_heads, self.dim),
+            "query_norm": self.random(self.dim),
+            "key_norm": self.random(self.dim),
+            "eps": 1e-6,
+            "offset": 0.0,
+            "rotation": "neox",
+            **self.turns(tokens),
+            **self.pages(tokens),
+        }
+
+
+def works(model: Model) -> Iterator[Work]:
+    """At one token and at a prompt of 512."""
+    queries, keys, turns = model.heads * model.dim, model.kv_heads * model.dim, model.dim
+    cases: list[tuple[str, int, Callable[[int], Arguments]]] = [  # with the numbers read for each token
+        ("norm.rms", model.hidden, model.norm),
+        ("norm.add_rms", 2 * model.hidden, model.add_norm),
+        ("activation.silu_and_mul", 2 * model.inner, model.gate),
+        ("activation.gelu_tanh_and_mul", 2 * model.inner, model.gate),
+        ("rope.neox", queries + keys + turns, model.rope),
+        ("kv.store", 2 * keys, model.store),
+        ("kv.append", queries + 2 * keys + turns, model.append),
+    ]
+    reference = dict(Ops())
+    for tokens in (1, 512):
+        for op, numbers, make in cases:
+            yield Work(
+                op=op,
+                label="1 token" if tokens == 1 else f"{tokens} tokens",
+                make=lambda make=make, tokens=tokens: make(tokens),
+                bytes=model.dtype.itemsize * numbers * tokens,
+                torch=reference[op],
+                dtype=model.dtype,
+            )

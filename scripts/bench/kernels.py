@@ -1,0 +1,88 @@
+"""Every kernel of the CPU against its floor and against torch: kernels/benchmark, kept as rows.
+
+`python scripts/bench/kernels.py [--shape llama-8b] [--families linear,attention] [--formats int8] [--rows 1,512]`.
+`ours` and `peer` (torch) are microseconds, `bound_share` is the share of the ceiling named `bound`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping
+
+import torch
+from rows import Row, row, save
+from shapes import SHAPES, Shape
+
+from localllm.backends.cpu.device import OPS
+from localllm.backends.cpu.machine import BF16_FLAGS, cores, cpu_flags
+from localllm.kernels.benchmark import attention, elements, linear, sampling
+from localllm.kernels.benchmark.ceilings import Ceilings
+from localllm.kernels.benchmark.work import Work, timed
+
+FAMILIES = ("linear", "attention", "elements", "sampling")
+UNITS: Mapping[str, tuple[float, str]] = {"read": (1e9, "GB/s")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--formats", default="bf16,int8,int4,int4_wide,fp8")
+    parser.add_argument("--rows", default="1,16,128,512")
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--save", default="kernels")
+    save(parser.parse_args().save, measure(parser.parse_args()))
+
+
+@torch.inference_mode()
+def measure(options: argparse.Namespace) -> Iterator[Row]:
+    torch.set_num_threads(options.threads)
+    torch.ops.localllm.use_threads(options.threads)
+    shape = SHAPES[options.shape]
+    dtype = torch.bfloat16 if cpu_flags() & BF16_FLAGS else torch.float32
+    ceilings = Ceilings()
+    peaks = ceilings.all()
+    for name, peak in peaks.items():
+        unit, word = UNITS.get(name, (1e9, "GOP/s"))
+        yield row(f"ceiling, {name}", peak / unit, word, threads=options.threads, lane=_lane())
+    for work in _works(shape, options, dtype):
+        result = timed(work, OPS, peaks, ceilings.read)
+        yield row(
+            f"{result.op}, {result.label}",
+            result.seconds * 1e6,
+            "µs",
+            peer=round(result.torch_seconds * 1e6, 2),
+            ratio=result.torch_seconds / result.seconds,
+            bound_share=result.share,
+            bound=result.bound,
+            dtype=str(dtype).removeprefix("torch."),
+            threads=options.threads,
+            lane=_lane(),
+        )
+
+
+def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Iterator[Work]:
+    families = options.families.split(",")
+    heads = shape.heads, shape.kv_heads, shape.head_dim
+    if "linear" in families:
+        formats = options.formats.split(",")
+        matrices = [(shape.hidden, 2 * shape.inner), (shape.inner, shape.hidden)]
+        yield from linear.works(formats, [int(rows) for rows in options.rows.split(",")], matrices, dtype)
+        yield from linear.works(formats[:3], [1], [(shape.hidden, shape.vocab)], dtype)
+    if "attention" in families:
+        yield from attention.works(*heads, dtype)
+    if "elements" in families:
+        yield from elements.works(elements.Model(shape.hidden, shape.inner, *heads, dtype))
+    if "sampling" in families:
+        yield from sampling.works(shape.vocab)
+
+
+def _lane() -> str:
+    """The one in use, as it was chosen when the library was loaded."""
+    lane: str = torch.ops.localllm.use_lane(os.environ.get("LOCALLLM_CPU_LANE", ""))
+    return lane
+
+
+if __name__ == "__main__":
+    main()

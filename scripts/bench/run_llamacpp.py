@@ -1,0 +1,87 @@
+"""A contestant (contest.py): llama.cpp through llama-cpp-python, as its own llama-batched-bench drives it.
+
+Settings: file, threads, rows, context, mmap. A job may say flash (flash attention) and ubatch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+from functools import cache
+from pathlib import Path
+
+import llama_cpp as llama
+from contest import Answer, peak_memory, serve, settings
+
+BATCH = 2048
+
+
+@llama.llama_log_callback
+def _quiet(level: int, text: bytes, data: object) -> None:
+    pass
+
+
+class Peer:
+    """One model, a context for each way of running it."""
+
+    def __init__(self, file: str, threads: int, rows: int, context: int, mmap: bool) -> None:
+        # A library of several backends, one for each kind of CPU, has to be told to look for the best.
+        libraries = Path(llama.__file__).parent / "lib"
+        ctypes.CDLL(str(libraries / "libggml.so")).ggml_backend_load_all_from_path(str(libraries).encode())
+        llama.llama_log_set(_quiet, None)
+        llama.llama_backend_init()
+        start = time.perf_counter()
+        asked = llama.llama_model_default_params()
+        asked.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
+        self.model = llama.llama_model_load_from_file(file.encode(), asked)
+        assert self.model, file
+        self.load_seconds = time.perf_counter() - start
+        self.threads, self.rows, self.context = threads, rows, context
+        self.vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
+        self.batch = llama.llama_batch_init(BATCH, 0, 1)
+
+    @cache  # noqa: B019
+    def opened(self, flash: bool, ubatch: int) -> llama.llama_context_p:
+        asked = llama.llama_context_default_params()
+        asked.n_ctx, asked.n_seq_max = self.context * self.rows, self.rows
+        asked.n_batch, asked.n_ubatch = BATCH, ubatch
+        asked.n_threads = asked.n_threads_batch = self.threads
+        asked.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        context = llama.llama_init_from_model(self.model, asked)
+        assert context
+        return context
+
+    def do(self, kind: str, rows: int, context: int, tokens: int, flash: bool = True, ubatch: int = 512) -> Answer:
+        opened = self.opened(flash, ubatch)
+        llama.llama_memory_clear(llama.llama_get_memory(opened), False)
+        start = time.perf_counter()
+        prompt = [(row, position, position == context - 1) for row in range(rows) for position in range(context)]
+        for first in range(0, len(prompt), BATCH):
+            self._decode(opened, prompt[first : first + BATCH])
+        if kind == "prefill":
+            return {"seconds": time.perf_counter() - start}
+        start = time.perf_counter()
+        for position in range(context, context + tokens):
+            self._decode(opened, [(row, position, True) for row in range(rows)])
+        return {"seconds": time.perf_counter() - start}
+
+    def _decode(self, opened: llama.llama_context_p, entries: list[tuple[int, int, bool]]) -> None:
+        """Random tokens at these rows and positions; logits for those that want them."""
+        batch = self.batch
+        batch.n_tokens = len(entries)
+        for index, (row, position, wanted) in enumerate(entries):
+            batch.token[index] = random.randrange(self.vocab)
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = row
+            batch.logits[index] = wanted
+        if llama.llama_decode(opened, batch):
+            raise RuntimeError("llama_decode failed")
+        llama.llama_synchronize(opened)
+
+
+if __name__ == "__main__":
+    peer = Peer(**settings())
+    about = llama.llama_print_system_info().decode()
+    serve({"load_seconds": peer.load_seconds, "peak": peak_memory(), "name": about}, peer.do)

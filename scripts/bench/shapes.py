@@ -1,0 +1,104 @@
+"""The shapes that are measured: models as they are published, with random weights (weights.py, write_gguf.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One weight under the name each side gives it."""
+
+    name: str  # safetensors
+    gguf: str
+    shape: tuple[int, ...]
+    layer: int = -1  # -1: of no layer
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder-only model: what config.json says of it, and its tensors."""
+
+    name: str
+    model_type: str  # as in config.json
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    head_norms: bool = False
+    theta: float = 1e6
+    positions: int = 8192
+
+    def config(self) -> Mapping[str, Any]:
+        architecture = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[self.model_type]
+        return {
+            "architectures": [architecture],
+            "model_type": self.model_type,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": self.positions,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": self.theta,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "torch_dtype": "bfloat16",
+        }
+
+    def tensors(self) -> Iterator[Tensor]:
+        """In the order of the file."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        yield Tensor("model.embed_tokens.weight", "token_embd.weight", (self.vocab, self.hidden))
+        for layer in range(self.layers):
+            parts = [
+                ("input_layernorm", "attn_norm", (self.hidden,)),
+                ("self_attn.q_proj", "attn_q", (queries, self.hidden)),
+                ("self_attn.k_proj", "attn_k", (keys, self.hidden)),
+                ("self_attn.v_proj", "attn_v", (keys, self.hidden)),
+                ("self_attn.o_proj", "attn_output", (self.hidden, queries)),
+                ("post_attention_layernorm", "ffn_norm", (self.hidden,)),
+                ("mlp.gate_proj", "ffn_gate", (self.inner, self.hidden)),
+                ("mlp.up_proj", "ffn_up", (self.inner, self.hidden)),
+                ("mlp.down_proj", "ffn_down", (self.hidden, self.inner)),
+            ]
+            if self.head_norms:
+                parts += [
+                    ("self_attn.q_norm", "attn_q_norm", (self.head_dim,)),
+                    ("self_attn.k_norm", "attn_k_norm", (self.head_dim,)),
+                ]
+            for name, gguf, shape in parts:
+                yield Tensor(f"model.layers.{layer}.{name}.weight", f"blk.{layer}.{gguf}.weight", shape, layer)
+        yield Tensor("model.norm.weight", "output_norm.weight", (self.hidden,))
+        if not self.tied:
+            yield Tensor("lm_head.weight", "output.weight", (self.vocab, self.hidden))
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that every token is multiplied with: all matrices, the head included, the embedding not."""
+        matrices = sum(tensor.size for tensor in self.tensors() if len(tensor.shape) == 2)
+        return matrices if self.tied else matrices - self.vocab * self.hidden
+
+
+QWEN3_06B = Shape("Qwen3-0.6B shape", "qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, tied=True, head_norms=True)
+LLAMA_8B = Shape("8B Llama shape", "llama", 4096, 14_336, 32, 32, 8, 128, 128_256, tied=False, theta=5e5)
+
+# As many layers and calls as Qwen3-0.6B has, and next to no work in them: what is left is what the calls cost.
+HOLLOW = replace(QWEN3_06B, name="28 hollow layers", hidden=64, inner=64, heads=2, kv_heads=1, head_dim=32, vocab=256)
+
+SHAPES = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "hollow": HOLLOW}
