@@ -166,14 +166,14 @@ void forget() {
 
 [[maybe_unused]] const int forget_in_children = pthread_atfork(nullptr, nullptr, forget);
 
-// The number a variable holds; 0 where it is not set.
+// The number a variable holds; 0 where it is not set, or set to that.
 int number_in(const char* variable) {
   const char* text = std::getenv(variable);
   if (!text || !*text) return 0;
   char* end;
   long value = std::strtol(text, &end, 10);
-  if ((*end && *end != ',') || value < 1 || value > MOST_WORKERS)  // OpenMP allows one number for each nesting level
-    throw std::runtime_error(std::string(variable) + " is \"" + text + "\"; a number of threads from 1 to " +
+  if ((*end && *end != ',') || value < 0 || value > MOST_WORKERS)  // OpenMP allows one number for each nesting level
+    throw std::runtime_error(std::string(variable) + " is \"" + text + "\"; a number of threads from 0 to " +
                              std::to_string(MOST_WORKERS) + " expected");
   return (int)value;
 }

@@ -1,0 +1,179 @@
+"""Every op of the library as torch sees it: schema, fakes and tracing agree with what it does; bad arguments are refused.
+
+The arguments are those that the wrappers pass on when they are given the cases of kernels/ops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from localllm.backends.cpu.device import DEVICE
+from localllm.kernels.ops import CASES
+
+from .test_ops import answer, held
+
+cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
+
+pytestmark = pytest.mark.real
+OPS = sorted(
+    {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "localllm::" in name}
+)
+WITHOUT_TENSORS = {"lanes", "use_lane", "threads", "use_threads", "packed_bytes", "ceiling"}
+WRITING = [name for name in OPS if name not in WITHOUT_TENSORS]
+EXAMPLES = 3  # of each op, of different kinds
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the arguments of the library's ops, as they were before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "localllm":
+            self.calls[func._schema.name.split("::")[1]].append(copied(args))
+        return func(*args, **(kwargs or {}))
+
+
+def copied(arguments: Any) -> Any:
+    return tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, arguments)
+
+
+@cache
+def recorded() -> dict[str, list[tuple[Any, ...]]]:
+    with Recorder() as recorder:
+        for case in CASES:
+            dtype = torch.bfloat16 if torch.bfloat16 in case.tolerances else torch.float32
+            given = dict(case.make(torch.Generator().manual_seed(3), dtype))
+            given |= {name: held(DEVICE.ops, given[name], dtype) for name in case.packs}
+            if "ops" in given:
+                given["ops"] = DEVICE.ops
+            answer(case, dict(DEVICE.ops)[case.op], given)
+    return recorder.calls
+
+
+def examples(name: str) -> list[tuple[Any, ...]]:
+    """A few calls, the ones that differ most: which arguments are None, what the plain numbers are."""
+    kinds = {str([None if isinstance(one, torch.Tensor) else one for one in call]): call for call in recorded()[name]}
+    return list(kinds.values())[:EXAMPLES]
+
+
+def test_cases_reach_every_op() -> None:
+    assert set(recorded()) >= set(WRITING)
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_schema_fake_and_tracing_agree(name: str) -> None:
+    op = getattr(torch.ops.localllm, name).default
+    for call in examples(name):
+        torch.library.opcheck(op, copied(call))
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_compiles_into_one_graph(name: str) -> None:
+    """aot_eager traces, takes mutation out and puts it back, as inductor does, without its C++ compiler."""
+    op = getattr(torch.ops.localllm, name).default
+    for call in examples(name)[:1]:
+        expected, found = copied(call), copied(call)
+        op(*expected)
+        torch._dynamo.reset()
+        torch.compile(lambda *arguments, op=op: op(*arguments), backend="aot_eager", fullgraph=True)(*found)
+        tree_map(
+            lambda one, other: (
+                torch.testing.assert_close(one, other, equal_nan=True) if isinstance(one, torch.Tensor) else None
+            ),
+            found,
+            expected,
+        )
+
+
+F = torch.empty
+TOKENS = torch.zeros(2, dtype=torch.int64)
+
+
+def attention_with(**changed: Any) -> dict[str, Any]:
+    """Two rows, of one token after two and of two tokens, in pages of four positions."""
+    ints = {"row_starts": [0, 1, 3], "context_lens": [3, 2], "page_table": [[1], [2]]}
+    given: dict[str, Any] = {
+        "out": torch.zeros(3, 4, 8),
+        "query": torch.zeros(3, 4, 8),
+        "key_pages": torch.zeros(3, 4, 2, 8),
+        "value_pages": torch.zeros(3, 4, 2, 8),
+        **{name: torch.tensor(value, dtype=torch.int32) for name, value in ints.items()},
+        "sinks": None,
+        "scale": 1.0,
+        "window": 0,
+        "soft_cap": 0.0,
+    }
+    for name, value in changed.items():
+        given[name] = torch.tensor(value, dtype=torch.int32) if isinstance(value, list) else value
+    return given
+
+
+def linear_with(**changed: Any) -> dict[str, Any]:
+    given = {"out": F(2, 5), "x": F(2, 8), "packed": F(8 * 32 * 4, dtype=torch.uint8), "bias": None}
+    return given | {"format": 0, "ins": 8, "group": 0, "wide": False} | changed
+
+
+REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
+    ("rms_norm", (F(2, 8), F(2, 8), F(7), 1e-6, 0.0), "rms_norm: weight has shape [7], [8] expected"),
+    ("rms_norm", (F(2, 8), F(8, 2).t(), F(8), 1e-6, 0.0), "x of shape [2, 8] has strides [1, 2]"),
+    ("rms_norm", (F(1, 8).expand(2, 8), F(2, 8), F(8), 1e-6, 0.0), "out is written, and its rows overlap"),
+    ("rms_norm", (F(2, 8), F(2, 8).half(), F(8), 1e-6, 0.0), "out and x are of different types"),
+    ("rms_norm", (F(2, 8).double(), F(2, 8).double(), F(8), 1e-6, 0.0), "is float64, float32, bfloat16 or float16"),
+    ("gate", (F(2, 4), F(2, 8), 3), "gate: kind is 3, 0 to 2 expected"),
+    ("gate", (F(2, 4), F(2, 7), 0), "gate: x has shape [2, 7], [2, 8] expected"),
+    ("rope", (F(2, 1, 6), F(2, 4), F(2, 4), 0), "rope: cos turns 8 dimensions, x has 6"),
+    ("rope", (F(2, 1, 8), F(2, 4), F(2, 4), 2), "rope: rotation is 2, 0 to 1 expected"),
+    ("store", (F(2, 1, 4), F(2, 1, 4), F(3, 2, 1, 4), F(3, 2, 1, 4), torch.tensor([5, 6])), "slots[1] is 6, 0 to 5"),
+    ("store", (F(2, 1, 4), F(2, 1, 4), F(3, 2, 1, 4), F(3, 2, 1, 4), torch.tensor([-1, 0])), "slots[0] is -1, 0 to 5"),
+    ("store", (F(2, 1, 4), F(2, 1, 4), F(3, 2, 1, 4), F(3, 2, 1, 4), TOKENS.int()), "slots is int32, int64 expected"),
+    ("copy_pages", (F(3, 4), torch.tensor([0]), torch.tensor([3])), "copy_pages: targets[0] is 3, 0 to 2 expected"),
+    ("embedding", (F(2, 4), torch.tensor([0, 9], dtype=torch.int32), F(9, 4), 1.0), "tokens[1] is 9, 0 to 8 expected"),
+    ("attention", attention_with(page_table=[[1], [3]]), "page_table[1, 0] is 3, 0 to 2 expected"),
+    ("attention", attention_with(page_table=[[-1], [2]]), "page_table[0, 0] is -1, 0 to 2 expected"),
+    ("attention", attention_with(context_lens=[5, 2]), "context_lens[0] is 5, 1 (its own tokens) to 4 (its pages)"),
+    ("attention", attention_with(context_lens=[3, 1]), "context_lens[1] is 1, 2 (its own tokens) to 4 (its pages)"),
+    ("attention", attention_with(row_starts=[0, 1, 4]), "row_starts goes from 0 to 4, 0 to 3"),
+    ("attention", attention_with(row_starts=[0, 4, 3]), "context_lens[0] is 3, 4 (its own tokens)"),
+    ("attention", attention_with(query=F(3, 3, 8), out=F(3, 3, 8)), "3 heads of query are no multiple of the pages' 2"),
+    ("attention", attention_with(window=-1), "attention: window is -1, 0 to 2147483647 expected"),
+    ("attention", attention_with(window=2**40), "attention: window is 1099511627776, 0 to 2147483647 expected"),
+    ("attention", attention_with(soft_cap=-1.0), "soft_cap is -1, 0 (none) or more expected"),
+    ("linear", linear_with(packed=F(12, dtype=torch.uint8)), "linear: packed has 12 bytes, 1024 expected for float32"),
+    ("linear", linear_with(x=F(2, 7)), "linear: x has shape [2, 7], [any, 8] expected"),
+    ("linear", linear_with(format=6), "linear: format is 6, 0 to 5 expected"),
+    ("linear", linear_with(format=4, group=48), "linear: group is 48, a multiple of 32 expected"),
+    ("linear", linear_with(format=4, group=0), "linear: group is 0, a multiple of 32 expected"),
+    ("linear", linear_with(wide=True), "linear: wide is for int4 only"),
+    ("linear", linear_with(bias=F(5).half()), "linear: bias is float16, float32 expected"),
+    ("linear", linear_with(ins=-1), "linear: ins is -1, 0 to 2147483647 expected"),
+    ("pack", (F(1024, dtype=torch.uint8), F(5, 8), F(5), None, 0, 0), "pack: scales are for quantised weights only"),
+    ("pack", (F(2304, dtype=torch.uint8), F(5, 8, dtype=torch.int8), None, None, 3, 0), "pack: scales are missing"),
+    ("pack", (F(12, dtype=torch.uint8), F(5, 8), None, None, 0, 0), "pack: packed has 12 bytes, 1024 expected"),
+    ("greedy", (TOKENS, F(3, 7)), "greedy: tokens has shape [2], [3] expected"),
+    ("greedy", (TOKENS, F(2, 0)), "greedy: logits over no tokens"),
+    ("mask", (F(2, 33), TOKENS, F(2, 1, dtype=torch.int32)), "mask: words has shape [2, 1], [2, 2] expected"),
+    ("mask", (F(2, 33), TOKENS + 2, F(2, 2, dtype=torch.int32)), "mask: rows[0] is 2, 0 to 1 expected"),
+    ("logprob", (F(2), F(2), F(2, 7), TOKENS + 7), "logprob: tokens[0] is 7, 0 to 6 expected"),
+    ("packed_bytes", (0, -1, 8, 0), "packed_bytes: outs is -1, 0 to 2147483647 expected"),
+    ("use_threads", (-1,), "use_threads: count is -1, 0 to 1024 expected"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"), REFUSED, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(REFUSED)]
+)
+def test_bad_arguments_are_refused_by_name(name: str, arguments: Any, says: str) -> None:
+    op = getattr(torch.ops.localllm, name).default
+    with pytest.raises(RuntimeError, match=re.escape(says)):
+        op(**arguments) if isinstance(arguments, dict) else op(*arguments)
