@@ -1,4 +1,5 @@
-"""Every op of every torch device present, over every case, against the reference computed in float64.
+"""Every op of every torch device present, and of every lane of the CPU's kernels that works here, over every case,
+against the reference computed in float64.
 
 Memory that an op is given for its answer is full of NaN: what it forgets to write is seen.
 """
@@ -6,7 +7,8 @@ Memory that an op is given for its answer is full of NaN: what it forgets to wri
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,8 +19,24 @@ from localllm.kernels.ops import CASES, MultiPlatformOp, Ops
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.layer import DecoderLayer
 
-DEVICES = [cpu.DEVICE]
-RUNS = [(device, case, dtype) for device in DEVICES for case in CASES for dtype in case.tolerances]
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Ops and what they run on."""
+
+    label: str
+    ops: Ops
+    device: str
+    lane: str = ""  # of the CPU's kernels, which then have `workers`
+    workers: int = 1
+
+
+LANES = [] if cpu.MISSING else torch.ops.localllm.lanes().split()
+TARGETS = [
+    Target("reference", Ops(), "cpu"),
+    *(Target(f"cpu-{lane}", cpu.OPS, "cpu", lane) for lane in LANES),
+    *(Target(f"cpu-{lane}-3-workers", cpu.OPS, "cpu", lane, workers=3) for lane in LANES[-1:]),
+]
 
 
 def moved(value: Any, device: str, wide: bool = False) -> Any:
@@ -57,25 +75,52 @@ def poison() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture(params=TARGETS, ids=[target.label for target in TARGETS], scope="module")
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    if not request.param.lane:
+        yield request.param
+        return
+    before = torch.ops.localllm.threads()
+    torch.ops.localllm.use_lane(request.param.lane)
+    torch.ops.localllm.use_threads(request.param.workers)
+    yield request.param
+    torch.ops.localllm.use_threads(before)
+    torch.ops.localllm.use_lane("")
+
+
+@cache
+def asked(number: int, dtype: torch.dtype) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """The case's arguments, and the reference's answer in float64."""
+    case = CASES[number]
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    wide = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
+    return arguments, answer(case, dict(Ops())[case.op], wide)
+
+
 @pytest.mark.real
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize(("device", "case", "dtype"), RUNS, ids=[f"{d.name}-{c}-{t}"[:90] for d, c, t in RUNS])
-def test_op_equals_reference(device: Any, case: Case, dtype: torch.dtype) -> None:
-    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
-    expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
-    given = {name: moved(value, device.name) for name, value in arguments.items()}
-    given |= {name: held(device.ops, given[name], dtype) for name in case.packs}
-    if "ops" in given:
-        given["ops"] = device.ops
-    found = answer(case, dict(device.ops)[case.op], given)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        if not one.is_floating_point():
-            assert torch.equal(one.cpu(), other)
-            continue
-        scale = other[other.isfinite()].abs().max().item() if other.isfinite().any() else 1.0
-        tolerance = case.tolerances[dtype] * max(scale, 1e-6)
-        torch.testing.assert_close(one.cpu().double(), other.double(), rtol=0.0, atol=tolerance)
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case) for case in CASES])
+def test_op_equals_reference(target: Target, number: int) -> None:
+    case = CASES[number]
+    for dtype, tolerance in case.tolerances.items():
+        arguments, expected = asked(number, dtype)
+        given = {name: moved(value, target.device) for name, value in arguments.items()}
+        given |= {name: held(target.ops, given[name], dtype) for name in case.packs}
+        if "ops" in given:
+            given["ops"] = target.ops
+        found = answer(case, dict(target.ops)[case.op], given)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            if not one.is_floating_point():
+                assert torch.equal(one.cpu(), other), dtype
+                continue
+            scale = other[other.isfinite()].abs().max().item() if other.isfinite().any() else 1.0
+            allowed = tolerance * max(scale, 1e-6)
+            torch.testing.assert_close(one.cpu().double(), other.double(), rtol=0.0, atol=allowed, msg=_told(dtype))
+
+
+def _told(dtype: torch.dtype) -> Callable[[str], str]:
+    return lambda text: f"{dtype}: {text}"
 
 
 def naive_attention(
