@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.backends import cpu
+from localllm.backends.cpu.machine import cores
 from localllm.engine.runner import Unavailable
 
 RESULTS = Path(__file__).parent / "results"
@@ -55,9 +56,7 @@ def save(name: str, rows: Iterable[Row]) -> None:
 
 def _machine() -> str:
     found = cpu.probe()
-    processor = (
-        platform.machine() if isinstance(found, Unavailable) else f"{found.name}, {found.features['cores']} cores"
-    )
+    processor = platform.machine() if isinstance(found, Unavailable) else f"{found.name}, {cores()} cores"
     return f"{processor}, Python {platform.python_version()}"
 
 
