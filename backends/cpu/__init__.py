@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, DeviceInfo, Runner, Unavailable
 from ..pytorch.models import accepts as accepted_by_torch
-from .machine import cores, cpu_flags, cpu_name, features, memory
+from .kernels import kernels
+from .machine import cpu_flags, cpu_name, features, memory
 
 name = "cpu"
 
@@ -21,8 +22,8 @@ SPIN = "5000"
 def probe() -> DeviceInfo | Unavailable:
     if find_spec("torch") is None:
         return Unavailable(name, "torch is not installed")
-    total, free = memory()
-    return DeviceInfo(name, cpu_name(), total, free, features(cpu_flags()) | {"cores": str(cores())}, main_memory=True)
+    (total, free), flags = memory(), cpu_flags()
+    return DeviceInfo(name, cpu_name(), total, free, features(flags) | kernels(flags), main_memory=True)
 
 
 def accepts(files: ModelFiles) -> str:

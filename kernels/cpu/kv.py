@@ -23,7 +23,7 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
-    _copy_pages(pages, sources, targets)
+    _copy_pages(pages, sources.contiguous(), targets.contiguous())
 
 
 def append(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from localllm.backends import cpu
+from localllm.backends.cpu import device as cpu_device
 from localllm.backends.cpu import machine
 from localllm.backends.cpu.device import device_for
 from localllm.engine.errors import ModelRefused, RunnerFailed
@@ -73,7 +74,8 @@ def test_machine_is_described(tmp_path: Path) -> None:
     found = cpu.probe()
     assert isinstance(found, DeviceInfo)
     assert 0 < found.free <= found.memory
-    assert int(found.features["cores"]) >= 1
+    assert int(found.features["threads"].split(",")[0]) >= 1
+    assert found.features["kernels"].split(",")[0] in {*machine.LANES, "none"}
 
 
 def test_container_limits_count(tmp_path: Path) -> None:
@@ -90,12 +92,31 @@ def test_dtype_is_the_fastest_that_is_right(tmp_path: Path, monkeypatch: pytest.
         folder = tmp_path / str(dtype)
         folder.mkdir()
         stored[dtype] = read_model(canary.save(folder, dtype))
-    amx, plain = frozenset({"avx2", "amx_bf16"}), frozenset({"avx2"})
+    amx, plain = machine.LANES["amx"], machine.LANES["avx2"]
+    monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
     assert device_for(stored[torch.bfloat16], amx).dtype == torch.float32, "it is small"
     monkeypatch.setattr("localllm.backends.cpu.device.SMALL", 1000)
     assert device_for(stored[torch.bfloat16], amx).dtype == torch.bfloat16
     assert device_for(stored[torch.bfloat16], plain).dtype == torch.float32
     assert device_for(stored[torch.float32], amx).dtype == torch.float32
+    monkeypatch.setenv("LOCALLLM_CPU_LANE", "avx2")
+    assert device_for(stored[torch.bfloat16], amx).dtype == torch.float32, "the lane is forced"
+
+
+def test_lane_is_the_fastest_that_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
+    for name, needs in machine.LANES.items():
+        assert machine.lane(needs | {"sse2"}) == name
+    assert machine.lane(machine.LANES["amx"] - {"avx512_bf16"}) == "avx2"
+    assert machine.lane(frozenset({"asimd", "bf16"})) == "generic"
+
+
+@pytest.mark.skipif(bool(cpu_device.MISSING), reason=cpu_device.MISSING or "")
+def test_lane_is_what_the_library_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
+    usable = torch.ops.localllm.lanes().split()
+    foreseen = machine.lane(machine.cpu_flags())
+    assert foreseen == usable[-1] or foreseen == "amx", "the system may refuse the tiles"
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +146,13 @@ def test_adapters_are_refused_by_name(canary_files) -> None:
 def test_number_of_threads_is_the_budget_s(canary_files) -> None:
     cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1)).close()
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.skipif(bool(cpu_device.MISSING), reason=cpu_device.MISSING or "")
+def test_torch_s_threads_do_not_compete_with_the_kernels(canary_files) -> None:
+    before = torch.ops.localllm.threads()
+    try:
+        cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=2)).close()
+        assert (torch.ops.localllm.threads(), torch.get_num_threads()) == (2, 1)
+    finally:
+        torch.ops.localllm.use_threads(before)

@@ -1,0 +1,26 @@
+"""What the kernels will do here and why, for doctor: found out without a tensor library."""
+
+from __future__ import annotations
+
+import os
+
+from ...kernels.library import LibraryMissing, find_library
+from .machine import cores, lane
+
+
+def kernels(flags: frozenset[str]) -> dict[str, str]:
+    """Title -> answer, for a processor with these flags."""
+    try:
+        find_library()
+    except LibraryMissing as error:
+        return {"kernels": f"none, torch alone computes: {error}", "threads": str(cores())}
+    forced = "forced by LOCALLLM_CPU_LANE" if os.environ.get("LOCALLLM_CPU_LANE") else "the best of this processor"
+    return {"kernels": f"{lane(flags)}, {forced}", "threads": _threads()}
+
+
+def _threads() -> str:
+    """As the team of kernels/cpu/team.cpp counts them where no setting says otherwise."""
+    for variable in ("LOCALLLM_THREADS", "OMP_NUM_THREADS"):
+        if (count := os.environ.get(variable, "0").partition(",")[0]) not in ("0", ""):
+            return f"{count}, from {variable}"
+    return f"{cores()}, one for each physical core"

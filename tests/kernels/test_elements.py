@@ -1,0 +1,279 @@
+"""Norms, activations, cache writes and sampling on the CPU, in every lane that works here and with teams of several
+sizes: strides, NaN and infinity, workers without work, and sampling over a large vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from localllm.backends.cpu import device as cpu
+from localllm.engine import sampling as oracle
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.sampling import Draws
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or ""),
+]
+
+REFERENCE, FAST = Ops(), cpu.OPS
+LANES = [] if cpu.MISSING else torch.ops.localllm.lanes().split()
+TOLERANCES = {torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(params=[f"{lane}-{workers}" for lane in LANES for workers in (1, 3)], autouse=True)
+def team(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A lane and the number of its workers; outputs are full of NaN before they are written."""
+    lane, workers = request.param.split("-")
+    before = torch.ops.localllm.threads()
+    torch.ops.localllm.use_lane(lane)
+    torch.use_deterministic_algorithms(True)
+    yield torch.ops.localllm.use_threads(int(workers))
+    torch.use_deterministic_algorithms(False)
+    torch.ops.localllm.use_threads(before)
+    torch.ops.localllm.use_lane("")
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 31, 33, 257])
+@pytest.mark.parametrize("dim", [1, 7, 64, 1000])
+def test_norms_of_any_shape(rows: int, dim: int) -> None:
+    x, residual, weight, bias = (numbers(*s, seed=i) for i, s in enumerate([(rows, dim), (rows, dim), (dim,), (dim,)]))
+    near(FAST.norm.rms(x, weight, 1e-6), REFERENCE.norm.rms(x.double(), weight.double(), 1e-6), 5e-6)
+    near(FAST.norm.layer(x, weight, bias, 1e-5), REFERENCE.norm.layer(x, weight, bias, 1e-5), 1e-4)
+    expected = REFERENCE.norm.add_rms(x, residual, weight, 1e-6, 1.0)
+    for found, other in zip(FAST.norm.add_rms(x, residual.clone(), weight, 1e-6, 1.0), expected, strict=True):
+        near(found, other, 5e-6)
+
+
+def test_norms_read_rows_that_lie_apart() -> None:
+    whole, weight = numbers(40, 12, 40), numbers(32, seed=1)
+    for x in (whole[:, 2:7, :32].contiguous(), whole.view(40, 15, 32)[:, 3:7], whole[:, :, 4:36], whole[:, 0, 1:33]):
+        near(FAST.norm.rms(x, weight, 1e-6), REFERENCE.norm.rms(x.double(), weight.double(), 1e-6), 5e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_residual_is_normalised_as_it_is_kept(dtype: torch.dtype) -> None:
+    x, residual, weight = numbers(5, 96, dtype=dtype), numbers(5, 96, seed=1, dtype=dtype), torch.ones(96, dtype=dtype)
+    kept = x + residual
+    found, written = FAST.norm.add_rms(x, residual, weight, 1e-6)
+    assert torch.equal(written, kept)
+    near(found, REFERENCE.norm.rms(kept.double(), weight.double(), 1e-6), TOLERANCES[dtype])
+
+
+ACTIVATIONS = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_as_accurate_as_float32_is(name: str) -> None:
+    x = torch.linspace(-20.0, 20.0, 40_003)
+    gate_up = torch.cat([x, torch.ones_like(x)]).unsqueeze(0)
+    expected = getattr(REFERENCE.activation, name)(gate_up.double())
+    error = (getattr(FAST.activation, name)(gate_up) - expected).abs() / expected.abs().clamp(min=0.01)
+    assert error.max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dim", [1, 8, 19, 700])
+def test_activations_of_any_width(name: str, dim: int) -> None:
+    whole = numbers(3, 2 * dim + 5)
+    for gate_up in (whole[:, : 2 * dim], whole[:, : 2 * dim].unsqueeze(0), whole[:0, : 2 * dim]):
+        near(getattr(FAST.activation, name)(gate_up), getattr(REFERENCE.activation, name)(gate_up), 2e-6)
+
+
+def test_what_is_no_number_stays_in_its_row() -> None:
+    x = numbers(4, 70)
+    x[1, 69], x[2, 3] = NAN, INF
+    for op in (partial(FAST.norm.rms, weight=torch.ones(70), eps=1e-6), *map(activation, ACTIVATIONS)):
+        found = op(x)
+        assert found[[0, 3]].isfinite().all()
+        assert not found[1].isfinite().all()
+        assert not found[2].isfinite().all()
+    near(
+        FAST.activation.gelu_and_mul(torch.tensor([[INF, NAN, 0.0, 1.0, 1.0, 1.0]])), torch.tensor([[INF, NAN, 0.0]]), 0
+    )
+
+
+def activation(name: str) -> Callable[..., torch.Tensor]:
+    return getattr(FAST.activation, name)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.float16])
+def test_store_converts_and_reads_rows_that_lie_apart(dtype: torch.dtype, cache: torch.dtype) -> None:
+    qkv = numbers(5, 8, 19, dtype=dtype)
+    pages = torch.full((2, 4, 3, 2, 19), 7.0, dtype=cache)
+    slots = torch.tensor([11, 0, 5, 3, 7])
+    FAST.kv.store(qkv[:, 4:6], qkv[:, 6:], pages[0], pages[1], slots)
+    written = pages.flatten(1, 2)
+    assert torch.equal(written[0, slots], qkv[:, 4:6].to(cache))
+    assert torch.equal(written[1, slots], qkv[:, 6:].to(cache))
+    left = torch.ones(12, dtype=torch.bool).index_fill(0, slots, False)
+    assert (written[:, left] == 7.0).all()
+
+
+def test_embedding_scales_as_the_reference_does() -> None:
+    tokens = torch.tensor([3, 0, 49, 3], dtype=torch.int32)
+    for stored in (torch.float32, torch.bfloat16, torch.float16):
+        weight = numbers(50, 33, dtype=stored)
+        for dtype in (None, torch.float32, torch.bfloat16):
+            found = FAST.linear.embedding(tokens, weight, 33**0.5, dtype)
+            expected = REFERENCE.linear.embedding(tokens, weight, 33**0.5, dtype)
+            assert found.dtype == expected.dtype
+            near(found, expected, TOLERANCES[found.dtype])
+
+
+def draws(rows: int, **filters: Any) -> Draws:
+    generator = torch.Generator().manual_seed(rows)
+    seeds = torch.randint(-(2**31), 2**31, (2, rows), generator=generator).to(torch.int32)
+    settings = {"temperature": 1.0, "top_k": None, "top_p": None, "min_p": None} | filters
+    heat, top_k, top_p, min_p = (
+        None if value is None else torch.full((rows,), value, dtype=torch.int32 if name == "top_k" else torch.float32)
+        for name, value in settings.items()
+    )
+    assert heat is not None
+    return Draws(heat, seeds[0], seeds[1], torch.arange(rows, dtype=torch.int32), top_k, top_p, min_p, 0)
+
+
+def expected_token(logits: torch.Tensor, how: Draws, row: int) -> int:
+    """By the oracle, in float64 and with everything sorted."""
+
+    def column(values: torch.Tensor | None, off: float) -> np.ndarray:
+        return np.full(len(logits), off) if values is None else values.double().numpy()
+
+    class Rows:
+        temperature, top_p, min_p = column(how.temperature, 0), column(how.top_p, 1), column(how.min_p, 0)
+        top_k = column(how.top_k, 0).astype(int)
+        seed = how.seed_low.numpy().view(np.uint32) + (how.seed_high.numpy().view(np.uint32).astype(np.uint64) << 32)
+        draw = how.position.numpy()
+        bias_rows = history_rows = np.empty(0, int)
+        bias_tokens = history_tokens = history_prompt = history_output = np.empty(0, int)
+        bias_values = np.empty(0)
+        repetition_penalty, frequency_penalty, presence_penalty = np.ones(len(logits)), *np.zeros((2, len(logits)))
+
+    rows: Any = Rows
+    return oracle.draw(oracle.candidates(logits[row].numpy(), rows, row, None), rows, row)
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.6, "top_k": 40},
+    {"top_k": 3000},
+    {"top_p": 0.9},
+    {"top_p": 0.001},
+    {"temperature": 2.0, "top_p": 0.9999},
+    {"min_p": 0.02},
+    {"temperature": 1.3, "top_k": 500, "top_p": 0.95, "min_p": 0.001},
+]
+ORACLE: dict[tuple[str, str], list[int]] = {}  # its answers, asked once for all lanes
+SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "flat": lambda x: x,
+    "peaked": lambda x: x * 4.0,
+    "ties": lambda x: x.round(),
+    "masked": lambda x: x.masked_fill(torch.arange(x.shape[1]) % 7 != 3, -INF),
+    "one-left": lambda x: x.masked_fill(torch.arange(x.shape[1]) != x.shape[1] - 2, -INF),
+    "all-equal": lambda x: x * 0.0,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: "-".join(filters) or "plain")
+def test_draws_equal_the_oracle_s(shape: str, filters: dict[str, Any]) -> None:
+    """One row is drawn by all workers together, and five by each alone; the same tokens come out."""
+    logits = SHAPES[shape](numbers(5, 9_001, seed=3))
+    how = draws(5, **filters)
+    key = shape, str(filters)
+    expected = ORACLE.get(key) or ORACLE.setdefault(key, [expected_token(logits, how, row) for row in range(5)])
+    assert FAST.sampling.draw(logits.clone(), how).tolist() == expected
+    alone = [FAST.sampling.draw(logits[row : row + 1].clone(), only(how, row)).item() for row in range(5)]
+    assert alone == expected
+
+
+def only(how: Draws, row: int) -> Draws:
+    one = {name: value[row : row + 1] for name, value in how._asdict().items() if isinstance(value, torch.Tensor)}
+    return how._replace(**one)
+
+
+@pytest.mark.parametrize("vocab", [2, 127, 129, 1000])
+def test_draws_over_few_tokens(vocab: int) -> None:
+    logits = numbers(4, vocab + 3)[:, :vocab]  # rows lie apart
+    how = draws(4, top_k=5, top_p=0.8)
+    assert FAST.sampling.draw(logits, how).tolist() == [expected_token(logits, how, row) for row in range(4)]
+
+
+def test_no_number_is_the_likeliest_token_whatever_filters() -> None:
+    for rows in (1, 5):
+        logits = numbers(rows, 1000)
+        logits[:, [999, 400]], logits[:, 2] = NAN, INF
+        for filters in FILTERS:
+            assert FAST.sampling.draw(logits.clone(), draws(rows, **filters)).tolist() == [400] * rows
+        assert FAST.sampling.greedy(logits).tolist() == [400] * rows
+        logits[:, [999, 400]] = 0.0
+        for filters in FILTERS:
+            assert FAST.sampling.draw(logits.clone(), draws(rows, **filters)).tolist() == [2] * rows
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7])
+@pytest.mark.parametrize("vocab", [1, 5, 128, 1_303])
+def test_greedy_and_logprobs(rows: int, vocab: int) -> None:
+    logits = numbers(rows, vocab, seed=vocab).round(decimals=1) * 3
+    tokens = torch.arange(rows) % vocab
+    assert torch.equal(FAST.sampling.greedy(logits), logits.argmax(-1))
+    for k in (0, min(3, vocab), vocab):
+        found, expected = (
+            FAST.sampling.logprobs(logits, tokens, k),
+            REFERENCE.sampling.logprobs(logits.double(), tokens, k),
+        )
+        near(found.chosen, expected.chosen, 2e-6)
+        assert torch.equal(found.top_tokens, expected.top_tokens)
+        near(found.top, expected.top, 2e-6)
+
+
+def test_logprobs_of_a_row_with_nan_are_nan() -> None:
+    logits = numbers(2, 300)
+    logits[1, 7] = NAN
+    found = FAST.sampling.logprobs(logits, torch.tensor([1, 2]), 2)
+    assert found.chosen[0].isfinite()
+    assert found.chosen[1].isnan()
+    assert found.top[1].isnan().all()
+
+
+def test_mask_of_rows_that_lie_apart() -> None:
+    logits, words = numbers(3, 80)[:, :77], torch.tensor([[-1, 0, 5], [0x0F0F, -1, -1]], dtype=torch.int32)
+    expected = logits.clone()
+    REFERENCE.sampling.mask(expected, torch.tensor([2, 0]), words)
+    FAST.sampling.mask(logits, torch.tensor([2, 0]), words)
+    assert torch.equal(logits, expected)
+
+
+def test_more_workers_than_work() -> None:
+    """Wide enough that the whole team is asked, with one row or two for seven workers."""
+    assert torch.ops.localllm.use_threads(7) == 7
+    for rows in (1, 2):
+        x, weight = numbers(rows, 2 * 8200), numbers(2 * 8200, seed=1)
+        near(FAST.norm.rms(x, weight, 1e-6), REFERENCE.norm.rms(x.double(), weight.double(), 1e-6), 5e-6)
+        near(FAST.norm.layer(x, weight, None, 1e-5), REFERENCE.norm.layer(x, weight, None, 1e-5), 1e-4)
+        near(FAST.activation.silu_and_mul(x), REFERENCE.activation.silu_and_mul(x.double()), 2e-6)
+        assert torch.equal(FAST.linear.embedding(torch.arange(rows, dtype=torch.int32), x), x)
+        pages = torch.zeros(2, 3, 1, 8, 1025)
+        FAST.kv.store(*x.view(rows, 2, 8, 1025).unbind(1), *pages, torch.arange(rows))
+        assert torch.equal(pages[:, :rows].flatten(1), x.view(rows, 2, -1).transpose(0, 1).flatten(1))
+        FAST.kv.copy_pages(pages, torch.tensor([0]), torch.tensor([1]))
+        assert torch.equal(pages[1], pages[0])
+        assert torch.equal(FAST.sampling.greedy(x), x.argmax(-1))
+        chosen = FAST.sampling.logprobs(x, torch.zeros(rows, dtype=torch.int64), 0).chosen
+        near(chosen, x.double().log_softmax(-1)[:, 0], 2e-6)
