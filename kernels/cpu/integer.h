@@ -104,6 +104,17 @@ static inline void store_bytes(int8_t* p, F32 whole) {
 
 #endif
 
+// A sum that is to stay in its register: GCC would keep copies of it, or turn a row of additions into a tree, until
+// no set of registers holds them.
+static inline I32 in_place(I32 sum) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(sum.v));
+#elif defined(__AVX2__)
+  asm("" : "+x"(sum.v));
+#endif
+  return sum;
+}
+
 // sums + the dot products of four unsigned bytes with four signed ones. On AVX2 alone two neighbouring products are
 // added in 16 bits: right as long as the unsigned side is 128 at most.
 static inline I32 dot(I32 sums, I32 u8, I32 s8) {

@@ -14,7 +14,7 @@ constexpr int64_t ALONE = 2;    // up to so many rows every worker makes its own
 #if defined(__AVX512F__)
 constexpr int MOST = 12;  // rows of a tile, bound by registers
 #elif defined(__AVXVNNI__)
-constexpr int MOST = 5;
+constexpr int MOST = 6;
 #else
 constexpr int MOST = 4;
 #endif
@@ -26,6 +26,8 @@ struct Activations {
 };
 
 int64_t depth_of(const LinearArgs& args) { return padded_ins(Format::int4, args.ins, args.group); }
+
+int64_t groups_in_block(const LinearArgs& args) { return BLOCK > args.group ? BLOCK / args.group : 1; }
 
 size_t activation_bytes(int64_t rows, int64_t depth, int64_t group) {
   return round_up(rows * depth, 64) + 2 * round_up(rows * (depth / group) * 4, 64);
@@ -57,49 +59,65 @@ void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int
   }
 }
 
-// acc[r] += R rows times the outputs of one vector of nibbles: a low and a high half, `steps` of four inputs long.
-template <int R>
-inline void multiply(const uint8_t* nibbles, const uint8_t* x, int64_t steps, I32 (&acc)[R][2]) {
-  I32 low = all(0x0f0f0f0f);
+// Two vectors of weights, of four inputs each, as unsigned bytes: outputs j… and j + 16….
+struct Packed {
+  static constexpr int STRIDE = PANEL * 2;
+  static void load(const uint8_t* at, I32 (&w)[2]) {
+    I32 both = load_whole(at), low = all(0x0f0f0f0f);
+    w[0] = both & low;
+    w[1] = both >> 4 & low;
+  }
+};
+struct Unpacked {  // once for all tiles of a panel
+  static constexpr int STRIDE = PANEL * 4;
+  static void load(const uint8_t* at, I32 (&w)[2]) {
+    w[0] = load_whole(at);
+    w[1] = load_whole(at + 64);
+  }
+};
+
+// acc[r] += R rows times two vectors of outputs, `steps` of four inputs long.
+template <int R, class Weight>
+inline void multiply(const uint8_t* weight, const uint8_t* x, int64_t steps, I32 (&acc)[R][2]) {
 #if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512F__)
   for (; steps > 0; steps -= 8) {  // 8 * 2 * 15 * 127 fits into 16 bits
-    __m256i sums[R][2] = {};
-    for (int step = 0; step < 8; step++, nibbles += 64, x += R * 4) {
-      I32 both = load_whole(nibbles);
-      I32 w[2] = {both & low, both >> 4 & low};
+    I32 sums[R][2] = {};
+    for (int step = 0; step < 8; step++, weight += Weight::STRIDE, x += R * 4) {
+      I32 w[2];
+      Weight::load(weight, w);
       for (int r = 0; r < R; r++) {
         I32 words = repeat(x + r * 4);
         for (int v = 0; v < 2; v++) {
-          sums[r][v] = _mm256_add_epi16(sums[r][v], _mm256_maddubs_epi16(w[v].v, words.v));
+          sums[r][v] = in_place({_mm256_add_epi16(sums[r][v].v, _mm256_maddubs_epi16(w[v].v, words.v))});
         }
       }
     }
     for (int r = 0; r < R; r++) {
       for (int v = 0; v < 2; v++) {
-        acc[r][v].v = _mm256_add_epi32(acc[r][v].v, _mm256_madd_epi16(sums[r][v], _mm256_set1_epi16(1)));
+        acc[r][v].v = _mm256_add_epi32(acc[r][v].v, _mm256_madd_epi16(sums[r][v].v, _mm256_set1_epi16(1)));
       }
     }
   }
 #else
-  for (; steps > 0; steps--, nibbles += 64, x += R * 4) {
-    I32 both = load_whole(nibbles);
-    I32 w[2] = {both & low, both >> 4 & low};
+  for (; steps > 0; steps--, weight += Weight::STRIDE, x += R * 4) {
+    I32 w[2];
+    Weight::load(weight, w);
     for (int r = 0; r < R; r++) {
       I32 words = repeat(x + r * 4);
-      for (int v = 0; v < 2; v++) acc[r][v] = dot(acc[r][v], w[v], words);
+      for (int v = 0; v < 2; v++) acc[r][v] = in_place(dot(acc[r][v], w[v], words));
     }
   }
 #endif
 }
 
 // sums[r][j] += one group of a panel times a tile of R rows.
-template <int R>
-void group_product(const uint8_t* group, const uint8_t* x, const float* scales, const float* totals, int64_t inputs,
-                   float* sums) {
+template <int R, class Weight>
+void group_product(const uint8_t* group, const uint8_t* weight, const uint8_t* x, const float* scales,
+                   const float* totals, int64_t inputs, float* sums) {
   for (int j = 0; j < 16; j += WIDTH) {
     I32 acc[R][2];
     for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zeros();
-    multiply<R>(group + PANEL * 3 + j * 4, x, inputs / 4, acc);
+    multiply<R, Weight>(weight + j * 4, x, inputs / 4, acc);
     for (int v = 0; v < 2; v++) {
       F32 scale = load((const f16*)group + v * 16 + j), point = zero() - load_bytes(group + PANEL * 2 + v * 16 + j);
       for (int r = 0; r < R; r++) {
@@ -111,30 +129,55 @@ void group_product(const uint8_t* group, const uint8_t* x, const float* scales, 
   }
 }
 
-// One panel times some tiles of activations; `sums` is room for [rows of them][PANEL].
+void unpack(const uint8_t* nibbles, int64_t inputs, uint8_t* bytes) {
+  for (int64_t k = 0; k < inputs; k += 4, nibbles += PANEL * 2, bytes += PANEL * 4) {
+    for (int j = 0; j < 16; j += WIDTH) {
+      I32 w[2];
+      Packed::load(nibbles + j * 4, w);
+      store_whole(bytes + j * 4, w[0]);
+      store_whole(bytes + 64 + j * 4, w[1]);
+    }
+  }
+}
+
+struct Room {  // of a worker, for one panel
+  float* sums;     // [rows][PANEL]
+  uint8_t* bytes;  // a block of the panel unpacked
+};
+
+// One panel times some tiles of activations.
 void panel_product(const LinearArgs& args, const Activations& from, const Tiles& tiles, int64_t first, int64_t panel,
-                   int64_t begin, int64_t end, float* sums) {
-  int64_t depth = depth_of(args), groups = depth / args.group;
+                   int64_t begin, int64_t end, const Room& room) {
+  int64_t depth = depth_of(args), groups = depth / args.group, block = groups_in_block(args);
   int64_t row = tiles.begin(begin), rows = tiles.begin(end) - row;
   int64_t group_bytes = PANEL * 3 + args.group * PANEL / 2;
   const uint8_t* weight = (const uint8_t*)args.weight + panel * groups * group_bytes;
-  int64_t block = end - begin > 1 ? (BLOCK > args.group ? BLOCK / args.group : 1) : groups;
-  memset(sums, 0, rows * PANEL * 4);
-  for (int64_t begin_group = 0; begin_group < groups; begin_group += block) {
-    int64_t end_group = begin_group + block < groups ? begin_group + block : groups;
+  bool often = end - begin > 1;
+  memset(room.sums, 0, rows * PANEL * 4);
+  for (int64_t at_group = 0; at_group < groups; at_group += block) {
+    int64_t end_group = at_group + block < groups ? at_group + block : groups;
+    for (int64_t g = at_group; g < end_group && often; g++) {
+      unpack(weight + g * group_bytes + PANEL * 3, args.group, room.bytes + (g - at_group) * args.group * PANEL);
+    }
     for (int64_t tile = begin; tile < end; tile++) {
       int64_t at = tiles.begin(tile);
       with_number<MOST>(tiles.size(tile), [&](auto number) {
         constexpr int R = decltype(number)::value;
-        for (int64_t g = begin_group; g < end_group; g++) {
-          group_product<R>(weight + g * group_bytes, from.whole + at * depth + g * args.group * R,
-                           from.scales + at * groups + g * R, from.sums + at * groups + g * R, args.group,
-                           sums + (at - row) * PANEL);
+        for (int64_t g = at_group; g < end_group; g++) {
+          const uint8_t *group = weight + g * group_bytes, *x = from.whole + at * depth + g * args.group * R;
+          const float *scales = from.scales + at * groups + g * R, *totals = from.sums + at * groups + g * R;
+          float* sums = room.sums + (at - row) * PANEL;
+          if (often) {
+            const uint8_t* bytes = room.bytes + (g - at_group) * args.group * PANEL;
+            group_product<R, Unpacked>(group, bytes, x, scales, totals, args.group, sums);
+          } else {
+            group_product<R, Packed>(group, group + PANEL * 3, x, scales, totals, args.group, sums);
+          }
         }
       });
     }
   }
-  for (int64_t r = 0; r < rows; r++) put(args, first + row + r, panel, sums + r * PANEL);
+  for (int64_t r = 0; r < rows; r++) put(args, first + row + r, panel, room.sums + r * PANEL);
 }
 
 // value = (nibble - zero) * scale, four inputs at a time.
@@ -171,14 +214,15 @@ void linear_int4(const LinearArgs& args, const Worker& worker) {
   for (int64_t first = 0; first < args.rows; first += CHUNK) {
     int64_t rows = args.rows - first < CHUNK ? args.rows - first : CHUNK;
     Tiles tiles(rows, MOST);
-    size_t own = alone ? activation_bytes(rows, depth, args.group) : 0, sums = rows * PANEL * 4;
-    char* scratch = (char*)worker.scratch(own + sums + round_up(args.group, 64));
+    size_t own = alone ? activation_bytes(rows, depth, args.group) : 0, sums = round_up(rows * PANEL * 4, 64);
+    char* scratch = (char*)worker.scratch(own + sums + groups_in_block(args) * args.group * PANEL);
     Activations x = activations_at(alone ? scratch : args.shared, rows, depth, args.group);
+    Room room = {(float*)(scratch + own), (uint8_t*)scratch + own + sums};
 
     if (first) worker.barrier();  // nobody reads the chunk before this one any more
     Share mine = share_of(tiles.count * groups, alone ? Worker{0, 1, worker.team} : worker);
     for (int64_t item = mine.begin; item < mine.end; item++) {
-      fill(args, x, tiles, first, item / groups, item % groups, (int8_t*)scratch + own + sums);
+      fill(args, x, tiles, first, item / groups, item % groups, (int8_t*)room.bytes);
     }
     if (!alone) worker.barrier();
 
@@ -187,7 +231,7 @@ void linear_int4(const LinearArgs& args, const Worker& worker) {
     for (int64_t item = mine.begin; item < mine.end; item++) {
       int64_t part = item % parts;
       panel_product(args, x, tiles, first, item / parts, tiles.count * part / parts,
-                    tiles.count * (part + 1) / parts, (float*)(scratch + own));
+                    tiles.count * (part + 1) / parts, room);
     }
   }
 }
