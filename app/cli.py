@@ -255,8 +255,9 @@ def rm(name: str, yes: bool) -> int:
 
 @cli.command()
 @backend_flag
+@click.option("--ops", is_flag=True, help="Show who computes each op instead.")
 @json_flag
-def doctor(backend: str | None, as_json: bool) -> int:
+def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     """Say what this machine can run, and why not.
 
     Shows each backend, the choice among them, processor, memory, paths, the daemon and versions.
@@ -266,10 +267,11 @@ def doctor(backend: str | None, as_json: bool) -> int:
       localllm doctor
       localllm doctor --backend cpu
       localllm doctor --json
+      localllm doctor --ops
     """
     from .commands.doctor import doctor as body
 
-    return body(backend, as_json)
+    return body(backend, ops, as_json)
 
 
 @cli.command()

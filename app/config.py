@@ -26,6 +26,7 @@ PREFIX = "LOCALLLM_"
 DEFAULT_PORT = 11811
 
 PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
+KERNELS = frozenset({"LOCALLLM_CPU_LIBRARY", "LOCALLLM_CPU_LANE"})  # for work on kernels, see docs/add-a-kernel.md
 CLIENT_ONLY = frozenset({"model"})  # read by commands; the daemon has no use for it
 
 Count = Annotated[int, Meta(ge=1)]
@@ -47,6 +48,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cache_mib: Annotated[int, Meta(ge=0, description="Memory for the KV cache in MiB; 0 sizes it itself.")] = 0
     max_rows: Annotated[Count, Meta(description="Requests computed together in one step.")] = 64
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
+    reference_ops: Annotated[
+        tuple[str, ...],
+        Meta(description="Ops, families of them, or all, to compute by their plain references; see doctor --ops."),
+    ] = ()
     host: Annotated[str, Meta(description="Address the daemon binds; anything but loopback needs a key.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port of the daemon; 0 picks a free one.")] = DEFAULT_PORT
     api_key: Annotated[str, Meta(description="Key that TCP clients must send; empty asks for none on loopback.")] = ""
@@ -121,7 +126,7 @@ def explain(
     for name, value in _from_file(file).items():
         values[name], origin[name] = value, str(file)
     for variable, text in env.items():
-        if variable.startswith(PREFIX) and variable not in PLACES:
+        if variable.startswith(PREFIX) and variable not in PLACES | KERNELS:
             name = variable.removeprefix(PREFIX).lower()
             values[name] = _from_text(known[name], text) if name in known else text
             origin[name] = variable

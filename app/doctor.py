@@ -13,8 +13,10 @@ from typing import Any
 import psutil
 
 from .. import backends
+from ..engine.errors import SettingRefused
 from ..engine.runner import DeviceInfo, Unavailable
 from . import paths
+from .errors import ConfigError
 from .store import catalog
 
 PACKAGES = ("localllm", "torch", "numpy", "safetensors", "tokenizers", "llguidance", "textual", "huggingface_hub")
@@ -74,6 +76,28 @@ def examine(backend: str = backends.AUTO) -> Report:
         models=len(catalog.available()),
         versions={name: found for name in PACKAGES if (found := _version(name))},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OpsReport:
+    """Who computes each op, by platform: "reference" is plain torch."""
+
+    ops: dict[str, dict[str, str]]
+    without: list[str]  # platforms that have no runner of the torch family
+    reference_ops: list[str]  # the setting that sent ops back to their references
+
+
+def examine_ops(reference_ops: tuple[str, ...]) -> OpsReport:
+    """Imports torch. Raises ConfigError for an op that there is not."""
+    from ..backends.platforms import matrix
+
+    try:
+        rows = matrix(reference_ops)
+    except SettingRefused as error:
+        raise ConfigError(str(error), hint=error.hint) from None
+    ops = {row.name: dict(row.implementations) for row in rows}
+    present = {platform for row in ops.values() for platform in row}
+    return OpsReport(ops, [name for name in backends.ORDER if name not in present], list(reference_ops))
 
 
 def _choice(backend: str) -> tuple[str, str, str]:

@@ -38,6 +38,14 @@ class ModelRefused(EngineError):
         super().__init__(message)
 
 
+class SettingRefused(EngineError):
+    """A setting that only whoever computes can judge; the message names it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        self.hint = hint
+        super().__init__(message)
+
+
 class RunnerFailed(EngineError):
     """The backend failed while computing a step: the engine is closed and the requests named here are lost."""
 

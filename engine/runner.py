@@ -125,6 +125,7 @@ class Budget:
     quant: Quant = "none"  # make the weights smaller while loading
     packed_dir: Path | None = None  # where weights made smaller are kept for the next time; None: nowhere
     threads: int | None = None  # CPU threads; None: physical cores
+    reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute plainly: finds a wrong kernel
 
 
 class Backend(Protocol):
@@ -141,7 +142,7 @@ class Backend(Protocol):
         ...
 
     def open(self, files: ModelFiles, budget: Budget) -> Runner:
-        """Load the weights. Raises ModelRefused."""
+        """Load the weights. Raises ModelRefused or SettingRefused."""
         ...
 
 

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 
 import click
 
 from .. import config
 from ..client import Client
-from ..doctor import Report, Verdict, examine
+from ..doctor import OpsReport, Report, Verdict, examine, examine_ops
 from ..errors import AppError, DaemonUnreachable, NoBackend
 from .console import size
 
 
-def doctor(backend: str | None, as_json: bool) -> int:
+def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     """Print the report; exit code 5 when nothing, or not what was asked for, can run."""
     settings = config.load({"backend": backend})
+    if ops:
+        found = examine_ops(settings.reference_ops)
+        click.echo(json.dumps(asdict(found), indent=2)) if as_json else _print_ops(found)
+        return 0
     report = examine(settings.backend)
     daemon = asyncio.run(_daemon(settings))
     if as_json:
-        click.echo(json.dumps({**report.for_json(), "daemon": daemon}, indent=2))
+        more = {"daemon": daemon, "reference_ops": settings.reference_ops}
+        click.echo(json.dumps({**report.for_json(), **more}, indent=2))
     else:
-        _print(report, daemon)
+        _print(report, daemon, settings.reference_ops)
     return 0 if report.choice else NoBackend.exit_code
 
 
@@ -38,7 +44,7 @@ async def _daemon(settings: config.Settings) -> str:
     return f"running, with {', '.join(models)} loaded" if models else "running, with no model loaded"
 
 
-def _print(report: Report, daemon: str) -> None:
+def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
     click.echo("Backends, in the order they are tried")
     for verdict in report.backends:
         click.echo(f"  {verdict.backend:<9} {'yes' if verdict.available else 'no '}  {_says(verdict)}")
@@ -46,10 +52,22 @@ def _print(report: Report, daemon: str) -> None:
             click.echo(f"  {'':<14} {name}: {value}")
     _section("Choice", {report.choice or "none": report.reason, **({"hint": report.hint} if report.hint else {})})
     memory = f"{size(report.memory['available'])} free of {size(report.memory['total'])}"
+    if reference_ops:
+        _section("Slowed down", {"reference_ops": f"{', '.join(reference_ops)} (see localllm doctor --ops)"})
     _section("Machine", {**report.machine, "memory": memory})
     _section("Places", report.paths)
     _section("Models", {"here": str(report.models), "disk": f"{size(report.disk_free)} free", "daemon": daemon})
     _section("Versions", report.versions)
+
+
+def _print_ops(report: OpsReport) -> None:
+    platforms = list(next(iter(report.ops.values())))
+    width = {name: max(len(name), *(len(row[name]) for row in report.ops.values())) for name in platforms}
+    for op, row in {"op": dict(zip(platforms, platforms, strict=True)), **report.ops}.items():
+        click.echo(f"{op:<30}{'  '.join(f'{row[name]:<{width[name]}}' for name in platforms)}".rstrip())
+    click.echo(f"\nwithout ops of their own so far: {', '.join(report.without)}")
+    if report.reference_ops:
+        click.echo(f"at their references, as the setting reference_ops says: {', '.join(report.reference_ops)}")
 
 
 def _says(verdict: Verdict) -> str:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from ...backends import BackendUnavailable
-from ...engine.errors import CacheOverflow, ContextOverflow, EngineError, ModelRefused, RequestRefused
-from ..errors import AppError, CacheTooSmall, ContextTooLong, InvalidRequest, ModelUnusable, NoBackend, WorkerDied
+from ...engine.errors import CacheOverflow, ContextOverflow, EngineError, ModelRefused, RequestRefused, SettingRefused
+from ..errors import (
+    AppError,
+    CacheTooSmall,
+    ConfigError,
+    ContextTooLong,
+    InvalidRequest,
+    ModelUnusable,
+    NoBackend,
+    WorkerDied,
+)
 
 
 def app_error(error: Exception) -> AppError | None:
@@ -25,6 +34,8 @@ def app_error(error: Exception) -> AppError | None:
             return InvalidRequest(str(error))
         case ModelRefused():
             return ModelUnusable(str(error), hint=error.hint, param="model")
+        case SettingRefused():
+            return ConfigError(str(error), hint=error.hint)
         case BackendUnavailable():
             return NoBackend(str(error), hint=error.hint)
         case EngineError():  # RunnerFailed, or asked of an engine that was closed by it

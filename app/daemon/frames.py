@@ -57,6 +57,7 @@ class Load(Frame):
     cache_mib: int = 0
     max_rows: int = 64
     threads: int = 0
+    reference_ops: tuple[str, ...] = ()
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -167,6 +167,7 @@ class Host:
             cache_mib=settings.cache_mib,
             max_rows=settings.max_rows,
             threads=settings.threads,
+            reference_ops=settings.reference_ops,
         )
         worker = Worker(load, log_dir=self._log_dir, on_over=self._over, command=self._command)
         loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))

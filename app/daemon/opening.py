@@ -47,7 +47,7 @@ class OpenModel:
 
 
 def open_model(load: Load, progress: Progress) -> OpenModel:
-    """Blocks while the weights are read. Raises EngineError: ModelRefused or BackendUnavailable."""
+    """Blocks while the weights are read. Raises EngineError: ModelRefused, SettingRefused or BackendUnavailable."""
     progress("reading the model's files", 0.0)
     files = read_model(Path(load.path), load.model)
     tokenizer = ChatTokenizer(files.path, files.eos_ids)
@@ -64,6 +64,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
             quant=load.quant,
             packed_dir=Path(load.packed_dir) if load.packed_dir else None,
             threads=load.threads or None,
+            reference_ops=load.reference_ops,
         ),
     )
     progress("ready", 1.0)

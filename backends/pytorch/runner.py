@@ -21,6 +21,7 @@ from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
 from .loading import Loader
 from .models import accepts
+from .references import with_references
 from .sampler import Drawn, sample
 from .sizing import plan
 
@@ -104,11 +105,12 @@ class TorchRunner:
 
 
 def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> TorchRunner:
-    """Load a model; `free` is the device's free memory in bytes. Raises ModelRefused."""
+    """Load a model; `free` is the device's free memory in bytes. Raises ModelRefused or SettingRefused."""
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
     config = files.config
+    device = replace(device, ops=with_references(device.ops, budget.reference_ops))
     dtype = DTYPES.get(budget.dtype, device.dtype)
     loader = Loader(files, budget, device, dtype)
     spec = plan(files, budget, free, dtype, loader.expected_bytes(), overlap=device.overlap)

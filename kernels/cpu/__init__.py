@@ -11,32 +11,12 @@ from pathlib import Path
 
 import torch
 
-NAME = "localllm_cpu.so"
+from ..library import LibraryMissing, find_library
 
 _WRITING = (
     "rms_norm add_rms_norm layer_norm gate rope store copy_pages append attention pack linear embedding greedy draw "
     "mask logprob layer advise_huge"
 ).split()
-
-
-class LibraryMissing(ImportError):
-    """There is no kernel library for the CPU here, or torch cannot load it: the references are used instead."""
-
-
-def find_library() -> Path:
-    """LOCALLLM_CPU_LIBRARY, else what a checkout has built, else what the package was installed with.
-
-    Raises LibraryMissing.
-    """
-    if chosen := os.environ.get("LOCALLLM_CPU_LIBRARY"):
-        if Path(chosen).is_file():
-            return Path(chosen)
-        raise LibraryMissing(f"LOCALLLM_CPU_LIBRARY names {chosen}, which is no file")
-    own = Path(__file__).resolve().parent
-    for folder in (own.parent.parent / "build" / "kernels", own, *map(Path, __path__)):
-        if (folder / NAME).is_file():
-            return folder / NAME
-    raise LibraryMissing("the CPU's kernels were not built: no C++ compiler was found when localllm was installed")
 
 
 def _load(library: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from localllm import backends
 from localllm.app import doctor
-from localllm.app.errors import NoBackend
+from localllm.app.errors import ConfigError, NoBackend
+from localllm.kernels.ops import Ops
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,6 +55,28 @@ def test_forcing_a_backend() -> None:
     done = run("--backend", missing)
     assert done.returncode == NoBackend.exit_code
     assert f"backend {missing} cannot be used" in done.stdout
+
+
+def test_ops_by_platform() -> None:
+    text, told = run("--ops"), json.loads(run("--ops", "--json").stdout)
+    assert text.returncode == 0, text.stderr
+    assert set(told["ops"]) == {name for name, _ in Ops()}
+    for op, row in told["ops"].items():
+        assert [op, *row.values()] in [line.split() for line in text.stdout.splitlines()]
+    assert {*told["ops"]["norm.rms"], *told["without"]} == set(backends.ORDER)
+
+
+def test_ops_forced_to_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_REFERENCE_OPS", "norm.rms,sampling")
+    told = json.loads(run("--ops", "--json").stdout)
+    assert set(told["ops"]["norm.rms"].values()) == set(told["ops"]["sampling.draw"].values()) == {"reference"}
+    assert told["reference_ops"] == ["norm.rms", "sampling"]
+    assert "norm.rms, sampling" in run().stdout
+    monkeypatch.setenv("LOCALLLM_REFERENCE_OPS", "norm.rmss")
+    refused = run("--ops")
+    assert refused.returncode == ConfigError.exit_code
+    assert "norm.rmss" in refused.stderr
+    assert "did you mean norm.rms?" in refused.stderr
 
 
 DEVICE_WORDS = {*backends.ORDER, "gpu", "rocm", "ascend", "metal", "amx", "avx512"}

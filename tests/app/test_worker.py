@@ -99,6 +99,23 @@ def test_weights_are_made_smaller_when_asked(folder: Path) -> None:
     assert worker.close()[0] == 0
 
 
+def test_ops_go_back_to_their_references(folder: Path) -> None:
+    worker = WorkerProcess()
+    worker.load(folder, cache_mib=1, reference_ops=("all",))
+    assert one(worker, temperature=0.0, max_tokens=8).end.completion_tokens == 8
+    worker.send(frames.Shutdown())
+    assert worker.close()[0] == 0
+
+
+def test_an_op_there_is_not_is_refused_by_name(folder: Path) -> None:
+    worker = WorkerProcess()
+    refused = worker.load(folder, reference_ops=("nrm.rms",))
+    assert isinstance(refused, frames.LoadFailed)
+    assert "nrm.rms" in refused.fault.message
+    assert refused.fault.hint == "did you mean norm.rms?"
+    worker.close()
+
+
 def test_a_chat(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     result = one(worker, temperature=0.0, max_tokens=24, logprobs=0)
     prompt = tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Every op of the library as torch sees it: schema, fakes and tracing agree with what it does; bad arguments are refused.
+"""Every op of the library as torch sees it: schema, fakes and tracing agree; bad arguments are refused.
 
 The arguments are those that the wrappers pass on when they are given the cases of kernels/ops.
 """
