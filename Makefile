@@ -1,6 +1,6 @@
 # make chat   set up what is missing, then chat with the built-in model
 # make test   set up what is missing, then every check and test
-# make build  the CPU's kernels after a change to them; MAX_JOBS=1 leaves the other cores free
+# make build  the CPU's kernels after a change to them; MAX_JOBS=1 leaves the other cores free, CUDA=1 adds a GPU's
 # Set-up lives in .venv and takes minutes once; after that both start in seconds.
 
 PYTHON ?= python3
@@ -35,6 +35,7 @@ build: $(VENV)/.runtime
 	@test -f build/kernels/build.ninja || $(INSTALL) --editable . --no-deps
 	@test -f build/kernels/build.ninja || \
 	  { echo "error: the CPU's kernels need a C++20 compiler; on Debian: apt install g++, then make build"; exit 1; }
+	@test -z "$(CUDA)" || cmake -B build/kernels -DLOCALLLM_CUDA=ON
 	@$(REBUILD)
 
 lint: $(VENV)/.dev

@@ -1,4 +1,6 @@
 // Writing the paged cache.
+#include <type_traits>
+
 #include "vec.cuh"
 
 namespace localllm::cuda {
@@ -60,16 +62,17 @@ void store(const StoreArgs& args, cudaStream_t stream) {
     with_type(args.cache_type, [&](auto c) {
       using T = decltype(t);
       using C = decltype(c);
-      auto start = [&]<int N>() {
+      auto start = [&](auto count) {
+        constexpr int N = decltype(count)::value;
         put<T, C, N><<<blocks_for(2 * args.tokens * (args.width / N)), THREADS, 0, stream>>>(
             static_cast<const T*>(args.key), static_cast<const T*>(args.value), static_cast<C*>(args.key_pages),
             static_cast<C*>(args.value_pages), args.slots, args.tokens, args.width, args.key_stride,
             args.value_stride, args.limit);
       };
       if (vectors)
-        start.template operator()<(WIDEST<T> < WIDEST<C> ? WIDEST<T> : WIDEST<C>)>();
+        start(std::integral_constant<int, (WIDEST<T> < WIDEST<C> ? WIDEST<T> : WIDEST<C>)>{});
       else
-        start.template operator()<1>();
+        start(std::integral_constant<int, 1>{});
     });
   });
   check_launch("store");

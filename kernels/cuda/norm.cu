@@ -5,7 +5,7 @@ namespace localllm::cuda {
 
 namespace {
 
-constexpr int HELD = 8;  // vectors of a row that a thread keeps; longer rows are read again
+constexpr int HELD = 4;  // vectors of a row that a thread keeps; longer rows are read again
 
 struct Place {  // where row r of [rows, heads, dim] begins
   int64_t heads, dim, stride;
@@ -25,8 +25,7 @@ __global__ void normalise(T* out, const T* x, T* residual, const W* weight, cons
   };
 
   float sum = 0.0f, squares = 0.0f;
-  for (int turn = 0, at; (at = element(turn)) < dim; turn++) {
-    float values[N];
+  auto take = [&](int at, float* values) {
     load<N>(row + at, values);
     if (RESIDUAL) {
       float before[N];
@@ -44,11 +43,13 @@ __global__ void normalise(T* out, const T* x, T* residual, const W* weight, cons
       sum += values[i];
       squares += values[i] * values[i];
     }
+  };
 #pragma unroll
-    for (int h = 0; h < HELD; h++)
-      if (h == turn)
-#pragma unroll
-        for (int i = 0; i < N; i++) held[h][i] = values[i];
+  for (int h = 0; h < HELD; h++)  // known to the compiler, so that what is held stays in registers
+    if (element(h) < dim) take(element(h), held[h]);
+  for (int turn = HELD, at; (at = element(turn)) < dim; turn++) {
+    float values[N];
+    take(at, values);
   }
 
   float mean = 0.0f;
@@ -117,7 +118,8 @@ void norm(const NormArgs& args, bool centred, cudaStream_t stream, const char* n
                          {args.dim * size, args.dim * weight_size, args.x_stride * size, args.out_stride * size});
   with_type(args.type, [&](auto t) {
     using T = decltype(t);
-    auto start = [&]<class W>(W) {
+    auto start = [&](auto w) {
+      using W = decltype(w);
       constexpr int N = WIDEST<T> < WIDEST<W> ? WIDEST<T> : WIDEST<W>;
       if (vectors)
         launch<T, W, N>(args, centred, stream);

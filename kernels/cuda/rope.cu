@@ -1,36 +1,80 @@
-// Rotary embedding, in place: a thread turns one pair.
+// Rotary embedding, in place.
 #include "vec.cuh"
 
 namespace localllm::cuda {
 
 namespace {
 
-template <class T>
-__global__ void turn(T* x, const float* cos, const float* sin, bool interleaved, int64_t pairs, int64_t heads,
-                     int64_t dim, int64_t half, int64_t stride) {
-  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < pairs; i += gridDim.x * int64_t(blockDim.x)) {
-    int64_t pair = i % half, head = i / half % heads, token = i / half / heads;
+// A thread turns N neighbouring pairs of one head: two vectors where halves lie apart, one where pairs lie together.
+template <class T, int N, Rotation ROTATION, class Index>
+__global__ void turn(T* x, const float* cos, const float* sin, Index items, Index heads, Index dim, Index half,
+                     int64_t stride) {
+  Index each = half / N;
+  for (Index i = blockIdx.x * Index(blockDim.x) + threadIdx.x; i < items; i += gridDim.x * Index(blockDim.x)) {
+    Index pair = i % each * N, rest = i / each, head = rest % heads, token = rest / heads;
     T* start = x + token * stride + head * dim;
-    T* first = start + (interleaved ? 2 * pair : pair);
-    T* second = interleaved ? first + 1 : first + half;
-    float c = cos[token * half + pair], s = sin[token * half + pair], a = to_float(*first), b = to_float(*second);
-    from_float(a * c - b * s, first);
-    from_float(b * c + a * s, second);
+    float c[N], s[N];
+    load<N>(cos + int64_t(token) * half + pair, c);
+    load<N>(sin + int64_t(token) * half + pair, s);
+    if (ROTATION == Rotation::neox) {
+      float a[N], b[N], turned[N];
+      load<N>(start + pair, a);
+      load<N>(start + half + pair, b);
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        turned[j] = a[j] * c[j] - b[j] * s[j];
+        b[j] = b[j] * c[j] + a[j] * s[j];
+      }
+      save<N>(start + pair, turned);
+      save<N>(start + half + pair, b);
+    } else {
+      constexpr int WIDE = N == 1 ? 1 : 2 * N;  // a lone pair may lie anywhere
+      float both[2 * N];
+#pragma unroll
+      for (int j = 0; j < 2 * N; j += WIDE) load<WIDE>(start + 2 * pair + j, both + j);
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        float a = both[2 * j], b = both[2 * j + 1];
+        both[2 * j] = a * c[j] - b * s[j];
+        both[2 * j + 1] = b * c[j] + a * s[j];
+      }
+#pragma unroll
+      for (int j = 0; j < 2 * N; j += WIDE) save<WIDE>(start + 2 * pair + j, both + j);
+    }
   }
+}
+
+template <class T, int N, Rotation ROTATION>
+void launch(const RopeArgs& args, cudaStream_t stream) {
+  int64_t items = args.tokens * args.heads * (args.half / N);
+  constexpr int threads = 256;
+  int64_t blocks = (items + threads - 1) / threads;
+  auto start = [&](auto index) {  // 64-bit divisions are slow, and rarely needed
+    using Index = decltype(index);
+    turn<T, N, ROTATION, Index><<<unsigned(blocks < MAX_GRID ? blocks : MAX_GRID), threads, 0, stream>>>(
+        static_cast<T*>(args.x), args.cos, args.sin, Index(items), Index(args.heads), Index(args.dim),
+        Index(args.half), args.stride);
+  };
+  if (items < MAX_GRID / 2)
+    start(uint32_t{});
+  else
+    start(int64_t{});
 }
 
 }  // namespace
 
 void rope(const RopeArgs& args, cudaStream_t stream) {
-  int64_t pairs = args.tokens * args.heads * args.half;
-  if (pairs == 0) return;
-  constexpr int threads = 256;
-  int64_t blocks = (pairs + threads - 1) / threads;
+  if (args.tokens * args.heads * args.half == 0) return;
   with_type(args.type, [&](auto t) {
     using T = decltype(t);
-    turn<T><<<unsigned(blocks < MAX_GRID ? blocks : MAX_GRID), threads, 0, stream>>>(
-        static_cast<T*>(args.x), args.cos, args.sin, args.rotation == Rotation::interleaved, pairs, args.heads,
-        args.dim, args.half, args.stride);
+    constexpr int N = 4;
+    int64_t size = sizeof(T);
+    bool vectors = args.half % N == 0 && aligned({args.x, args.cos, args.sin}, {args.dim * size, args.stride * size});
+    if (args.rotation == Rotation::neox)
+      vectors ? launch<T, N, Rotation::neox>(args, stream) : launch<T, 1, Rotation::neox>(args, stream);
+    else
+      vectors ? launch<T, N / 2, Rotation::interleaved>(args, stream)
+              : launch<T, 1, Rotation::interleaved>(args, stream);
   });
   check_launch("rope");
 }

@@ -30,7 +30,7 @@ def test_every_source_is_named_here():
 def test_compiles_for_every_architecture(stem, tmp_path):
     targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
     done = subprocess.run(
-        ["nvcc", "-std=c++20", "-O3", "-fatbin", *targets, "-Xptxas=-v", f"{stem}.cu", "-o", tmp_path / "out.fatbin"],
+        ["nvcc", "-std=c++17", "-O3", "-fatbin", *targets, "-Xptxas=-v", f"{stem}.cu", "-o", tmp_path / "out.fatbin"],
         cwd=FOLDER,
         capture_output=True,
         text=True,
