@@ -8,6 +8,7 @@ import torch
 
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget
+from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
 from ..pytorch.device import Device
 from ..pytorch.runner import TorchRunner, open_runner
@@ -17,7 +18,7 @@ try:
     from .ops import OPS
 
     MISSING = ""
-except ImportError as error:  # kernels.cpu.LibraryMissing: right all the same, but slow
+except LibraryMissing as error:  # right all the same, but slow
     OPS, MISSING = Ops(), str(error)
 
 # float32 holds every stored dtype exactly and is what transformers computes on a CPU. Without bfloat16 products in
@@ -34,7 +35,7 @@ def open_on_cpu(files: ModelFiles, budget: Budget, free: int) -> TorchRunner:
     threads = _use_threads(budget.threads)
     torch.set_num_threads(threads)
     runner = open_runner(files, budget, device_for(files, cpu_flags()), free)
-    if not MISSING:
+    if not (MISSING or budget.reference_ops):
         torch.set_num_threads(1)  # what steps leave to torch is too little to share, and two teams fight for the cores
     return runner
 
