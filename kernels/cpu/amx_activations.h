@@ -15,9 +15,9 @@ static inline void store_whole(int8_t* to, F32 x) {  // of whole numbers, or of 
 }
 
 // `count` inputs of a row of a group, rounded to int8 as kernels/ops/linear_int8.py: rounded, into the row's place in
-// consecutive steps, which lie `stride` bytes apart. Returns the scale, NaN for a group with a NaN or an infinity.
+// the steps from `first` on. Returns the scale, NaN for a group with a NaN or an infinity.
 template <class T>
-static inline float round_group(const T* x, int64_t count, const Plan& plan, int64_t stride, int8_t* to) {
+static inline float round_group(const T* x, int64_t count, int64_t row, int64_t first, const Plan& plan, int8_t* all) {
   F32 high = zero(), low = zero(), spoilt = zero();
   for (int64_t k = 0; k < count; k += WIDTH) {
     F32 values = count - k >= WIDTH ? load(x + k) : load(x + k, (int)(count - k));
@@ -28,32 +28,32 @@ static inline float round_group(const T* x, int64_t count, const Plan& plan, int
   float top = largest(high), bottom = -largest(zero() - low), magnitude = top > -bottom ? top : -bottom;
   bool finite = sum(spoilt) == 0;
   F32 factor = set1(finite && magnitude > 0 ? 127.0f / magnitude : 0.0f);
-  for (int64_t step = 0; step < plan.group_steps; step++, to += stride)
+  for (int64_t step = 0; step < plan.group_steps; step++) {
+    int8_t* to = all + plan.offset(row / BLOCK, first + step) + row % BLOCK * plan.depth;
     for (int64_t k = 0; k < plan.depth; k += WIDTH) {
       int64_t left = count - step * plan.depth - k;
       const T* at = x + step * plan.depth + k;
       F32 values = left >= WIDTH ? load(at) : left > 0 ? load(at, (int)left) : zero();
       store_whole(to + k, finite ? round(values * factor) : zero());
     }
+  }
   return finite ? magnitude / 127.0f : NAN;
 }
 
 template <class T>
 static inline void round_row(const T* x, int64_t row, const LinearArgs& args, const Plan& plan) {
-  int64_t block = row / BLOCK, stride = plan.step_bytes(block);
-  int8_t* to = (int8_t*)args.shared + block * plan.block_bytes() + row % BLOCK * plan.depth;
-  float* scales = (float*)((uint8_t*)args.shared + plan.scales_offset()) + block * plan.groups * BLOCK + row % BLOCK;
+  float* scales = (float*)((uint8_t*)args.shared + plan.scales_offset());
+  scales += row / BLOCK * plan.groups * BLOCK + row % BLOCK;
   for (int64_t group = 0; group < plan.groups; group++) {
     int64_t first = group * plan.group_steps * plan.step, left = row < args.rows ? args.ins - first : 0;
     int64_t width = plan.group_steps * plan.step, count = left < width ? left : width;
-    scales[group * BLOCK] = round_group(x + first, count, plan, stride, to + group * plan.group_steps * stride);
+    scales[group * BLOCK] = round_group(x + first, count, row, group * plan.group_steps, plan, (int8_t*)args.shared);
   }
 }
 
 static inline void move_row(const bf16* x, int64_t row, const LinearArgs& args, const Plan& plan) {
-  int64_t block = row / BLOCK, stride = plan.step_bytes(block);
-  uint8_t* to = (uint8_t*)args.shared + block * plan.block_bytes() + row % BLOCK * plan.depth;
-  for (int64_t step = 0; step < plan.steps; step++, to += stride) {
+  for (int64_t step = 0; step < plan.steps; step++) {
+    uint8_t* to = (uint8_t*)args.shared + plan.offset(row / BLOCK, step) + row % BLOCK * plan.depth;
     int64_t left = row < args.rows ? args.ins - step * plan.step : 0;
     if (left < plan.step) memset(to, 0, plan.depth);
     if (left > 0) memcpy(to, x + step * plan.step, (left < plan.step ? left : plan.step) * sizeof(bf16));

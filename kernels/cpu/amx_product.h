@@ -24,8 +24,14 @@ static inline void store_sums(float* sums) {
   if constexpr (tiles == 2) tile_store<2>(sums + 512, PANEL * 4), tile_store<3>(sums + 528, PANEL * 4);
 }
 
+// Memory wanted soon, fetched into L2 some lines at every step.
+struct Ahead {
+  const uint8_t* at;
+  int64_t lines;
+};
+
 template <Product product, int tiles>
-static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, int64_t steps) {
+static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, int64_t steps, Ahead& ahead) {
   int64_t a_tile = depth * TILE_ROWS, a_step = a_tile * tiles, b_step = depth * PANEL;
   for (int64_t step = 0; step < steps; step++, a += a_step, b += b_step) {
     tile_load<6>(b, 128);
@@ -38,6 +44,7 @@ static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, i
       tile_multiply<product, 2, 5, 6>();
       tile_multiply<product, 3, 5, 7>();
     }
+    for (int64_t i = 0; i < ahead.lines; i++, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
   }
 }
 
@@ -58,15 +65,15 @@ static inline void fold(const float* sums, float* to, bool first, const float* r
 // One block of rows × one panel over `steps` of the inputs from `first` on; `stage` holds two blocks of sums.
 template <class Source, int tiles>
 static inline void block_product(const Plan& plan, const uint8_t* a, const uint8_t* b, int64_t first, int64_t steps,
-                                 const float* row_scales, const float* column_scales, float* sums, float* stage) {
+                                 const float* row_scales, const float* column_scales, float* sums, float* stage,
+                                 Ahead ahead) {
   constexpr Product product = Source::product;
-  a += first * plan.depth * TILE_ROWS * tiles;
   if (plan.groups == 1) {
     if (first)
       load_sums<tiles>(sums);
     else
       clear_sums<tiles>();
-    multiply<product, tiles>(a, b, plan.depth, steps);
+    multiply<product, tiles>(a, b, plan.depth, steps, ahead);
     return store_sums<tiles>(sums);
   }
   // The tiles are a group ahead of the vectors that scale and add up their sums.
@@ -74,7 +81,7 @@ static inline void block_product(const Plan& plan, const uint8_t* a, const uint8
   for (int64_t i = 0; i <= groups; i++) {
     if (i < groups) {
       clear_sums<tiles>();
-      multiply<product, tiles>(a, b, plan.depth, plan.group_steps);
+      multiply<product, tiles>(a, b, plan.depth, plan.group_steps, ahead);
       store_sums<tiles>(stage + i % 2 * SUMS);
       a += plan.group_steps * plan.depth * TILE_ROWS * tiles, b += plan.group_steps * plan.depth * PANEL;
     }
