@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t CHUNK_ROWS = 240;             // rows laid out at once; their sums for one panel fill 30 KiB
 constexpr int64_t CHUNK_BYTES = 8 << 20;        // and what they may take of the last cache
 constexpr int64_t BLOCK = WIDTH == 16 ? 512 : 256;  // inputs of a panel that are passed over by all tiles
+constexpr int64_t LEAD = 1536;                  // bytes fetched ahead where one tile is all
 
 static inline int64_t chunk_rows(const LinearArgs& args) {
   int64_t fit = CHUNK_BYTES / 4 / (args.ins + 1) / TALL * TALL;
@@ -63,17 +64,13 @@ static inline void lay_out(const LinearArgs& args, int64_t first, int rows, int6
   }
 }
 
-template <class P, int ROWS>
-static void pass(const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums, int vector,
-                 bool fresh) {
-  tile<P, ROWS, across(ROWS)>(x, panel, steps, sums, vector, fresh);
-}
-
 template <class P, int ROWS = 1>
 static inline void pass(int rows, const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums,
-                        int vector, bool fresh) {
-  if (rows == ROWS) return pass<P, ROWS>(x, panel, steps, sums, vector, fresh);
-  if constexpr (ROWS < TALL) pass<P, ROWS + 1>(rows, x, panel, steps, sums, vector, fresh);
+                        int vector, bool fresh, Ahead ahead) {
+  if constexpr (ROWS < TALL) {
+    if (rows > ROWS) return pass<P, ROWS + 1>(rows, x, panel, steps, sums, vector, fresh, ahead);
+  }
+  tile<P, ROWS, across(ROWS)>(x, panel, steps, sums, vector, fresh, ahead);
 }
 
 template <class T>
@@ -100,22 +97,26 @@ static inline void write(const LinearArgs& args, int64_t row, int64_t panel, con
   }
 }
 
-// One panel times tiles [begin, end), laid out at x.
+// One panel times tiles [begin, end) of x, which is laid out in `depth` steps. While tiles pass over a block of the
+// panel, the next one is fetched, a part of it with each pass, so that memory is never waited for or left idle.
 template <class P>
-static inline void multiply(const typename P::X* x, const typename P::Weight* panel, int64_t steps, const Tiles& tiles,
+static inline void multiply(const typename P::X* x, const typename P::Weight* panel, int64_t depth, const Tiles& tiles,
                             int64_t begin, int64_t end, float* sums) {
-  constexpr int64_t block = BLOCK / P::INS;
-  int64_t first = tiles.begin(begin);
+  constexpr int64_t block = BLOCK / P::INS, step_bytes = P::INS * PANEL * sizeof(*panel);
   int wide = across(tiles.each);  // a taller tile goes over as many vectors in several passes
-  for (int64_t step = 0; step == 0 || step < steps; step += block) {
-    int64_t length = steps - step < block ? steps - step : block;
+  int64_t passes = (end - begin) * (VECTORS / wide);
+  for (int64_t step = 0; step == 0 || step < depth; step += block) {
+    int64_t steps = depth - step < block ? depth - step : block;
+    const typename P::Weight* at = panel + step * P::INS * PANEL;
+    Ahead ahead{(const char*)at + (passes == 1 ? LEAD : steps * step_bytes), step_bytes / passes};
     for (int vector = 0; vector < VECTORS; vector += wide) {
       for (int64_t i = begin; i < end; i++) {
         int rows = tiles.rows(i);
         int64_t row = tiles.begin(i);
         for (int v = vector; v < vector + wide; v += across(rows)) {
-          pass<P>(rows, x + (row * steps + step * rows) * P::PARTS, panel + step * P::INS * PANEL, length,
-                  sums + (row - first) * PANEL, v, step == 0);
+          pass<P>(rows, x + (row * depth + step * rows) * P::PARTS, at, steps,
+                  sums + (row - tiles.begin(begin)) * PANEL, v, step == 0, ahead);
+          ahead.at += steps * step_bytes / passes;
         }
       }
     }

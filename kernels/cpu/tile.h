@@ -13,12 +13,22 @@ constexpr int VECTORS = PANEL / WIDTH;  // in a panel's row
 
 // Tallest tile, and how many vectors of sums the registers hold beside weights and x.
 #if defined(__AVX512F__)
-constexpr int TALL = 14, HELD = 28;
+constexpr int TALL = 12, HELD = 24;
 #elif defined(__AVX2__) || defined(__aarch64__)
-constexpr int TALL = 6, HELD = 12;
+constexpr int TALL = 5, HELD = 10;
 #else
 constexpr int TALL = 4, HELD = 4;
 #endif
+
+// sum + x * weight. Left to itself the compiler lets sums change registers, and runs out of them.
+static inline F32 grow(F32 sum, F32 x, F32 weight) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.v) : "x"(x.v), "x"(weight.v));
+  return sum;
+#else
+  return fma(x, weight, sum);
+#endif
+}
 
 // A product says how a panel is read in steps. A step has PARTS parts: one element of x for each row, and a vector of
 // weights for each vector of outputs.
@@ -28,7 +38,7 @@ struct Singles {  // f32 weights: [ins][32]
   static constexpr int INS = 1, PARTS = 1;  // inputs of a step
   static inline F32 weights(const float* panel, int vector, int) { return load(panel + vector * WIDTH); }
   static inline F32 spread(const float* x) { return set1(*x); }
-  static inline F32 add(F32 sum, F32 x, F32 weight) { return fma(x, weight, sum); }
+  static inline F32 add(F32 sum, F32 x, F32 weight) { return grow(sum, x, weight); }
 };
 
 // The even or odd half-words of 2 WIDTH, as float.
@@ -73,7 +83,7 @@ struct Pairs {  // bf16 or f16 weights, [ins / 2][32][2], as float in registers
     return every_other(panel + vector * 2 * WIDTH, part);
   }
   static inline F32 spread(const float* x) { return set1(*x); }
-  static inline F32 add(F32 sum, F32 x, F32 weight) { return fma(x, weight, sum); }
+  static inline F32 add(F32 sum, F32 x, F32 weight) { return grow(sum, x, weight); }
 };
 
 #if defined(__AVX512BF16__)
@@ -95,11 +105,17 @@ struct Dots {  // bf16 times bf16, two inputs at once, summed as float by the ha
 };
 #endif
 
+// Memory that will be wanted soon: at `at`, and `by` further on with every step.
+struct Ahead {
+  const char* at;
+  int64_t by;
+};
+
 // sums [ROWS, 32] (from `vector` on, ACROSS vectors of them) grow by x [steps, PARTS, ROWS] times the panel's steps;
 // they start from zero if `fresh`.
 template <class P, int ROWS, int ACROSS>
 static inline void tile(const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums,
-                        int vector, bool fresh) {
+                        int vector, bool fresh, Ahead ahead) {
   F32 held[ROWS][ACROSS];
 #pragma GCC unroll 16
   for (int row = 0; row < ROWS; row++) {
@@ -107,6 +123,8 @@ static inline void tile(const typename P::X* x, const typename P::Weight* panel,
     for (int i = 0; i < ACROSS; i++) held[row][i] = fresh ? zero() : load(sums + row * PANEL + (vector + i) * WIDTH);
   }
   for (int64_t step = 0; step < steps; step++) {
+#pragma GCC unroll 2
+    for (int line = 0; line < ACROSS * WIDTH; line += 16) __builtin_prefetch(ahead.at + line * 4);
 #pragma GCC unroll 2
     for (int part = 0; part < P::PARTS; part++) {
       decltype(P::weights(panel, 0, 0)) weights[ACROSS];
@@ -121,6 +139,7 @@ static inline void tile(const typename P::X* x, const typename P::Weight* panel,
     }
     x += P::PARTS * ROWS;
     panel += P::INS * PANEL;
+    ahead.at += ahead.by;
   }
 #pragma GCC unroll 16
   for (int row = 0; row < ROWS; row++) {
