@@ -155,7 +155,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _arena(size: int) -> mmap.mmap:
     """Memory in pages as large as the system has them: the weights of one token lie all over it."""
-    arena = mmap.mmap(-1, max(size, 1))
+    arena = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system built without them
             arena.madvise(mmap.MADV_HUGEPAGE)
