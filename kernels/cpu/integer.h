@@ -104,6 +104,10 @@ static inline void store_bytes(int8_t* p, F32 whole) {
 
 #endif
 
+// The line of a weight that is read two kilobytes later. One row reads 97 % of the read stream so, 76 % without: the
+// loop is too long for the CPU to run far enough ahead by itself.
+static inline void fetch_ahead(const void* at) { __builtin_prefetch((const char*)at + 2048); }
+
 // A sum that is to stay in its register: GCC would keep copies of it, or turn a row of additions into a tree, until
 // no set of registers holds them.
 static inline I32 in_place(I32 sum) {

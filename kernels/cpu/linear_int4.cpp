@@ -63,6 +63,7 @@ void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int
 struct Packed {
   static constexpr int STRIDE = PANEL * 2;
   static void load(const uint8_t* at, I32 (&w)[2]) {
+    fetch_ahead(at);
     I32 both = load_whole(at), low = all(0x0f0f0f0f);
     w[0] = both & low;
     w[1] = both >> 4 & low;

@@ -61,6 +61,7 @@ void multiply(const int8_t* weight, const uint8_t* x, int64_t steps, int32_t* su
     for (int v = 0; v < V; v++) acc[r][v] = load_whole(sums + r * PANEL + v * WIDTH);
   }
   for (int64_t step = 0; step < steps; step++, weight += PANEL * 4, x += R * 4) {
+    for (int line = 0; line < V * WIDTH * 4; line += 64) fetch_ahead(weight + line);
     I32 w[V];
     for (int v = 0; v < V; v++) w[v] = load_whole(weight + v * WIDTH * 4);
     for (int r = 0; r < R; r++) {
