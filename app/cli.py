@@ -237,8 +237,9 @@ def pull(name: str) -> int:
 
 @cli.command()
 @click.argument("name", type=Model(), metavar="ORG/REPO[@REVISION]")
+@click.option("--packed", is_flag=True, help="Only the weights made smaller with --quant; the model stays.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
-def rm(name: str, yes: bool) -> int:
+def rm(name: str, packed: bool, yes: bool) -> int:
     """Delete a downloaded model.
 
     Asks first, and says how much disk space that frees.
@@ -247,10 +248,11 @@ def rm(name: str, yes: bool) -> int:
     Examples:
       localllm rm Qwen/Qwen3-0.6B
       localllm rm Qwen/Qwen3-0.6B@main --yes
+      localllm rm Qwen/Qwen3-0.6B --packed
     """
     from .commands.models import remove as body
 
-    return body(name, yes)
+    return body(name, packed, yes)
 
 
 @cli.command()

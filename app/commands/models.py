@@ -21,6 +21,7 @@ def list_models(as_json: bool) -> int:
                 "id": model.id,
                 "bundled": model.bundled,
                 "size": model.size,
+                "packed": model.packed,
                 "context": model.context,
                 "revision": model.revision,
                 "path": str(model.path),
@@ -30,10 +31,22 @@ def list_models(as_json: bool) -> int:
         ]
         click.echo(json.dumps(entries, indent=2))
         return 0
+    kept = any(model.packed for model in models)
     table(
-        ("MODEL", "SIZE", "CONTEXT", "DESCRIPTION"),
-        [(model.id, size(model.size), str(model.context or "?"), model.description) for model in models],
+        ("MODEL", "SIZE", *(["KEPT"] if kept else []), "CONTEXT", "DESCRIPTION"),
+        [
+            (
+                model.id,
+                size(model.size),
+                *([size(model.packed) if model.packed else ""] if kept else []),
+                str(model.context or "?"),
+                model.description,
+            )
+            for model in models
+        ],
     )
+    if kept:
+        say("KEPT are weights made smaller with --quant; localllm rm --packed MODEL frees them")
     if all(model.bundled for model in models):
         say("localllm pull org/repo fetches a larger model, for example Qwen/Qwen3-0.6B")
     return 0
@@ -48,11 +61,11 @@ def pull(name: str) -> int:
     return 0
 
 
-def remove(name: str, yes: bool) -> int:
-    """Delete a downloaded model after asking."""
+def remove(name: str, packed: bool, yes: bool) -> int:
+    """Delete a downloaded model, or only what was kept of it in smaller weights, after asking."""
     from ..store import hub
 
-    plan = hub.plan_removal(name)
+    plan = hub.plan_unpacking(name) if packed else hub.plan_removal(name)
     if not yes:
         if not sys.stdin.isatty():
             raise InvalidRequest("rm asks before it deletes, and there is no terminal to ask in", hint="add --yes")

@@ -37,6 +37,7 @@ class ModelRef:
     bundled: bool = False
     revision: str = ""  # commit, in the Hugging Face cache
     size: int = 0  # bytes on disk
+    packed: int = 0  # bytes of weights made smaller on load and kept; not in size
     context: int = 0  # tokens, of the model; 0: its files do not say
     description: str = ""
 
@@ -123,7 +124,7 @@ def _at_path(folder: Path) -> ModelRef:
 
 
 def _describe(name: str, folder: Path, *, bundled: bool = False, revision: str = "", description: str = "") -> ModelRef:
-    config = _read_json(folder / "config.json")
+    config, packed = _read_json(folder / "config.json"), paths.packed_dir(folder)
     text = config.get("text_config")
     context = (text if isinstance(text, dict) else config).get("max_position_embeddings")
     return ModelRef(
@@ -131,7 +132,8 @@ def _describe(name: str, folder: Path, *, bundled: bool = False, revision: str =
         path=folder,
         bundled=bundled,
         revision=revision,
-        size=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        size=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and packed not in file.parents),
+        packed=sum(file.stat().st_size for file in packed.glob("*")),
         context=context if isinstance(context, int) else 0,
         description=description or str(config.get("model_type", "")),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,17 +105,45 @@ def plan_removal(name: str) -> Removal:
     asked = parse(name)
     if not asked.folder.is_dir():
         raise ModelNotFound(f"no model {asked.repo!r} in {paths.hub_cache_dir()}", hint="see localllm list")
+    snapshots = list((asked.folder / "snapshots").glob("*"))
     if not asked.revision:
-        return Removal(asked.repo, _size(asked.folder), lambda: shutil.rmtree(asked.folder))
+        folders = [asked.folder, *_kept_apart(snapshots)]
+        return Removal(asked.repo, sum(map(_size, folders)), lambda: _remove(folders))
     from huggingface_hub import scan_cache_dir
 
-    here = {commit.name for commit in (asked.folder / "snapshots").glob("*")}
+    here = {commit.name for commit in snapshots}
     commit = catalog.refs(asked.folder).get(asked.revision, asked.revision)
     matching = [known for known in here if catalog.is_commit(commit, known)]
     if len(matching) != 1:
         raise ModelNotFound(f"{asked.repo} has no revision {asked.revision!r} here", hint="see localllm list --json")
     plan = scan_cache_dir(paths.hub_cache_dir()).delete_revisions(matching[0])
-    return Removal(name, plan.expected_freed_size, plan.execute)
+    apart = _kept_apart([asked.folder / "snapshots" / matching[0]])
+
+    def execute() -> None:
+        plan.execute()
+        _remove(apart)
+
+    return Removal(name, plan.expected_freed_size + sum(map(_size, apart)), execute)
+
+
+def plan_unpacking(name: str) -> Removal:
+    """Weights of any model here that were made smaller on load and kept. Raises ModelNotFound where there are none."""
+    model = catalog.resolve(name, allow_path=True)
+    folder = paths.packed_dir(model.path)
+    if not folder.is_dir():
+        raise ModelNotFound(f"nothing is kept of {model.id} beside the model itself", hint="see localllm list")
+    return Removal(f"what is kept of {model.id} in smaller weights", _size(folder), lambda: _remove([folder]))
+
+
+def _kept_apart(snapshots: Sequence[Path]) -> list[Path]:
+    """What is kept of them in smaller weights, where that does not lie in their own folders."""
+    folders = [paths.packed_dir(snapshot) for snapshot in snapshots]
+    return [folder for folder in folders if folder.is_dir() and folder.parent not in snapshots]
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 def _size(folder: Path) -> int:

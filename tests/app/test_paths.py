@@ -59,3 +59,13 @@ def test_the_model_cache_is_where_other_programs_put_it(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert paths.hub_cache_dir() == Path(expected)
+
+
+def test_weights_made_smaller_are_kept_beside_the_model_where_that_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert paths.packed_dir(tmp_path) == tmp_path / ".localllm"
+    assert paths.cache_dir() in paths.packed_dir(paths.guide_dir()).parents, "the program's own folder stays as it is"
+    monkeypatch.setattr(paths.os, "access", lambda *_: False)
+    assert paths.cache_dir() in paths.packed_dir(tmp_path).parents
+    assert paths.packed_dir(tmp_path) != paths.packed_dir(tmp_path / "other")

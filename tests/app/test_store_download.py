@@ -14,6 +14,7 @@ import pytest
 from localllm.app import paths
 from localllm.app.errors import ModelUnusable
 from localllm.app.store import catalog
+from localllm.app.store import hub as hub_module
 from localllm.app.store.download import RemoteFile, choose
 
 from .fake_hub import Hub, commit_of, serving
@@ -128,6 +129,38 @@ def test_revisions_stand_side_by_side_and_go_one_by_one(hub: Hub) -> None:
     assert catalog.resolve(f"org/tags@{commit_of('old')[:8]}").id == "org/tags"
     assert localllm(hub, "rm", "org/tags@fresh", "--yes").returncode == 0
     assert [model.id for model in catalog.available() if not model.bundled] == ["org/tags"]
+
+
+def test_kept_weights_are_listed_and_go_alone_or_with_the_model(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    localllm(hub, "pull", "org/whole")
+    model = catalog.resolve("org/whole")
+
+    def keep() -> Path:
+        folder = paths.packed_dir(model.path)
+        folder.mkdir(parents=True)
+        (folder / "int8.safetensors").write_bytes(bytes(5000))
+        return folder
+
+    beside = keep()
+    assert beside.parent == model.path
+    assert catalog.resolve("org/whole").packed == 5000
+    assert catalog.resolve("org/whole").size == model.size, "what is kept is not the model's own"
+    assert "KEPT" in localllm(hub, "list").stdout
+    freed = localllm(hub, "rm", "org/whole", "--packed", "--yes")
+    assert (freed.returncode, beside.exists(), model.path.exists()) == (0, False, True), freed.stderr
+    assert "KEPT" not in localllm(hub, "list").stdout
+    assert localllm(hub, "rm", "org/whole", "--packed", "--yes").returncode == 3, "there is nothing any more"
+
+    keep()
+    assert localllm(hub, "rm", "org/whole@main", "--yes").returncode == 0, "the hub's library minds no folder of ours"
+    assert not model.path.exists()
+
+    localllm(hub, "pull", "org/whole")
+    monkeypatch.setattr(paths.os, "access", lambda *_: False)
+    apart = keep()
+    assert paths.cache_dir() in apart.parents
+    hub_module.plan_removal("org/whole").execute()
+    assert not apart.exists()
 
 
 @pytest.mark.parametrize(
