@@ -12,7 +12,7 @@
 namespace localllm::LANE {
 namespace {  // a member function that is not inlined stays this file's own
 
-constexpr int64_t BLOCK = 2 * TILE_ROWS;
+constexpr int64_t BLOCK = 2 * TILE_ROWS;  // rows
 constexpr int64_t COUNTER_BYTES = 64;  // a cache line of its own
 
 struct Plan {

@@ -17,7 +17,7 @@ COMMON = "-O2 -std=c++20 -fPIC -fvisibility=hidden -ffp-contract=fast -fno-math-
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni".split()
 AVX2 = "-mavx2 -mfma -mf16c".split()
 TILES = "-mamx-tile -mamx-bf16 -mamx-int8".split()
-KERNELS = ("linear_amx.cpp",)
+KERNELS = ("linear_amx.cpp", "attention_amx.cpp")
 
 
 def cpu_flags() -> set[str]:
