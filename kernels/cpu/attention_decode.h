@@ -11,24 +11,36 @@ namespace localllm::LANE {
 
 constexpr int TILE_KEYS = 32;
 
-template <class C>
-static inline void prefetch(const C* p, int64_t count) {
-  for (int64_t i = 0; i < count; i += 64 / sizeof(C)) __builtin_prefetch(p + i);
-}
+// The next tile, asked for a little at a time and in the order in which it lies, whatever the order of its use: measured
+// to be what memory answers fastest, by two fifths.
+struct Ahead {
+  const char* pages;
+  const int64_t* offsets;  // [TILE_KEYS], in bytes
+  int64_t width;           // bytes of each key
+  int64_t key = 0, at = 0;
+  int owed = 0;
+
+  void ask(int bytes) {
+    for (owed += bytes; owed >= 64; owed -= 64) {
+      if (key == TILE_KEYS) return;
+      __builtin_prefetch(pages + offsets[key] + at);
+      at += 64;
+      if (at >= width) at = 0, key++;
+    }
+  }
+};
 
 // scores[q][key] = query q · key, for Q queries `stride` floats apart. Reads keys up to a multiple of 8 / Q.
 template <class E, class C, int Q>
-static inline void score(const float* query, int64_t stride, const C* const* keys, const C* const* ahead,
+static inline void score(const float* query, int64_t stride, const C* const* keys, Ahead* ahead,
                          int64_t count, int64_t dim, float (*scores)[TILE_KEYS]) {
   constexpr int K = 8 / Q;  // as many sums as hide the latency of one
   for (int64_t key = 0; key < count; key += K) {
-    if (ahead) {
-      for (int k = 0; k < K; k++) prefetch(ahead[key + k], dim);
-    }
     F32 sums[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) sums[i] = zero();
     each_block(dim, [&](int64_t at, auto n) {
+      if (ahead) ahead->ask(K * BLOCK * sizeof(C));
 #pragma GCC unroll 8
       for (int k = 0; k < K; k++) {
         F32 x[PARTS<E>];
@@ -60,7 +72,7 @@ static inline void each_few(int64_t count, Body body) {
 
 // sums[q] = sums[q] * shrink[q] + weights[q] · values, for Q queries and B blocks of dimensions from `at` on.
 template <class E, class C, int Q, int B, class Count>
-static inline void add_values(const float (*weights)[TILE_KEYS], const C* const* values, const C* const* ahead,
+static inline void add_values(const float (*weights)[TILE_KEYS], const C* const* values, Ahead* ahead,
                               int64_t count, int64_t at, Count n, const float* shrink, float* sums, int64_t stride) {
   F32 held[Q][B][2];
 #pragma GCC unroll 4
@@ -69,11 +81,9 @@ static inline void add_values(const float (*weights)[TILE_KEYS], const C* const*
     for (int i = 0; i < 2 * B; i++) held[q][i / 2][i % 2] = load(sums + q * stride + at + i * WIDTH) * set1(shrink[q]);
   }
   for (int64_t key = 0; key < count; key += STEP<E>) {
+    if (ahead) ahead->ask(STEP<E> * B * BLOCK * sizeof(C));
 #pragma GCC unroll 4
     for (int b = 0; b < B; b++) {
-      if (ahead && b * BLOCK * sizeof(C) % 64 == 0) {
-        for (int k = 0; k < STEP<E>; k++) prefetch(ahead[key + k] + at + b * BLOCK, BLOCK);
-      }
       F32 x[2];
       load_values<E>(values + key, at + b * BLOCK, n, x);
 #pragma GCC unroll 4
@@ -144,29 +154,31 @@ static inline void decode(const AttentionArgs& args, const Row& row, int64_t pie
 
   Scores to_score = {args.scale, args.soft_cap};
   Keys keys = keys_of(row, piece);
-  int64_t offsets[TILE_KEYS], ahead[TILE_KEYS];
-  locate(args, row, keys.begin, min_of(TILE_KEYS, keys.end - keys.begin), TILE_KEYS, ahead);
+  int64_t offsets[TILE_KEYS], next_offsets[TILE_KEYS], in_bytes[TILE_KEYS];
+  locate(args, row, keys.begin, min_of(TILE_KEYS, keys.end - keys.begin), TILE_KEYS, next_offsets);
   for (int64_t position = keys.begin; position < keys.end; position += TILE_KEYS) {
     int64_t count = min_of(TILE_KEYS, keys.end - position), next = position + TILE_KEYS;
-    memcpy(offsets, ahead, sizeof offsets);
+    memcpy(offsets, next_offsets, sizeof offsets);
     bool more = next < row.context;  // also where the next piece begins: most likely it is this worker's too
-    if (more) locate(args, row, next, min_of(TILE_KEYS, row.context - next), TILE_KEYS, ahead);
+    if (more) locate(args, row, next, min_of(TILE_KEYS, row.context - next), TILE_KEYS, next_offsets);
+    for (int i = 0; i < TILE_KEYS; i++) in_bytes[i] = (next_offsets[i] + begin * args.dim) * (int64_t)sizeof(C);
+    int64_t width = (end - begin) * args.dim * (int64_t)sizeof(C);
+    Ahead next_keys = {(const char*)args.key_pages, in_bytes, width};
+    Ahead next_values = {(const char*)args.value_pages, in_bytes, width};
     for (int64_t kv_head = begin; kv_head < end; kv_head++) {
-      Tile<C> key(args.key_pages, offsets, kv_head * args.dim), next_key(args.key_pages, ahead, kv_head * args.dim);
-      Tile<C> value(args.value_pages, offsets, kv_head * args.dim);
-      Tile<C> next_value(args.value_pages, ahead, kv_head * args.dim);
+      Tile<C> key(args.key_pages, offsets, kv_head * args.dim), value(args.value_pages, offsets, kv_head * args.dim);
       alignas(64) float scores[SHARED_BY][TILE_KEYS] = {};
       float shrink[SHARED_BY];
       int64_t first = kv_head * group;
       each_few(group, [&]<int Q>(int64_t q) {
-        score<E, C, Q>(queries + (first + q) * lanes, lanes, key.rows, more && q == 0 ? next_key.rows : nullptr, count,
+        score<E, C, Q>(queries + (first + q) * lanes, lanes, key.rows, more && q == 0 ? &next_keys : nullptr, count,
                        args.dim, scores + q);
       });
       for (int64_t q = 0; q < group; q++) {
         weigh<E>(to_score, count, scores[q], most + first + q, total + first + q, shrink + q);
       }
       each_few(group, [&]<int Q>(int64_t q) {
-        const C* const* asked = more && q == 0 ? next_value.rows : nullptr;
+        Ahead* asked = more && q == 0 ? &next_values : nullptr;
         float* own = sums + (first + q) * dim;
         constexpr int B = 4 / Q;
         int64_t at = 0;
