@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -50,21 +51,21 @@ def _arguments(
     }
 
 
-_unpaged: dict[Sequence[int], tuple[Tensor, Tensor]] = {}
-
-
 def _attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows, scale: float) -> Tensor:
     """torch's own, spared the pages: keys and values lie as it likes them."""
     count, queries, context = len(rows.contexts), rows.query_lens[0], rows.contexts[0]
     kv_heads, dim = key_pages.shape[2:]
-    key = count, kv_heads, context, dim
-    if key not in _unpaged:
-        _unpaged.clear()
-        _unpaged[key] = torch.randn(key).to(query.dtype), torch.randn(key).to(query.dtype)
     own = query.view(count, queries, -1, dim).transpose(1, 2)
     mask = None
     if 1 < queries < context:
         mask = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
+    keys, values = _unpaged(count, kv_heads, context, dim, query.dtype)
     return F.scaled_dot_product_attention(
-        own, *_unpaged[key], attn_mask=mask, is_causal=1 < queries == context, scale=scale, enable_gqa=True
+        own, keys, values, attn_mask=mask, is_causal=1 < queries == context, scale=scale, enable_gqa=True
     )
+
+
+@lru_cache(maxsize=1)
+def _unpaged(count: int, kv_heads: int, context: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    keys, values = torch.randn(2, count, kv_heads, context, dim).to(dtype)
+    return keys, values

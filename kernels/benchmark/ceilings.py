@@ -21,7 +21,7 @@ KINDS: Mapping[str, int] = {
     "tile_int8": TILE_INT8,
 }
 
-BUFFER = 512 * 2**20  # bytes: far beyond the caches
+BUFFER = 2**30  # bytes: far beyond the caches
 LONG_ENOUGH = 0.02  # seconds a loop should run
 
 

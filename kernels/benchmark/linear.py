@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..ops.linear import Fp8, Int4, Int8
 from .work import Work
 
 GROUP = 64
+REPEATED = 1 << 23
 # Format: the op, bytes of a weight, ceilings that apply with float32 and with bfloat16 activations.
 _OPS: Mapping[str, tuple[str, float, Sequence[str], Sequence[str]]] = {
     "bf16": ("dense", 2.0, ("f32",), ("f32", "bf16", "tile_bf16")),
@@ -44,33 +46,42 @@ def works(
                 )
 
 
-_plain: dict[tuple[int, int, torch.dtype], Tensor] = {}
-
-
 def _arguments(fmt: str, count: int, ins: int, outs: int, dtype: torch.dtype) -> Mapping[str, Any]:
-    x = torch.randn(count, ins).to(dtype)
-    return {"x": x, "weight": _weight(fmt, ins, outs)}
+    return {"x": torch.randn(count, ins).to(dtype), "weight": _weight(fmt, ins, outs)}
 
 
 def _product(x: Tensor, weight: Any) -> Tensor:
-    """torch's own product of the same numbers of rows and columns, with a weight in the type of the activations."""
+    """torch's own, with a weight of as many numbers in the type of the activations."""
     outs = (weight if isinstance(weight, Tensor) else weight.data).shape[0]
-    key = outs, x.shape[1], x.dtype
-    if key not in _plain:
-        _plain.clear()
-        _plain[key] = (torch.randn(outs, x.shape[1]) / x.shape[1] ** 0.5).to(x.dtype)
-    return F.linear(x, _plain[key])
+    return F.linear(x, _plain(outs, x.shape[1], x.dtype))
+
+
+@lru_cache(maxsize=1)
+def _plain(outs: int, ins: int, dtype: torch.dtype) -> Tensor:
+    return _normal(outs, ins).to(dtype)
 
 
 def _weight(fmt: str, ins: int, outs: int) -> Any:
     """Random and never zeros: speed depends on the data."""
     if fmt == "bf16":
-        return (torch.randn(outs, ins) / ins**0.5).bfloat16()
+        return _normal(outs, ins).bfloat16()
     if fmt == "int8":
-        return Int8(torch.randint(-127, 128, (outs, ins), dtype=torch.int8), torch.rand(outs) / ins)
+        return Int8(_bytes(outs, ins).view(torch.int8).clamp(min=-127), torch.rand(outs) / ins)
     if fmt == "fp8":
-        return Fp8(torch.randn(outs, ins).to(torch.float8_e4m3fn), torch.rand(outs, 1) / ins, ins)
+        return Fp8(_normal(outs, ins).to(torch.float8_e4m3fn), torch.rand(outs, 1) / ins, ins)
     groups = -(-ins // GROUP)
-    nibbles = torch.randint(0, 256, (outs, ins // 2), dtype=torch.uint8)
     zero = torch.randint(0, 17, (outs, groups), dtype=torch.uint8)
-    return Int4(nibbles, (torch.rand(outs, groups) / ins).half(), zero, GROUP, ins)
+    return Int4(_bytes(outs, ins // 2), (torch.rand(outs, groups) / ins).half(), zero, GROUP, ins)
+
+
+def _normal(outs: int, ins: int) -> Tensor:
+    """Repeats after the first few million, which are too many for a cache."""
+    return _repeated(torch.randn(min(outs * ins, REPEATED)), outs, ins)
+
+
+def _bytes(outs: int, ins: int) -> Tensor:
+    return _repeated(torch.randint(0, 256, (min(outs * ins, REPEATED),), dtype=torch.uint8), outs, ins)
+
+
+def _repeated(numbers: Tensor, outs: int, ins: int) -> Tensor:
+    return numbers.repeat(-(-outs * ins // len(numbers)))[: outs * ins].view(outs, ins)

@@ -1,6 +1,9 @@
 #include "ceiling.h"
 
 #include "vec.h"
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#endif
 
 namespace localllm::LANE {
 
@@ -88,35 +91,20 @@ double int8_fours(int64_t turns) {
 }
 
 #if defined(__AMX_BF16__)
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Two by two sums, as the products block them.
-double tiles(Ceiling kind, int64_t turns) {
-  TileConfig config;
-  _tile_loadconfig(&config);
-  _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-  _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
-  if (kind == Ceiling::tile_bf16) {
-    for (int64_t turn = 0; turn < turns; turn++) {
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  } else {
-    for (int64_t turn = 0; turn < turns; turn++) {
-      _tile_dpbssd(0, 4, 6);
-      _tile_dpbssd(1, 4, 7);
-      _tile_dpbssd(2, 5, 6);
-      _tile_dpbssd(3, 5, 7);
-    }
+template <Product product>
+double tiles(int64_t turns) {  // two by two sums, as the products block them
+  configure_tiles(TILE_BYTES);
+  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+  tile_zero<4>(), tile_zero<5>(), tile_zero<6>(), tile_zero<7>();
+  for (int64_t turn = 0; turn < turns; turn++) {
+    tile_multiply<product, 0, 4, 6>(), tile_multiply<product, 1, 4, 7>();
+    tile_multiply<product, 2, 5, 6>(), tile_multiply<product, 3, 5, 7>();
   }
-  _tile_release();
-  return 4.0 * 16 * 16 * 64 * (kind == Ceiling::tile_bf16 ? 1 : 2) * turns;
+  tile_release();
+  return 4.0 * 2 * TILE_ROWS * TILE_ROWS * (product == Product::bf16 ? TILE_BYTES / 2 : TILE_BYTES) * turns;
+}
+double tiles(Ceiling kind, int64_t turns) {
+  return kind == Ceiling::tile_bf16 ? tiles<Product::bf16>(turns) : tiles<Product::int8>(turns);
 }
 #else
 double tiles(Ceiling, int64_t) { return 0; }

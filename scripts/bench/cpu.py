@@ -103,12 +103,10 @@ def race(us: Contestant, sides: list[Side], job: Job, pairs: int) -> tuple[Side,
             key = repr(side.settings)
             if key not in programs:
                 programs[key] = stack.enter_context(Contestant(side.program, side.settings))
-        tried = []
-        for side in sides:
-            peer = programs[repr(side.settings)]
-            rate(peer, job, side.how)
-            tried.append(rate(peer, job, side.how))
-        best = sides[tried.index(max(tried))]
+        best = sides[0]
+        if len(sides) > 1:
+            tried = [[rate(programs[repr(side.settings)], job, side.how) for _ in range(2)][-1] for side in sides]
+            best = sides[tried.index(max(tried))]
         return best, duel(us, programs[repr(best.settings)], job, best.how, pairs)
 
 
@@ -144,7 +142,7 @@ def _peers(shape: Shape, folder: Path, fmt: str, threads: int, options: argparse
                     [sys.executable, str(HERE / "write_gguf.py"), options.shape, recipe, str(file)], check=True
                 )
             settings = {"file": str(file), "threads": threads, "rows": ROWS, "context": CONTEXT, "mmap": options.mmap}
-            for flash in (True, False):
+            for flash in {"on": [True], "off": [False], "both": [True, False]}[options.flash]:
                 label = f"llama.cpp {recipe}, flash attention {'on' if flash else 'off'}"
                 sides.append(Side(label, "run_llamacpp.py", settings, {"flash": flash}))
         yield sides
@@ -181,6 +179,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, help="physical cores by default")
     parser.add_argument("--mmap", action="store_true", help="llama.cpp maps its files instead of reading them")
+    parser.add_argument("--flash", choices=("on", "off", "both"), default="both", help="llama.cpp's flash attention")
     parser.add_argument("--save", default="cpu", help="name of the file of results")
     options = parser.parse_args()
     if options.peers is None:

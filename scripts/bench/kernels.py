@@ -67,9 +67,15 @@ def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Ite
     heads = shape.heads, shape.kv_heads, shape.head_dim
     if "linear" in families:
         formats = options.formats.split(",")
-        matrices = [(shape.hidden, 2 * shape.inner), (shape.inner, shape.hidden)]
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        matrices = [
+            (shape.hidden, queries + 2 * keys),
+            (queries, shape.hidden),
+            (shape.hidden, 2 * shape.inner),
+            (shape.inner, shape.hidden),
+        ]
         yield from linear.works(formats, [int(rows) for rows in options.rows.split(",")], matrices, dtype)
-        yield from linear.works(formats[:3], [1], [(shape.hidden, shape.vocab)], dtype)
+        yield from linear.works(formats, [1], [(shape.hidden, shape.vocab)], dtype)
     if "attention" in families:
         yield from attention.works(*heads, dtype)
     if "elements" in families:
