@@ -331,6 +331,8 @@ int64_t threads() { return localllm::threads(); }
 
 int64_t use_threads(int64_t count) { return localllm::use_threads((int)cast("use_threads", "count", count, 0, 1024)); }
 
+int64_t share_from(int64_t bytes) { return localllm::share_from(cast("share_from", "bytes", bytes, 0, INT64_MAX)); }
+
 int64_t packed_bytes(int64_t format, int64_t outs, int64_t ins, int64_t group) {
   Format known = (Format)cast("packed_bytes", "format", format, 0, 5);
   cast("packed_bytes", "outs", outs, 0, INT32_MAX), cast("packed_bytes", "ins", ins, 0, INT32_MAX);
@@ -365,6 +367,7 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {  // wi
   library.impl("use_lane", TORCH_BOX(&ops::use_lane));
   library.impl("threads", TORCH_BOX(&ops::threads));
   library.impl("use_threads", TORCH_BOX(&ops::use_threads));
+  library.impl("share_from", TORCH_BOX(&ops::share_from));
   library.impl("packed_bytes", TORCH_BOX(&ops::packed_bytes));
 }
 

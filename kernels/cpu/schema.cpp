@@ -34,6 +34,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "use_lane(str name) -> str",
            "threads() -> int",
            "use_threads(int count) -> int",
+           "share_from(int bytes) -> int",
            "packed_bytes(int format, int outs, int ins, int group) -> int",
        })
     library.def(schema);

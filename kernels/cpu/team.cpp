@@ -23,7 +23,6 @@ namespace {
 constexpr int MOST_WORKERS = 1024;
 constexpr int ROUNDS = 10;  // of a barrier: log2(MOST_WORKERS)
 constexpr auto SPIN = std::chrono::microseconds(50);  // longer than Python takes between two ops of a step
-constexpr int64_t FEW = 32 << 10;  // bytes: a core is through with them in about the time it takes to wake another
 constexpr int PATIENCE = 2000;  // turns of a wait before it lets other programs have the core
 
 inline void rest() {
@@ -138,6 +137,9 @@ class Team {
 
 namespace {
 
+// A core is through with these in about the time it takes to wake another.
+std::atomic<int64_t> few_bytes{32 << 10};
+
 // The memory of a thread that runs kernels alone.
 thread_local struct {
   Block scratch, shared;
@@ -201,8 +203,10 @@ int threads() {
   return process()->wanted ? process()->wanted : default_threads();
 }
 
+int64_t share_from(int64_t bytes) { return few_bytes.exchange(bytes); }
+
 Run::Run(int64_t bytes) {
-  if (bytes < FEW) return;
+  if (bytes < few_bytes.load(std::memory_order_relaxed)) return;
   Process* here = process();
   held_ = std::unique_lock(here->held);
   if (!here->wanted) here->wanted = default_threads();

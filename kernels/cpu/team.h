@@ -46,6 +46,9 @@ class Run {
 // process may use. Returns it. Throws std::runtime_error where a variable holds no number, or for more than 1024.
 int use_threads(int count);
 
+// Work on fewer bytes than these is the calling thread's alone. Returns what held before; tests share everything.
+int64_t share_from(int64_t bytes);
+
 // As set, or as they would be; starts nothing.
 int threads();
 

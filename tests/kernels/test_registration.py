@@ -26,7 +26,7 @@ pytestmark = pytest.mark.real
 OPS = sorted(
     {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "localllm::" in name}
 )
-WITHOUT_TENSORS = {"lanes", "use_lane", "threads", "use_threads", "packed_bytes", "ceiling"}
+WITHOUT_TENSORS = {"lanes", "use_lane", "threads", "use_threads", "share_from", "packed_bytes", "ceiling"}
 WRITING = [name for name in OPS if name not in WITHOUT_TENSORS]
 EXAMPLES = 3  # of each op, of different kinds
 

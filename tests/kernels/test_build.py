@@ -1,0 +1,78 @@
+"""What the compiler made of each lane: nothing shared between lanes, and no instruction outside of its lane.
+
+The linker keeps one copy of a weak function. Were lanes to share one, it might be the copy for AVX-512, and every
+other machine would stop at an illegal instruction.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from localllm.kernels.library import LibraryMissing, find_library
+
+FORBIDDEN = {  # what a lane's code must not name
+    "generic": r"%[yz]mm|%k[0-7]\b|%tmm",
+    "avx2": r"%zmm|%k[1-7]\b|%tmm|\{vex\}",
+    "avxvnni": r"%zmm|%k[1-7]\b|%tmm",
+    "avx512": r"%tmm",
+}
+TYPICAL = {"avx2": r"vfmadd\w+ .*%ymm", "avxvnni": r"\{vex\} vpdpbusd", "avx512": r"vdpbf16ps .*%zmm", "amx": r"tdpb"}
+
+
+def lanes() -> dict[str, list[Path]]:
+    """The object files of each lane, in the folder where a checkout built the library; those of "" have no lane."""
+    try:
+        folder = find_library().parent
+        plan = (folder / "build.ninja").read_text()
+    except (LibraryMissing, OSError):
+        return {}
+    found: dict[str, list[Path]] = {}
+    for target, source in re.findall(r"^build CMakeFiles/(\w+)\.dir/(\S+\.o):", plan, re.MULTILINE):
+        lane = "" if target == "localllm_cpu" else target
+        found.setdefault(lane, []).append(folder / "CMakeFiles" / f"{target}.dir" / source)
+    return found
+
+
+def disassembled(objects: list[Path]) -> str:
+    command = ["objdump", "-d", "--no-show-raw-insn", *objects]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+OBJECTS = lanes()
+LANES = sorted(OBJECTS.keys() - {""})
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(not OBJECTS, reason="no build folder beside the library"),
+    pytest.mark.skipif(not (shutil.which("nm") and shutil.which("objdump")), reason="binutils are not installed"),
+]
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_no_function_is_shared_between_lanes(lane: str) -> None:
+    for source in OBJECTS[lane]:
+        names = subprocess.run(["nm", "-C", "--defined-only", source], capture_output=True, text=True, check=True)
+        for line in names.stdout.splitlines():
+            _, kind, name = line.split(maxsplit=2)
+            assert kind not in "WwVvu", f"{source.name}: {name} is weak: the linker may take another lane's for it"
+            assert kind.islower() or f"localllm::{lane}::" in name, f"{source.name}: {name} is outside its lane"
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_instructions_stay_in_their_lane(lane: str) -> None:
+    code = disassembled(OBJECTS[lane])
+    if lane in FORBIDDEN:
+        strange = re.search(FORBIDDEN[lane], code)
+        assert strange is None, code[max(0, strange.start() - 100) : strange.end() + 20]
+    if lane in TYPICAL:
+        assert re.search(TYPICAL[lane], code), "the lane's own instructions are used"
+
+
+def test_everything_else_runs_anywhere() -> None:
+    """Binding, team and dispatch are not compiled for any lane."""
+    assert not re.search(r"%[yz]mm|%tmm", disassembled(OBJECTS[""]))

@@ -1,0 +1,120 @@
+"""Lanes and the thread team: choices are obeyed or refused, and answers do not depend on the number of workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from localllm.backends.cpu.device import DEVICE
+from localllm.kernels.ops import CASES
+from localllm.kernels.ops.case import Case
+
+from .test_ops import answer, held
+
+cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
+
+pytestmark = pytest.mark.real
+LIBRARY = torch.ops.localllm
+LANES = LIBRARY.lanes().split()
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    lane, threads = LIBRARY.use_lane(os.environ.get("LOCALLLM_CPU_LANE", "")), LIBRARY.threads()
+    few = LIBRARY.share_from(0)
+    yield
+    LIBRARY.share_from(few)
+    LIBRARY.use_lane(lane)
+    LIBRARY.use_threads(threads)
+
+
+def answers(case: Case) -> list[torch.Tensor]:
+    given = dict(case.make(torch.Generator().manual_seed(5), torch.float32))
+    given |= {name: held(DEVICE.ops, given[name], torch.float32) for name in case.packs}
+    if "ops" in given:
+        given["ops"] = DEVICE.ops
+    return answer(case, dict(DEVICE.ops)[case.op], given)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_answers_do_not_depend_on_the_number_of_workers(case: Case) -> None:
+    LIBRARY.use_threads(1)
+    alone = answers(case)
+    LIBRARY.use_threads(5)
+    for one, other in zip(alone, answers(case), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_the_generic_lane_is_always_there_and_the_last_is_taken() -> None:
+    assert LANES[0] == "generic"
+    assert LIBRARY.use_lane("") == LANES[-1]
+    assert [LIBRARY.use_lane(lane) for lane in LANES] == LANES
+
+
+def test_an_unknown_lane_is_refused_and_nothing_changes() -> None:
+    LIBRARY.use_lane("generic")
+    with pytest.raises(RuntimeError, match=f'no CPU lane "avx1024" here; .* have {", ".join(LANES)}'):
+        LIBRARY.use_lane("avx1024")
+
+
+def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}
+    start = "import os, torch, localllm.kernels.cpu\nops = torch.ops.localllm\n"
+    return subprocess.run(
+        [sys.executable, "-c", start + program], env=environment | variables, capture_output=True, text=True, timeout=50
+    )
+
+
+def test_the_environment_forces_a_lane_and_a_team() -> None:
+    asked = python("print(ops.use_threads(0))", LOCALLLM_CPU_LANE="generic", LOCALLLM_THREADS="3", OMP_NUM_THREADS="2")
+    assert asked.stdout.split() == ["3"], asked.stderr
+    refused = python("", LOCALLLM_CPU_LANE="avx1024")
+    assert refused.returncode == 1
+    assert f"this machine and this build have {', '.join(LANES)}" in refused.stderr
+    unreadable = python("ops.use_threads(0)", OMP_NUM_THREADS="many")
+    assert 'OMP_NUM_THREADS is "many"; a number of threads' in unreadable.stderr
+
+
+def test_a_forked_child_has_its_own_team() -> None:
+    """The parent's threads are not in the child; a child that waited for them would hang."""
+    program = """
+import warnings; torch.set_num_threads(1)  # OpenMP does not survive forks
+warnings.simplefilter("ignore")
+def norm():
+    x = torch.randn(400, 512)
+    out = torch.empty_like(x)
+    ops.rms_norm(out, x, torch.ones(512), 1e-6, 0.0)
+    return bool((out - torch.nn.functional.rms_norm(x, (512,), eps=1e-6)).abs().max() < 1e-5)
+ops.use_threads(3)
+assert norm()
+if os.fork() == 0:
+    os._exit(0 if norm() and ops.threads() == 3 else 1)
+print(os.waitstatus_to_exitcode(os.wait()[1]), norm())
+"""
+    assert python(program).stdout.split() == ["0", "True"]
+
+
+def test_threads_that_ask_at_once_take_turns() -> None:
+    program = """
+from threading import Thread
+ops.use_threads(2)
+wrong = []
+def norms():
+    x = torch.randn(400, 512)
+    expected = torch.nn.functional.rms_norm(x, (512,), eps=1e-6)
+    for _ in range(200):
+        out = torch.empty_like(x)
+        ops.rms_norm(out, x, torch.ones(512), 1e-6, 0.0)
+        if (out - expected).abs().max() > 1e-5:
+            wrong.append(1)
+threads = [Thread(target=norms) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(wrong))
+"""
+    assert python(program).stdout.split() == ["0"]
