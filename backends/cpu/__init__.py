@@ -13,7 +13,7 @@ from .machine import cpu_flags, cpu_name, features, memory
 
 name = "cpu"
 
-# How long torch's threads spin before they sleep, between the many small products of a step. OpenMP's own choice
+# How long torch's threads spin before they sleep, where it computes instead of the kernels. OpenMP's own choice
 # (300,000 turns) is ruinous as soon as another program wants a core: on 2 busy cores 8 tokens a second instead of 60.
 # On 16 idle cores this costs 8 % of a tiny model's speed, while sleeping at once would cost 45 %.
 SPIN = "5000"
