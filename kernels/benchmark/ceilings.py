@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -21,8 +22,15 @@ KINDS: Mapping[str, int] = {
     "tile_int8": TILE_INT8,
 }
 
-BUFFER = 2**30  # bytes: far beyond the caches
+_L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 LONG_ENOUGH = 0.02  # seconds a loop should run
+
+
+def beyond_caches() -> int:
+    """Bytes that no cache holds a good part of; a large server's last level alone may have 300 MiB."""
+    size = _L3.read_text().strip() if _L3.exists() else ""
+    level3 = int(size[:-1]) * 1024 if size.endswith("K") else 0
+    return max(256 * 2**20, 4 * level3)
 
 
 class Ceilings:
@@ -32,9 +40,14 @@ class Ceilings:
         self._library = ctypes.CDLL(str(find_library()))
         self._library.localllm_ceiling.restype = ctypes.c_double
         self._library.localllm_ceiling.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-        self._buffer = torch.empty(BUFFER, dtype=torch.uint8)
+        self._buffer = torch.empty(2 * beyond_caches(), dtype=torch.uint8)
         torch.ops.localllm.advise_huge(self._buffer)
         self._buffer.fill_(1)
+
+    @property
+    def buffer(self) -> int:
+        """Bytes that `read` reads."""
+        return len(self._buffer)
 
     def read(self) -> float:
         """Bytes a second, all threads reading the buffer once."""

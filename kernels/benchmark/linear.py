@@ -75,13 +75,18 @@ def _weight(fmt: str, ins: int, outs: int) -> Any:
 
 
 def _normal(outs: int, ins: int) -> Tensor:
-    """Repeats after the first few million, which are too many for a cache."""
-    return _repeated(torch.randn(min(outs * ins, REPEATED)), outs, ins)
+    return _repeated(_normals(), outs, ins)
 
 
 def _bytes(outs: int, ins: int) -> Tensor:
-    return _repeated(torch.randint(0, 256, (min(outs * ins, REPEATED),), dtype=torch.uint8), outs, ins)
+    return _repeated(_normals().view(torch.uint8), outs, ins)
+
+
+@lru_cache(maxsize=1)
+def _normals() -> Tensor:
+    return torch.randn(REPEATED)
 
 
 def _repeated(numbers: Tensor, outs: int, ins: int) -> Tensor:
+    """Repeats after the first few million, which are too many for a branch or a value to be foreseen."""
     return numbers.repeat(-(-outs * ins // len(numbers)))[: outs * ins].view(outs, ins)

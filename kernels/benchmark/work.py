@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..ops import Ops
+from .ceilings import beyond_caches
 
-COLD = 128 * 2**20  # bytes: sets of arguments take turns until together they are this large, so that none is cached
-MOST_SETS = 256
+MOST_SETS = 256  # of arguments, which take turns so that none is found in the caches
 TURNS = 4  # of each side
 SECONDS = 0.04  # of a turn
 LEAST_RUNS = 2
@@ -60,7 +60,7 @@ def timed(work: Work, ops: Ops, peaks: Mapping[str, float], read: Callable[[], f
     """Medians of both sides, which take turns. `peaks` are operations a second by the name of their ceiling; `read`
     measures bytes a second, before each of our turns: on a shared machine they change from minute to minute."""
     implementation = dict(ops)[work.op]
-    sets = min(MOST_SETS, max(1, round(COLD / work.bytes)))
+    sets = min(MOST_SETS, max(1, round(beyond_caches() / work.bytes)))
     plain = [work.make() for _ in range(sets)]
     packed = [
         {name: ops.linear.pack(value, work.dtype) if name in work.packs else value for name, value in arguments.items()}

@@ -1,71 +1,146 @@
 """What smaller weights cost: mean KL divergence and perplexity against the same model in bf16, and guide's examination.
 
 `python scripts/bench/quality.py [MODEL FOLDER …]`: the built-in model on conversations it was not trained on and on its
-held-out questions, every folder on random tokens (KL alone: a model with random weights predicts nothing). The peer is
-bf16; `ours` of KL is in nats per token.
+held-out questions, every folder on random tokens (divergence alone: a model with random weights predicts nothing).
+Activations are float32; the peer is bf16.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from rows import Row, row, save
 from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from localllm.app import paths
+from localllm.backends import cpu
+from localllm.backends.pytorch.inputs import Step
+from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.engine import Engine
+from localllm.engine.modelfiles import read_model
+from localllm.engine.quantization import Quant
+from localllm.engine.request import Request
+from localllm.engine.runner import Budget
+from localllm.kernels.ops.attention import Rows
 from scripts.train_guide import evaluate
 from scripts.train_guide.chatml import END
 from scripts.train_guide.corpus import HELDOUT
 from scripts.train_guide.dataset import texts
 from scripts.train_guide.facts import Facts
 
-from localllm.app import paths
-from localllm.backends import cpu
-from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.batch import Batch, SamplingRows, Want
-from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
-from localllm.engine.quantization import Quant
-from localllm.engine.request import Delta, Request
-from localllm.engine.runner import Budget
-
 QUANTS: tuple[Quant, ...] = ("int8", "int4", "fp8")
-UNSEEN = 987_654  # a seed that no training run has used
-CONVERSATIONS, RANDOM_TEXTS, LENGTH = 200, 4, 256
-LONGEST = 512
-PAGE = 16
+FACTS = Path(evaluate.__file__).with_name("facts.json")
+UNSEEN = 987_654  # a seed that no training has used
+CONVERSATIONS, RANDOM_TEXTS, LENGTH = 150, 4, 128
+CONTEXT, PAGE = 2048, 16
+LONGEST_ANSWER = 200
+
+Texts = Sequence[Sequence[int]]
 
 
 def opened(folder: Path, quant: Quant) -> TorchRunner:
-    budget = Budget(context=LONGEST, max_rows=32, max_step_tokens=LONGEST, page_size=PAGE, dtype="float32", quant=quant)
+    budget = Budget(context=CONTEXT, max_rows=32, page_size=PAGE, dtype="float32", quant=quant)
     runner = cpu.open(read_model(folder), budget)
     assert isinstance(runner, TorchRunner)
     return runner
 
 
 @torch.inference_mode()
-def log_probabilities(runner: TorchRunner, tokens: list[int]) -> torch.Tensor:
+def log_probabilities(runner: TorchRunner, text: Sequence[int]) -> torch.Tensor:
     """Of every next token at every place of a text [tokens, vocab]."""
-    count = len(tokens)
-    pages = np.arange(1, -(-count // PAGE) + 1, dtype=np.int32)[None]
-    batch = Batch(
-        tokens=np.array(tokens, np.int32),
-        positions=np.arange(count, dtype=np.int32),
-        row_starts=np.array([0, count], np.int32),
-        context_lens=np.array([count], np.int32),
-        page_table=pages,
-        wants=np.array([Want.TOKEN]),
-        **REST,
+    count, ops = len(text), runner.device.ops
+    places = torch.arange(count, dtype=torch.int32)
+    pages = torch.arange(1, -(-count // PAGE) + 1, dtype=torch.int32).unsqueeze(0)
+    rows = Rows(
+        torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32), pages, (count,), (count,)
     )
-    step = runner.inputs.send(batch).step
-    every = replace(step, last=torch.arange(count, dtype=torch.int32))
-    ops = runner.device.ops
-    return runner.model.logits(runner.model(every, ops, runner.kv), ops).log_softmax(-1)
+    step = Step(torch.tensor(text, dtype=torch.int32), places, places.long() + PAGE, places, rows)
+    return runner.model.logits(runner.model(step, ops, runner.kv), ops).log_softmax(-1)
 
 
-REST: dict[str, object] = {}
+def compare(exact: TorchRunner, small: TorchRunner, corpus: Texts) -> dict[str, float]:
+    """Means over all tokens: divergence of `small` from `exact`, share of equal likeliest tokens, both perplexities."""
+    divergence = agreed = exact_loss = small_loss = 0.0
+    for text in corpus:
+        meant, found = log_probabilities(exact, text), log_probabilities(small, text)
+        divergence += (meant.exp() * (meant - found)).sum().item()
+        agreed += (meant.argmax(-1) == found.argmax(-1)).sum().item()
+        after = torch.tensor(text[1:]).unsqueeze(1)
+        exact_loss -= meant[:-1].gather(1, after).sum().item()
+        small_loss -= found[:-1].gather(1, after).sum().item()
+    tokens = sum(map(len, corpus))
+    predicted = tokens - len(corpus)
+    return {
+        "tokens": tokens,
+        "kl": divergence / tokens,
+        "agreed": agreed / tokens,
+        "peer_perplexity": math.exp(exact_loss / predicted),
+        "perplexity": math.exp(small_loss / predicted),
+    }
+
+
+def examined(runner: TorchRunner, tokenizer: Tokenizer) -> float:
+    """Share of guide's held-out questions answered rightly."""
+    end = tokenizer.token_to_id(END)
+
+    def answer(prompts: list[str]) -> list[str]:
+        written: dict[str, list[int]] = {str(at): [] for at in range(len(prompts))}
+
+        engine = Engine(runner)
+        for at, prompt in enumerate(prompts):
+            ids = tuple(tokenizer.encode(prompt, add_special_tokens=False).ids)
+            engine.submit(Request(str(at), ids, LONGEST_ANSWER, stop_ids=frozenset({end})))
+        left = len(prompts)
+        while left:
+            for delta in engine.step():
+                written[delta.request_id] += delta.tokens
+                left -= delta.finish is not None
+        return tokenizer.decode_batch(list(written.values()), skip_special_tokens=True)
+
+    return float(evaluate.report(evaluate.judge(evaluate.load(HELDOUT), answer))["share"])
+
+
+def guide_rows() -> list[Row]:
+    folder = paths.guide_dir()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    dialogues = texts(UNSEEN, 0, CONVERSATIONS, Facts.load(FACTS))
+    corpus = [tokenizer.encode(text, add_special_tokens=False).ids for text in dialogues]
+    exact = opened(folder, "none")
+    right = examined(exact, tokenizer)
+    made = []
+    for quant in QUANTS:
+        small = opened(folder, quant)
+        found = compare(exact, small, corpus)
+        marks = {"right": examined(small, tokenizer), "peer_right": right}
+        made.append(_row(f"guide {quant}", found, **marks, bytes=small.spec.weight_bytes))
+        small.close()
+    return made
+
+
+def random_rows(folder: Path) -> list[Row]:
+    exact = opened(folder, "none")
+    random = torch.Generator().manual_seed(1)
+    corpus = torch.randint(exact.spec.vocab_size, (RANDOM_TEXTS, LENGTH), generator=random).tolist()
+    made = []
+    for quant in QUANTS:
+        small = opened(folder, quant)
+        found = compare(exact, small, corpus)
+        del found["perplexity"], found["peer_perplexity"]
+        made.append(_row(f"{folder.name}, random weights, {quant}", found, bytes=small.spec.weight_bytes))
+        small.close()
+    return made
+
+
+def _row(name: str, found: dict[str, float], **more: float) -> Row:
+    numbers = {key: round(value, 5) for key, value in (found | more).items() if key != "kl"}
+    return row(name, 0.0, "nats per token", **numbers) | {"ours": round(found["kl"], 5)}
+
+
+if __name__ == "__main__":
+    save("quality", [made for folder in map(Path, sys.argv[1:]) for made in random_rows(folder)] + guide_rows())

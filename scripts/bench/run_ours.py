@@ -65,12 +65,12 @@ class Ours:
         return {"seconds": time.perf_counter() - start}
 
     def _read(self) -> Answer:
-        if not hasattr(self, "ceilings"):
-            from localllm.kernels.benchmark.ceilings import BUFFER, Ceilings
+        if not hasattr(self, "ceilings"):  # their buffer is not part of what loading takes
+            from localllm.kernels.benchmark.ceilings import Ceilings
 
-            self.ceilings, self.buffer = Ceilings(), BUFFER
+            self.ceilings = Ceilings()
         rate = max(self.ceilings.read() for _ in range(3))
-        return {"seconds": self.buffer / rate, "bytes": self.buffer}
+        return {"seconds": self.ceilings.buffer / rate, "bytes": self.ceilings.buffer}
 
 
 if __name__ == "__main__":
