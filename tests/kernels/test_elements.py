@@ -277,3 +277,14 @@ def test_more_workers_than_work() -> None:
         assert torch.equal(FAST.sampling.greedy(x), x.argmax(-1))
         chosen = FAST.sampling.logprobs(x, torch.zeros(rows, dtype=torch.int64), 0).chosen
         near(chosen, x.double().log_softmax(-1)[:, 0], 2e-6)
+
+
+def test_noise_is_as_accurate_as_float32_is() -> None:
+    """Between two tokens the draw turns where their logits differ by what the noise does."""
+    how = draws(3000)
+    seeds = zip(how.seed_low.tolist(), how.seed_high.tolist(), how.position.tolist(), strict=True)
+    noise = np.array([oracle.gumbel(low % 2**32 + (high % 2**32 << 32), at, 2) for low, high, at in seeds])
+    turn, slack = noise[:, 1] - noise[:, 0], 1e-6 * (1 + np.abs(noise).max(axis=1))
+    for offset, token in ((slack, 0), (-slack, 1)):
+        logits = torch.from_numpy(np.stack([turn + offset, np.zeros(3000)], axis=1)).float()
+        assert (FAST.sampling.draw(logits, how) == token).all()
