@@ -1,5 +1,8 @@
-// Products whose activations stay as they are: blocks of a panel are expanded to floats once for all rows of a chunk,
-// and multiplied in float32. A weight format brings `format` and `expand`.
+// Products whose activations stay as they are, in float32. One or two rows are multiplied as the weights are read;
+// for more, blocks of a panel are expanded to floats once for all rows of a chunk. A weight format brings
+//   format, and for one block of a panel (layout.h), that is one group of inputs:
+//   expand(block, begin, end, out)             its inputs [begin, end) as floats [end - begin][32]
+//   product<R>(block, inputs, x [inputs][R], sums [R][32])   adds the products of R rows
 #pragma once
 
 #include "quantised.h"
@@ -15,7 +18,7 @@ constexpr int EXPANDED_MOST = 6;
 #else
 constexpr int EXPANDED_MOST = 3;
 #endif
-constexpr int64_t EXPANDED_ALONE = 2;  // up to so many rows every worker makes its own copy without a barrier
+constexpr int EXPANDED_ALONE = 2;  // up to so many rows every worker makes its own copy without a barrier
 
 static inline int64_t expanded_bytes(const LinearArgs& args, int64_t rows) {
   return rows * padded_ins(args.format, args.ins, args.group) * 4;
@@ -71,9 +74,16 @@ static inline void expanded_panel(const LinearArgs& args, const float* from, con
   alignas(64) float values[EXPANDED_BLOCK * PANEL];
   memset(sums, 0, rows * PANEL * 4);
   for (int64_t g = 0; g < depth / group; g++) {
+    if (args.rows <= EXPANDED_ALONE) {
+      with_number<EXPANDED_ALONE>(rows, [&](auto number) {
+        constexpr int R = decltype(number)::value;
+        Weight::template product<R>(weight + g * block_bytes, group, from + g * group * R, sums);
+      });
+      continue;
+    }
     for (int64_t k = 0; k < group; k += EXPANDED_BLOCK) {
       int64_t inputs = group - k < EXPANDED_BLOCK ? group - k : EXPANDED_BLOCK;
-      Weight::expand(weight + g * block_bytes, group, k, k + inputs, values);
+      Weight::expand(weight + g * block_bytes, k, k + inputs, values);
       for (int64_t tile = begin; tile < end; tile++) {
         int64_t at = tiles.begin(tile);
         with_number<EXPANDED_MOST>(tiles.size(tile), [&](auto number) {

@@ -6,56 +6,87 @@
 namespace localllm::LANE {
 namespace {
 
+// An e4m3 number has the bits of a half but for the exponent, which counts from 7 and not from 15: shifted into place
+// it is 2^8 too small, subnormals included. A NaN becomes a number; loading refuses them.
+constexpr float MISSING = 0x1p8f;
+
+// WIDTH outputs of two inputs, but for MISSING.
+struct Pair { F32 even, odd; };
+
+#if defined(__AVX512F__)
+__m256i halves(__m256i upper_bytes) {
+  __m256i rest = _mm256_and_si256(_mm256_srli_epi16(upper_bytes, 1), _mm256_set1_epi16(0x3f80));
+  return _mm256_or_si256(rest, _mm256_and_si256(upper_bytes, _mm256_set1_epi16((short)0x8000)));
+}
+Pair load_pair(const uint8_t* at) {
+  __m256i both = _mm256_loadu_si256((const __m256i*)at);
+  return {{_mm512_cvtph_ps(halves(_mm256_slli_epi16(both, 8)))}, {_mm512_cvtph_ps(halves(both))}};
+}
+#elif defined(__AVX2__)
+__m128i halves(__m128i upper_bytes) {
+  __m128i rest = _mm_and_si128(_mm_srli_epi16(upper_bytes, 1), _mm_set1_epi16(0x3f80));
+  return _mm_or_si128(rest, _mm_and_si128(upper_bytes, _mm_set1_epi16((short)0x8000)));
+}
+Pair load_pair(const uint8_t* at) {
+  __m128i both = _mm_loadu_si128((const __m128i*)at);
+  return {{_mm256_cvtph_ps(halves(_mm_slli_epi16(both, 8)))}, {_mm256_cvtph_ps(halves(both))}};
+}
+#else
+F32 from_byte(I32 byte) {  // as a float it is 2^120 too small
+  return as_float((byte & all(0x7f)) << 20 | (byte & all(0x80)) << 24) * set1(0x1p112f);
+}
+Pair load_pair(const uint8_t* at) {
+  I32 both;
+  for (int i = 0; i < WIDTH; i++) both.v[i] = at[2 * i] | at[2 * i + 1] << 8;
+  return {from_byte(both), from_byte(both >> 8)};
+}
+#endif
+
 struct E4m3 {
   static constexpr Format format = Format::fp8;
 
-  // An e4m3 number has the bits of a half but for the exponent, which counts from 7 and not from 15: shifted into
-  // place it is 2^8 too small, subnormals included. (As a float: 2^120.) A NaN becomes a number; loading refuses them.
-  static void expand(const uint8_t* block, int64_t, int64_t begin, int64_t end, float* out) {
+  static void expand(const uint8_t* block, int64_t begin, int64_t end, float* out) {
     for (int j = 0; j < PANEL; j += WIDTH) {
+      F32 scale = load((const float*)block + j) * set1(MISSING);
       const uint8_t* bytes = block + PANEL * 4 + begin * PANEL + j * 2;
-#if defined(__F16C__)
-      F32 scale = load((const float*)block + j) * set1(0x1p8f);
-#else
-      F32 scale = load((const float*)block + j), rescale = set1(0x1p120f);
-#endif
-      for (int64_t k = begin; k < end; k += 2, bytes += PANEL * 2, out += 2 * PANEL) {
-#if defined(__AVX512F__)
-        __m256i pairs = _mm256_loadu_si256((const __m256i*)bytes);
-        F32 even = {_mm512_cvtph_ps(halves(_mm256_slli_epi16(pairs, 8)))}, odd = {_mm512_cvtph_ps(halves(pairs))};
-        store(out + j, even * scale);
-        store(out + PANEL + j, odd * scale);
-#elif defined(__AVX2__)
-        __m128i pairs = _mm_loadu_si128((const __m128i*)bytes);
-        F32 even = {_mm256_cvtph_ps(halves(_mm_slli_epi16(pairs, 8)))}, odd = {_mm256_cvtph_ps(halves(pairs))};
-        store(out + j, even * scale);
-        store(out + PANEL + j, odd * scale);
-#else
-        for (int odd = 0; odd < 2; odd++) {
-          I32 byte;
-          for (int i = 0; i < WIDTH; i++) byte.v[i] = bytes[2 * i + odd];
-          I32 bits = (byte & all(0x7f)) << 20 | (byte & all(0x80)) << 24;
-          store(out + odd * PANEL + j, as_float(bits) * rescale * scale);
-        }
-#endif
+      float* to = out + j;
+      for (int64_t k = begin; k < end; k += 2, bytes += PANEL * 2, to += PANEL * 2) {
+        Pair pair = load_pair(bytes);
+        store(to, pair.even * scale);
+        store(to + PANEL, pair.odd * scale);
       }
-      out -= (end - begin) * PANEL;
     }
   }
 
-#if defined(__AVX2__)
-  // The halves of the numbers in the upper bytes.
-  static __m128i halves(__m128i x) {
-    __m128i rest = _mm_and_si128(_mm_srli_epi16(x, 1), _mm_set1_epi16(0x3f80));
-    return _mm_or_si128(rest, _mm_and_si128(x, _mm_set1_epi16((short)0x8000)));
+  template <int R>
+  static void product(const uint8_t* block, int64_t inputs, const float* x, float* sums) {
+    constexpr int V = 2;  // vectors of outputs at a time: a line of weights
+    for (int j = 0; j < PANEL; j += V * WIDTH) {
+      F32 acc[R][V][2];
+      for (int r = 0; r < R; r++) {
+        for (int v = 0; v < V; v++) acc[r][v][0] = acc[r][v][1] = zero();
+      }
+      const uint8_t* bytes = block + PANEL * 4 + j * 2;
+      for (int64_t k = 0; k < inputs; k += 2, bytes += PANEL * 2) {
+        fetch_ahead(bytes);
+        for (int v = 0; v < V; v++) {
+          Pair pair = load_pair(bytes + v * WIDTH * 2);
+          for (int r = 0; r < R; r++) {
+            acc[r][v][0] = fma(set1(x[k * R + r]), pair.even, acc[r][v][0]);
+            acc[r][v][1] = fma(set1(x[(k + 1) * R + r]), pair.odd, acc[r][v][1]);
+          }
+        }
+      }
+      for (int v = 0; v < V; v++) {
+        F32 scale = load((const float*)block + j + v * WIDTH);
+        for (int r = 0; r < R; r++) {
+          float* at = sums + r * PANEL + j + v * WIDTH;
+          F32 sum = (acc[r][v][0] + acc[r][v][1]) * set1(MISSING);
+          store(at, fma(sum, scale, load(at)));
+        }
+      }
+    }
   }
-#endif
-#if defined(__AVX512F__)
-  static __m256i halves(__m256i x) {
-    __m256i rest = _mm256_and_si256(_mm256_srli_epi16(x, 1), _mm256_set1_epi16(0x3f80));
-    return _mm256_or_si256(rest, _mm256_and_si256(x, _mm256_set1_epi16((short)0x8000)));
-  }
-#endif
 };
 
 }  // namespace
