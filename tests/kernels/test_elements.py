@@ -279,12 +279,32 @@ def test_more_workers_than_work() -> None:
         near(chosen, x.double().log_softmax(-1)[:, 0], 2e-6)
 
 
+def noise_of_two_tokens(how: Draws) -> np.ndarray:
+    seeds = zip(how.seed_low.tolist(), how.seed_high.tolist(), how.position.tolist(), strict=True)
+    return np.array([oracle.gumbel(low % 2**32 + (high % 2**32 << 32), at, 2) for low, high, at in seeds])
+
+
 def test_noise_is_as_accurate_as_float32_is() -> None:
     """Between two tokens the draw turns where their logits differ by what the noise does."""
     how = draws(3000)
-    seeds = zip(how.seed_low.tolist(), how.seed_high.tolist(), how.position.tolist(), strict=True)
-    noise = np.array([oracle.gumbel(low % 2**32 + (high % 2**32 << 32), at, 2) for low, high, at in seeds])
+    noise = noise_of_two_tokens(how)
     turn, slack = noise[:, 1] - noise[:, 0], 1e-6 * (1 + np.abs(noise).max(axis=1))
     for offset, token in ((slack, 0), (-slack, 1)):
         logits = torch.from_numpy(np.stack([turn + offset, np.zeros(3000)], axis=1)).float()
         assert (FAST.sampling.draw(logits, how) == token).all()
+
+
+@pytest.mark.parametrize(
+    ("filters", "share"),  # of the likelier token's probability that the other one needs, to stay in the draw
+    [({"min_p": 0.3}, 0.3), ({"top_p": 0.75}, 1 / 3), ({"temperature": 0.5, "top_p": 0.75}, 1 / 3)],
+    ids=["min_p", "top_p", "top_p-cool"],
+)
+def test_filters_cut_where_they_say(filters: dict[str, Any], share: float) -> None:
+    """Of two tokens the unlikelier one would win by its noise, but for the filter."""
+    how = draws(300, **filters)
+    wins = torch.from_numpy(noise_of_two_tokens(how) @ [-1.0, 1.0] > 1 - np.log(share))
+    assert wins.sum() > 10
+    for factor, token in ((1.00001, 1), (0.99999, 0)):
+        below = np.log(share * factor) * filters.get("temperature", 1.0)
+        logits = torch.tensor([0.0, below], dtype=torch.float32).repeat(300, 1)
+        assert (FAST.sampling.draw(logits, how)[wins] == token).all()
