@@ -38,6 +38,7 @@ class RunnerSpec:
     dtype: str = ""  # of activations and cache, for people
     quant: str = ""  # the weights' format where they are quantised, e.g. "int8", for people
     weight_bytes: int = 0  # as held in memory
+    token_bytes: int = 0  # of weights that computing one token reads; 0: unknown
     cache_bytes: int = 0  # all KV memory
 
     @property

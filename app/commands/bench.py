@@ -14,7 +14,6 @@ import click
 from .. import config
 from ..client import Client, Done, LoadedModel
 from ..errors import AppError
-from ..store import catalog
 from . import memory
 from .asking import loaded
 from .console import say
@@ -78,7 +77,7 @@ async def _bench(session: AbstractAsyncContextManager[Client], model: str, round
             alone += await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)
             together.append(await _answers(client, model, [_prompt(words, SHORT) for _ in range(TOGETHER)], NEW_TOKENS))
     decode = median(answer.tokens_per_second for answer in alone)
-    speed, share = _memory(info, model, decode)
+    speed, share = _memory(info, decode)
     return Result(
         model=model,
         backend=info.backend,
@@ -119,11 +118,9 @@ def _rate(answers: list[Done]) -> float:
     return tokens / (max(answer.seconds for answer in answers) - min(answer.ttft for answer in answers))
 
 
-def _memory(info: LoadedModel, model: str, decode: float) -> tuple[float | None, float | None]:
+def _memory(info: LoadedModel, decode: float) -> tuple[float | None, float | None]:
     """Read bandwidth in GB/s and the share of it that decoding uses; nothing where weights lie in other memory."""
-    if not memory.shares_main_memory(info.backend):
+    if not info.token_bytes or not memory.shares_main_memory(info.backend):
         return None, None
     speed = memory.read_bandwidth()
-    folder = catalog.resolve(model, allow_path=True).path
-    weights = memory.weights_read(folder, itemsize=4 if info.dtype == "float32" else 2)
-    return speed / 1e9, weights * decode / speed
+    return speed / 1e9, info.token_bytes * decode / speed

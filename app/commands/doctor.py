@@ -36,7 +36,7 @@ async def _daemon(settings: config.Settings) -> str:
     """Its state in words; it is not started for this."""
     try:
         async with await Client.connect(settings, start=False) as client:
-            models = [model.id for model in await client.loaded()]
+            models = [f"{model.id} ({model.quant})" if model.quant else model.id for model in await client.loaded()]
     except DaemonUnreachable:
         return "not running"
     except (AppError, OSError) as error:

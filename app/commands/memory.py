@@ -1,11 +1,9 @@
-"""The roof over decoding: how fast this machine reads memory, and how many bytes one token makes a model read."""
+"""The roof over decoding: how fast this machine reads memory."""
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -34,17 +32,3 @@ def read_bandwidth() -> float:
             list(pool.map(np.max, blocks))
             best = min(best, time.perf_counter() - start)
     return threads * PER_THREAD / best
-
-
-def weights_read(folder: Path, itemsize: int) -> int:
-    """Bytes of weights that one token reads: all but an embedding table that is not the output layer too."""
-    elements: dict[str, int] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                elements[name] = int(np.prod(tensor["shape"], dtype=np.int64))
-    if any(name.endswith("lm_head.weight") for name in elements):
-        elements = {name: count for name, count in elements.items() if not name.endswith("embed_tokens.weight")}
-    return itemsize * sum(elements.values())

@@ -33,6 +33,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     quant: str = ""  # the weights' format where they are quantised
     context: int = 0
     memory: int = 0  # bytes: weights and KV cache
+    token_bytes: int = 0  # of weights that one token reads; 0: unknown
     cache_tokens: int = 0
     cache_used: int = 0
     requests: int = 0

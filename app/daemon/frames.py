@@ -146,6 +146,7 @@ class ModelInfo(Frame):
     cache_bytes: int
     cache_tokens: int
     quant: str = ""  # the weights' format where they are quantised
+    token_bytes: int = 0  # of weights that one token reads; 0: unknown
     reason: str = ""  # why this backend
     has_chat_template: bool = True
 

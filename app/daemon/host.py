@@ -236,6 +236,7 @@ def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedM
         quant=info.quant,
         context=info.context,
         memory=info.weight_bytes + info.cache_bytes,
+        token_bytes=info.token_bytes,
         cache_tokens=info.cache_tokens,
         cache_used=stats.cache_used if stats else 0,
         requests=worker.held,

@@ -81,6 +81,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         context=spec.max_context,
         vocab=spec.vocab_size,
         weight_bytes=spec.weight_bytes,
+        token_bytes=spec.token_bytes,
         cache_bytes=spec.cache_bytes,
         cache_tokens=spec.cache_tokens,
         reason=choice.reason,

@@ -55,15 +55,15 @@ class Loader:
             total += tensor.num_bytes if not packed or name == EMBEDDING else 0
         return round(total)
 
-    def load(self, build: Callable[[Weights], Model]) -> tuple[Model, int]:
-        """What `build` makes of the weights, and the bytes they take. Raises ModelRefused for those that do not fit."""
+    def load(self, build: Callable[[Weights], Model]) -> tuple[Model, Weights]:
+        """What `build` makes of the weights, and what was taken. Raises ModelRefused for those that do not fit."""
         kept = None if self._packed is None else self._packed.read()
         weights = Weights(self._files, self._device, self._dtype, self._scheme, kept or {})
         model = build(weights)
         weights.close()
         if self._packed is not None and kept is None:
             self._packed.write(weights.products)
-        return model, weights.bytes
+        return model, weights
 
     def _sample(self, stored: torch.dtype) -> Any:
         """A small weight, gone the way that every weight stored so goes."""

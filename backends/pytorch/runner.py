@@ -117,8 +117,8 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build
         model: Model
-        model, weight_bytes = loader.load(lambda weights: build(weights, config, spec.max_context))
-        spec = replace(spec, weight_bytes=weight_bytes)
+        model, weights = loader.load(lambda weights: build(weights, config, spec.max_context))
+        spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes)
         kv = PagedKV(
             config.num_layers,
             spec.num_pages,

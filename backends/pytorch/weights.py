@@ -98,6 +98,7 @@ class Weights:
         self.dtype = dtype  # of activations
         self.products: dict[str, Product] = {}  # all so far, by the same names as in `kept`
         self.bytes = 0  # of everything so far
+        self.token_bytes = 0  # of that, what one token reads: all but rows of the embedding
         self._files, self._device, self._scheme, self._kept = files, device, scheme, kept
         self._tensors = StoredTensors(files)
 
@@ -106,6 +107,7 @@ class Weights:
         found = self._tensors.read(name, shape, STORED)
         check_finite(name, found)
         self.bytes += found.nbytes
+        self.token_bytes += found.nbytes
         return found.to(self._device.name, copy=True)
 
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
@@ -176,4 +178,5 @@ class Weights:
         made = Product(product, held, bias, None if order is None else order.to(device))
         self.products["+".join(names)] = made
         self.bytes += held_bytes(held)
+        self.token_bytes += held_bytes(held)
         return made
