@@ -1,0 +1,133 @@
+"""Attention of the CPU's kernels beyond the cases of the ops: every way in which rows are cut up, on every lane."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.kernels.ops import attention as reference
+from localllm.kernels.ops.attention import Rows
+
+cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
+
+from localllm.kernels.cpu.attention import paged_attention  # noqa: E402
+
+pytestmark = pytest.mark.real
+LIBRARY = torch.ops.localllm
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+TOLERANCES = {F32: 2e-5, BF16: 1e-2, F16: 2e-3}
+
+# One token over one piece of keys, over many, over as many as there may be; several tokens over one piece, over two;
+# several blocks of tokens.
+MIXED = [(1, 1), (1, 300), (1, 4500), (3, 40), (20, 1100), (150, 400), (1, 33)]
+
+
+@pytest.fixture(params=LIBRARY.lanes().split(), autouse=True)
+def lane(request: pytest.FixtureRequest) -> Iterator[str]:
+    threads, few = LIBRARY.threads(), LIBRARY.share_from(0)
+    yield LIBRARY.use_lane(request.param)
+    LIBRARY.share_from(few)
+    LIBRARY.use_threads(threads)
+    LIBRARY.use_lane(os.environ.get("LOCALLLM_CPU_LANE", ""))
+
+
+def step(
+    lens: list[tuple[int, int]],  # of each row: queries, context
+    dtype: torch.dtype,
+    cache: torch.dtype | None = None,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 64,
+    page_size: int = 16,
+    **options: Any,
+) -> dict[str, Any]:
+    made = reference._inputs(lens, heads, kv_heads, dim, page_size, **options)(torch.Generator().manual_seed(3), dtype)
+    return {name: x.to(cache or dtype) if name.endswith("_pages") else x for name, x in made.items()}
+
+
+def check(arguments: Mapping[str, Any]) -> None:
+    wide = {
+        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for name, x in arguments.items()
+    }
+    expected = reference.paged_attention(**wide)
+    tolerance = TOLERANCES[arguments["query"].dtype] * expected.abs().max().item()
+    torch.testing.assert_close(paged_attention(**arguments).double(), expected, rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("cache", [F32, BF16, F16], ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+def test_queries_and_cache_of_any_types(dtype: torch.dtype, cache: torch.dtype) -> None:
+    check(step(MIXED, dtype, cache))
+
+
+@pytest.mark.parametrize("dim", [1, 7, 31, 33, 80, 96, 128, 256])
+def test_heads_of_any_size(dim: int) -> None:
+    for dtype in (F32, BF16):
+        check(step([(1, 70), (9, 40)], dtype, heads=6, dim=dim))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8, 9, 100])
+def test_any_number_of_heads_share_keys(group: int) -> None:
+    for dtype in (F32, BF16):
+        check(step([(1, 260), (3, 90), (100, 100)], dtype, heads=group, kv_heads=1, dim=32, page_size=7))
+
+
+@pytest.mark.parametrize("window", [1, 2, 32, 65, 1025])
+def test_windows(window: int) -> None:
+    check(step(MIXED, F32, window=window))
+    check(step(MIXED, F32, window=window, soft_cap=3.0, sinks=torch.tensor([0.5, -2.0, 40.0, 1.0])))
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 5, 31, 32, 33, 257])
+def test_any_number_of_tokens(tokens: int) -> None:
+    for dtype in (F32, BF16):
+        check(step([(tokens, tokens + 3)], dtype))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_a_row_is_the_same_bits_alone_in_a_batch_and_on_any_number_of_workers(dtype: torch.dtype) -> None:
+    arguments = step(MIXED, dtype)
+    rows, query = arguments["rows"], arguments["query"]
+    LIBRARY.use_threads(3)
+    together = paged_attention(**arguments)
+    LIBRARY.use_threads(1)
+    assert torch.equal(together, paged_attention(**arguments))
+    start = 0
+    for row, (queries, context) in enumerate(MIXED):
+        own = slice(start, start := start + queries)
+        only = Rows(
+            torch.tensor([0, queries], dtype=torch.int32),
+            rows.context_lens[row : row + 1],
+            rows.page_table[row : row + 1],
+            (queries,),
+            (context,),
+        )
+        alone = paged_attention(**{**arguments, "query": query[own], "rows": only})
+        assert torch.equal(together[own], alone)
+
+
+def test_queries_among_the_heads_of_one_product() -> None:
+    arguments = step(MIXED, F32)
+    query = arguments["query"]
+    product = torch.full((len(query), 9, 64), torch.nan)
+    product[:, 2:6] = query
+    assert torch.equal(paged_attention(**{**arguments, "query": product[:, 2:6]}), paged_attention(**arguments))
+
+
+def test_a_query_that_is_not_a_number_spoils_its_own_answer_only() -> None:
+    arguments = step([(1, 40), (9, 40)], F32)
+    arguments["query"][4, 1, 5] = torch.nan
+    spoilt = paged_attention(**arguments).isnan()
+    assert spoilt[4, 1].all()
+    assert spoilt.sum() == 64
+
+
+def test_scores_far_apart() -> None:
+    arguments = step([(1, 200), (9, 40)], F32)
+    check({**arguments, "query": arguments["query"] * 1e4})
+    check({**arguments, "sinks": torch.tensor([1e9, -1e9, 100.0, 0.0])})
