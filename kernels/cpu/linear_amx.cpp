@@ -17,11 +17,14 @@ size_t linear_shared(const LinearArgs& args, int workers);
 
 namespace {
 
-// Fewer rows than this leave so much of a tile empty that vectors are faster (measured; see the note in the report).
-constexpr int64_t FEWEST_ROWS = 8;
+// With fewer rows vectors are as fast, on a Xeon of 16 threads: a tile is then nearly empty. Whole numbers times nibbles
+// cost the vectors least, and the tiles a pass over the sums for every group.
+constexpr int64_t FEWEST_ROWS = 8, FEWEST_ROWS_W4A8 = 24;
 
 bool tiled(const LinearArgs& args) {
-  if (args.rows < FEWEST_ROWS || args.outs == 0 || args.ins == 0) return false;
+  bool nibbles = args.format == Format::int4 && !args.wide;
+  if (args.rows < (nibbles ? FEWEST_ROWS_W4A8 : FEWEST_ROWS)) return false;
+  if (args.outs == 0 || args.ins == 0) return false;
   switch (args.format) {
     case Format::int8: return true;
     case Format::int4: return !args.wide || args.x_type == Type::bf16;

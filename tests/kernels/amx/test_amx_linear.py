@@ -157,7 +157,7 @@ def test_int8(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, x_type: torch.
     near(found, held(x, ins) @ dense.T + bias.double(), 2e-6)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", ROWS[1:])
 @pytest.mark.parametrize(("outs", "ins"), SHAPES)
 @pytest.mark.parametrize(
     ("group", "wide"), [(32, False), (32, True), (64, False), (96, False), (128, True), (1024, False)]
@@ -214,7 +214,7 @@ def test_output_types(tiles: ctypes.CDLL, dtype: torch.dtype) -> None:
     near(found, x.double() @ weight.double().T, {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype])
 
 
-@pytest.mark.parametrize("rows", [16, 600])
+@pytest.mark.parametrize("rows", [24, 600])
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
 def test_any_number_of_workers_gives_the_same(tiles: ctypes.CDLL, rows: int, form: str) -> None:
     x = random(rows, 1100).bfloat16()
@@ -251,3 +251,6 @@ def test_what_tiles_cannot_multiply_goes_to_vectors(tiles: ctypes.CDLL) -> None:
     assert run(tiles, "bf16", random(40, 64), packed, 64)[1] == 3  # float32 activations keep their precision
     assert run(tiles, "bf16", random(1, 64).bfloat16(), packed, 64)[1] == 3  # one row fills no tile
     assert run(tiles, "bf16", random(40, 64).bfloat16(), packed, 64)[1] == 0
+    nibbles = pack_int4(int4_weight(64, 64, 64))
+    assert run(tiles, "int4", random(16, 64), nibbles, 64, group=64)[1] == 3
+    assert run(tiles, "int4", random(16, 64).bfloat16(), nibbles, 64, group=64, wide=True)[1] == 0

@@ -1,0 +1,44 @@
+"""A system that refuses the tiles' registers: the library falls back to AVX-512, not to plain torch.
+
+dispatch.cpp itself is compiled against headers that play a CPU with everything."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[2] / "kernels" / "cpu"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None or platform.machine() != "x86_64":
+        pytest.skip("needs g++ on x86-64")
+    target = tmp_path_factory.mktemp("lanes") / "lanes"
+    lanes = [f"-DLANE_{name}" for name in ("AVX2", "AVXVNNI", "AVX512", "AMX")]
+    files = [str(SOURCES / "dispatch.cpp"), str(HERE / "lanes.cpp")]
+    flags = ["-std=c++20", "-O0", "-w", f"-I{HERE / 'fakes'}", f"-I{SOURCES}"]
+    subprocess.run(["g++", *flags, *lanes, *files, "-o", str(target)], check=True, timeout=60)
+    return target
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("granted", "told"),
+    [
+        ("1", "generic avx2 avxvnni avx512 amx -> amx"),
+        (None, "generic avx2 avxvnni avx512 -> avx512"),
+    ],
+)
+def test_tiles_are_used_only_where_the_system_grants_them(program: Path, granted: str | None, told: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TILES_GRANTED"}
+    if granted:
+        environment["TILES_GRANTED"] = granted
+    found = subprocess.run([str(program)], env=environment, capture_output=True, text=True, check=True, timeout=10)
+    assert found.stdout.strip() == told
