@@ -24,6 +24,7 @@ from localllm.app.client import Client, Done
 
 NEW = 64
 TARGET = 5.0  # ratio
+PAUSE = 0.2  # seconds: until threads of the one before that still spin for work have gone to sleep
 QUESTION = [{"role": "user", "content": "How do I use localllm from Python with the openai package?"}]
 
 
@@ -76,6 +77,7 @@ async def measure(pairs: int) -> list[Row]:
         peer.rate()
         for pair in range(pairs):
             for first in (True, False) if pair % 2 == 0 else (False, True):
+                await asyncio.sleep(PAUSE)
                 if first:
                     ours.append(await our_rate(client))
                 else:
