@@ -66,15 +66,16 @@ def measure(shape: Shape, folder: Path, fmt: str, options: argparse.Namespace) -
     threads = options.threads or cores()
     packed = folder / "packed"
     shutil.rmtree(packed, ignore_errors=True)
+    keeps = fmt != "bf16" and not options.load_once  # for the next load, as the daemon does
     ours = {
         "folder": str(folder),
         "threads": threads,
         "quant": "none" if fmt == "bf16" else fmt,
-        "packed": None if fmt == "bf16" else str(packed),
+        "packed": str(packed) if keeps else None,
         "rows": ROWS,
         "context": CONTEXT,
     }
-    if fmt != "bf16":
+    if keeps:
         with Contestant("run_ours.py", ours) as first:
             yield from _loading(f"{shape.name}, {fmt}, first load", first.hello, threads)
     with Contestant("run_ours.py", ours) as us:
@@ -179,6 +180,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, help="physical cores by default")
     parser.add_argument("--mmap", action="store_true", help="llama.cpp maps its files instead of reading them")
+    parser.add_argument("--load-once", action="store_true", help="smaller weights are not kept and loaded again")
     parser.add_argument("--flash", choices=("on", "off", "both"), default="both", help="llama.cpp's flash attention")
     parser.add_argument("--save", default="cpu", help="name of the file of results")
     options = parser.parse_args()

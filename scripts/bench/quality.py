@@ -11,7 +11,9 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from rows import Row, row, save
 from tokenizers import Tokenizer
@@ -29,9 +31,9 @@ from localllm.engine.request import Request
 from localllm.engine.runner import Budget
 from localllm.kernels.ops.attention import Rows
 from scripts.train_guide import evaluate
-from scripts.train_guide.chatml import END
+from scripts.train_guide.chatml import ASSISTANT, END
 from scripts.train_guide.corpus import HELDOUT
-from scripts.train_guide.dataset import texts
+from scripts.train_guide.dataset import answers, texts
 from scripts.train_guide.facts import Facts
 
 QUANTS: tuple[Quant, ...] = ("int8", "int4", "fp8")
@@ -41,7 +43,12 @@ CONVERSATIONS, RANDOM_TEXTS, LENGTH = 150, 4, 128
 CONTEXT, PAGE = 2048, 16
 LONGEST_ANSWER = 200
 
-Texts = Sequence[Sequence[int]]
+
+class Text(NamedTuple):
+    """Tokens, and at which of them a model is judged by what it expects next."""
+
+    tokens: list[int]
+    judged: torch.Tensor  # [tokens - 1] bool
 
 
 def opened(folder: Path, quant: Quant) -> TorchRunner:
@@ -52,36 +59,36 @@ def opened(folder: Path, quant: Quant) -> TorchRunner:
 
 
 @torch.inference_mode()
-def log_probabilities(runner: TorchRunner, text: Sequence[int]) -> torch.Tensor:
-    """Of every next token at every place of a text [tokens, vocab]."""
-    count, ops = len(text), runner.device.ops
+def log_probabilities(runner: TorchRunner, text: Text) -> torch.Tensor:
+    """Of every next token, at the judged places of a text [places, vocab]."""
+    count, ops = len(text.tokens), runner.device.ops
     places = torch.arange(count, dtype=torch.int32)
     pages = torch.arange(1, -(-count // PAGE) + 1, dtype=torch.int32).unsqueeze(0)
     rows = Rows(
         torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32), pages, (count,), (count,)
     )
-    step = Step(torch.tensor(text, dtype=torch.int32), places, places.long() + PAGE, places, rows)
+    last = places[:-1][text.judged]
+    step = Step(torch.tensor(text.tokens, dtype=torch.int32), places, places.long() + PAGE, last, rows)
     return runner.model.logits(runner.model(step, ops, runner.kv), ops).log_softmax(-1)
 
 
-def compare(exact: TorchRunner, small: TorchRunner, corpus: Texts) -> dict[str, float]:
-    """Means over all tokens: divergence of `small` from `exact`, share of equal likeliest tokens, both perplexities."""
+def compare(exact: TorchRunner, small: TorchRunner, corpus: Sequence[Text]) -> dict[str, float]:
+    """Means over judged tokens: divergence of `small` from `exact`, share of equal likeliest ones, perplexities."""
     divergence = agreed = exact_loss = small_loss = 0.0
     for text in corpus:
         meant, found = log_probabilities(exact, text), log_probabilities(small, text)
         divergence += (meant.exp() * (meant - found)).sum().item()
         agreed += (meant.argmax(-1) == found.argmax(-1)).sum().item()
-        after = torch.tensor(text[1:]).unsqueeze(1)
-        exact_loss -= meant[:-1].gather(1, after).sum().item()
-        small_loss -= found[:-1].gather(1, after).sum().item()
-    tokens = sum(map(len, corpus))
-    predicted = tokens - len(corpus)
+        after = torch.tensor(text.tokens[1:])[text.judged].unsqueeze(1)
+        exact_loss -= meant.gather(1, after).sum().item()
+        small_loss -= found.gather(1, after).sum().item()
+    tokens = sum(int(text.judged.sum()) for text in corpus)
     return {
         "tokens": tokens,
         "kl": divergence / tokens,
         "agreed": agreed / tokens,
-        "peer_perplexity": math.exp(exact_loss / predicted),
-        "perplexity": math.exp(small_loss / predicted),
+        "peer_perplexity": math.exp(exact_loss / tokens),
+        "perplexity": math.exp(small_loss / tokens),
     }
 
 
@@ -106,19 +113,30 @@ def examined(runner: TorchRunner, tokenizer: Tokenizer) -> float:
     return float(evaluate.report(evaluate.judge(evaluate.load(HELDOUT), answer))["share"])
 
 
+def dialogues(tokenizer: Tokenizer) -> list[Text]:
+    """Conversations of a seed of their own; judged is what the assistant says."""
+    opening, end = tokenizer.encode(ASSISTANT).ids, tokenizer.token_to_id(END)
+    made = []
+    for text in texts(UNSEEN, 0, CONVERSATIONS, Facts.load(FACTS)):
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        said = torch.from_numpy(answers(np.array([tokens]), opening, end)[0])
+        made.append(Text(tokens, said[1:]))
+    return made
+
+
 def guide_rows() -> list[Row]:
     folder = paths.guide_dir()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    dialogues = texts(UNSEEN, 0, CONVERSATIONS, Facts.load(FACTS))
-    corpus = [tokenizer.encode(text, add_special_tokens=False).ids for text in dialogues]
+    corpus = dialogues(tokenizer)
     exact = opened(folder, "none")
     right = examined(exact, tokenizer)
     made = []
     for quant in QUANTS:
         small = opened(folder, quant)
-        found = compare(exact, small, corpus)
-        marks = {"right": examined(small, tokenizer), "peer_right": right}
-        made.append(_row(f"guide {quant}", found, **marks, bytes=small.spec.weight_bytes))
+        marks = {"right": examined(small, tokenizer), "peer_right": right, "bytes": small.spec.weight_bytes}
+        made.append(_row(f"guide, its answers, {quant}", compare(exact, small, corpus), **marks))
+        whole = [Text(text.tokens, torch.ones_like(text.judged)) for text in corpus]
+        made.append(_row(f"guide, whole conversations, {quant}", compare(exact, small, whole)))
         small.close()
     return made
 
@@ -126,7 +144,8 @@ def guide_rows() -> list[Row]:
 def random_rows(folder: Path) -> list[Row]:
     exact = opened(folder, "none")
     random = torch.Generator().manual_seed(1)
-    corpus = torch.randint(exact.spec.vocab_size, (RANDOM_TEXTS, LENGTH), generator=random).tolist()
+    drawn = torch.randint(exact.spec.vocab_size, (RANDOM_TEXTS, LENGTH), generator=random).tolist()
+    corpus = [Text(tokens, torch.ones(LENGTH - 1, dtype=torch.bool)) for tokens in drawn]
     made = []
     for quant in QUANTS:
         small = opened(folder, quant)
