@@ -13,7 +13,8 @@ import torch
 
 from ..library import LibraryMissing, find_library
 
-_WRITING = (
+# The ops that answer in tensors they are handed: tracing them leaves nothing to make up.
+WRITING = (
     "rms_norm add_rms_norm layer_norm gate rope store copy_pages append attention pack linear embedding greedy draw "
     "mask logprob layer advise_huge"
 ).split()
@@ -24,7 +25,7 @@ def _load(library: Path) -> None:
         torch.ops.load_library(library)
     except OSError as error:
         raise LibraryMissing(f"{library} cannot be loaded: {error}") from error
-    for op in _WRITING:  # they answer in what they are handed, so tracing them leaves nothing to make up
+    for op in WRITING:
         torch.library.register_fake(f"localllm::{op}", _nothing, allow_override=True)
 
 

@@ -1,0 +1,45 @@
+"""What docs/add-a-kernel.md asks for is there, for every op: fake, wrapper, source, cases, benchmark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm import kernels
+from localllm.backends.cpu import device
+from localllm.kernels.ops import CASES, Ops
+
+FOLDER = Path(next(iter(kernels.__path__)))
+
+pytestmark = pytest.mark.skipif(bool(device.MISSING), reason=device.MISSING or "the library is there")
+
+
+def writing() -> set[str]:
+    """The library's ops that answer in tensors they are handed."""
+    names = (name.removeprefix("localllm::") for name in torch._C._dispatch_get_all_op_names())
+    known = (getattr(torch.ops.localllm, name, None) for name in names if "::" not in name)
+    schemas = (packet.default._schema for packet in known if packet is not None)
+    return {schema.name.split("::")[1] for schema in schemas if schema.is_mutable}
+
+
+def test_every_torch_op_has_a_fake_and_a_wrapper() -> None:
+    from localllm.kernels.cpu import WRITING
+
+    wrappers = "\n".join(file.read_text("utf-8") for file in (FOLDER / "cpu").glob("*.py"))
+    assert writing() == set(WRITING)
+    assert writing() == {name for name in writing() if f"torch.ops.localllm.{name}.default" in wrappers}
+
+
+@pytest.mark.parametrize(("name", "implementation"), list(device.OPS), ids=[name for name, _ in device.OPS])
+def test_every_kernel_has_its_source_its_cases_and_a_benchmark(name: str, implementation: object) -> None:
+    if implementation is dict(Ops())[name]:
+        return
+    family = name.partition(".")[0]
+    stem = implementation.__module__.rpartition(".")[2]
+    assert (FOLDER / "cpu" / f"{stem}.cpp").is_file(), "wrapper and source have the same stem"
+    assert any(case.op.startswith(f"{family}.") for case in CASES)
+    benchmarks = "\n".join(file.read_text("utf-8") for file in (FOLDER / "benchmark").glob("*.py"))
+    assert family == "layer" or re.search(rf'"{family}\.', benchmarks), "a layer is what models' benchmarks measure"
