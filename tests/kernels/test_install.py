@@ -1,0 +1,64 @@
+"""Without a compiler the package still installs, says that it has no kernels, and computes with the references."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from localllm.kernels.library import CHOSEN, LibraryMissing, find_library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("ninja")), reason="cmake and ninja are not installed")
+def test_a_wheel_is_made_without_a_compiler(tmp_path: Path) -> None:
+    pytest.importorskip("scikit_build_core")
+    tools = tmp_path / "tools"  # cmake finds these, and no compiler
+    tools.mkdir()
+    for tool in ("cmake", "ninja"):
+        (tools / tool).symlink_to(shutil.which(tool) or "")
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    built = [f"--config-settings=build-dir={tmp_path / 'build'}", "--wheel-dir", str(tmp_path), str(ROOT)]
+    environment = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")} | {
+        "PATH": str(tools)
+    }
+    done = subprocess.run(pip + built, env=environment, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "localllm/kernels/ops/norm.py" in names
+    assert not [name for name in names if name.endswith((".so", ".cpp", ".h"))]
+
+
+def localllm(*arguments: str, library: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "localllm.app.cli", *arguments]
+    environment = os.environ | {CHOSEN: library}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
+
+
+def test_doctor_tells_that_the_kernels_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = json.loads(localllm("doctor", "--json", library=str(tmp_path / "none.so")).stdout)
+    (cpu,) = [verdict for verdict in told["backends"] if verdict["backend"] == "cpu"]
+    assert cpu["available"]
+    assert cpu["features"]["kernels"].startswith("none, torch alone computes: ")
+    assert str(tmp_path / "none.so") in cpu["features"]["kernels"]
+    ops = json.loads(localllm("doctor", "--ops", "--json", library=str(tmp_path / "none.so")).stdout)["ops"]
+    assert {row["cpu"] for row in ops.values()} == {"reference"}
+    monkeypatch.delenv(CHOSEN, raising=False)
+    monkeypatch.setattr("localllm.kernels.library._HERE", tmp_path)
+    with pytest.raises(LibraryMissing, match=r"no C\+\+20 compiler .* install one .* make build"):
+        find_library()
+
+
+def test_a_library_that_torch_cannot_load_is_as_good_as_none(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    ops = json.loads(localllm("doctor", "--ops", "--json", library=str(broken)).stdout)["ops"]
+    assert ops["norm.rms"] == {"cpu": "reference"}
