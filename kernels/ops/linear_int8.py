@@ -30,7 +30,8 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
-    whole = torch.where(largest == 0, 0.0, (x * (127.0 / largest)).round())
+    factor = torch.full_like(largest, 127.0) / largest  # a number over a tensor would be a rounded reciprocal first
+    whole = torch.where(largest == 0, 0.0, (x * factor).round())
     return whole, largest / 127.0
 
 
