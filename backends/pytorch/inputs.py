@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...engine.batch import Batch, Ints, Want
+from ...engine.batch import Batch
 from ...engine.runner import RunnerSpec
 from ...kernels.ops.attention import Rows
 from .device import Device
@@ -38,7 +39,8 @@ class Sent:
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_SETTINGS = (*_FLOATS, "top_k", "draw", "seed_low", "seed_high")
+_INTEGERS = ("top_k", "draw", "seed_low", "seed_high")
+_SETTINGS = (*_FLOATS, *_INTEGERS)
 
 
 class Inputs:
@@ -58,29 +60,29 @@ class Inputs:
 
     def send(self, batch: Batch) -> Sent:
         """Start the copy. Tokens carried over are put in from what `keep` was given last."""
-        lens = np.diff(batch.row_starts)
+        lens = batch.row_starts[1:] - batch.row_starts[:-1]
         contexts = batch.context_lens
-        answers = np.flatnonzero(batch.wants != Want.NOTHING)
+        answers = batch.wants.nonzero()[0]  # Want.NOTHING is 0
         ends = batch.row_starts[1:] - 1
         row_of = np.repeat(np.arange(batch.num_rows), lens)
         page = batch.page_table[row_of, batch.positions // self._page_size]
-        columns: dict[str, Ints] = {
-            "tokens": batch.tokens,
-            "positions": batch.positions,
-            "slots": page * self._page_size + batch.positions % self._page_size,
-            "row_starts": batch.row_starts,
-            "context_lens": contexts,
-            "last": ends[answers],
-            "answers": answers.astype(np.int32),
+        columns: dict[str, list[NDArray[Any]]] = {
+            "tokens": [batch.tokens],
+            "positions": [batch.positions],
+            "slots": [page * self._page_size + batch.positions % self._page_size],
+            "row_starts": [batch.row_starts],
+            "context_lens": [contexts],
+            "last": [ends[answers]],
+            "answers": [answers],
             **_settings(batch, answers),
-            "page_table": batch.page_table.reshape(-1),
+            "page_table": [batch.page_table.reshape(-1)],
         }
-        carried = np.flatnonzero(batch.carry >= 0)
-        if len(carried):
-            columns |= {"ends": ends, "carry": batch.carry}
+        carried = (batch.carry >= 0).any()
+        if carried:
+            columns |= {"ends": [ends], "carry": [batch.carry]}
         sent = self._copy(columns)
         tokens = sent["tokens"]
-        if len(carried):
+        if carried:
             known = tokens.index_select(0, sent["ends"])
             drawn = self._drawn.index_select(0, sent["carry"].clamp(min=0))
             tokens.index_copy_(0, sent["ends"].long(), torch.where(sent["carry"] >= 0, drawn, known))
@@ -92,29 +94,30 @@ class Inputs:
             tuple(contexts.tolist()),
         )
         step = Step(tokens, sent["positions"], sent["slots"].long(), sent["last"], rows)
-        settings = {name: sent[name].view(torch.float32) if name in _FLOATS else sent[name] for name in _SETTINGS}
-        return Sent(step, answers, sent["answers"].long(), settings)
+        floats, integers = sent["floats"].view(torch.float32), sent["integers"]
+        settings = [*floats.view(len(_FLOATS), -1).unbind(), *integers.view(len(_INTEGERS), -1).unbind()]
+        return Sent(step, answers, sent["answers"].long(), dict(zip(_SETTINGS, settings, strict=True)))
 
     def keep(self, sent: Sent, tokens: Tensor) -> None:
         """The tokens drawn in this step, for rows of the next that carry them on."""
         self._drawn.index_copy_(0, sent.answer_rows, tokens.int())
 
-    def _copy(self, columns: dict[str, Ints]) -> dict[str, Tensor]:
+    def _copy(self, columns: dict[str, list[NDArray[Any]]]) -> dict[str, Tensor]:
         """One copy of all columns; the views it gives stay valid until the next step."""
         host = next(self._hosts)
-        packed = host.numpy()
-        stops = np.cumsum([len(column) for column in columns.values()]).tolist()
-        views: dict[str, Tensor] = {}
-        for (name, column), start, stop in zip(columns.items(), [0, *stops], stops, strict=False):
-            packed[start:stop] = column
-            views[name] = self._device[start:stop]
-        self._device[: stops[-1]].copy_(host[: stops[-1]], non_blocking=True)
-        return views
+        sizes = [sum(map(len, parts)) for parts in columns.values()]
+        total = sum(sizes)
+        np.concatenate([part for parts in columns.values() for part in parts], out=host.numpy()[:total])
+        device = self._device[:total]
+        device.copy_(host[:total], non_blocking=True)
+        return dict(zip(columns, device.split(sizes), strict=True))
 
 
-def _settings(batch: Batch, answers: NDArray[np.int64]) -> dict[str, Ints]:
-    sampling = batch.sampling
-    floats = {name: getattr(sampling, name)[answers].view(np.int32) for name in _FLOATS}
-    halves = sampling.seed[answers].astype("<u8").view("<i4").reshape(-1, 2)
-    whole = {"top_k": sampling.top_k[answers], "draw": sampling.draw[answers]}
-    return {**floats, **whole, "seed_low": halves[:, 0], "seed_high": halves[:, 1]}
+def _settings(batch: Batch, answers: NDArray[np.int64]) -> dict[str, list[NDArray[Any]]]:
+    """Of the rows that want an answer; floats by their bits."""
+    rows = batch.sampling
+    halves = rows.seed.astype("<u8").view("<i4").reshape(-1, 2).T
+    floats, integers = [getattr(rows, name).view(np.int32) for name in _FLOATS], [rows.top_k, rows.draw, *halves]
+    if len(answers) < batch.num_rows:
+        floats, integers = ([column[answers] for column in columns] for columns in (floats, integers))
+    return {"floats": floats, "integers": integers}
