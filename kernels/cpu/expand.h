@@ -26,7 +26,8 @@ static inline int64_t expanded_bytes(const LinearArgs& args, int64_t rows) {
 
 template <class Weight>
 static inline size_t expanded_shared(const LinearArgs& args) {
-  return args.rows <= EXPANDED_ALONE ? 0 : expanded_bytes(args, args.rows < EXPANDED_CHUNK ? args.rows : EXPANDED_CHUNK);
+  int64_t rows = args.rows < EXPANDED_CHUNK ? args.rows : EXPANDED_CHUNK;
+  return rows <= EXPANDED_ALONE ? 0 : expanded_bytes(args, rows);
 }
 
 // sums[r][j] += R rows times V vectors of outputs, over `inputs` inputs of an expanded block.

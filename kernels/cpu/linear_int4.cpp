@@ -1,9 +1,8 @@
 // Products with int4 weights in groups of inputs (W4A8): every group of a row of activations becomes int8 with a scale
-// of its own; sums within a group are whole. Activations as they are (W4A16): expand.h.
+// of its own; sums within a group are whole. Activations as they are (W4A16): nibbles.h.
 
-#include "expand.h"
 #include "linear.h"
-#include "quantised.h"
+#include "nibbles.h"
 
 namespace localllm::LANE {
 namespace {
@@ -180,60 +179,6 @@ void panel_product(const LinearArgs& args, const Activations& from, const Tiles&
   }
   for (int64_t r = 0; r < rows; r++) put(args, first + row + r, panel, room.sums + r * PANEL);
 }
-
-// value = (nibble - zero) * scale
-struct Nibbles {
-  static constexpr Format format = Format::int4;
-
-  static void expand(const uint8_t* block, int64_t begin, int64_t end, float* out) {
-    for (int j = 0; j < 16; j += WIDTH) {
-      for (int half = 0; half < 2; half++) {
-        F32 scale = load((const f16*)block + half * 16 + j), point = load_bytes(block + PANEL * 2 + half * 16 + j);
-        const uint8_t* nibbles = block + PANEL * 3 + begin / 4 * 64 + j * 4;
-        float* to = out + half * 16 + j;
-        for (int64_t k = begin; k < end; k += 4, nibbles += 64, to += 4 * PANEL) {
-          I32 bytes = load_whole(nibbles) >> 4 * half;
-          for (int i = 0; i < 4; i++) store(to + i * PANEL, (to_float(bytes >> 8 * i & all(15)) - point) * scale);
-        }
-      }
-    }
-  }
-
-  template <int R>  // scale * (sum of nibble * x - zero * sum of x)
-  static void product(const uint8_t* block, int64_t inputs, const float* x, float* sums) {
-    static_assert(WIDTH % R == 0);
-    F32 lanes = zero();
-    for (int64_t i = 0; i < inputs * R; i += WIDTH) lanes = lanes + load(x + i);
-    float parts[WIDTH], totals[R] = {};
-    store(parts, lanes);
-    for (int i = 0; i < WIDTH; i++) totals[i % R] += parts[i];
-    for (int j = 0; j < 16; j += WIDTH) {
-      F32 acc[R][2][2];  // two sums each, so that one addition need not wait for the other
-      for (int r = 0; r < R; r++) acc[r][0][0] = acc[r][0][1] = acc[r][1][0] = acc[r][1][1] = zero();
-      const uint8_t* nibbles = block + PANEL * 3 + j * 4;
-      for (int64_t k = 0; k < inputs; k += 4, nibbles += 64) {
-        fetch_ahead(nibbles);
-        I32 bytes = load_whole(nibbles);
-        for (int i = 0; i < 4; i++) {
-          F32 low = to_float(bytes >> 8 * i & all(15)), high = to_float(bytes >> (8 * i + 4) & all(15));
-          for (int r = 0; r < R; r++) {
-            F32 value = set1(x[(k + i) * R + r]);
-            acc[r][0][i % 2] = fma(value, low, acc[r][0][i % 2]);
-            acc[r][1][i % 2] = fma(value, high, acc[r][1][i % 2]);
-          }
-        }
-      }
-      for (int half = 0; half < 2; half++) {
-        int at = half * 16 + j;
-        F32 scale = load((const f16*)block + at), point = zero() - load_bytes(block + PANEL * 2 + at);
-        for (int r = 0; r < R; r++) {
-          F32 sum = fma(point, set1(totals[r]), acc[r][half][0] + acc[r][half][1]);
-          store(sums + r * PANEL + at, fma(sum, scale, load(sums + r * PANEL + at)));
-        }
-      }
-    }
-  }
-};
 
 }  // namespace
 
