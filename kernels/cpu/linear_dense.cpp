@@ -10,12 +10,10 @@
 namespace localllm::LANE {
 namespace {
 
-constexpr int64_t CHUNK_ROWS = 240;             // rows laid out at once; their sums with a panel fill 30 KiB
-constexpr int64_t CHUNK_BYTES = 8 << 20;        // and what they may take of the last cache
+constexpr int64_t CHUNK_ROWS = 240;                 // rows laid out at once; their sums with a panel fill 30 KiB
+constexpr int64_t CHUNK_BYTES = 8 << 20;            // and what they may take of the last cache
 constexpr int64_t BLOCK = WIDTH == 16 ? 512 : 256;  // inputs of a panel that are passed over by all tiles
-constexpr int64_t TOGETHER = 4;                 // panels in turn over a block of x that is too much for the second cache
-constexpr int64_t SMALL = 256 << 10;            // bytes of x that are not
-constexpr int64_t LEAD = 1536;                  // bytes fetched ahead where one tile is all
+constexpr int64_t LEAD = 1536;                      // bytes fetched ahead where one tile is all
 
 static inline int64_t chunk_rows(const LinearArgs& args) {
   int64_t fit = CHUNK_BYTES / 4 / (args.ins + 1) / TALL * TALL;
@@ -99,32 +97,26 @@ static inline void write(const LinearArgs& args, int64_t row, int64_t panel, con
   }
 }
 
-// `panels` panels, `apart` bytes from one to the next, times tiles [begin, end) of x, which is laid out in `depth`
-// steps; sums [panels, rows, 32]. While tiles pass over a block of a panel, the block after it is fetched, a part of it
-// with each pass, so that memory is never waited for or left idle.
+// One panel times tiles [begin, end) of x, which is laid out in `depth` steps. While tiles pass over a block of the
+// panel, the next one is fetched, a part of it with each pass, so that memory is never waited for or left idle.
 template <class P>
-static inline void multiply(const typename P::X* x, const char* weights, int64_t apart, int64_t panels, int64_t depth,
-                            const Tiles& tiles, int64_t begin, int64_t end, float* sums) {
-  using Weight = typename P::Weight;
-  constexpr int64_t block = BLOCK / P::INS, step_bytes = P::INS * PANEL * sizeof(Weight);
+static inline void multiply(const typename P::X* x, const typename P::Weight* panel, int64_t depth, const Tiles& tiles,
+                            int64_t begin, int64_t end, float* sums) {
+  constexpr int64_t block = BLOCK / P::INS, step_bytes = P::INS * PANEL * sizeof(*panel);
   int wide = across(tiles.each);  // a taller tile goes over as many vectors in several passes
-  int64_t passes = (end - begin) * (VECTORS / wide), first = tiles.begin(begin), rows = tiles.begin(end) - first;
+  int64_t passes = (end - begin) * (VECTORS / wide);
   for (int64_t step = 0; step == 0 || step < depth; step += block) {
-    int64_t steps = depth - step < block ? depth - step : block, bytes = steps * step_bytes;
-    for (int64_t panel = 0; panel < panels; panel++) {
-      const char* at = weights + panel * apart + step * step_bytes;
-      const char* next = panel + 1 < panels ? at + apart : step + steps < depth ? weights + step * step_bytes + bytes
-                                                                               : weights + panels * apart;
-      Ahead ahead{passes == 1 ? at + LEAD : next, step_bytes / passes};
-      for (int vector = 0; vector < VECTORS; vector += wide) {
-        for (int64_t i = begin; i < end; i++) {
-          int height = tiles.rows(i);
-          const typename P::X* in = x + (tiles.begin(i) * depth + step * height) * P::PARTS;
-          float* out = sums + (panel * rows + tiles.begin(i) - first) * PANEL;
-          for (int v = vector; v < vector + wide; v += across(height)) {
-            pass<P>(height, in, (const Weight*)at, steps, out, v, step == 0, ahead);
-            ahead.at += bytes / passes;
-          }
+    int64_t steps = depth - step < block ? depth - step : block;
+    const typename P::Weight* at = panel + step * P::INS * PANEL;
+    Ahead ahead{(const char*)at + (passes == 1 ? LEAD : steps * step_bytes), step_bytes / passes};
+    for (int vector = 0; vector < VECTORS; vector += wide) {
+      for (int64_t i = begin; i < end; i++) {
+        int rows = tiles.rows(i);
+        int64_t row = tiles.begin(i);
+        for (int v = vector; v < vector + wide; v += across(rows)) {
+          pass<P>(rows, x + (row * depth + step * rows) * P::PARTS, at, steps,
+                  sums + (row - tiles.begin(begin)) * PANEL, v, step == 0, ahead);
+          ahead.at += steps * step_bytes / passes;
         }
       }
     }
@@ -137,7 +129,7 @@ static inline void product(const LinearArgs& args, const Worker& worker, Type di
   int64_t steps = (args.ins + P::INS - 1) / P::INS;
   int64_t panels = round_up(args.outs, PANEL) / PANEL, bytes = panel_bytes(args.format, args.ins, args.group);
   int64_t most = chunk_rows(args), chunks = (args.rows + most - 1) / most;
-  float* sums = (float*)worker.scratch(TOGETHER * most * PANEL * 4 + steps * P::PARTS * sizeof(X));
+  float* sums = (float*)worker.scratch(most * PANEL * 4 + steps * P::PARTS * sizeof(X));
   for (int64_t chunk = 0; chunk < chunks; chunk++) {
     int64_t start = args.rows * chunk / chunks, rows = args.rows * (chunk + 1) / chunks - start;
     Tiles tiles(rows);
@@ -156,24 +148,20 @@ static inline void product(const LinearArgs& args, const Worker& worker, Type di
       int64_t size = args.x_type == Type::f32 ? 4 : 2;
       x = (const X*)((const char*)args.x + start * args.x_stride * size);
     } else {
-      X* own = (X*)(sums + TOGETHER * most * PANEL);
+      X* own = (X*)(sums + most * PANEL);
       lay_out<P>(args, start, 1, 0, steps * P::INS, own);
       x = own;
     }
-    int64_t together = rows * steps * P::PARTS * (int64_t)sizeof(X) > SMALL ? TOGETHER : 1;
     Share share = share_of(panels * tiles.count, worker);
     for (int64_t unit = share.begin; unit < share.end;) {
-      int64_t panel = unit / tiles.count, begin = unit % tiles.count, left = share.end - unit;
-      int64_t end = begin + left < tiles.count ? begin + left : tiles.count, whole = left / tiles.count;
-      int64_t taken = begin || whole < 1 ? 1 : whole < together ? whole : together;
-      multiply<P>(x, (const char*)args.weight + panel * bytes, bytes, taken, steps, tiles, begin, end, sums);
-      const float* sum = sums;
-      for (int64_t i = panel; i < panel + taken; i++) {
-        for (int64_t row = tiles.begin(begin); row < tiles.begin(end); row++, sum += PANEL) {
-          write(args, start + row, i, sum);
-        }
+      int64_t panel = unit / tiles.count, begin = unit % tiles.count;
+      int64_t end = begin + share.end - unit < tiles.count ? begin + share.end - unit : tiles.count;
+      const char* weights = (const char*)args.weight + panel * bytes;
+      multiply<P>(x, (const typename P::Weight*)weights, steps, tiles, begin, end, sums);
+      for (int64_t row = tiles.begin(begin); row < tiles.begin(end); row++) {
+        write(args, start + row, panel, sums + (row - tiles.begin(begin)) * PANEL);
       }
-      unit += (end - begin) * taken;
+      unit += end - begin;
     }
   }
 }
@@ -214,7 +202,7 @@ void linear_dense(const LinearArgs& args, const Worker& worker) {
     default: break;
   }
 #if defined(__AVX512BF16__)
-  // Intel's cores begin such a product every second cycle, when two of float could begin in each: exact ones are faster.
+  // Intel's cores begin one such product in two cycles, and four of floats meanwhile, which do twice the work.
   if (args.x_type == Type::bf16 && !__builtin_cpu_is("intel")) return product<Dots>(args, worker, Type::bf16);
 #endif
   product<Pairs<bf16>>(args, worker, Type::f32);
