@@ -59,8 +59,9 @@ def test_no_function_is_shared_between_lanes(lane: str) -> None:
         names = subprocess.run(["nm", "-C", "--defined-only", source], capture_output=True, text=True, check=True)
         for line in names.stdout.splitlines():
             _, kind, name = line.split(maxsplit=2)
-            assert kind not in "WwVvu", f"{source.name}: {name} is weak: the linker may take another lane's for it"
-            assert kind.islower() or f"localllm::{lane}::" in name, f"{source.name}: {name} is outside its lane"
+            if f"localllm::{lane}::" not in name:  # others may have it too: the linker may take theirs
+                assert kind.islower(), f"{source.name}: {name} ({kind}) is seen from outside the lane"
+                assert kind not in "wvu", f"{source.name}: {name} is weak ({kind}), and not in the lane's namespace"
 
 
 @pytest.mark.parametrize("lane", LANES)
