@@ -109,7 +109,9 @@ void all_rows(const AttentionArgs& args, const Worker& worker) {
     if (row.pieces > 1) {
       Share share = share_of(row.tokens * args.heads, worker);
       float* sums = (float*)worker.scratch(args.dim * sizeof(float));
-      for (int64_t i = share.begin; i < share.end; i++) merge(args, row, i / args.heads, i % args.heads, partials, sums);
+      for (int64_t i = share.begin; i < share.end; i++) {
+        merge(args, row, i / args.heads, i % args.heads, partials, sums);
+      }
     }
     partials += partial_floats(args, row);
   }

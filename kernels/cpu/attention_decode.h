@@ -11,36 +11,45 @@ namespace localllm::LANE {
 
 constexpr int TILE_KEYS = 32;
 
-// The next tile, asked for a little at a time and in the order in which it lies, whatever the order of its use: measured
-// to be what memory answers fastest, by two fifths.
+// The next tile, asked for a little at a time and in the order in which it lies, whatever the order of its use, is what
+// memory answers fastest: by two fifths where measured. The loops below work on a copy, which stays in registers; they
+// are functions of their own for the same reason.
 struct Ahead {
   const char* pages;
-  const int64_t* offsets;  // [TILE_KEYS], in bytes
-  int64_t width;           // bytes of each key
-  int64_t key = 0, at = 0;
+  const int64_t* offsets;  // [left], in bytes
+  int64_t left, width;     // keys, and the bytes of each
+  int64_t at = 0;
   int owed = 0;
 
-  void ask(int bytes) {
-    for (owed += bytes; owed >= 64; owed -= 64) {
-      if (key == TILE_KEYS) return;
-      __builtin_prefetch(pages + offsets[key] + at);
-      at += 64;
-      if (at >= width) at = 0, key++;
+  template <int BYTES>
+  void ask() {
+    if constexpr (BYTES % 64 == 0) {
+      for (int line = 0; line < BYTES / 64; line++) ask_line();
+    } else {
+      for (owed += BYTES; owed >= 64; owed -= 64) ask_line();
     }
+  }
+
+  void ask_line() {
+    if (left == 0) return;
+    __builtin_prefetch(pages + *offsets + at, 0, 2);
+    at += 64;
+    if (at >= width) at = 0, offsets++, left--;
   }
 };
 
 // scores[q][key] = query q · key, for Q queries `stride` floats apart. Reads keys up to a multiple of 8 / Q.
 template <class E, class C, int Q>
-static inline void score(const float* query, int64_t stride, const C* const* keys, Ahead* ahead,
-                         int64_t count, int64_t dim, float (*scores)[TILE_KEYS]) {
+[[gnu::noinline]] static void score(const float* query, int64_t stride, const C* const* keys, Ahead& next,
+                                    int64_t count, int64_t dim, float (*scores)[TILE_KEYS]) {
   constexpr int K = 8 / Q;  // as many sums as hide the latency of one
+  Ahead ahead = next;
   for (int64_t key = 0; key < count; key += K) {
     F32 sums[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) sums[i] = zero();
     each_block(dim, [&](int64_t at, auto n) {
-      if (ahead) ahead->ask(K * BLOCK * sizeof(C));
+      ahead.ask<K * BLOCK * sizeof(C)>();
 #pragma GCC unroll 8
       for (int k = 0; k < K; k++) {
         F32 x[PARTS<E>];
@@ -59,6 +68,7 @@ static inline void score(const float* query, int64_t stride, const C* const* key
     add_across(sums, out);
     for (int q = 0; q < Q; q++) memcpy(scores[q] + key, out + q * K, K * sizeof(float));
   }
+  next = ahead;
 }
 
 // body<Q>(q) for [0, count) in steps of four, then two, then one.
@@ -72,8 +82,10 @@ static inline void each_few(int64_t count, Body body) {
 
 // sums[q] = sums[q] * shrink[q] + weights[q] · values, for Q queries and B blocks of dimensions from `at` on.
 template <class E, class C, int Q, int B, class Count>
-static inline void add_values(const float (*weights)[TILE_KEYS], const C* const* values, Ahead* ahead,
-                              int64_t count, int64_t at, Count n, const float* shrink, float* sums, int64_t stride) {
+[[gnu::noinline]] static void add_values(const float (*weights)[TILE_KEYS], const C* const* values, Ahead& next,
+                                         int64_t count, int64_t at, Count n, const float* shrink, float* sums,
+                                         int64_t stride) {
+  Ahead ahead = next;
   F32 held[Q][B][2];
 #pragma GCC unroll 4
   for (int q = 0; q < Q; q++) {
@@ -81,7 +93,7 @@ static inline void add_values(const float (*weights)[TILE_KEYS], const C* const*
     for (int i = 0; i < 2 * B; i++) held[q][i / 2][i % 2] = load(sums + q * stride + at + i * WIDTH) * set1(shrink[q]);
   }
   for (int64_t key = 0; key < count; key += STEP<E>) {
-    if (ahead) ahead->ask(STEP<E> * B * BLOCK * sizeof(C));
+    ahead.ask<STEP<E> * B * BLOCK * sizeof(C)>();
 #pragma GCC unroll 4
     for (int b = 0; b < B; b++) {
       F32 x[2];
@@ -99,6 +111,7 @@ static inline void add_values(const float (*weights)[TILE_KEYS], const C* const*
 #pragma GCC unroll 8
     for (int i = 0; i < 2 * B; i++) store(sums + q * stride + at + i * WIDTH, held[q][i / 2][i % 2]);
   }
+  next = ahead;
 }
 
 // Scores [0, count) become weights relative to the largest so far, the rest up to TILE_KEYS zero; in place, as E.
@@ -163,22 +176,23 @@ static inline void decode(const AttentionArgs& args, const Row& row, int64_t pie
     if (more) locate(args, row, next, min_of(TILE_KEYS, row.context - next), TILE_KEYS, next_offsets);
     for (int i = 0; i < TILE_KEYS; i++) in_bytes[i] = (next_offsets[i] + begin * args.dim) * (int64_t)sizeof(C);
     int64_t width = (end - begin) * args.dim * (int64_t)sizeof(C);
-    Ahead next_keys = {(const char*)args.key_pages, in_bytes, width};
-    Ahead next_values = {(const char*)args.value_pages, in_bytes, width};
+    Ahead next_keys = {(const char*)args.key_pages, in_bytes, more ? TILE_KEYS : 0, width};
+    Ahead next_values = {(const char*)args.value_pages, in_bytes, more ? TILE_KEYS : 0, width};
+    Ahead nothing = {nullptr, in_bytes, 0, 0};  // for all but the first queries that meet a tile
     for (int64_t kv_head = begin; kv_head < end; kv_head++) {
       Tile<C> key(args.key_pages, offsets, kv_head * args.dim), value(args.value_pages, offsets, kv_head * args.dim);
       alignas(64) float scores[SHARED_BY][TILE_KEYS] = {};
       float shrink[SHARED_BY];
       int64_t first = kv_head * group;
       each_few(group, [&]<int Q>(int64_t q) {
-        score<E, C, Q>(queries + (first + q) * lanes, lanes, key.rows, more && q == 0 ? &next_keys : nullptr, count,
-                       args.dim, scores + q);
+        score<E, C, Q>(queries + (first + q) * lanes, lanes, key.rows, q == 0 ? next_keys : nothing, count, args.dim,
+                       scores + q);
       });
       for (int64_t q = 0; q < group; q++) {
         weigh<E>(to_score, count, scores[q], most + first + q, total + first + q, shrink + q);
       }
       each_few(group, [&]<int Q>(int64_t q) {
-        Ahead* asked = more && q == 0 ? &next_values : nullptr;
+        Ahead& asked = q == 0 ? next_values : nothing;
         float* own = sums + (first + q) * dim;
         constexpr int B = 4 / Q;
         int64_t at = 0;
