@@ -30,9 +30,9 @@ void sum_up(const LogprobArgs& args, int64_t row, const Part* parts) {
   for (int64_t block = 0; block < blocks; block++) {
     if (parts[block].sum != 0) total += parts[block].sum * ::exp((double)parts[block].largest - most);
   }
-  double log_total = ::log(total);
-  args.normaliser[row] = (float)(most + log_total);
-  args.out[row] = (float)((double)args.logits[row * args.stride + args.tokens[row]] - most - log_total);
+  args.normaliser[row] = (float)(most + ::log(total));
+  // As the caller does it for more tokens, so that one token has one number.
+  args.out[row] = args.logits[row * args.stride + args.tokens[row]] - args.normaliser[row];
 }
 
 }  // namespace
