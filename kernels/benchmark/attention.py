@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -23,11 +23,9 @@ def works(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Iterator[W
         yield Work(
             op="attention.paged",
             label=f"{rows} rows of {queries} after {context - queries}, {heads}/{kv_heads} heads of {dim}",
-            make=lambda rows=rows, queries=queries, context=context: _arguments(
-                rows, queries, context, heads, kv_heads, dim, dtype
-            ),
+            make=partial(_arguments, rows, queries, context, heads, kv_heads, dim, dtype),
             bytes=dtype.itemsize * dim * rows * (2 * kv_heads * context + 2 * heads * queries),
-            torch=_attention,
+            peer=_attention,
             operations=4.0 * rows * heads * dim * seen,
             kinds=("f32", "bf16", "tile_bf16") if dtype == torch.bfloat16 else ("f32",),
             dtype=dtype,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,8 +87,8 @@ def works(model: Model) -> Iterator[Work]:
             yield Work(
                 op=op,
                 label="1 token" if tokens == 1 else f"{tokens} tokens",
-                make=lambda make=make, tokens=tokens: make(tokens),
+                make=partial(make, tokens),
                 bytes=model.dtype.itemsize * numbers * tokens,
-                torch=reference[op],
+                peer=reference[op],
                 dtype=model.dtype,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -36,9 +36,9 @@ def works(
                 yield Work(
                     op=f"linear.{op}",
                     label=f"{fmt}, {count} × {ins} × {outs}",
-                    make=lambda fmt=fmt, count=count, ins=ins, outs=outs: _arguments(fmt, count, ins, outs, dtype),
+                    make=partial(_arguments, fmt, count, ins, outs, dtype),
                     bytes=width * ins * outs + dtype.itemsize * count * (ins + outs),
-                    torch=_product,
+                    peer=_product,
                     operations=2.0 * count * ins * outs,
                     kinds=with_bf16 if dtype == torch.bfloat16 else with_f32,
                     packs=("weight",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ def works(vocab: int) -> Iterator[Work]:
             yield Work(
                 op=op,
                 label=f"{rows} rows of {vocab}{label}",
-                make=lambda make=make, rows=rows: make(rows, vocab),
+                make=partial(make, rows, vocab),
                 bytes=4.0 * rows * vocab,
-                torch=reference[op],
+                peer=reference[op],
             )
 
 

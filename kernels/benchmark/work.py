@@ -27,14 +27,14 @@ class Work:
     """What an op is given, and the least it must read and write and compute for it.
 
     `make` gives a new set of arguments; `packs` names those that the device's linear.pack converts beforehand.
-    `torch` computes the same from the unconverted ones, as a program without these kernels would.
+    `peer`, torch, computes the same from the unconverted ones, as a program without these kernels would.
     """
 
     op: str  # "family.name", a field of Ops
     label: str
     make: Callable[[], Mapping[str, Any]]
     bytes: float
-    torch: Callable[..., Any]
+    peer: Callable[..., Any]
     operations: float = 0.0  # two for a multiply-add
     kinds: Sequence[str] = ("f32",)  # which ceilings of operations apply: the highest counts
     packs: Sequence[str] = ()
@@ -73,7 +73,7 @@ def timed(work: Work, ops: Ops, peaks: Mapping[str, float], read: Callable[[], f
     for _ in range(TURNS):
         reads.append(read())
         ours += _turn(implementation, mine)
-        theirs += _turn(work.torch, other)
+        theirs += _turn(work.peer, other)
     floor, bound = _floor(work, peaks, statistics.median(reads))
     return Timed(work.op, work.label, statistics.median(ours), statistics.median(theirs), floor, bound)
 
