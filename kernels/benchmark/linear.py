@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops.linear import Fp8, Int4, Int8
-from .work import Work
+from .ceilings import beyond_caches
+from .work import MOST_SETS, Work
 
 GROUP = 64
 REPEATED = 1 << 23
@@ -53,12 +55,15 @@ def _arguments(fmt: str, count: int, ins: int, outs: int, dtype: torch.dtype) ->
 def _product(x: Tensor, weight: Any) -> Tensor:
     """torch's own, with a weight of as many numbers in the type of the activations."""
     outs = (weight if isinstance(weight, Tensor) else weight.data).shape[0]
-    return F.linear(x, _plain(outs, x.shape[1], x.dtype))
+    return F.linear(x, next(_plain(outs, x.shape[1], x.dtype)))
 
 
 @lru_cache(maxsize=1)
-def _plain(outs: int, ins: int, dtype: torch.dtype) -> Tensor:
-    return _normal(outs, ins).to(dtype)
+def _plain(outs: int, ins: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Several take turns here too, so that none is found in the caches."""
+    one = _normal(outs, ins).to(dtype)
+    sets = min(MOST_SETS, max(1, round(beyond_caches() / one.nbytes)))
+    return cycle([one.clone() for _ in range(sets)])
 
 
 def _weight(fmt: str, ins: int, outs: int) -> Any:
