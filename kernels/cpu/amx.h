@@ -36,7 +36,12 @@ template <int tile>
 static inline void tile_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(tile));
 }
-// With the hint that the lines are not read again soon: 10 to 20 % faster than without where they come from L2.
+// For lines that are read again soon, and so had better stay in L1.
+template <int tile>
+static inline void tile_keep(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(tile) : "memory");
+}
+// With the hint that they are not: 10 to 20 % faster where they come from L2.
 template <int tile>
 static inline void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(tile) : "memory");

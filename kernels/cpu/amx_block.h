@@ -35,10 +35,10 @@ template <Product product, int tiles>
 static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, int64_t steps, Ahead& ahead) {
   int64_t a_tile = depth * TILE_ROWS, a_step = a_tile * tiles, b_step = depth * PANEL;
   for (int64_t step = 0; step < steps; step++, a += a_step, b += b_step) {
-    tile_load<6>(b, 128);
+    tile_keep<6>(b, 128);
     tile_load<4>(a, depth);
     tile_multiply<product, 0, 4, 6>();
-    tile_load<7>(b + 64, 128);
+    tile_keep<7>(b + 64, 128);
     tile_multiply<product, 1, 4, 7>();
     if constexpr (tiles == 2) {
       tile_load<5>(a + a_tile, depth);

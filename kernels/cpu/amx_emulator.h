@@ -46,6 +46,10 @@ static inline void tile_load(const void* from, int64_t stride) {
     memcpy(tile_unit.data[tile][row], (const uint8_t*)from + row * stride, tile_unit.config.row_bytes[tile]);
 }
 template <int tile>
+static inline void tile_keep(const void* from, int64_t stride) {
+  tile_load<tile>(from, stride);
+}
+template <int tile>
 static inline void tile_store(void* to, int64_t stride) {
   for (int row = 0; row < tile_rows<tile>(); row++)
     memcpy((uint8_t*)to + row * stride, tile_unit.data[tile][row], tile_unit.config.row_bytes[tile]);

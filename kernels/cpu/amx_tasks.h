@@ -9,6 +9,7 @@ namespace localllm::LANE {
 namespace {
 
 constexpr int64_t ACTIVATIONS = 1 << 20;  // bytes of a group and chunk, half of an L2
+constexpr int64_t STEPS = 16;             // of a chunk, at most: 32 KiB of weights stay in L1 while row blocks pass
 constexpr int64_t BLOCKS = 8;             // of a group, at most
 constexpr int64_t PANELS = 12;            // of a task, at most: the sums of all its blocks and panels are kept
 constexpr int64_t TASKS_PER_WORKER = 6;   // at least, where rows and panels suffice
@@ -39,7 +40,7 @@ static inline Cut cut_of(const Plan& plan, int64_t panels, int workers) {
 static inline Plan plan_of(const LinearArgs& args, Cut* cut, int workers) {
   Plan plan = steps_of(args);
   *cut = cut_of(plan, round_up(args.outs, PANEL) / PANEL, workers);
-  plan.chunk = even(plan.steps, ACTIVATIONS / (cut->blocks * BLOCK * plan.depth));
+  plan.chunk = even(plan.steps, least(STEPS, ACTIVATIONS / (cut->blocks * BLOCK * plan.depth)));
   if (plan.groups > 1) plan.chunk = least(round_up(plan.chunk, plan.group_steps), plan.steps);  // whole groups
   if (plan.chunk < plan.steps) cut->most = PANELS;  // activations are read anew for each task, so it had better be long
   return plan;
