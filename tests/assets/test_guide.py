@@ -258,6 +258,7 @@ def test_tokenizer_training_makes_digits_and_markers_tokens() -> None:
     assert small.encode("<|im_start|>42").tokens == ["<|im_start|>", "4", "2"]
 
 
+@pytest.mark.timeout(150)
 def test_smoke_training_makes_a_loadable_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts.train_guide.run", "--smoke", "--out", str(tmp_path / "toy")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
