@@ -41,12 +41,9 @@ void linear(const LinearArgs&, const Worker&);
 size_t linear_shared(const LinearArgs&, int workers);
 void ceiling(const CeilingArgs&, const Worker&);
 
-#if defined(ATTENTION_AMX) && defined(__AMX_BF16__)
+#if defined(__AMX_BF16__)
 void attention(const AttentionArgs&, const Worker&);
 size_t attention_shared(const AttentionArgs&, int workers);
-#endif
-
-#if defined(__AMX_BF16__)
 using namespace REST;  // what this lane has itself is found first
 #endif
 
