@@ -28,7 +28,7 @@ OPS = Ops(
         int4_wide=linear.int4_wide,
         fp8=linear.fp8,
         embedding=embedding.embedding,
-        pack=linear.pack,
+        pack_slices=linear.pack_slices,
     ),
     kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
     attention=Attention(paged=attention.paged_attention),

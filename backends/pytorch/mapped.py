@@ -32,8 +32,6 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 
-_POPULATE_READ = 22  # Linux 5.14: map a range at once instead of page by page
-
 
 class MappedFiles:
     """Safetensors files, opened at the first tensor asked of each."""
@@ -49,7 +47,6 @@ class MappedFiles:
         whole = self._map(stored.file)
         if stored.start % dtype.itemsize:  # torch wants elements where the processor likes them
             return torch.frombuffer(bytearray(whole[stored.start : stored.stop]), dtype=dtype).view(stored.shape)
-        self._advise(stored, _POPULATE_READ)
         return torch.frombuffer(whole, dtype=dtype, count=math.prod(stored.shape), offset=stored.start).view(
             stored.shape
         )

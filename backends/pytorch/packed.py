@@ -26,10 +26,9 @@ from torch import Tensor
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.tensorfiles import read_header
-from ...kernels.ops.linear import Fp8, Int4, Int8
+from ...kernels.ops.linear import Fp8, Int4, Int8, parts
 from ...kernels.ops.projection import Product
 from .mapped import DTYPES
-from .quant import parts
 
 VERSION = 1  # of this file's own format
 ALIGNMENT = 64  # of every tensor, as the widest loads want it

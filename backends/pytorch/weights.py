@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,10 +14,11 @@ from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.layer import DecoderLayer
+from ...kernels.ops.linear import Weight, changed
 from ...kernels.ops.projection import Product, Projection, SideBySide
 from .device import Device
 from .mapped import MappedFiles
-from .quant import Loaded, Scheme, changed, held_bytes, joined
+from .quant import AT_ONCE, Loaded, Scheme, held_bytes, slices
 from .quant.floats import STORED, check_finite
 
 # Buffers that old exports carry along; they follow from config.json.
@@ -64,9 +65,13 @@ class StoredTensors:
         self._left[name] = self._files.tensors[name]
 
     def drop_pages(self) -> None:
-        """What was read so far has been copied: its part of the files need not stay in memory."""
+        """What was touched so far has been copied: its part of the files need not stay in memory."""
         for stored in self._read:
             self._maps.drop(stored)
+
+    def forget_read(self) -> None:
+        """Nothing that was read so far will be touched again."""
+        self.drop_pages()
         self._read.clear()
 
     def close(self) -> None:
@@ -81,8 +86,8 @@ class StoredTensors:
 
 
 class Weights:
-    """What a model file builds itself from. Weights of products are packed by the device, one at a time, and the files'
-    pages let go after each: there are never two copies of all of them.
+    """What a model file builds itself from. Weights of products are packed by the device, a number of outputs at a
+    time, and the files' pages let go after each: there are never two copies of a weight, however large it is.
 
     Products that are in `kept`, by the names of what they are made of, are taken from there.
     """
@@ -113,8 +118,10 @@ class Weights:
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
         """As stored and, where the device computes from main memory, left in the file: only rows in use are read."""
         found = self._tensors.read(f"{name}.weight", shape, STORED)
-        check_finite(f"{name}.weight", found)
-        self._tensors.drop_pages()
+        for some in found.split(max(1, AT_ONCE // max(1, shape[1]))):
+            check_finite(f"{name}.weight", some)
+            self._tensors.drop_pages()
+        self._tensors.forget_read()
         self.bytes += found.nbytes
         return found.to(self._device.name)
 
@@ -142,8 +149,7 @@ class Weights:
         self._tensors.put_back(f"{embedding}.weight")
         if f"{head}.weight" in self._tensors:
             copy, original = (self._tensors.read(f"{name}.weight", (outs, ins), STORED) for name in (head, embedding))
-            wider = torch.promote_types(copy.dtype, original.dtype)
-            if not torch.equal(copy.to(wider), original.to(wider)):
+            if not self._equal(copy, original):
                 raise ModelRefused(
                     f"{self._files.name}: {head}.weight should equal the embedding (tie_word_embeddings), but differs"
                 )
@@ -158,16 +164,31 @@ class Weights:
         """Raises ModelRefused for tensors that the model did not ask for."""
         self._tensors.close()
 
+    def _equal(self, one: Tensor, other: Tensor) -> bool:
+        """Of two large tensors of one shape, whatever their types."""
+        wider = torch.promote_types(one.dtype, other.dtype)
+        some = max(1, AT_ONCE // max(1, one.shape[1]))
+        for left, right in zip(one.split(some), other.split(some), strict=True):
+            if not torch.equal(left.to(wider), right.to(wider)):
+                return False
+            self._tensors.drop_pages()
+        return True
+
     def _pass_over_zeros(self, name: str, size: int) -> None:
         if name in self._tensors and self._tensors.read(name, (size,), STORED).any():
             self._tensors.put_back(name)  # to be refused as one that the model does not have
 
     def _pack(self, names: Sequence[str], loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
-        first = loaded[0]
-        plain = changed(joined([one.weight for one in loaded]), lambda part: part.to(self._device.name))
-        packed = self._device.ops.linear.pack(plain, self.dtype)
-        self._tensors.drop_pages()
+        first, outs = loaded[0], sum(one.outs for one in loaded)
+        packed = self._device.ops.linear.pack_slices(self._sent(loaded), outs, self.dtype)
+        self._tensors.forget_read()
         return self._product(names, first.product, packed, biases, first.order)
+
+    def _sent(self, loaded: Sequence[Loaded]) -> Iterator[Weight]:
+        """Slice by slice, where the device computes."""
+        for plain in slices(loaded):
+            yield changed(plain, lambda part: part.to(self._device.name))
+            self._tensors.drop_pages()
 
     def _product(
         self, names: Sequence[str], product: str, weight: Any, biases: Sequence[Tensor], order: Tensor | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ops import linear as reference
-from ..ops.linear import Fp8, Int4, Int8, Weight
+from ..ops.linear import Fp8, Int4, Int8, Weight, parts
 
 _linear = torch.ops.localllm.linear.default
 _pack = torch.ops.localllm.pack.default
@@ -30,18 +32,22 @@ class Packed(NamedTuple):
     group: int  # inputs that share a scale; ins where there is none, or one
 
 
-def pack(weight: Weight, dtype: torch.dtype) -> Any:
+def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
     """The weight as products read it, in its own type: activations of any float type meet it. What no kernel covers is
     left to the reference."""
-    if isinstance(weight, Int8):
-        return _packed(weight.data, weight.scale, None, _INT8, weight.data.shape[1], weight.data.shape[1])
-    if isinstance(weight, Int4):
-        return _packed(weight.data, weight.scale, weight.zero, _INT4, weight.ins, weight.group)
-    if isinstance(weight, Fp8):
-        return _packed(weight.data, weight.scale, None, _FP8, weight.data.shape[1], weight.group)
-    if weight.dtype in _PLAIN:
-        return _packed(weight, None, None, _PLAIN[weight.dtype], weight.shape[1], weight.shape[1])
-    return reference.pack(weight, dtype)
+    slices = iter(slices)
+    first = next(slices)
+    layout = _layout(first)
+    if layout is None:
+        return reference.pack_slices(chain([first], slices), outs, dtype)
+    # Untouched memory: the workers that will read a part of it are the first to write it, so it lies near them.
+    packed = torch.empty(_packed_bytes(layout[0], outs, *layout[1:]), dtype=torch.uint8)
+    _advise_huge(packed)
+    end = 0
+    for part in chain([first], slices):
+        start, end = end, end + _packed_bytes(layout[0], len(parts(part)[0]), *layout[1:])
+        _fill(packed[start:end], part, layout)
+    return Packed(packed, layout[0], outs, *layout[1:])
 
 
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -72,14 +78,24 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
     return reference.linear_fp8.fp8(x, weight, bias, dtype)
 
 
-def _packed(data: Tensor, scale: Tensor | None, zero: Tensor | None, format: int, ins: int, group: int) -> Packed:
-    outs = data.shape[0]
-    # Untouched memory: the workers that will read a part of it are the first to write it, so it lies near them.
-    packed = torch.empty(_packed_bytes(format, outs, ins, group), dtype=torch.uint8)
-    _advise_huge(packed)
-    parts = [None if part is None else part.contiguous() for part in (scale, zero)]
-    _pack(packed, data.contiguous(), *parts, format, group)
-    return Packed(packed, format, outs, ins, group)
+def _layout(weight: Weight) -> tuple[int, int, int] | None:
+    """(format, ins, group) as the kernels number them; None for what they do not cover."""
+    match weight:
+        case Int8():
+            return _INT8, weight.data.shape[1], weight.data.shape[1]
+        case Int4():
+            return _INT4, weight.ins, weight.group
+        case Fp8():
+            return _FP8, weight.data.shape[1], weight.group
+        case Tensor() if weight.dtype in _PLAIN:
+            return _PLAIN[weight.dtype], weight.shape[1], weight.shape[1]
+    return None
+
+
+def _fill(packed: Tensor, weight: Weight, layout: tuple[int, int, int]) -> None:
+    """The panels of a number of outputs; those after a last one that is not full need no others."""
+    data, *scales = (part.contiguous() for part in parts(weight))
+    _pack(packed, data, *scales, *[None] * (2 - len(scales)), layout[0], layout[2])
 
 
 def _product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, wide: bool = False) -> Tensor:

@@ -61,7 +61,7 @@ class Ops:
                 raise KeyError(name)
             chosen = {family: {op} if op else {part.name for part in fields(getattr(plain, family))}}
             if family == "linear" and op != "embedding":
-                chosen[family].add("pack")
+                chosen[family].add("pack_slices")
             if family in ("norm", "rope") or name == "kv.store":
                 chosen.setdefault("kv", set()).add("append")
             if family != "sampling" and name not in ("linear.embedding", "kv.copy_pages"):

@@ -1,13 +1,13 @@
 """Matrix products with weights of every format, and the token embedding.
 
 Every product is (x, weight, bias=None, dtype=None) -> Tensor: x [..., ins], weight of [outs, ins] as the device's own
-`pack` holds it, bias [outs] of any float type; the answer [..., outs] is of `dtype`, else of x's (the head over the
-vocabulary asks for float32).
+`pack_slices` holds it, bias [outs] of any float type; the answer [..., outs] is of `dtype`, else of x's (the head over
+the vocabulary asks for float32).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from .linear_int4 import Int4
 from .linear_int8 import Int8
 
 Weight = Tensor | Int8 | Int4 | Fp8  # as loaded, before a device packs it
+PANEL = 32  # slices of a weight are of a multiple of as many outputs, the last one of any number
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -36,14 +37,39 @@ def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.d
     return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype, device=rows.device)
 
 
-def pack(weight: Weight, dtype: torch.dtype) -> Any:
-    """The weight as this device's products want it for activations of `dtype`; here: plain ones in that type."""
-    return weight.to(dtype) if isinstance(weight, Tensor) else weight
+def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
+    """A weight of `outs` outputs as this device's products want it for activations of `dtype`; here: plain ones in that
+    type. It comes a number of outputs at a time, at least one slice, so that what it is made of is never there whole;
+    a slice may be gone once the next is asked for."""
+    packed: Any = None
+    start = 0
+    for part in slices:
+        weight = part.to(dtype) if isinstance(part, Tensor) else part
+        if packed is None:
+            packed = changed(weight, lambda tensor: tensor.new_empty(outs, *tensor.shape[1:]))
+        stop = start + len(parts(weight)[0])
+        for whole, tensor in zip(parts(packed), parts(weight), strict=True):
+            whole[start:stop] = tensor
+        start = stop
+    return packed
+
+
+def changed(weight: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The weight, packed or not, with each of its tensors changed, in the order of `parts`."""
+    if isinstance(weight, Tensor):
+        return change(weight)
+    return type(weight)(*(change(part) if isinstance(part, Tensor) else part for part in weight))
+
+
+def parts(weight: Any) -> list[Tensor]:
+    """The tensors that a weight, packed or not, is made of."""
+    return [weight] if isinstance(weight, Tensor) else [part for part in weight if isinstance(part, Tensor)]
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Which implementation of each product a device uses. Products are given what `pack` made, or a plain weight."""
+    """Which implementation of each product a device uses. Products are given what `pack_slices` made, or a
+    plain weight."""
 
     dense: Callable[..., Tensor] = dense
     int8: Callable[..., Tensor] = linear_int8.int8
@@ -51,7 +77,11 @@ class Linear:
     int4_wide: Callable[..., Tensor] = linear_int4.int4_wide
     fp8: Callable[..., Tensor] = linear_fp8.fp8
     embedding: Callable[..., Tensor] = embedding
-    pack: Callable[[Weight, torch.dtype], Any] = pack
+    pack_slices: Callable[[Iterable[Weight], int, torch.dtype], Any] = pack_slices
+
+    def pack(self, weight: Weight, dtype: torch.dtype) -> Any:
+        """pack_slices of a weight that is there whole."""
+        return self.pack_slices([weight], len(parts(weight)[0]), dtype)
 
 
 def _product(rows: int, ins: int, outs: int, bias: bool = False, **more: Any):

@@ -11,13 +11,15 @@ import torch
 
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
 from localllm.backends.pytorch import loading
-from localllm.backends.pytorch.quant import changed, fp8, int4, int8, parts
-from localllm.backends.pytorch.quant.floats import in_slabs
+from localllm.backends.pytorch import quant as formats
+from localllm.backends.pytorch.quant import Loaded, fp8, int4, int8, slices
+from localllm.backends.pytorch.quant.floats import Floats
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.quantization import Quant
 from localllm.engine.runner import Budget
 from localllm.kernels.ops import Ops
+from localllm.kernels.ops.linear import changed, parts
 
 from .batches import Row, make_batch
 from .tiny import TINIES
@@ -55,22 +57,29 @@ def test_fp8_rounds_to_three_bits_of_mantissa() -> None:
 
 
 @pytest.mark.parametrize("quantise", [int8.quantise, int4.quantise, fp8.quantise])
-def test_zeros_stay_zeros_and_slabs_change_nothing(quantise) -> None:
+def test_zeros_stay_zeros(quantise) -> None:
     plain = weight(40, 70)
     plain[5] = 0.0
     plain[7, :64] = 0.0
     made = quantise(plain)
     assert torch.equal(made.dense()[plain == 0.0], torch.zeros(int((plain == 0.0).sum())))
-    for one, other in zip(parts(made), parts(in_slabs(plain, quantise)), strict=True):
+
+
+@pytest.mark.parametrize("quantise", [int8.quantise, int4.quantise, fp8.quantise, lambda plain: plain])
+@pytest.mark.parametrize("ops", [Ops(), DEVICE.ops], ids=["references", "kernels"])
+def test_slices_are_as_one(ops: Ops, quantise, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three weights one below the other, cut where none of them ends."""
+    plain = weight(16 + 72 + 33, 70)
+    monkeypatch.setattr(formats, "AT_ONCE", 32 * 70)
+    three = [
+        Loaded(len(part), 70, lambda start, stop, part=part: quantise(part[start:stop]))
+        for part in plain.split([16, 72, 33])
+    ]
+    cut = list(slices(three))
+    assert [len(parts(one)[0]) for one in cut] == [32, 32, 32, 25]
+    packed = ops.linear.pack_slices(iter(cut), len(plain), torch.float32)
+    for one, other in zip(parts(packed), parts(ops.linear.pack(quantise(plain), torch.float32)), strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
-def test_slabs_are_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = weight(50, 70)
-    whole = int4.quantise(plain)
-    monkeypatch.setattr("localllm.backends.pytorch.quant.floats.SLAB", 7 * 70)
-    for one, other in zip(parts(whole), parts(in_slabs(plain, int4.quantise)), strict=True):
-        assert torch.equal(one, other)
 
 
 def files_of(label: str, folder: Path) -> ModelFiles:
@@ -125,7 +134,7 @@ class TestKept:
         files, folder = files_of("qwen2", tmp_path / "model"), tmp_path / "packed"
         first = logits(self.open(files, folder, quant))
         assert [file.name for file in folder.iterdir()] == [f"{quant}.safetensors"]
-        monkeypatch.setattr("localllm.backends.pytorch.quant.floats.in_slabs", pytest.fail)
+        monkeypatch.setattr(Floats, "load", pytest.fail)
         second = self.open(files, folder, quant)
         assert torch.equal(first, logits(second))
 
@@ -156,11 +165,11 @@ class TestKept:
         """As when a new version lays weights out otherwise, or the kernels are gone."""
         files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
 
-        def turned(plain, dtype):
-            return changed(plain, lambda part: part.flip(0))
+        def turned(cut, outs, dtype):
+            return changed(Ops().linear.pack_slices(cut, outs, dtype), lambda part: part.flip(0))
 
-        for pack in (Ops().linear.pack, turned):
-            ops = replace(Ops(), linear=replace(Ops().linear, pack=pack))
+        for pack in (Ops().linear.pack_slices, turned):
+            ops = replace(Ops(), linear=replace(Ops().linear, pack_slices=pack))
             open_runner(files, replace(BUDGET, quant="int8", packed_dir=folder), replace(DEVICE, ops=ops), FREE)
         before = (folder / "int8.safetensors").stat().st_mtime_ns
         open_runner(files, replace(BUDGET, quant="int8", packed_dir=folder), replace(DEVICE, ops=Ops()), FREE)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ....kernels.ops.linear import Fp8, Int4, Int8, Weight
+from ....kernels.ops.linear import PANEL, Fp8, Int4, Int8, Weight, changed, parts
 
 
 class Tensors(Protocol):
@@ -29,17 +29,23 @@ class Tensors(Protocol):
         ...
 
 
-class Loaded(NamedTuple):
-    """A weight in the form its product takes."""
+AT_ONCE = 2**21  # values of a weight made at a time: their float32 copies stay small, and in the caches
+EIGHT = 8  # formats that pack eight outputs together give no fewer
 
-    weight: Weight
+
+class Loaded(NamedTuple):
+    """A weight in the form its product takes, made a number of outputs at a time: a large one is never there whole."""
+
+    outs: int
+    ins: int
+    rows: Callable[[int, int], Weight]  # outputs start … stop, multiples of EIGHT or the end; it may raise ModelRefused
     wide: bool = False  # int4: activations are not rounded, since the weights were made for that
     order: Tensor | None = None  # [ins] int64: the product takes the inputs in this order
 
     @property
     def product(self) -> str:
         """The field of kernels.ops.Linear."""
-        match self.weight:
+        match self._some():
             case Int8():
                 return "int8"
             case Int4():
@@ -54,7 +60,10 @@ class Loaded(NamedTuple):
             return False
         if self.order is not None and other.order is not None and not torch.equal(self.order, other.order):
             return False
-        return _kind(self.weight) == _kind(other.weight)
+        return _kind(self._some()) == _kind(other._some())
+
+    def _some(self) -> Weight:
+        return self.rows(0, min(EIGHT, self.outs))
 
 
 class Scheme(Protocol):
@@ -66,12 +75,28 @@ class Scheme(Protocol):
         ...
 
     def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
-        """The weight [outs, ins] of the projection `name` ("model.layers.0.mlp.up_proj"). Raises ModelRefused."""
+        """The weight [outs, ins] of the projection `name` ("model.layers.0.mlp.up_proj"). Raises ModelRefused.
+
+        What its rows take from files at each call lies there in the order of outputs: pages are let go in between.
+        """
         ...
 
 
-def joined(weights: Sequence[Weight]) -> Weight:
-    """Weights of one kind and width one below the other, so that one product does the work of all."""
+def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
+    """Weights that join one below the other, as kernels.ops.linear.pack_slices takes them; a slice may lie in two."""
+    total, ins = sum(one.outs for one in loaded), loaded[0].ins
+    step = max(1, AT_ONCE // max(1, ins) // PANEL) * PANEL
+    for start in range(0, total, step):
+        pieces, before = [], 0
+        for one in loaded:
+            begin, end = max(0, start - before), min(one.outs, start + step - before)
+            if begin < end:
+                pieces.append(one.rows(begin, end))
+            before += one.outs
+        yield _joined(pieces)
+
+
+def _joined(weights: Sequence[Weight]) -> Weight:
     first, rest = weights[0], [parts(weight) for weight in weights[1:]]
     if not rest:
         return first
@@ -79,23 +104,11 @@ def joined(weights: Sequence[Weight]) -> Weight:
     return changed(first, lambda _: torch.cat(next(columns)))
 
 
-def changed(weight: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The weight with each of its tensors changed, in the order of `parts`."""
-    if isinstance(weight, Tensor):
-        return change(weight)
-    return type(weight)(*(change(part) if isinstance(part, Tensor) else part for part in weight))
-
-
 def _kind(weight: Weight) -> tuple[object, ...]:
     """Equal for weights of one width that differ in their numbers alone."""
     if isinstance(weight, Tensor):
         return (weight.dtype,)
     return tuple(part.dtype if isinstance(part, Tensor) else part for part in weight)
-
-
-def parts(weight: Any) -> list[Tensor]:
-    """The tensors that a weight, packed or not, is made of."""
-    return [weight] if isinstance(weight, Tensor) else [part for part in weight if isinstance(part, Tensor)]
 
 
 def held_bytes(weight: Any) -> int:

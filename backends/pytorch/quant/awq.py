@@ -34,7 +34,7 @@ class Awq:
             raise ModelRefused(f"{name}: AWQ packs eight outputs together, but there are {outs}")
         group = self.config.group or -(-ins // 32) * 32
         groups = -(-ins // group)
-        packed = tensors.read(f"{name}.qweight", (ins, outs // 8), ("I32",))
+        packed = tensors.read(f"{name}.qweight", (ins, outs // 8), ("I32",)).clone()  # outputs lie across the file
         scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
         check_finite(f"{name}.scales", scales)
         if self.config.symmetric:
@@ -42,6 +42,10 @@ class Awq:
         else:
             zeros = tensors.read(f"{name}.qzeros", (groups, outs // 8), ("I32",))
             zero = unpacked(zeros, ORDER).t().contiguous()
-        data = paired(unpacked(packed, ORDER).t().contiguous())
         scale = half_scales(f"{name}.scales", scales.t().contiguous())
-        return Loaded(Int4(data, scale, zero, group, ins), wide=True)
+
+        def rows(start: int, stop: int) -> Int4:
+            nibbles = unpacked(packed[:, start // 8 : stop // 8], ORDER).t().contiguous()
+            return Int4(paired(nibbles), scale[start:stop], zero[start:stop], group, ins)
+
+        return Loaded(outs, ins, rows, wide=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....engine.errors import ModelRefused
 from ....engine.quantization import Quantization
-from ....kernels.ops.linear import Int4, Int8
+from ....kernels.ops.linear import Int4, Int8, Weight
 from . import Loaded, Tensors
 from .floats import STORED, Floats, check_finite
 from .fp8_stored import read_fp8, scales
@@ -37,7 +37,7 @@ class CompressedTensors:
                 return self._int4(tensors, name, outs, ins)
             case "int8":
                 return self._int8(tensors, name, outs, ins)
-        return Loaded(read_fp8(tensors, name, outs, ins, self.config, "weight_scale"))
+        return read_fp8(tensors, name, outs, ins, self.config, "weight_scale")
 
     def _int4(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
         group = self.config.group or -(-ins // 32) * 32
@@ -53,19 +53,29 @@ class CompressedTensors:
         if not self.config.symmetric:
             zeros = tensors.read(f"{name}.weight_zero_point", (-(-outs // 8), groups), ("I32",))
             zero = unpacked(zeros.t().contiguous())[:, :outs].t().contiguous()
-        data = packed.view(torch.uint8)[:, : -(-ins // 2)].contiguous()  # little-endian: pairs, the even one low
-        if ins % 2:
-            data[:, -1] &= 15
-        weight = Int4(data, half_scales(f"{name}.weight_scale", scale), zero, group, ins)
+        halves = half_scales(f"{name}.weight_scale", scale)
         order = None
         if f"{name}.weight_g_idx" in tensors:
             order = grouped(f"{name}.weight_g_idx", tensors.read(f"{name}.weight_g_idx", (ins,), ("I32", "I64")), group)
-        return Loaded(weight if order is None else sorted_inputs(weight, order), wide=True, order=order)
+
+        def rows(start: int, stop: int) -> Int4:
+            data = packed[start:stop].view(torch.uint8)[:, : -(-ins // 2)]  # little-endian: pairs, the even one low
+            if ins % 2:
+                data = data.clone()
+                data[:, -1] &= 15
+            weight = Int4(data, halves[start:stop], zero[start:stop], group, ins)
+            return weight if order is None else sorted_inputs(weight, order)
+
+        return Loaded(outs, ins, rows, wide=True, order=order)
 
     def _int8(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
         data = tensors.read(f"{name}.weight", (outs, ins), ("I8",))
         scale = scales(tensors, f"{name}.weight_scale", outs)
-        if self.config.rounds_activations:
-            return Loaded(Int8(data.clone(), scale.flatten()))
-        wide: Tensor = (data.float() * scale).bfloat16()
-        return Loaded(wide)
+
+        def rows(start: int, stop: int) -> Weight:
+            if self.config.rounds_activations:
+                return Int8(data[start:stop], scale[start:stop].flatten())
+            wide: Tensor = (data[start:stop].float() * scale[start:stop]).bfloat16()
+            return wide
+
+        return Loaded(outs, ins, rows)

@@ -28,23 +28,30 @@ class Fp8Stored:
         if tensors.dtype(f"{name}.weight") in STORED:
             return Floats().load(tensors, name, outs, ins)
         scale = next((each for each in ("weight_scale_inv", "weight_scale") if f"{name}.{each}" in tensors), None)
-        return Loaded(read_fp8(tensors, name, outs, ins, self.config, scale or "weight_scale_inv"))
+        return read_fp8(tensors, name, outs, ins, self.config, scale or "weight_scale_inv")
 
 
-def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantization, scale_name: str) -> Fp8:
+def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantization, scale_name: str) -> Loaded:
     """Raises ModelRefused for NaN among the values and for scales that are missing or of another shape."""
     data = tensors.read(f"{name}.weight", (outs, ins), ("F8_E4M3",))
-    if (data.view(torch.uint8) & 0x7F == 0x7F).any():
-        raise ModelRefused(f"tensor '{name}.weight' holds a NaN", "the file is damaged: download it again")
     for unused in ("input_scale", "activation_scale"):
         if f"{name}.{unused}" in tensors:
             tensors.read(f"{name}.{unused}", tensors.shape(f"{name}.{unused}"), STORED)
-    if not config.block:
-        return Fp8(data.clone(), scales(tensors, f"{name}.{scale_name}", outs), ins)
-    blocks = -(-outs // config.block), -(-ins // config.group)
-    stored = tensors.read(f"{name}.{scale_name}", blocks, STORED)
-    check_finite(f"{name}.{scale_name}", stored)
-    return Fp8(data.clone(), stored.float().repeat_interleave(config.block, 0)[:outs].contiguous(), config.group)
+    if config.block:
+        blocks = -(-outs // config.block), -(-ins // config.group)
+        stored = tensors.read(f"{name}.{scale_name}", blocks, STORED)
+        check_finite(f"{name}.{scale_name}", stored)
+        scale, group = stored.float().repeat_interleave(config.block, 0)[:outs].contiguous(), config.group
+    else:
+        scale, group = scales(tensors, f"{name}.{scale_name}", outs), ins
+
+    def rows(start: int, stop: int) -> Fp8:
+        some = data[start:stop]
+        if (some.view(torch.uint8) & 0x7F == 0x7F).any():
+            raise ModelRefused(f"tensor '{name}.weight' holds a NaN", "the file is damaged: download it again")
+        return Fp8(some, scale[start:stop], group)
+
+    return Loaded(outs, ins, rows)
 
 
 def scales(tensors: Tensors, name: str, outs: int) -> Tensor:

@@ -36,10 +36,16 @@ class Gptq:
         zeros = tensors.read(f"{name}.qzeros", (groups, outs // 8), ("I32",))
         scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
         check_finite(f"{name}.scales", scales)
-        data = packed.t().contiguous().view(torch.uint8)  # little-endian: already pairs of inputs, the even one low
+        # A copy, as outputs lie across the file; little-endian: already pairs of inputs, the even one low.
+        data = packed.t().contiguous().view(torch.uint8)
         zero = unpacked(zeros).t().contiguous() + self.config.zero_offset
-        weight = Int4(data, half_scales(f"{name}.scales", scales.t().contiguous()), zero, group, ins)
+        scale = half_scales(f"{name}.scales", scales.t().contiguous())
         order = None
         if f"{name}.g_idx" in tensors:
             order = grouped(f"{name}.g_idx", tensors.read(f"{name}.g_idx", (ins,), ("I32",)), group)
-        return Loaded(weight if order is None else sorted_inputs(weight, order), wide=True, order=order)
+
+        def rows(start: int, stop: int) -> Int4:
+            weight = Int4(data[start:stop], scale[start:stop], zero[start:stop], group, ins)
+            return weight if order is None else sorted_inputs(weight, order)
+
+        return Loaded(outs, ins, rows, wide=True, order=order)
