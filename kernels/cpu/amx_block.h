@@ -28,25 +28,40 @@ static inline void store_sums(float* sums) {
 struct Ahead {
   const uint8_t* at;
   int64_t lines;
+
+  void fetch() {
+    for (int64_t i = 0; i < lines; i++, at += 64) __builtin_prefetch(at, 0, 2);
+  }
 };
 
-// Sums += a [steps][tiles][16][depth] × b [steps][depth / 4][32][4 bytes].
+// Sums += a [steps][tiles][16][depth] × b [steps][depth / 4][32][4 bytes]. Tiles of the next step are loaded between the
+// products of this one, each as soon as nothing reads it any more: alone on a core that is 5 % faster than loading them
+// where they are wanted, and 30 % where another thread shares the core.
 template <Product product, int tiles>
 static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, int64_t steps, Ahead& ahead) {
   int64_t a_tile = depth * TILE_ROWS, a_step = a_tile * tiles, b_step = depth * PANEL;
-  for (int64_t step = 0; step < steps; step++, a += a_step, b += b_step) {
-    tile_keep<6>(b, 128);
-    tile_load<4>(a, depth);
+  tile_load<4>(a, depth);
+  tile_keep<6>(b, 128), tile_keep<7>(b + 64, 128);
+  if constexpr (tiles == 2) tile_load<5>(a + a_tile, depth);
+  for (int64_t left = steps; left > 1; left--) {
+    a += a_step, b += b_step;
     tile_multiply<product, 0, 4, 6>();
-    tile_keep<7>(b + 64, 128);
     tile_multiply<product, 1, 4, 7>();
-    if constexpr (tiles == 2) {
-      tile_load<5>(a + a_tile, depth);
-      tile_multiply<product, 2, 5, 6>();
-      tile_multiply<product, 3, 5, 7>();
-    }
-    for (int64_t i = 0; i < ahead.lines; i++, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
+    tile_load<4>(a, depth);
+    if constexpr (tiles == 2) tile_multiply<product, 2, 5, 6>();
+    tile_keep<6>(b, 128);
+    if constexpr (tiles == 2) tile_multiply<product, 3, 5, 7>();
+    tile_keep<7>(b + 64, 128);
+    if constexpr (tiles == 2) tile_load<5>(a + a_tile, depth);
+    ahead.fetch();
   }
+  tile_multiply<product, 0, 4, 6>();
+  tile_multiply<product, 1, 4, 7>();
+  if constexpr (tiles == 2) {
+    tile_multiply<product, 2, 5, 6>();
+    tile_multiply<product, 3, 5, 7>();
+  }
+  ahead.fetch();
 }
 
 }  // namespace localllm::LANE
