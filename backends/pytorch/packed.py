@@ -1,7 +1,8 @@
 """Weights as a device packed them, kept in a file for the next time: read straight into the memory they are used from.
 
 One safetensors file for each format. Its fingerprint is of everything it was made from, the packing itself included,
-so that it is never mistaken for another model's, another version's or another layout's.
+so that it is never mistaken for another model's, another version's or another layout's. Its checksums are of all the
+rest of it, and are its last tensor, so that damage to it is found.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -28,11 +30,13 @@ from ...engine.modelfiles import ModelFiles
 from ...engine.tensorfiles import read_header
 from ...kernels.ops.linear import Fp8, Int4, Int8, parts
 from ...kernels.ops.projection import Product
+from .checksums import Checksums, count, read_checked
 from .mapped import DTYPES
 
-VERSION = 1  # of this file's own format
+VERSION = 2  # of this file's own format
 ALIGNMENT = 64  # of every tensor, as the widest loads want it
 SPARE = 2**30  # bytes that a disk keeps free
+SUMS = "~sums"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 log = logging.getLogger(__name__)
@@ -65,22 +69,30 @@ class PackedFile:
         self._kinds: dict[str, type[Any]] = {known.__name__: known for known in (Int8, Int4, Fp8, kind)}
 
     def read(self) -> Mapping[str, Product] | None:
-        """Products by name, without their biases; None where there is no such file, or it is of something else."""
+        """Products by name, without their biases; None where there is no such file, it is of something else, or it is
+        not as it was written."""
         try:
             tensors = read_header(self._file)
             with self._file.open("rb") as opened:
-                (length,) = struct.unpack("<Q", opened.read(8))
-                about = json.loads(opened.read(length)).get("__metadata__", {})
+                prefix = opened.read(8)
+                header = opened.read(*struct.unpack("<Q", prefix))
+                about = json.loads(header).get("__metadata__", {})
                 if about.get("fingerprint") != self._fingerprint:
                     return None
-                arena = _arena(self._file.stat().st_size - 8 - length)
-                if opened.readinto(memoryview(arena)) != len(arena):
+                start, stop = 8 + len(header), tensors[SUMS].start
+                arena = _arena(stop - start)
+                opened.seek(stop)
+                sums = struct.unpack(f"<{count(stop - start)}I", opened.read())
+                if sums[0] != zlib.crc32(prefix + header) or not read_checked(
+                    opened.fileno(), start, memoryview(arena)[: stop - start], sums[1:], torch.get_num_threads()
+                ):
+                    log.warning("%s is damaged: the packed weights are made anew", self._file)
                     return None
-        except (ModelRefused, OSError, ValueError):
+        except (ModelRefused, OSError, ValueError, KeyError, struct.error):
             return None
         views = {
             name: torch.frombuffer(
-                arena, dtype=DTYPES[found.dtype], count=math.prod(found.shape), offset=found.start - 8 - length
+                arena, dtype=DTYPES[found.dtype], count=math.prod(found.shape), offset=found.start - start
             ).view(found.shape)
             for name, found in tensors.items()
             if found.num_bytes and not name.startswith("~")
@@ -135,16 +147,23 @@ class PackedFile:
         }
         end = 0
         for name, tensor in tensors:
-            header[name] = {
-                "dtype": _NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [end, end + tensor.nbytes],
-            }
+            header[name] = _entry(_NAMES[tensor.dtype], tensor.shape, end, end + tensor.nbytes)
             end += tensor.nbytes
+        header[SUMS] = _entry("U32", [count(end)], end, end + 4 * count(end))
         text = json.dumps(header).encode()
-        yield struct.pack("<Q", len(text)) + text
+        text = struct.pack("<Q", len(text)) + text
+        yield text
+        sums = Checksums(text)
         for _, tensor in tensors:
-            yield _bytes(tensor)
+            data = _bytes(tensor)
+            sums.add(data)
+            yield data
+        yield struct.pack(f"<{count(end)}I", *sums.values)
+
+
+def _entry(dtype: str, shape: Sequence[int], start: int, stop: int) -> dict[str, object]:
+    """What a header says of a tensor."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
-from localllm.backends.pytorch import loading
+from localllm.backends.pytorch import checksums, loading
 from localllm.backends.pytorch import quant as formats
 from localllm.backends.pytorch.quant import Loaded, fp8, int4, int8, slices
 from localllm.backends.pytorch.quant.floats import Floats
@@ -160,6 +160,31 @@ class TestKept:
         self.open(read_model(files.path), folder)
         assert kept.stat().st_mtime_ns != before[0]
         assert [file.name for file in folder.iterdir()] == ["int4.safetensors"]
+
+    @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.9, 0.999, 1.0])
+    def test_a_flipped_bit_is_found(self, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In the header, in the numbers, in the checksums: wherever it is, the weights are made anew, and right."""
+        monkeypatch.setattr(checksums, "BLOCK", 1000)
+        files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
+        first = logits(self.open(files, folder))
+        kept = folder / "int4.safetensors"
+        sound = kept.read_bytes()
+        damaged = bytearray(sound)
+        damaged[round(share * (len(sound) - 1))] ^= 1
+        kept.write_bytes(damaged)
+        assert torch.equal(logits(self.open(files, folder)), first)
+        assert kept.read_bytes() == sound
+
+    def test_a_header_that_still_reads_well_is_not_believed(self, tmp_path: Path) -> None:
+        files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
+        first = logits(self.open(files, folder))
+        kept = folder / "int4.safetensors"
+        sound = kept.read_bytes()
+        damaged = sound.replace(rb"\"int4\"", rb"\"int8\"", 1)
+        assert damaged != sound
+        kept.write_bytes(damaged)
+        assert torch.equal(logits(self.open(files, folder)), first)
+        assert kept.read_bytes() == sound
 
     def test_another_way_of_packing_is_not_mistaken(self, tmp_path: Path) -> None:
         """As when a new version lays weights out otherwise, or the kernels are gone."""
