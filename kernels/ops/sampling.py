@@ -131,10 +131,20 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
     return Logprobs(chosen, ids[:, :k], top[:, :k])
 
 
+def carry(tokens: Tensor, ends: Tensor, carried: Tensor, drawn: Tensor) -> None:
+    """tokens[ends[r]] = drawn[carried[r]] where carried[r] >= 0, in place: the tokens that the step before drew.
+
+    All int32: tokens [tokens], ends and carried [rows], drawn [at least as many as carried names].
+    """
+    known = tokens.index_select(0, ends)
+    tokens.index_copy_(0, ends.long(), torch.where(carried >= 0, drawn.index_select(0, carried.clamp(min=0)), known))
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Which implementation of each step of sampling a device uses."""
 
+    carry: Callable[[Tensor, Tensor, Tensor, Tensor], None] = carry
     bias: Callable[..., None] = bias
     penalise: Callable[..., None] = penalise
     mask: Callable[..., None] = mask
@@ -209,7 +219,18 @@ def _greedy(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]
 
 _FLOAT32 = {torch.float32: 2e-5}
 
+def _carry(lens: list[int], rows: list[int]):
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        tokens, drawn = torch.randint(0, 90, (2, sum(lens)), generator=generator, dtype=torch.int32)
+        ends = torch.tensor(lens).cumsum(0).int() - 1
+        return {"tokens": tokens, "ends": ends, "carried": torch.tensor(rows).int(), "drawn": drawn}
+
+    return make
+
+
 CASES = [
+    Case("sampling.carry", "decode", _carry([1, 1, 1, 1], [2, 0, 1, 3]), mutates=("tokens",)),
+    Case("sampling.carry", "some-known", _carry([1, 5, 1], [1, -1, 0]), mutates=("tokens",)),
     Case("sampling.bias", "plain", _bias, _FLOAT32, mutates=("logits",)),
     Case("sampling.penalise", "plain", _penalise, _FLOAT32, mutates=("logits",)),
     Case("sampling.mask", "plain", _mask, _FLOAT32, mutates=("logits",)),
