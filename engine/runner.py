@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .modelfiles import ModelFiles
 
 
+Graphs = Literal["auto", "full", "off"]
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
     """What a runner can do, as data. The scheduler never exceeds it."""
@@ -67,9 +70,11 @@ class Pending(Protocol):
 
 
 class Replay(Protocol):
-    """A captured shape (filled in by the graph runners)."""
+    """A captured shape."""
 
-    def run(self, batch: Batch) -> Pending: ...
+    def run(self, batch: Batch) -> Pending:
+        """The step, of a batch of exactly this shape, as Runner.run would compute it."""
+        ...
 
 
 class Runner(Protocol):
@@ -125,6 +130,7 @@ class Budget:
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quant: Quant = "none"  # make the weights smaller while loading
     packed_dir: Path | None = None  # where weights made smaller are kept for the next time; None: nowhere
+    graphs: Graphs = "auto"  # whether steps are captured and replayed, where the device can
     threads: int | None = None  # CPU threads; None: physical cores
     reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute plainly: finds a wrong kernel
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget
+from ...engine.runner import Budget, Runner
 from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
 from ..pytorch.device import Device
-from ..pytorch.runner import TorchRunner, open_runner
+from ..pytorch.runner import open_runner
 from .machine import BF16_FLAGS, BF16_LANES, cores, cpu_flags, lane
 
 try:
@@ -31,7 +31,7 @@ DEVICE = Device("cpu", torch.cpu, OPS, dtype=torch.float32)
 SMALL = 128 * 2**20  # bytes as stored
 
 
-def open_on_cpu(files: ModelFiles, budget: Budget, free: int) -> TorchRunner:
+def open_on_cpu(files: ModelFiles, budget: Budget, free: int) -> Runner:
     """Load a model. The number of threads is the whole process's."""
     threads = _use_threads(budget.threads)
     torch.set_num_threads(threads)

@@ -1,28 +1,56 @@
-"""NVIDIA GPUs. This version finds them but has no runner for them yet."""
+"""NVIDIA GPUs. Looking at them needs no torch: the driver's own libraries answer."""
 
 from __future__ import annotations
 
-import ctypes
+from importlib.util import find_spec
+from pathlib import Path
 
-from ...engine.runner import DeviceInfo, Unavailable
+from ...engine.modelfiles import ModelFiles
+from ...engine.runner import Budget, DeviceInfo, Runner, Unavailable
+from ..pytorch.models import accepts as accepted_by_torch
+from .driver import Driver, DriverFailed
 
 name = "cuda"
 
+OLDEST = (8, 0)  # bfloat16 in hardware, and what the kernels are compiled for
+
 
 def probe() -> DeviceInfo | Unavailable:
-    """Asks the driver's own library, so no tensor library is needed for a no."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Unavailable(name, "no NVIDIA driver (libcuda.so.1 not found)")
-    status = driver.cuInit(0)
-    if status != 0:
-        return Unavailable(name, f"the NVIDIA driver does not start (cuInit gave error {status})")
-    count = ctypes.c_int()
-    driver.cuDeviceGetCount(ctypes.byref(count))
-    if count.value == 0:
-        return Unavailable(name, "the NVIDIA driver shows no GPU (see CUDA_VISIBLE_DEVICES)")
-    title = ctypes.create_string_buffer(128)
-    driver.cuDeviceGetName(title, len(title), 0)
-    found = title.value.decode(errors="replace")
-    return Unavailable(name, f"{found} is present ({count.value} in all), but this version has no CUDA runner yet")
+        gpu = Driver().first()
+    except DriverFailed as error:
+        return Unavailable(name, str(error))
+    if gpu.capability < OLDEST:
+        found, least = (".".join(map(str, version)) for version in (gpu.capability, OLDEST))
+        return Unavailable(name, f"{gpu.name} has compute capability {found}, at least {least} is needed")
+    lacking = _lacking()
+    if lacking:
+        return Unavailable(name, f"{gpu.name} is present, but {lacking}")
+    features = {"compute capability": ".".join(map(str, gpu.capability)), "GPUs": f"{gpu.count}, the first is used"}
+    return DeviceInfo(name, gpu.name, gpu.memory, gpu.free, features | _kernels())
+
+
+def accepts(files: ModelFiles) -> str:
+    return accepted_by_torch(files)
+
+
+def open(files: ModelFiles, budget: Budget) -> Runner:
+    from .device import open_on_cuda
+
+    return open_on_cuda(files, budget)
+
+
+def _lacking() -> str:
+    """What is missing to compute on it; empty: nothing."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return "torch is not installed"
+    libraries = Path(torch.origin).parent / "lib"
+    if any(libraries.glob("*torch_cuda*")):
+        return ""
+    return "the installed torch was built without CUDA: install a torch with CUDA (see pytorch.org)"
+
+
+def _kernels() -> dict[str, str]:
+    built = find_spec("triton") is not None
+    return {"Triton": "yes" if built else "no, references compute what it would"}

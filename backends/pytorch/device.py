@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ...kernels.ops import Ops
+
+
+Made = TypeVar("Made")
+
+
+class Recorder(Protocol):
+    """Records work of the device once, to repeat it on the same memory. All recordings of one recorder share the
+    memory of what they make on the way, so nothing of it may be read once another is replayed but what was kept."""
+
+    def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+        """(what `work` gave, replay): replay() puts the same computed anew where the first result lies."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +37,18 @@ class Device:
     dtype: torch.dtype  # what Budget.dtype "auto" means here, for the model at hand
     overlap: bool = False  # a step runs beside the host, so planning ahead gains time
     pinned: bool = False  # copies to it want page-locked host memory
+    cache_share: float = 0.25  # of the memory that is free once the weights are in; the rest is for everybody else
+    row_tokens: int | None = 512  # per row the cache is sized for when nothing is asked for; None: a whole context
+    recorder: Callable[[], Recorder] | None = None  # where steps can be captured
+
+    def send(self, array: NDArray[Any]) -> Tensor:
+        """A copy on the device, without waiting for what is under way there."""
+        plain = torch.from_numpy(np.ascontiguousarray(array))
+        return plain.pin_memory().to(self.name, non_blocking=True) if self.pinned else plain.to(self.name)
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        """A copy in main memory, there once an event recorded after this call has passed."""
+        return tensor.to("cpu", non_blocking=self.pinned)
 
     def event(self) -> torch.Event:
         """A mark in the device's queue: record() now, synchronize() later."""

@@ -29,10 +29,20 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """Where tokens come from that the host does not know yet."""
+
+    ends: Tensor  # [rows] int32, index of each row's last token
+    carry: Tensor  # [rows] int32, row of the step before whose drawn token it is; -1: known
+
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """A batch's arrays on the device, and which of its rows want an answer."""
 
     step: Step
+    carried: Carried | None
     answers: NDArray[np.int64]  # [answers] those rows, on the host
     answer_rows: Tensor  # the same
     settings: dict[str, Tensor]  # per answer: the columns of SamplingRows that have one value per row
@@ -51,58 +61,85 @@ class Inputs:
     """
 
     def __init__(self, spec: RunnerSpec, device: Device) -> None:
-        self._page_size = spec.page_size
+        self._page_size, self._context, self._ops = spec.page_size, spec.max_context, device.ops
         self._pages = -(-spec.max_context // spec.page_size)
-        words = 3 * spec.max_tokens + (6 + len(_SETTINGS) + self._pages) * (spec.max_rows + 1)
+        self._most_rows = max(spec.max_rows, *spec.graph_rows, 1)
+        words = 4 * spec.max_tokens + (9 + len(_SETTINGS) + self._pages) * (self._most_rows + 1)
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
-        self._device = torch.empty(words, dtype=torch.int32, device=device.name)
-        self._drawn = torch.zeros(spec.max_rows, dtype=torch.int32, device=device.name)
+        self._device = torch.zeros(words, dtype=torch.int32, device=device.name)
+        self._drawn = torch.zeros(self._most_rows, dtype=torch.int32, device=device.name)
+        self._tables: Tensor | None = None  # of captured steps, made when the first asks for it
 
     def send(self, batch: Batch) -> Sent:
-        """Start the copy. Tokens carried over are put in from what `keep` was given last."""
-        lens = batch.row_starts[1:] - batch.row_starts[:-1]
-        contexts = batch.context_lens
+        """Start the copy. Tokens carried over are taken in from what `keep` was given last."""
         answers = batch.wants.nonzero()[0]  # Want.NOTHING is 0
-        ends = batch.row_starts[1:] - 1
-        row_of = np.repeat(np.arange(batch.num_rows), lens)
-        page = batch.page_table[row_of, batch.positions // self._page_size]
-        columns: dict[str, list[NDArray[Any]]] = {
-            "tokens": [batch.tokens],
-            "positions": [batch.positions],
-            "slots": [page * self._page_size + batch.positions % self._page_size],
-            "row_starts": [batch.row_starts],
-            "context_lens": [contexts],
-            "last": [ends[answers]],
-            "answers": [answers],
-            **_settings(batch, answers),
-            "page_table": [batch.page_table.reshape(-1)],
-        }
-        carried = (batch.carry >= 0).any()
-        if carried:
-            columns |= {"ends": [ends], "carry": [batch.carry]}
-        sent = self._copy(columns)
-        tokens = sent["tokens"]
-        if carried:
-            known = tokens.index_select(0, sent["ends"])
-            drawn = self._drawn.index_select(0, sent["carry"].clamp(min=0))
-            tokens.index_copy_(0, sent["ends"].long(), torch.where(sent["carry"] >= 0, drawn, known))
-        rows = Rows(
-            sent["row_starts"],
-            sent["context_lens"],
-            sent["page_table"].view(batch.page_table.shape),
-            tuple(lens.tolist()),
-            tuple(contexts.tolist()),
-        )
-        step = Step(tokens, sent["positions"], sent["slots"].long(), sent["last"], rows)
-        floats, integers = sent["floats"].view(torch.float32), sent["integers"]
-        settings = [*floats.view(len(_FLOATS), -1).unbind(), *integers.view(len(_INTEGERS), -1).unbind()]
-        return Sent(step, answers, sent["answers"].long(), dict(zip(_SETTINGS, settings, strict=True)))
+        carried = bool((batch.carry >= 0).any())
+        columns, rows = self._columns(batch, answers, carried)
+        width = batch.page_table.shape[1]
+        sent = _read(self._copy(columns, width), rows.query_lens, rows.contexts, answers, carried)
+        self.take_in(sent)
+        return sent
+
+    def take_in(self, sent: Sent) -> None:
+        """Tokens carried over, in their places."""
+        if sent.carried is not None:
+            self._ops.sampling.carry(sent.step.tokens, sent.carried.ends, sent.carried.carry, self._drawn)
+
+    def frame(self, rows: int) -> Sent:
+        """Where `fill` puts a step of so many rows with one token each, all of which are answered: views of a fixed
+        place, whose numbers may change between the replays of what was captured with them. Now they are inert rows."""
+        if self._tables is None:
+            self._tables = torch.zeros(self._most_rows, self._pages, dtype=torch.int32, device=self._device.device)
+        sizes = {name: count * rows + more for name, (count, more) in _FRAME.items()}
+        parts = dict(zip(sizes, self._device[: sum(sizes.values())].split(list(sizes.values())), strict=True))
+        parts["page_table"] = self._tables[:rows]
+        at = torch.arange(rows + 1, dtype=torch.int32, device=self._device.device)
+        inert = {"row_starts": at, "context_lens": 1, "last": at[:rows], "ends": at[:rows], "carry": -1}
+        for name, part in parts.items():
+            part.copy_(torch.as_tensor(inert.get(name, 0)))
+        parts["answers"].view(torch.int64).copy_(at[:rows])
+        return _read(parts, (1,) * rows, (self._context,) * rows, np.arange(rows), carried=True, exact=False)
+
+    def fill(self, batch: Batch) -> None:
+        """Start the copy of a step into its `frame`."""
+        assert self._tables is not None
+        columns, _ = self._columns(batch, np.arange(batch.num_rows), carried=True)
+        width = batch.page_table.shape[1]
+        table = self._copy(columns, width)["page_table"]
+        self._tables[: batch.num_rows, :width].copy_(table)
 
     def keep(self, sent: Sent, tokens: Tensor) -> None:
         """The tokens drawn in this step, for rows of the next that carry them on."""
-        self._drawn.index_copy_(0, sent.answer_rows, tokens.int())
+        if len(sent.answers) == len(sent.step.rows.query_lens):
+            self._drawn[: len(tokens)].copy_(tokens)
+        else:
+            self._drawn.index_copy_(0, sent.answer_rows, tokens.int())
 
-    def _copy(self, columns: dict[str, list[NDArray[Any]]]) -> dict[str, Tensor]:
+    def _columns(
+        self, batch: Batch, answers: NDArray[np.int64], carried: bool
+    ) -> tuple[dict[str, list[NDArray[Any]]], _Lens]:
+        """What is copied, in the order of _FRAME, the page table last; words of 4 bytes, those of 8 first."""
+        lens = batch.row_starts[1:] - batch.row_starts[:-1]
+        contexts = batch.context_lens
+        ends = batch.row_starts[1:] - 1
+        row_of = np.repeat(np.arange(batch.num_rows), lens)
+        page = batch.page_table[row_of, batch.positions // self._page_size].astype(np.int64)
+        columns: dict[str, list[NDArray[Any]]] = {
+            "slots": [(page * self._page_size + batch.positions % self._page_size).view(np.int32)],
+            "answers": [answers.astype(np.int64).view(np.int32)],
+            "tokens": [batch.tokens],
+            "positions": [batch.positions],
+            "row_starts": [batch.row_starts],
+            "context_lens": [contexts],
+            "last": [ends[answers]],
+            **_settings(batch, answers),
+        }
+        if carried:
+            columns |= {"ends": [ends], "carry": [batch.carry]}
+        columns["page_table"] = [batch.page_table.reshape(-1)]
+        return columns, _Lens(tuple(lens.tolist()), tuple(contexts.tolist()))
+
+    def _copy(self, columns: dict[str, list[NDArray[Any]]], width: int) -> dict[str, Tensor]:
         """One copy of all columns; the views it gives stay valid until the next step."""
         host = next(self._hosts)
         sizes = [sum(map(len, parts)) for parts in columns.values()]
@@ -110,7 +147,53 @@ class Inputs:
         np.concatenate([part for parts in columns.values() for part in parts], out=host.numpy()[:total])
         device = self._device[:total]
         device.copy_(host[:total], non_blocking=True)
-        return dict(zip(columns, device.split(sizes), strict=True))
+        parts = dict(zip(columns, device.split(sizes), strict=True))
+        parts["page_table"] = parts["page_table"].view(-1, width)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Lens:
+    query_lens: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+
+# Words of a captured step's columns: so many for each row, and more.
+_FRAME = {
+    "slots": (2, 0),
+    "answers": (2, 0),
+    "tokens": (1, 0),
+    "positions": (1, 0),
+    "row_starts": (1, 1),
+    "context_lens": (1, 0),
+    "last": (1, 0),
+    "floats": (len(_FLOATS), 0),
+    "integers": (len(_INTEGERS), 0),
+    "ends": (1, 0),
+    "carry": (1, 0),
+}
+
+
+def _read(
+    parts: dict[str, Tensor],
+    query_lens: tuple[int, ...],
+    contexts: tuple[int, ...],
+    answers: NDArray[np.int64],
+    carried: bool,
+    exact: bool = True,
+) -> Sent:
+    """The copied columns as what they mean."""
+    rows = Rows(parts["row_starts"], parts["context_lens"], parts["page_table"], query_lens, contexts, exact)
+    step = Step(parts["tokens"], parts["positions"], parts["slots"].view(torch.int64), parts["last"], rows)
+    floats, integers = parts["floats"].view(torch.float32), parts["integers"]
+    settings = [*floats.view(len(_FLOATS), -1).unbind(), *integers.view(len(_INTEGERS), -1).unbind()]
+    return Sent(
+        step,
+        Carried(parts["ends"], parts["carry"]) if carried else None,
+        answers,
+        parts["answers"].view(torch.int64),
+        dict(zip(_SETTINGS, settings, strict=True)),
+    )
 
 
 def _settings(batch: Batch, answers: NDArray[np.int64]) -> dict[str, list[NDArray[Any]]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...engine.batch import Ints
-from ...kernels.ops import Ops
+from .device import Device
 
 
 class PagedKV:
@@ -36,10 +36,10 @@ class PagedKV:
         """Key pages and value pages."""
         return self._layers[index]
 
-    def copy(self, copies: Ints, ops: Ops) -> None:
+    def copy(self, copies: Ints, device: Device) -> None:
         """Page copies [copies, 2] of (source, target), all read before any is written."""
         if not len(copies):
             return
-        sources, targets = torch.from_numpy(copies.T.astype("int64")).to(self._layers[0][0].device)
+        sources, targets = device.send(copies.T.astype("int64"))
         for pages in (pages for pair in self._layers for pages in pair):
-            ops.kv.copy_pages(pages, sources, targets)
+            device.ops.kv.copy_pages(pages, sources, targets)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import Protocol
@@ -12,11 +14,14 @@ from torch import Tensor
 
 from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused, RunnerFailed
+from ...engine.graphs import Shape
 from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, RunnerSpec, StepResult
+from ...engine.runner import Budget, Runner, RunnerSpec, StepResult
 from ...kernels.ops import Ops
+from ...kernels.ops.sampling import Logprobs
 from .device import Device
+from .graphs.full import FullReplay, GraphRunner
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
 from .loading import Loader
@@ -44,28 +49,29 @@ class Model(Protocol):
 
 
 class TorchPending:
-    """A step on its way; its tensors are the step's own, so a later step does not touch them."""
+    """A step on its way; its answers go to main memory as soon as they are there."""
 
     def __init__(self, batch: Batch, sent: Sent, drawn: Drawn, hidden: Tensor | None, device: Device) -> None:
-        self._rows, self._answers, self._drawn, self._hidden = batch.num_rows, sent.answers, drawn, hidden
+        self._rows, self._answers = batch.num_rows, sent.answers
+        self._tokens = device.fetch(drawn.tokens)
+        self._hidden = None if hidden is None else device.fetch(hidden)
+        self._logprobs = None if drawn.logprobs is None else Logprobs(*map(device.fetch, drawn.logprobs))
         self._event = device.event()
         self._event.record()
 
     def result(self) -> StepResult:
-        try:
+        with _failures():
             self._event.synchronize()
-            tokens = self._by_row(self._drawn.tokens).astype(np.int32)
+            tokens = self._by_row(self._tokens).astype(np.int32)
             hidden = None if self._hidden is None else self._by_row(self._hidden)
-            logprobs = self._drawn.logprobs
+            logprobs = self._logprobs
             if logprobs is None:
                 return StepResult(tokens, hidden=hidden)
             top_tokens = self._by_row(logprobs.top_tokens).astype(np.int32)
             return StepResult(tokens, self._by_row(logprobs.chosen), top_tokens, self._by_row(logprobs.top), hidden)
-        except _FAILURES as error:
-            raise RunnerFailed(f"the step failed: {error}") from error
 
     def _by_row(self, answers: Tensor) -> np.ndarray:
-        found = answers.cpu().numpy()
+        found = answers.numpy()
         rows = np.zeros((self._rows, *found.shape[1:]), found.dtype)
         rows[self._answers] = found
         return rows
@@ -77,6 +83,7 @@ class TorchRunner:
     def __init__(self, model: Model, kv: PagedKV, spec: RunnerSpec, device: Device) -> None:
         self.model, self.kv, self._spec, self.device = model, kv, spec, device
         self.inputs = Inputs(spec, device)
+        self._recorder = None if device.recorder is None else device.recorder()
 
     @property
     def spec(self) -> RunnerSpec:
@@ -84,15 +91,36 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> TorchPending:
-        ops = self.device.ops
-        try:
-            self.kv.copy(batch.copies, ops)
+        with _failures():
+            self.kv.copy(batch.copies, self.device)
             sent = self.inputs.send(batch)
-            hidden = self.model(sent.step, ops, self.kv)
-            drawn = sample(self.model.logits(hidden, ops), batch, sent, ops.sampling)
-            self.inputs.keep(sent, drawn.tokens)
-        except _FAILURES as error:
-            raise RunnerFailed(f"the step failed: {error}") from error
+            return self._answer(batch, sent, self.model(sent.step, self.device.ops, self.kv))
+
+    @torch.inference_mode()
+    def capture(self, shape: Shape) -> FullReplay:
+        """Record steps of `shape.rows` rows with one token each."""
+        ops, frame = self.device.ops, self.inputs.frame(shape.rows)
+        assert self._recorder is not None
+
+        def work() -> Tensor:
+            self.inputs.take_in(frame)
+            return self.model(frame.step, ops, self.kv)
+
+        with _failures():
+            return FullReplay(self, frame, *self._recorder.record(work))
+
+    @torch.inference_mode()
+    def replayed(self, batch: Batch, frame: Sent, hidden: Tensor, replay: Callable[[], None]) -> TorchPending:
+        """The step that was captured with this frame and gave `hidden`, with the numbers of `batch`."""
+        with _failures():
+            self.kv.copy(batch.copies, self.device)
+            self.inputs.fill(batch)
+            replay()
+            return self._answer(batch, frame, hidden)
+
+    def _answer(self, batch: Batch, sent: Sent, hidden: Tensor) -> TorchPending:
+        drawn = sample(self.model.logits(hidden, self.device.ops), batch, sent, self.device)
+        self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
         return TorchPending(batch, sent, drawn, hidden.float() if wants_hidden else None, self.device)
 
@@ -101,10 +129,19 @@ class TorchRunner:
 
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
-        del self.model, self.kv, self.inputs
+        del self.model, self.kv, self.inputs, self._recorder
 
 
-def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> TorchRunner:
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What a device reports of a step, sometimes only of a later one, as RunnerFailed."""
+    try:
+        yield
+    except _FAILURES as error:
+        raise RunnerFailed(f"the step failed: {error}") from error
+
+
+def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:
     """Load a model; `free` is the device's free memory in bytes. Raises ModelRefused or SettingRefused."""
     refusal = accepts(files)
     if refusal:
@@ -113,7 +150,7 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
     device = replace(device, ops=with_references(device.ops, budget.reference_ops))
     dtype = DTYPES.get(budget.dtype, device.dtype)
     loader = Loader(files, budget, device, dtype)
-    spec = plan(files, budget, free, dtype, loader.expected_bytes(), overlap=device.overlap)
+    spec = plan(files, budget, free, dtype, loader.expected_bytes(), device)
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build
         model: Model
@@ -128,4 +165,5 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
             dtype,
             device.name,
         )
-        return TorchRunner(model, kv, spec, device)
+    runner = TorchRunner(model, kv, spec, device)
+    return GraphRunner(runner) if spec.graph_rows else runner

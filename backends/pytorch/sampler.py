@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ...engine.batch import Batch, SamplingRows
-from ...kernels.ops.sampling import Draws, Logprobs, Sampling
+from ...kernels.ops.sampling import Draws, Logprobs
+from .device import Device
 from .inputs import Sent
 
 
@@ -23,15 +23,15 @@ class Drawn:
     logprobs: Logprobs | None
 
 
-def sample(logits: Tensor, batch: Batch, sent: Sent, ops: Sampling) -> Drawn:
+def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
     """logits [answers, vocab] float32, which may be written over."""
-    rows, settings = batch.sampling, sent.settings
+    rows, settings, ops = batch.sampling, sent.settings, device.ops.sampling
     answers, place = sent.answers, _places(batch, sent)
     most = int(rows.logprobs[answers].max(initial=-1))
     raw = logits
     if len(rows.bias_rows) or len(rows.history_rows) or len(batch.mask_rows):
         logits = logits.clone() if most >= 0 else logits
-        _adjust(logits, batch, place, settings, ops)
+        _adjust(logits, batch, place, settings, device)
     heat = rows.temperature[answers]
     tokens = ops.draw(logits, _draws(rows, answers, settings, logits.shape[1])) if heat.any() else ops.greedy(logits)
     return Drawn(tokens, ops.logprobs(raw, tokens, most) if most >= 0 else None)
@@ -44,15 +44,15 @@ def _places(batch: Batch, sent: Sent) -> NDArray[np.int64]:
     return place
 
 
-def _adjust(logits: Tensor, batch: Batch, place: NDArray[np.int64], settings: dict[str, Tensor], ops: Sampling) -> None:
-    rows = batch.sampling
+def _adjust(
+    logits: Tensor, batch: Batch, place: NDArray[np.int64], settings: dict[str, Tensor], device: Device
+) -> None:
+    rows, ops = batch.sampling, device.ops.sampling
 
     def send(owners: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
         """Rows and columns of the entries whose row has logits."""
         where = place[owners]
-        return [
-            torch.from_numpy(np.ascontiguousarray(column[where >= 0])).to(logits.device) for column in (where, *columns)
-        ]
+        return [device.send(column[where >= 0]) for column in (where, *columns)]
 
     owners, tokens, values = send(rows.bias_rows, rows.bias_tokens.astype(np.int64), rows.bias_values)
     if len(owners):

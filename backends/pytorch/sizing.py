@@ -5,17 +5,14 @@ from __future__ import annotations
 import torch
 
 from ...engine.errors import ModelRefused
+from ...engine.graphs import decode_sizes
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, RunnerSpec, page_bytes
-
-# Of the memory that is free once the weights are in. The rest is for activations and for everybody else.
-CACHE_SHARE = 0.25
-# Tokens per row the cache is sized for when nothing is asked for: a chat's worth. One whole context always comes first.
-TOKENS_PER_ROW = 512
+from .device import Device
 
 
 def plan(
-    files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weights: int, *, overlap: bool
+    files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weights: int, device: Device
 ) -> RunnerSpec:
     """The spec of a runner with a paged cache in `dtype`, on a device with `free` bytes of which the weights take some.
 
@@ -36,8 +33,8 @@ def plan(
     if budget.cache_bytes is not None:
         num_pages = budget.cache_bytes // page
     else:
-        roomy = max(wanted, budget.max_rows * min(wanted, TOKENS_PER_ROW))
-        num_pages = min(-(-roomy // budget.page_size), int((free - weights) * CACHE_SHARE) // page)
+        roomy = max(wanted, budget.max_rows * min(wanted, device.row_tokens or wanted))
+        num_pages = min(-(-roomy // budget.page_size), int((free - weights) * device.cache_share) // page)
     fitting = num_pages * budget.page_size
     if fitting < (budget.context or 1):
         raise ModelRefused(
@@ -45,6 +42,7 @@ def plan(
             f"cache, but {_size(num_pages * page)} are allowed",
             "ask for a shorter context, or allow a larger cache",
         )
+    rows = decode_sizes(budget.max_rows) if device.recorder is not None and budget.graphs != "off" else ()
     return RunnerSpec(
         vocab_size=config.vocab_size,
         max_tokens=max(budget.max_step_tokens, budget.max_rows),
@@ -53,7 +51,9 @@ def plan(
         cache="pages",
         page_size=budget.page_size,
         num_pages=num_pages,
-        overlap=overlap,
+        overlap=device.overlap,
+        graph_rows=rows,
+        graph_tokens=rows,
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=quantised.title if quantised else budget.quant if budget.quant != "none" else "",

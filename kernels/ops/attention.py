@@ -31,7 +31,7 @@ class Rows:
     """Which tokens and which pages each row of a step has. The last tokens of a row's context are its queries.
 
     The tensors are on the device; the tuples are the same numbers on the host, for implementations that shape their
-    launch by them.
+    launch by them. In a step that is captured to be replayed with other numbers, `contexts` are no more than bounds.
     """
 
     row_starts: Tensor  # [rows + 1] int32
@@ -39,17 +39,19 @@ class Rows:
     page_table: Tensor  # [rows, pages] int32
     query_lens: tuple[int, ...]
     contexts: tuple[int, ...]
+    exact: bool = True  # contexts are those of context_lens
 
     @cached_property
-    def _parts(self) -> dict[tuple[int, int], list[Part]]:
+    def plans(self) -> dict[Any, Any]:
+        """What implementations derive from these rows, once for all layers, under keys of their own."""
         return {}
 
     def parts(self, page_size: int, window: int) -> list[Part]:
         """The step cut up for the reference; made once for all layers with the same window."""
         key = page_size, window
-        if key not in self._parts:
-            self._parts[key] = list(self._cut(page_size, window))
-        return self._parts[key]
+        if key not in self.plans:
+            self.plans[key] = list(self._cut(page_size, window))
+        return self.plans[key]
 
     def _cut(self, page_size: int, window: int) -> Iterator[Part]:
         device = self.page_table.device
@@ -69,7 +71,7 @@ class Rows:
             if window:
                 seen &= place > own - window
             allowed = (seen & (position >= 0).unsqueeze(1)).unsqueeze(1)
-            alone = rows.stop - rows.start == queries == 1  # and so sees all that was gathered
+            alone = rows.stop - rows.start == queries == 1 and self.exact  # and so sees all that was gathered
             yield Part(rows.stop - rows.start, tokens, slots.flatten(), None if alone else allowed)
 
 

@@ -26,13 +26,13 @@ BOUND = 1e-4
 
 def logits_of(runner: TorchRunner, rows: Sequence[Row], copies: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
     """Logits of every token of the step [tokens, vocab]."""
-    ops = runner.device.ops
+    device = runner.device
     with torch.inference_mode():
         batch = make_batch(rows, runner.spec.vocab_size, copies)
-        runner.kv.copy(batch.copies, ops)
+        runner.kv.copy(batch.copies, device)
         step = runner.inputs.send(batch).step
         every = replace(step, last=torch.arange(batch.num_tokens, dtype=torch.int32))
-        return runner.model.logits(runner.model(every, ops, runner.kv), ops)
+        return runner.model.logits(runner.model(every, device.ops, runner.kv), device.ops)
 
 
 @dataclass(frozen=True)

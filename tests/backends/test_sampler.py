@@ -29,7 +29,7 @@ def draw(device: Any, logits: np.ndarray, rows: list[Row]) -> tuple[np.ndarray, 
     batch = make_batch(rows, logits.shape[1])
     sent = Inputs(SPEC, device).send(batch)
     with torch.inference_mode():
-        drawn = sample(torch.from_numpy(logits[sent.answers]).to(device.name), batch, sent, device.ops.sampling)
+        drawn = sample(torch.from_numpy(logits[sent.answers]).to(device.name), batch, sent, device)
     return drawn, oracle.sample(logits, batch)
 
 
@@ -126,7 +126,7 @@ def test_draws_follow_the_distribution(device: Any, name: str) -> None:
         batch = make_batch(rows, vocab)
         sent = Inputs(SPEC, device).send(batch)
         with torch.inference_mode():
-            drawn = sample(torch.from_numpy(spread.copy()), batch, sent, device.ops.sampling)
+            drawn = sample(torch.from_numpy(spread.copy()), batch, sent, device)
         counts += np.bincount(drawn.tokens.numpy(), minlength=vocab)
     left = oracle.candidates(logits, make_batch([Row([1], 0, [1], sampling=settings)], vocab).sampling, 0, None)
     expected = np.exp(oracle.log_softmax(left)) * counts.sum()

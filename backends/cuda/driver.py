@@ -1,0 +1,72 @@
+"""What NVIDIA's driver says of the GPUs, through its own libraries: no tensor library, no context on the device."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from dataclasses import dataclass
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
+
+
+class DriverFailed(Exception):
+    """Why no GPU can be used, in words a person can act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    count: int  # of GPUs in all
+    capability: tuple[int, int]
+    memory: int  # bytes
+    free: int
+
+
+class _MemoryInfo(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Driver:
+    """Raises DriverFailed where there is none, or none that starts."""
+
+    def __init__(self) -> None:
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            raise DriverFailed("no NVIDIA driver (libcuda.so.1 not found)") from None
+        status = self._cuda.cuInit(0)
+        if status != 0:
+            raise DriverFailed(f"the NVIDIA driver does not start (cuInit gave error {status})")
+
+    def first(self) -> Gpu:
+        """The GPU that CUDA counts as 0. Raises DriverFailed where there is none."""
+        count = ctypes.c_int()
+        self._cuda.cuDeviceGetCount(ctypes.byref(count))
+        if count.value == 0:
+            raise DriverFailed("the NVIDIA driver shows no GPU (see CUDA_VISIBLE_DEVICES)")
+        title = ctypes.create_string_buffer(128)
+        self._cuda.cuDeviceGetName(title, len(title), 0)
+        total = ctypes.c_size_t()
+        self._cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0)
+        capability = self._attribute(_MAJOR), self._attribute(_MINOR)
+        return Gpu(title.value.decode(errors="replace"), count.value, capability, total.value, self._free(total.value))
+
+    def _attribute(self, number: int) -> int:
+        value = ctypes.c_int()
+        self._cuda.cuDeviceGetAttribute(ctypes.byref(value), number, 0)
+        return value.value
+
+    def _free(self, total: int) -> int:
+        """Bytes that nobody uses now; all of them where the management library does not tell."""
+        address = ctypes.create_string_buffer(32)
+        info, device = _MemoryInfo(), ctypes.c_void_p()
+        with suppress(OSError):
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            if (
+                self._cuda.cuDeviceGetPCIBusId(address, len(address), 0) == 0
+                and nvml.nvmlInit_v2() == 0
+                and nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(device)) == 0
+                and nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(info)) == 0
+            ):
+                return min(total, info.free)
+        return total

@@ -1,0 +1,46 @@
+"""Captured steps on the CPU: the suite of all backends through a tape, which is what a graph is on a device without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch.graphs.full import GraphRunner
+from localllm.backends.pytorch.graphs.tape import Tape
+from localllm.backends.pytorch.runner import open_runner
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Runner
+
+from . import canary
+from .batches import Row, make_batch
+from .conformance import BUDGET, Conformance
+
+TAPED = replace(DEVICE, recorder=Tape)
+
+
+class TestTaped(Conformance):
+    backend = "cpu"
+
+    @pytest.fixture(scope="class")
+    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+        files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
+        return open_runner(files, BUDGET, TAPED, 2**30)
+
+    def test_decode_steps_are_replayed(self, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert isinstance(runner, GraphRunner)
+        assert runner.spec.graph_rows == (1, 2, 4, 8, 12)
+        ran: list[int] = []
+        inner = runner._inner
+        monkeypatch.setattr(inner, "run", lambda batch: ran.append(batch.num_tokens))
+        prompt = canary.prompt(1, 30, seed=1)
+        runner.run(make_batch([Row(prompt, 0, range(1, 5))], canary.VOCAB))
+        assert ran == [30]
+        runner.run(make_batch([Row([5], 30, range(1, 5)), *[Row([6], 0, [9 + at]) for at in range(4)]], canary.VOCAB))
+        assert ran == [30], "a decode step of 5 rows is replayed with 8"
+
+
+def test_no_graphs_where_none_are_wanted(tmp_path) -> None:
+    files = read_model(canary.save(tmp_path))
+    assert open_runner(files, replace(BUDGET, graphs="off"), TAPED, 2**30).spec.graph_rows == ()
