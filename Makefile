@@ -1,5 +1,7 @@
 # make chat   set up what is missing, then chat with the built-in model
 # make test   set up what is missing, then every check and test
+# make test-all  what make test does, and what takes longer: out-of-bounds reads and writes, the examination of guide
+# make bench  every figure of this machine, with nothing else running; takes many minutes and 5 GB of disk
 # make build  the CPU's kernels after a change to them; MAX_JOBS=1 leaves the other cores free, CUDA=1 adds a GPU's
 # Set-up lives in .venv and takes minutes once; after that both start in seconds.
 
@@ -41,11 +43,15 @@ build: $(VENV)/.runtime
 lint: $(VENV)/.dev
 	scripts/check
 
-# Rows of figures; the last ones are kept in scripts/bench/results.
+# Rows of figures, kept in scripts/bench/results as the last ones. llama.cpp and transformers are raced where they are
+# installed, and said to be missing where not.
 bench: $(VENV)/.dev
 	$(BIN)/python scripts/bench/startup.py
 	$(BIN)/python scripts/bench/host_step.py
 	$(BIN)/python scripts/bench/guide.py
+	$(BIN)/python scripts/bench/overhead.py
+	$(BIN)/python scripts/bench/kernels.py
+	$(BIN)/python scripts/bench/cpu.py
 
 clean:
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .pytest_cache .ruff_cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class Model:
     heads: int
     kv_heads: int
     dim: int
+    vocab: int
     dtype: torch.dtype
 
     def random(self, *shape: int) -> Tensor:
@@ -36,6 +37,12 @@ class Model:
 
     def add_norm(self, tokens: int) -> Arguments:
         return {**self.norm(tokens), "residual": self.random(tokens, self.hidden)}
+
+    def layer_norm(self, tokens: int) -> Arguments:
+        return {**self.norm(tokens), "bias": self.random(self.hidden)}
+
+    def embedding(self, tokens: int) -> Arguments:
+        return {"tokens": torch.randint(self.vocab, (tokens,), dtype=torch.int32), "weight": _table(self)}
 
     def gate(self, tokens: int) -> Arguments:
         return {"gate_up": self.random(tokens, 2 * self.inner)}
@@ -56,6 +63,12 @@ class Model:
         key, value = self.random(2, tokens, self.kv_heads, self.dim)
         return {"key": key, "value": value, **self.pages(tokens)}
 
+    def copies(self, pages: int) -> Arguments:
+        """Each of as many pages to one that is not among them."""
+        numbers = torch.randperm(2 * pages)
+        everything = self.random(2 * pages, PAGE, self.kv_heads, self.dim)
+        return {"pages": everything, "sources": numbers[:pages], "targets": numbers[pages:]}
+
     def append(self, tokens: int) -> Arguments:
         return {
             "qkv": self.random(tokens, self.heads + 2 * self.kv_heads, self.dim),
@@ -69,26 +82,38 @@ class Model:
         }
 
 
+@lru_cache(maxsize=1)
+def _table(model: Model) -> Tensor:
+    """One for all: other tokens' rows are read each time."""
+    return model.random(model.vocab, model.hidden)
+
+
 def works(model: Model) -> Iterator[Work]:
-    """At one token and at a prompt of 512."""
+    """At one token and at a prompt of 512; pages are copied by one and by 32."""
     queries, keys, turns = model.heads * model.dim, model.kv_heads * model.dim, model.dim
-    cases: list[tuple[str, int, Callable[[int], Arguments]]] = [  # with the numbers read for each token
+    cases: list[tuple[str, int, Callable[[int], Arguments]]] = [  # with the numbers read for each token, or page
         ("norm.rms", model.hidden, model.norm),
+        ("norm.layer", model.hidden, model.layer_norm),
+        ("linear.embedding", model.hidden, model.embedding),
         ("norm.add_rms", 2 * model.hidden, model.add_norm),
         ("activation.silu_and_mul", 2 * model.inner, model.gate),
+        ("activation.gelu_and_mul", 2 * model.inner, model.gate),
         ("activation.gelu_tanh_and_mul", 2 * model.inner, model.gate),
         ("rope.neox", queries + keys + turns, model.rope),
+        ("rope.interleaved", queries + keys + turns, model.rope),
         ("kv.store", 2 * keys, model.store),
+        ("kv.copy_pages", PAGE * keys, model.copies),
         ("kv.append", queries + 2 * keys + turns, model.append),
     ]
     reference = dict(Ops())
     for tokens in (1, 512):
         for op, numbers, make in cases:
+            many, what = (max(1, tokens // PAGE), "page") if op == "kv.copy_pages" else (tokens, "token")
             yield Work(
                 op=op,
-                label="1 token" if tokens == 1 else f"{tokens} tokens",
-                make=partial(make, tokens),
-                bytes=model.dtype.itemsize * numbers * tokens,
+                label=f"{many} {what}{'s' if many > 1 else ''}",
+                make=partial(make, many),
+                bytes=model.dtype.itemsize * numbers * many,
                 peer=reference[op],
                 dtype=model.dtype,
             )

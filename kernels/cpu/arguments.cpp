@@ -36,11 +36,15 @@ const char* name_of(ScalarType type) {
   }
 }
 
-Argument::Argument(const char* op, const char* name, const Tensor& tensor, Place place)
-    : op_(op), name_(name), data_(tensor.data_ptr()), dims_(tensor.dim()), sizes_(tensor.sizes().data()),
-      strides_(tensor.strides().data()), type_(tensor.scalar_type()) {
-  if (place == Place::cpu ? !tensor.is_cpu() : !tensor.is_cuda())
-    refuse(op_, ": ", name_, " is not on ", place == Place::cpu ? "the CPU" : "a CUDA device");
+Op::Op(const char* name, const Tensor& on_cuda) : name(name), cuda(true), device(on_cuda.get_device()) {}
+
+Argument::Argument(const Op& op, const char* name, const Tensor& tensor)
+    : op_(op.name), name_(name), cuda_(op.cuda), data_(tensor.data_ptr()), dims_(tensor.dim()),
+      sizes_(tensor.sizes().data()), strides_(tensor.strides().data()), type_(tensor.scalar_type()) {
+  if (cuda_ ? !tensor.is_cuda() : !tensor.is_cpu())
+    refuse(op_, ": ", name_, " is not on ", cuda_ ? "a CUDA device" : "the CPU");
+  if (cuda_ && tensor.get_device() != op.device)
+    refuse(op_, ": ", name_, " is on CUDA device ", (int)tensor.get_device(), ", ", op.device, " expected");
 }
 
 Argument& Argument::shaped(std::initializer_list<int64_t> lengths) {
@@ -89,6 +93,7 @@ Argument& Argument::written_rows() {
 Argument& Argument::below(int64_t limit) {
   dense();
   int64_t outside = count();
+  if (cuda_) return *this;
   if (type_ == ScalarType::Int) outside = first_outside(data<int32_t>(), count(), limit);
   else if (type_ == ScalarType::Long) outside = first_outside(data<int64_t>(), count(), limit);
   else refuse(op_, ": ", name_, " is ", name_of(type_), ", int32 or int64 expected");

@@ -28,11 +28,20 @@ const char* name_of(ScalarType type);
 // A dimension as long as it likes.
 constexpr int64_t ANY = -1;
 
+// An op's name, and where it runs: on the CPU, or on the CUDA device of one of its tensors.
+struct Op {
+  Op(const char* name) : name(name) {}
+  Op(const char* name, const Tensor& on_cuda);
+
+  const char* name;
+  bool cuda = false;
+  int device = 0;
+};
+
 class Argument {
  public:
-  // Lies where the op runs: on the CPU or on a CUDA device.
-  enum class Place { cpu, cuda };
-  Argument(const char* op, const char* name, const Tensor& tensor, Place place = Place::cpu);
+  // Lies where the op runs.
+  Argument(const Op& op, const char* name, const Tensor& tensor);
 
   // Has these dimensions. Those of tables must fit in 32 bits, which is what some kernels count in.
   Argument& shaped(std::initializer_list<int64_t> lengths);
@@ -40,7 +49,7 @@ class Argument {
   Argument& dense();        // contiguous
   Argument& dense_rows();   // contiguous from the second dimension on
   Argument& written_rows(); // and its rows do not overlap
-  // Whole numbers, int32 or int64, from 0 to limit - 1. On the CPU only: they are read.
+  // Whole numbers, int32 or int64, from 0 to limit - 1, contiguous. On a CUDA device the host cannot look at them.
   Argument& below(int64_t limit);
 
   int64_t dims() const { return dims_; }
@@ -56,6 +65,7 @@ class Argument {
  private:
   const char* op_;
   const char* name_;
+  bool cuda_;
   void* data_;
   int64_t dims_;
   const int64_t* sizes_;

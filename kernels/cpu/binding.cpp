@@ -6,6 +6,7 @@
 
 #include "checks.h"
 #include "dispatch.h"
+#include "element_arguments.h"
 #include "memory.h"
 #include "team.h"
 
@@ -29,102 +30,43 @@ void run(void (*kernel)(const Args&, const Worker&), size_t (*shared)(const Args
   run.all(kernel, args);
 }
 
-// [rows, dim] or [rows, heads, dim]
-NormArgs norm_args(const char* op, const Tensor& out, const Tensor& x, const Tensor& weight, double eps) {
-  Argument from(op, "x", x), to(op, "out", out), scale(op, "weight", weight);
-  if (from.dims() == 3) from.shaped({ANY, ANY, ANY}), to.shaped({from.size(0), from.size(1), from.size(2)});
-  else from.shaped({ANY, ANY}), to.shaped({from.size(0), from.size(1)});
-  int64_t dim = from.size(from.dims() - 1);
-  from.dense_rows(), to.written_rows(), scale.shaped({dim}).dense();
-  if (to.number() != from.number()) refuse(op, ": out and x are of different types");
-  NormArgs args{};
-  args.out = to.data(), args.x = from.data(), args.weight = scale.data();
-  args.type = from.number(), args.weight_type = scale.number();
-  args.rows = from.size(0), args.heads = from.dims() == 3 ? from.size(1) : 1, args.dim = dim;
-  args.x_stride = from.stride(), args.out_stride = to.stride();
-  args.eps = (float)eps;
-  return args;
-}
+int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
-int64_t norm_bytes(const NormArgs& args) { return args.rows * args.heads * args.dim * (args.type == Type::f32 ? 8 : 4); }
+int64_t norm_bytes(const NormArgs& args) { return 2 * args.rows * args.heads * args.dim * bytes_of(args.type); }
 
 void rms_norm(Tensor out, Tensor x, Tensor weight, double eps, double offset) {
-  NormArgs args = norm_args("rms_norm", out, x, weight, eps);
-  args.offset = (float)offset;
+  NormArgs args = norm_arguments("rms_norm", out, x, weight, eps, offset, nullptr, nullptr);
   run(lane().rms_norm, args, norm_bytes(args));
 }
 
 void add_rms_norm(Tensor out, Tensor x, Tensor residual, Tensor weight, double eps, double offset) {
-  NormArgs args = norm_args("add_rms_norm", out, x, weight, eps);
-  Argument kept("add_rms_norm", "residual", residual);
-  kept.shaped({args.rows, args.dim}).dense();
-  if (kept.number() != args.type) refuse("add_rms_norm: residual and x are of different types");
-  args.residual = kept.data(), args.offset = (float)offset;
+  NormArgs args = norm_arguments("add_rms_norm", out, x, weight, eps, offset, &residual, nullptr);
   run(lane().rms_norm, args, 2 * norm_bytes(args));
 }
 
 void layer_norm(Tensor out, Tensor x, Tensor weight, Optional bias, double eps) {
-  NormArgs args = norm_args("layer_norm", out, x, weight, eps);
-  if (bias) {
-    Argument shift("layer_norm", "bias", *bias);
-    shift.shaped({args.dim}).dense();
-    if (shift.number() != args.weight_type) refuse("layer_norm: bias and weight are of different types");
-    args.bias = shift.data();
-  }
+  NormArgs args = norm_arguments("layer_norm", out, x, weight, eps, 0.0, nullptr, bias ? &*bias : nullptr);
   run(lane().layer_norm, args, norm_bytes(args));
 }
 
 void gate(Tensor out, Tensor x, int64_t kind) {
-  Argument to("gate", "out", out), from("gate", "x", x);
-  to.shaped({ANY, ANY}).written_rows();
-  from.shaped({to.size(0), 2 * to.size(1)}).dense_rows();
-  if (to.number() != from.number()) refuse("gate: out and x are of different types");
-  ActivationArgs args{to.data(), from.data(), from.number(), (Activation)cast("gate", "kind", kind, 0, 2),
-                      to.size(0), to.size(1), from.stride(), to.stride()};
-  run(lane().gate, args, 3 * to.count() * to.bytes());
-}
-
-// cos and sin [tokens, half] -> half
-int64_t rotation_half(const char* op, const Argument& x, Argument& cos, Argument& sin) {
-  cos.shaped({x.size(0), ANY}).of(ScalarType::Float).dense();
-  sin.shaped({x.size(0), cos.size(1)}).of(ScalarType::Float).dense();
-  if (2 * cos.size(1) > x.size(2)) refuse(op, ": cos turns ", 2 * cos.size(1), " dimensions, x has ", x.size(2));
-  return cos.size(1);
+  ActivationArgs args = gate_arguments("gate", out, x, kind);
+  run(lane().gate, args, 3 * args.rows * args.dim * bytes_of(args.type));
 }
 
 void rope(Tensor x, Tensor cos, Tensor sin, int64_t rotation) {
-  Argument turned("rope", "x", x), cosines("rope", "cos", cos), sines("rope", "sin", sin);
-  turned.shaped({ANY, ANY, ANY}).written_rows();
-  int64_t half = rotation_half("rope", turned, cosines, sines);
-  RopeArgs args{turned.data(), turned.number(), cosines.data<float>(), sines.data<float>(),
-                (Rotation)cast("rope", "rotation", rotation, 0, 1),
-                turned.size(0), turned.size(1), turned.size(2), half, turned.stride()};
-  run(lane().rope, args, 2 * turned.count() * turned.bytes());
+  RopeArgs args = rope_arguments("rope", x, cos, sin, rotation);
+  run(lane().rope, args, 2 * args.tokens * args.heads * args.dim * bytes_of(args.type));
 }
 
 void store(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Tensor slots) {
-  Argument k("store", "key", key), v("store", "value", value), at("store", "slots", slots);
-  Argument keys("store", "key_pages", key_pages), values("store", "value_pages", value_pages);
-  k.shaped({ANY, ANY, ANY}).dense_rows();
-  v.shaped({k.size(0), k.size(1), k.size(2)}).dense_rows();
-  if (k.number() != v.number()) refuse("store: key and value are of different types");
-  int64_t limit = cache_slots("store", keys, values, k.size(1), k.size(2));
-  at.shaped({k.size(0)}).of(ScalarType::Long).below(limit);
-  StoreArgs args{k.data(), v.data(), keys.data(), values.data(), k.number(), keys.number(), at.data<int64_t>(),
-                 k.size(0), k.size(1) * k.size(2), k.stride(), v.stride(), limit};
-  run(lane().store, args, 4 * k.count() * k.bytes());
+  StoreArgs args = store_arguments("store", key, value, key_pages, value_pages, slots);
+  run(lane().store, args, 4 * args.tokens * args.width * bytes_of(args.type));
 }
 
 void copy_pages(Tensor pages, Tensor sources, Tensor targets) {
-  Argument all("copy_pages", "pages", pages);
-  Argument from("copy_pages", "sources", sources), to("copy_pages", "targets", targets);
-  if (all.dims() == 0) refuse("copy_pages: pages is a single number");
-  all.dense();
-  from.shaped({ANY}).of(ScalarType::Long).below(all.size(0));
-  to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(0));
-  if (from.size(0) == 0) return;
-  CopyPagesArgs args{all.data(), from.data<int64_t>(), to.data<int64_t>(), from.size(0),
-                     all.count() / all.size(0) * all.bytes(), nullptr, all.size(0)};
+  CopyPagesArgs args = copy_pages_arguments("copy_pages", pages, sources, targets);
+  if (args.copies == 0) return;
   Run run(2 * args.copies * args.page_bytes);
   args.shared = run.shared(args.copies * args.page_bytes);
   run.all(lane().copy_pages, args);
@@ -139,7 +81,7 @@ void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, doub
   at.shaped({x.size(0)}).of(ScalarType::Long).below(cache_slots("append", keys, values, ANY, x.size(2)));
   AppendArgs args{};
   args.qkv = x.data(), args.type = x.number(), args.cache_type = keys.number();
-  args.half = rotation_half("append", x, cosines, sines);
+  args.half = rotation_half("append", cosines, sines, x.size(0), x.size(2));
   args.cos = cosines.data<float>(), args.sin = sines.data<float>();
   args.rotation = (Rotation)cast("append", "rotation", rotation, 0, 1);
   args.slots = at.data<int64_t>(), args.key_pages = keys.data(), args.value_pages = values.data();
@@ -147,16 +89,7 @@ void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, doub
   args.heads = x.size(1) - 2 * args.kv_heads;
   if (args.heads < 0) refuse("append: qkv has ", x.size(1), " heads, and the pages ", args.kv_heads, " twice");
   args.eps = (float)eps, args.offset = (float)offset;
-  if (query_norm) {
-    Argument norm("append", "query_norm", *query_norm);
-    args.query_norm = norm.shaped({args.dim}).dense().data(), args.norm_type = norm.number();
-  }
-  if (key_norm) {
-    Argument norm("append", "key_norm", *key_norm);
-    args.key_norm = norm.shaped({args.dim}).dense().data();
-    if (query_norm && norm.number() != args.norm_type) refuse("append: query_norm and key_norm are of different types");
-    args.norm_type = norm.number();
-  }
+  head_norms("append", args, query_norm ? &*query_norm : nullptr, key_norm ? &*key_norm : nullptr);
   run(lane().append, args, 2 * x.count() * x.bytes());
 }
 
@@ -164,33 +97,17 @@ void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
                Tensor page_table, Optional sinks, double scale, int64_t window, double soft_cap) {
   Argument q("attention", "query", query), to("attention", "out", out);
   Argument keys("attention", "key_pages", key_pages), values("attention", "value_pages", value_pages);
-  Argument starts("attention", "row_starts", row_starts), lens("attention", "context_lens", context_lens);
-  Argument table("attention", "page_table", page_table);
   q.shaped({ANY, ANY, ANY}).dense_rows();
   to.shaped({q.size(0), q.size(1), q.size(2)}).dense();
   if (to.number() != q.number()) refuse("attention: out and query are of different types");
   cache_slots("attention", keys, values, ANY, q.size(2));
-  lens.shaped({ANY}).of(ScalarType::Int).dense();
-  starts.shaped({lens.size(0) + 1}).of(ScalarType::Int).dense();
-  table.shaped({lens.size(0), ANY}).of(ScalarType::Int).dense();
   AttentionArgs args{};
   args.out = to.data(), args.query = q.data(), args.type = q.number(), args.cache_type = keys.number();
   args.key_pages = keys.data(), args.value_pages = values.data();
-  args.row_starts = starts.data<int32_t>(), args.context_lens = lens.data<int32_t>();
-  args.page_table = table.data<int32_t>();
-  args.rows = lens.size(0), args.tokens = q.size(0), args.heads = q.size(1), args.kv_heads = keys.size(2);
-  args.dim = q.size(2), args.query_stride = q.stride(), args.page_size = keys.size(1), args.pages_per_row = table.size(1);
-  args.scale = (float)scale, args.soft_cap = (float)soft_cap;
-  args.window = cast("attention", "window", window, 0, INT32_MAX);
-  if (args.kv_heads == 0 || args.heads % args.kv_heads != 0)
-    refuse("attention: ", args.heads, " heads of query are no multiple of the pages' ", args.kv_heads);
-  if (args.page_size == 0) refuse("attention: pages of no positions");
-  if (!(soft_cap >= 0)) refuse("attention: soft_cap is ", soft_cap, ", 0 (none) or more expected");
-  if (sinks) {
-    Argument extra("attention", "sinks", *sinks);
-    args.sinks = extra.shaped({args.heads}).of(ScalarType::Float).dense().data<float>();
-  }
-  int64_t positions = check_rows(args, keys.size(0));
+  args.tokens = q.size(0), args.heads = q.size(1), args.kv_heads = keys.size(2), args.dim = q.size(2);
+  args.query_stride = q.stride(), args.page_size = keys.size(1);
+  int64_t positions = attention_rows("attention", args, keys.size(0), row_starts, context_lens, page_table, sinks,
+                                     scale, window, soft_cap);
   if (args.tokens == 0) return;
   run(lane().attention, lane().attention_shared, args,
       positions * args.kv_heads * args.dim * 2 * keys.bytes() + 2 * to.count() * to.bytes());

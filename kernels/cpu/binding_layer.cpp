@@ -55,7 +55,7 @@ struct Call {
 
 void layer_on_lane(const Call& call, const Worker& worker) { layer(*call.lane, call.args, worker); }
 
-void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Tensor> head_norms,
+void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Tensor> norms_of_heads,
               std::vector<Tensor> weights, std::vector<Tensor> biases, std::vector<int64_t> formats,
               std::vector<int64_t> groups, bool wide, Tensor cos, Tensor sin, Tensor slots, Tensor key_pages,
               Tensor value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table,
@@ -72,8 +72,6 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   Argument keys(OP, "key_pages", key_pages), values(OP, "value_pages", value_pages), at(OP, "slots", slots);
   at.shaped({tokens}).of(ScalarType::Long).below(cache_slots(OP, keys, values, ANY, ANY));
   int64_t kv_heads = keys.size(2), dim = keys.size(3), wide_qkv = (heads + 2 * kv_heads) * dim;
-  if (kv_heads == 0 || heads % kv_heads) refuse(OP, ": ", heads, " heads are no multiple of the pages' ", kv_heads);
-  if (keys.size(1) == 0) refuse(OP, ": pages of no positions");
 
   Call call{};
   call.lane = &lane();
@@ -97,43 +95,21 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
 
   AppendArgs& append = args.append;
   Argument cosines(OP, "cos", cos), sines(OP, "sin", sin);
-  cosines.shaped({tokens, ANY}).of(ScalarType::Float).dense();
-  append.half = cosines.size(1);
-  sines.shaped({tokens, append.half}).of(ScalarType::Float).dense();
-  if (2 * append.half > dim) refuse(OP, ": cos turns ", 2 * append.half, " dimensions, heads have ", dim);
+  append.half = rotation_half(OP, cosines, sines, tokens, dim);
   append.type = type, append.cache_type = keys.number();
   append.cos = cosines.data<float>(), append.sin = sines.data<float>();
   append.rotation = (Rotation)cast(OP, "rotation", rotation, 0, 1);
   append.slots = at.data<int64_t>(), append.key_pages = keys.data(), append.value_pages = values.data();
   append.tokens = tokens, append.heads = heads, append.kv_heads = kv_heads, append.dim = dim;
   append.stride = wide_qkv, append.eps = (float)eps, append.offset = (float)offset;
-  if (!head_norms.empty()) {
-    Argument query(OP, "query_norm", item(head_norms, 0, "head_norms", 2)), key(OP, "key_norm", head_norms[1]);
-    append.query_norm = query.shaped({dim}).dense().data(), append.key_norm = key.shaped({dim}).dense().data();
-    append.norm_type = query.number();
-    if (key.number() != query.number()) refuse(OP, ": query_norm and key_norm are of different types");
-  }
+  if (!norms_of_heads.empty()) head_norms(OP, append, &item(norms_of_heads, 0, "head_norms", 2), &norms_of_heads[1]);
 
   AttentionArgs& attention = args.attention;
-  Argument starts(OP, "row_starts", row_starts), lens(OP, "context_lens", context_lens);
-  Argument table(OP, "page_table", page_table);
-  lens.shaped({ANY}).of(ScalarType::Int).dense();
-  starts.shaped({lens.size(0) + 1}).of(ScalarType::Int).dense();
-  table.shaped({lens.size(0), ANY}).of(ScalarType::Int).dense();
   attention.type = type, attention.cache_type = keys.number();
   attention.key_pages = keys.data(), attention.value_pages = values.data();
-  attention.row_starts = starts.data<int32_t>(), attention.context_lens = lens.data<int32_t>();
-  attention.page_table = table.data<int32_t>();
-  attention.rows = lens.size(0), attention.tokens = tokens, attention.heads = heads, attention.kv_heads = kv_heads;
-  attention.dim = dim, attention.query_stride = wide_qkv, attention.page_size = keys.size(1);
-  attention.pages_per_row = table.size(1), attention.scale = (float)scale, attention.soft_cap = (float)soft_cap;
-  attention.window = cast(OP, "window", window, 0, INT32_MAX);
-  if (!(soft_cap >= 0)) refuse(OP, ": soft_cap is ", soft_cap, ", 0 (none) or more expected");
-  if (sinks) {
-    Argument extra(OP, "sinks", *sinks);
-    attention.sinks = extra.shaped({heads}).of(ScalarType::Float).dense().data<float>();
-  }
-  check_rows(attention, keys.size(0));
+  attention.tokens = tokens, attention.heads = heads, attention.kv_heads = kv_heads, attention.dim = dim;
+  attention.query_stride = wide_qkv, attention.page_size = keys.size(1);
+  attention_rows(OP, attention, keys.size(0), row_starts, context_lens, page_table, sinks, scale, window, soft_cap);
   if (tokens == 0) return;
 
   ActivationArgs& gated = args.gate;

@@ -6,6 +6,7 @@
 
 #include "linear.h"
 #include "tile.h"
+#include "transpose.h"
 
 namespace localllm::LANE {
 namespace {
@@ -29,22 +30,48 @@ struct Tiles {
   int rows(int64_t tile) const { return each + (tile < rest); }
 };
 
-// Lays out inputs [from, to) of `rows` rows, beginning at x, with zeros after the last input.
+// Inputs [at, at + WIDTH * P::INS / P::PARTS) of a row as lanes of what P reads; those from `end` on are zero.
+template <class P, class T>
+static inline F32 lanes_of(const T* row, int64_t at, int64_t end) {
+  int64_t left = end - at;
+  if constexpr (P::INS == P::PARTS) {
+    return left >= WIDTH ? load(row + at) : load(row + at, left > 0 ? (int)left : 0);
+  } else {
+    float lanes[WIDTH] = {};
+    if (left >= 2 * WIDTH) return load((const float*)(row + at));
+    memcpy(lanes, row + at, left > 0 ? left * sizeof(T) : 0);
+    return load(lanes);
+  }
+}
+
+static inline void store_first(float* out, F32 x, int n) {  // fewer than WIDTH; touches no others
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(out, (1u << n) - 1, x.v);
+#elif defined(__AVX2__)
+  __m128 part = _mm256_castps256_ps128(x.v);
+  if (n & 4) _mm_storeu_ps(out, part), out += 4, part = _mm256_extractf128_ps(x.v, 1);
+  if (n & 2) _mm_storel_pi((__m64*)out, part), out += 2, part = _mm_movehl_ps(part, part);
+  if (n & 1) _mm_store_ss(out, part);
+#else
+  float values[WIDTH];
+  store(values, x);
+  for (int i = 0; i < n; i++) out[i] = values[i];
+#endif
+}
+
+// Lays out inputs [from, to) of `rows` rows, beginning at x, with zeros after the last input: blocks of WIDTH lanes of
+// each row, turned about their diagonal.
 template <class P, class T>
 static inline void lay_out(const T* x, int64_t stride, int rows, int64_t ins, int64_t from, int64_t to,
                            typename P::X* out) {
-  int64_t end = to < ins ? to : ins;
-  for (int row = 0; row < rows; row++) {
-    const T* in = x + row * stride;
-    if constexpr (P::INS == P::PARTS) {
-      for (int64_t k = from; k < end; k++) out[k * rows + row] = to_float(in[k]);
-      for (int64_t k = end; k < to; k++) out[k * rows + row] = 0;
-    } else {
-      for (int64_t k = from; k < to; k += 2) {
-        typename P::X pair = 0;
-        memcpy(&pair, in + k, k + 2 <= ins ? 4 : 2);
-        out[k / 2 * rows + row] = pair;
-      }
+  constexpr int64_t PER_LANE = P::INS / P::PARTS;
+  for (int64_t k = from; k < to; k += WIDTH * PER_LANE) {
+    F32 block[WIDTH];
+    for (int row = 0; row < WIDTH; row++) block[row] = row < rows ? lanes_of<P>(x + row * stride, k, ins) : zero();
+    transpose(block);
+    int64_t lanes = (to - k) / PER_LANE;
+    for (int lane = 0; lane < (lanes < WIDTH ? lanes : WIDTH); lane++) {
+      store_first((float*)out + (k / PER_LANE + lane) * rows, block[lane], rows);
     }
   }
 }

@@ -7,6 +7,7 @@ JSON about itself, then answers each line it reads, a job, with a line of JSON t
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
@@ -107,8 +109,8 @@ class Pair:
     """One turn of each: tokens per second, and bytes per second of the read stream between them."""
 
     ours: float
-    theirs: float
     read: float
+    theirs: float = math.nan  # nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +138,21 @@ class Duel:
         return statistics.median(pair.ours * bytes_per_token / pair.read for pair in self.pairs)
 
 
-def duel(ours: Contestant, peer: Contestant, job: Job, how: Mapping[str, object], pairs: int) -> Duel:
-    """The same job in turns, A B B A, after one that does not count."""
+def duel(ours: Contestant, peer: Contestant | None, job: Job, how: Mapping[str, object], pairs: int) -> Duel:
+    """The same job in turns, A B B A, after one that does not count; without a peer ours alone."""
     rate(ours, job)
-    rate(peer, job, how)
+    if peer is not None:
+        rate(peer, job, how)
     return Duel([one_pair(ours, peer, job, how, ours_first=number % 2 == 0) for number in range(pairs)])
 
 
-def one_pair(ours: Contestant, peer: Contestant, job: Job, how: Mapping[str, object], ours_first: bool) -> Pair:
+def one_pair(ours: Contestant, peer: Contestant | None, job: Job, how: Mapping[str, object], ours_first: bool) -> Pair:
     turns: dict[str, Callable[[], float]] = {
         "ours": lambda: rate(ours, job),
         "read": lambda: rate(ours, Job("read")),
-        "theirs": lambda: rate(peer, job, how),
     }
+    if peer is not None:
+        turns["theirs"] = partial(rate, peer, job, how)
     order = list(turns) if ours_first else list(reversed(turns))
     return Pair(**{name: turns[name]() for name in order})
 

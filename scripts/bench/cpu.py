@@ -3,7 +3,8 @@
 `python scripts/bench/cpu.py --help`. llama.cpp is whatever library the installed llama-cpp-python has; `--site` names
 a folder with that package and gguf if they are not in this environment. Each side has all physical cores. A peer is
 first tried in its documented settings (flash attention on and off, and for int4 both formats), and the best one is
-raced: every job A B B A, medians over the pairs. Peers that are not installed are left out, and said to be.
+raced: every job A B B A, medians over the pairs. Peers that are not installed are left out, and said to be; what
+nobody races is measured alone.
 """
 
 from __future__ import annotations
@@ -80,13 +81,19 @@ def measure(shape: Shape, folder: Path, fmt: str, options: argparse.Namespace) -
             yield from _loading(f"{shape.name}, {fmt}, first load", first.hello, threads)
     with Contestant("run_ours.py", ours) as us:
         yield from _loading(f"{shape.name}, {fmt}, load", us.hello, threads)
+        raced = set()
         for sides in _peers(shape, folder, fmt, threads, options):
             for name in options.jobs:
                 job = JOBS[name]
                 if job.kind == "decode" and sides[0].program == "run_transformers.py":
                     continue
                 side, result = race(us, sides, job, options.pairs)
+                raced.add(name)
                 yield _figure(shape, fmt, job, side, result, us.hello, threads)
+        for name in options.jobs:
+            if name not in raced:
+                job = JOBS[name]
+                yield _figure(shape, fmt, job, None, duel(us, None, job, {}, options.pairs), us.hello, threads)
     shutil.rmtree(packed, ignore_errors=True)
 
 
@@ -111,7 +118,7 @@ def race(us: Contestant, sides: list[Side], job: Job, pairs: int) -> tuple[Side,
         return best, duel(us, programs[repr(best.settings)], job, best.how, pairs)
 
 
-def _figure(shape: Shape, fmt: str, job: Job, side: Side, result: Duel, hello: Answer, threads: int) -> Row:
+def _figure(shape: Shape, fmt: str, job: Job, side: Side | None, result: Duel, hello: Answer, threads: int) -> Row:
     if job.kind == "prefill":
         what, share = f"prompt of {job.context}", None
     else:
@@ -122,10 +129,10 @@ def _figure(shape: Shape, fmt: str, job: Job, side: Side, result: Duel, hello: A
         f"{shape.name}, {fmt}, {what}",
         result.ours,
         "tokens/s",
-        peer=round(result.theirs, 2),
-        ratio=result.ratio,
+        peer=None if side is None else round(result.theirs, 2),
+        ratio=None if side is None else result.ratio,
         bound_share=share,
-        against=side.label,
+        against=None if side is None else side.label,
         read_gb=round(result.read / 1e9, 1),
         pairs=len(result.pairs),
         dtype=hello["dtype"],

@@ -79,7 +79,7 @@ def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Ite
     if "attention" in families:
         yield from attention.works(*heads, dtype)
     if "elements" in families:
-        yield from elements.works(elements.Model(shape.hidden, shape.inner, *heads, dtype))
+        yield from elements.works(elements.Model(shape.hidden, shape.inner, *heads, shape.vocab, dtype))
     if "sampling" in families:
         yield from sampling.works(shape.vocab)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,15 @@ def test_compiles_for_every_architecture(stem, tmp_path):
     spills = [int(count) for count in re.findall(r"(\d+) bytes spill stores", done.stderr)]
     assert len(spills) == len(entries)
     assert not any(spills)
+
+
+def test_the_library_builds_without_a_gpu(tmp_path):
+    """The binding too, against whatever torch is here: what only a torch with CUDA has is found when it is loaded."""
+    choices = ["-DLOCALLLM_CUDA=ON", "-DLOCALLLM_CUDA_ARCHITECTURES=90-real", "-DLANES=generic"]
+    for command in (
+        ["cmake", "-S", FOLDER.parent, "-B", tmp_path, f"-DPython_EXECUTABLE={sys.executable}", *choices],
+        ["cmake", "--build", tmp_path, "--target", "localllm_cuda"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "cuda" / "localllm_cuda.so").is_file()

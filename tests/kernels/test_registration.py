@@ -132,7 +132,7 @@ REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("rms_norm", (F(2, 8).double(), F(2, 8).double(), F(8), 1e-6, 0.0), "is float64, float32, bfloat16 or float16"),
     ("gate", (F(2, 4), F(2, 8), 3), "gate: kind is 3, 0 to 2 expected"),
     ("gate", (F(2, 4), F(2, 7), 0), "gate: x has shape [2, 7], [2, 8] expected"),
-    ("rope", (F(2, 1, 6), F(2, 4), F(2, 4), 0), "rope: cos turns 8 dimensions, x has 6"),
+    ("rope", (F(2, 1, 6), F(2, 4), F(2, 4), 0), "rope: cos turns 8 dimensions, heads have 6"),
     ("rope", (F(2, 1, 8), F(2, 4), F(2, 4), 2), "rope: rotation is 2, 0 to 1 expected"),
     ("store", (F(2, 1, 4), F(2, 1, 4), F(3, 2, 1, 4), F(3, 2, 1, 4), torch.tensor([5, 6])), "slots[1] is 6, 0 to 5"),
     ("store", (F(2, 1, 4), F(2, 1, 4), F(3, 2, 1, 4), F(3, 2, 1, 4), torch.tensor([-1, 0])), "slots[0] is -1, 0 to 5"),

@@ -1,0 +1,77 @@
+#include "element_arguments.h"
+
+#include "checks.h"
+
+namespace localllm {
+
+NormArgs norm_arguments(const Op& op, const Tensor& out, const Tensor& x, const Tensor& weight, double eps,
+                        double offset, const Tensor* residual, const Tensor* bias) {
+  Argument to(op, "out", out), from(op, "x", x), scale(op, "weight", weight);
+  if (from.dims() == 3) from.shaped({ANY, ANY, ANY}), to.shaped({from.size(0), from.size(1), from.size(2)});
+  else from.shaped({ANY, ANY}), to.shaped({from.size(0), from.size(1)});
+  int64_t dim = from.size(from.dims() - 1);
+  from.dense_rows(), to.written_rows(), scale.shaped({dim}).dense();
+  if (to.number() != from.number()) refuse(op.name, ": out and x are of different types");
+  NormArgs args{};
+  args.out = to.data(), args.x = from.data(), args.weight = scale.data();
+  args.type = from.number(), args.weight_type = scale.number();
+  args.rows = from.size(0), args.heads = from.dims() == 3 ? from.size(1) : 1, args.dim = dim;
+  args.x_stride = from.stride(), args.out_stride = to.stride();
+  args.eps = (float)eps, args.offset = (float)offset;
+  if (residual) {
+    Argument kept(op, "residual", *residual);
+    if (kept.shaped({args.rows, dim}).dense().number() != args.type)
+      refuse(op.name, ": residual and x are of different types");
+    args.residual = kept.data();
+  }
+  if (bias) {
+    Argument shift(op, "bias", *bias);
+    if (shift.shaped({dim}).dense().number() != args.weight_type)
+      refuse(op.name, ": bias and weight are of different types");
+    args.bias = shift.data();
+  }
+  return args;
+}
+
+ActivationArgs gate_arguments(const Op& op, const Tensor& out, const Tensor& x, int64_t kind) {
+  Argument to(op, "out", out), from(op, "x", x);
+  to.shaped({ANY, ANY}).written_rows();
+  from.shaped({to.size(0), 2 * to.size(1)}).dense_rows();
+  if (to.number() != from.number()) refuse(op.name, ": out and x are of different types");
+  return {to.data(),  from.data(), from.number(),  (Activation)cast(op, "kind", kind, 0, 2),
+          to.size(0), to.size(1),  from.stride(), to.stride()};
+}
+
+RopeArgs rope_arguments(const Op& op, const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotation) {
+  Argument turned(op, "x", x), cosines(op, "cos", cos), sines(op, "sin", sin);
+  turned.shaped({ANY, ANY, ANY}).written_rows();
+  int64_t half = rotation_half(op, cosines, sines, turned.size(0), turned.size(2));
+  return {turned.data(), turned.number(), cosines.data<float>(), sines.data<float>(),
+          (Rotation)cast(op, "rotation", rotation, 0, 1), turned.size(0), turned.size(1), turned.size(2), half,
+          turned.stride()};
+}
+
+StoreArgs store_arguments(const Op& op, const Tensor& key, const Tensor& value, const Tensor& key_pages,
+                          const Tensor& value_pages, const Tensor& slots) {
+  Argument k(op, "key", key), v(op, "value", value), at(op, "slots", slots);
+  Argument keys(op, "key_pages", key_pages), values(op, "value_pages", value_pages);
+  k.shaped({ANY, ANY, ANY}).dense_rows();
+  v.shaped({k.size(0), k.size(1), k.size(2)}).dense_rows();
+  if (k.number() != v.number()) refuse(op.name, ": key and value are of different types");
+  int64_t limit = cache_slots(op, keys, values, k.size(1), k.size(2));
+  at.shaped({k.size(0)}).of(ScalarType::Long).below(limit);
+  return {k.data(), v.data(), keys.data(), values.data(), k.number(), keys.number(), at.data<int64_t>(), k.size(0),
+          k.size(1) * k.size(2), k.stride(), v.stride(), limit};
+}
+
+CopyPagesArgs copy_pages_arguments(const Op& op, const Tensor& pages, const Tensor& sources, const Tensor& targets) {
+  Argument all(op, "pages", pages), from(op, "sources", sources), to(op, "targets", targets);
+  if (all.dims() == 0) refuse(op.name, ": pages is a single number");
+  all.dense();
+  from.shaped({ANY}).of(ScalarType::Long).below(all.size(0));
+  to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(0));
+  int64_t page_bytes = all.size(0) ? all.count() / all.size(0) * all.bytes() : 0;
+  return {all.data(), from.data<int64_t>(), to.data<int64_t>(), from.size(0), page_bytes, nullptr, all.size(0)};
+}
+
+}  // namespace localllm

@@ -1,0 +1,26 @@
+// What the ops that touch each number once or twice are called with, checked and made into what their kernels take: one
+// place for the CPU and for CUDA devices. Failures are std::runtime_error.
+#pragma once
+
+#include "arguments.h"
+
+namespace localllm {
+
+// x and out [rows, dim] or [rows, heads, dim]; weight [dim]; residual (written) [rows, dim] and bias [dim] if given
+NormArgs norm_arguments(const Op& op, const Tensor& out, const Tensor& x, const Tensor& weight, double eps,
+                        double offset, const Tensor* residual, const Tensor* bias);
+
+// out [rows, dim], x [rows, 2 dim]
+ActivationArgs gate_arguments(const Op& op, const Tensor& out, const Tensor& x, int64_t kind);
+
+// x [tokens, heads, dim], cos and sin [tokens, half]
+RopeArgs rope_arguments(const Op& op, const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotation);
+
+// key and value [tokens, kv heads, dim], slots [tokens]
+StoreArgs store_arguments(const Op& op, const Tensor& key, const Tensor& value, const Tensor& key_pages,
+                          const Tensor& value_pages, const Tensor& slots);
+
+// pages [pages, ...], sources and targets [copies]; `shared` is the caller's to add
+CopyPagesArgs copy_pages_arguments(const Op& op, const Tensor& pages, const Tensor& sources, const Tensor& targets);
+
+}  // namespace localllm
