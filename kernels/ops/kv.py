@@ -20,10 +20,20 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
     """Write token t's key and value to slot `slots[t]` = page * page_size + offset, in place.
 
     key and value [tokens, kv heads, dim]; pages [pages, page_size, kv heads, dim], contiguous; slots [tokens].
-    Where slots repeat (padding in page 0) any of the written values may stay.
+    Where slots repeat (padding in page 0) any of the written values may stay. Pages may be of another float type; what
+    float8_e4m3fn cannot hold becomes the largest it can.
     """
-    key_pages.view(-1, *key.shape[1:]).index_copy_(0, slots, key)
-    value_pages.view(-1, *value.shape[1:]).index_copy_(0, slots, value)
+    _put(key, key_pages, slots)
+    _put(value, value_pages, slots)
+
+
+def _put(x: Tensor, pages: Tensor, slots: Tensor) -> None:
+    places = pages.view(-1, *x.shape[1:])
+    if pages.dtype == torch.float8_e4m3fn:  # of which index_copy_ knows the bytes only
+        most = torch.finfo(pages.dtype).max
+        places.view(torch.uint8).index_copy_(0, slots, x.clamp(-most, most).to(pages.dtype).view(torch.uint8))
+    else:
+        places.index_copy_(0, slots, x.to(pages.dtype))
 
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -82,9 +92,9 @@ class KV:
     append: Callable[..., Tensor] = append
 
 
-def _store(tokens: int):
+def _store(tokens: int, cache: torch.dtype | None = None):
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        pages = torch.randn(2, 6, 4, 2, 16, generator=generator).to(dtype)
+        pages = torch.randn(2, 6, 4, 2, 16, generator=generator).to(cache or dtype)
         written = torch.randn(2, tokens, 2, 16, generator=generator).to(dtype)
         slots = torch.randperm(24, generator=generator)[:tokens].to(torch.int64)
         return {
@@ -115,11 +125,12 @@ def _append(
     norms: bool = True,
     offset: float = 0.0,
     rotation: Rotation = "neox",
+    cache: torch.dtype | None = None,
 ):
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         angle = torch.rand(tokens, half, generator=generator) * 100.0
         weights = torch.randn(2, dim, generator=generator) * 0.1 + (1.0 - offset)
-        pages = torch.randn(2, 12, 4, kv_heads, dim, generator=generator).to(dtype)
+        pages = torch.randn(2, 12, 4, kv_heads, dim, generator=generator).to(cache or dtype)
         return {
             "qkv": torch.randn(tokens, heads + 2 * kv_heads, dim, generator=generator).to(dtype),
             "query_norm": weights[0].to(dtype) if norms else None,
@@ -138,6 +149,8 @@ def _append(
 
 
 _PAGES = ("key_pages", "value_pages")
+_FP8 = torch.float8_e4m3fn
+_COARSE = {torch.bfloat16: 7e-2}  # half of float8_e4m3fn's step
 
 CASES = [
     Case("kv.append", "plain", _append(9), mutates=_PAGES),
@@ -149,6 +162,10 @@ CASES = [
     Case("kv.append", "odd-head", _append(3, heads=3, kv_heads=1, dim=37, half=11), mutates=_PAGES),
     Case("kv.append", "no-tokens", _append(0), mutates=_PAGES),
     Case("kv.append", "many", _append(33, heads=2, kv_heads=1), mutates=_PAGES),
+    Case("kv.append", "float8", _append(9, cache=_FP8), _COARSE, mutates=_PAGES),
+    Case("kv.append", "float8-interleaved", _append(5, dim=128, half=64, rotation="interleaved", cache=_FP8), _COARSE,
+         mutates=_PAGES),
+    Case("kv.store", "float8", _store(9, cache=_FP8), _COARSE, mutates=_PAGES),
     Case("kv.store", "plain", _store(9), mutates=_PAGES),
     Case("kv.store", "no-tokens", _store(0), mutates=_PAGES),
     Case("kv.copy_pages", "plain", _copies([1, 2], [4, 5]), mutates=("pages",)),

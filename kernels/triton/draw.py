@@ -1,0 +1,253 @@
+"""A seeded draw among the tokens that the filters leave, without sorting and without asking the host.
+
+The first kernel looks at every logit once. It keeps the largest of each block of tokens, so that later looks leave out
+the blocks that hold nothing large enough, and the token that wins where nothing filters.
+
+The second, one program a row, makes use of the noise being fixed: the winner among all tokens above some value, if it
+is one that the filters leave, is also the winner among those that they leave. Whether top_p leaves it is a sum over
+the tokens above it. If not, only tokens above it are left to look at. A nucleus of share p takes about 1 + ln(1 / p)
+such looks. top_k's last value is found by bisection among those blocks whose largest is at least the k-th largest of
+such, of which there are few more than k.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops import sampling as reference
+from ..ops.sampling import Draws
+from .noise import LAST, draw_key, gumbel, key_of
+
+BLOCK = 128  # tokens
+CHUNK = 16  # blocks that one program of the first kernel looks at
+GROUP = 32  # blocks that the second kernel looks at together
+LOWEST = tl.constexpr(-0x80000000)
+
+
+class _Notes(NamedTuple):
+    """What the first kernel tells the second."""
+
+    keys: Tensor  # [rows, chunks] int32, key of the largest logit
+    ids: Tensor  # [rows, chunks] int32, its token
+    noisy: Tensor  # [rows, chunks] float32, the largest of value + noise
+    noisy_ids: Tensor  # [rows, chunks] int32, its token
+    maxima: Tensor  # [rows, blocks] float32, largest logits
+    sums: Tensor  # [rows, blocks] float32 of exp((logit - largest) / temperature)
+    listed: Tensor  # [rows, blocks] int32, the second's own
+
+
+def draw(logits: Tensor, draws: Draws) -> Tensor:
+    """Computed in float32: where two tokens, or a sum and top_p, lie within its rounding, either may be taken."""
+    if logits.dtype != torch.float32:
+        return reference.draw(logits, draws)
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    rows, vocab = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows == 0:
+        return tokens
+    chunks = triton.cdiv(vocab, CHUNK * BLOCK)
+    notes = _notes(logits, rows, chunks)
+    filters = tuple(draws.temperature if one is None else one for one in (draws.top_k, draws.top_p, draws.min_p))
+    seeds = draws.seed_low, draws.seed_high, draws.position
+    top_k, top_p, min_p = draws.top_k is not None, draws.top_p is not None, draws.min_p is not None
+    _survey[(chunks, rows)](
+        logits, logits.stride(0), vocab, draws.temperature, *seeds, filters[0], *notes[:6],
+        TOP_K=top_k, TOP_P=top_p, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    _choose[(rows,)](
+        tokens, logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters, *notes, chunks,
+        TOP_K=top_k, TOP_P=top_p, MIN_P=min_p, CHUNK=CHUNK, BLOCK=BLOCK, GROUP=GROUP,
+        CHUNKS=triton.next_power_of_2(chunks), BLOCKS=triton.next_power_of_2(chunks * CHUNK), num_warps=8,
+    )  # fmt: skip
+    return tokens
+
+
+def _notes(logits: Tensor, rows: int, chunks: int) -> _Notes:
+    blocks = chunks * CHUNK
+    sizes = [chunks * rows] * 4 + [blocks * rows] * 3
+    parts = torch.empty(sum(sizes), dtype=torch.int32, device=logits.device).split(sizes)
+    keys, ids, noisy, noisy_ids, maxima, sums, listed = parts
+    as_float = torch.float32
+    return _Notes(keys, ids, noisy.view(as_float), noisy_ids, maxima.view(as_float), sums.view(as_float), listed)
+
+
+@triton.jit
+def _survey(
+    logits, stride, vocab, temperature, seed_low, seed_high, position, top_k,
+    keys, ids, noisy, noisy_ids, maxima, sums,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (chunk, row) looks at CHUNK blocks of a row's logits."""
+    chunk, row = tl.program_id(0), tl.program_id(1)
+    chunks = tl.num_programs(0)
+    blocks = chunk * CHUNK + tl.arange(0, CHUNK)
+    tokens = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < vocab, other=float("-inf"))
+    key = key_of(x)
+    largest = tl.max(tl.max(key, 1), 0)
+    at = row * chunks + chunk
+    tl.store(keys + at, largest)
+    tl.store(ids + at, tl.min(tl.min(tl.where(key == largest, tokens, LAST), 1), 0))
+    heat = tl.load(temperature + row)
+    if heat != 0:
+        block_largest = tl.max(tl.where(x == x, x, float("inf")), 1)
+        into = row * chunks * CHUNK + blocks
+        tl.store(maxima + into, block_largest)
+        if TOP_P:
+            base = tl.where(block_largest > float("-inf"), block_largest, 0.0)
+            tl.store(sums + into, tl.sum(tl.exp((x - base[:, None]) / heat), 1))
+        limit = vocab
+        if TOP_K:
+            limit = tl.load(top_k + row)
+        if (limit <= 0) | (limit >= vocab):  # else few tokens are left, and the second kernel looks at those
+            noise = gumbel(draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row)), tokens)
+            value = tl.where((tokens < vocab) & (x == x), x / heat + noise, float("-inf"))
+            best = tl.max(tl.max(value, 1), 0)
+            tl.store(noisy + at, best)
+            tl.store(noisy_ids + at, tl.min(tl.min(tl.where(value == best, tokens, LAST), 1), 0))
+
+
+@triton.jit
+def _choose(
+    out, logits, stride, vocab, temperature, seed_low, seed_high, position, top_k, top_p, min_p,
+    keys, ids, noisy, noisy_ids, maxima, sums, listed, chunks,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Program `row` draws the row's token."""
+    row = tl.program_id(0)
+    at = row * chunks + tl.arange(0, CHUNKS)
+    here = tl.arange(0, CHUNKS) < chunks
+    chunk_keys = tl.load(keys + at, mask=here, other=LOWEST)
+    largest_key = tl.max(chunk_keys, 0)
+    token = tl.min(tl.load(ids + at, mask=here & (chunk_keys == largest_key), other=LAST), 0)
+    heat = tl.load(temperature + row)
+    logits += row.to(tl.int64) * stride
+    largest = tl.load(logits + token)
+    if (heat != 0) & (tl.abs(largest) < float("inf")):  # else no noise changes which is the largest
+        blocks = chunks * CHUNK
+        maxima += row * blocks
+        listed += row * blocks
+        limit, share, least_share = vocab, 1.0, 0.0
+        if TOP_K:
+            limit = tl.load(top_k + row)
+        if TOP_P:
+            share = tl.load(top_p + row)
+        if MIN_P:
+            least_share = tl.load(min_p + row)
+        own = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
+        total = tl.full((), 0.0, tl.float32)
+        least = tl.full((), LOWEST, tl.int32)  # key from which on tokens are left
+        if (limit > 0) & (limit < vocab):
+            least = _kth_key(logits, vocab, maxima, listed, blocks, limit, largest_key, BLOCK, GROUP, BLOCKS)
+            count = _list(maxima, listed, blocks, least, BLOCKS)
+            total, token = _look(logits, vocab, heat, largest, own, listed, count, least, BLOCK, GROUP)
+        else:
+            values = tl.load(noisy + at, mask=here, other=float("-inf"))
+            best = tl.max(values, 0)
+            token = tl.min(tl.load(noisy_ids + at, mask=here & (values == best), other=LAST), 0)
+            if TOP_P:
+                block = tl.arange(0, BLOCKS)
+                inside = block < blocks
+                weights = tl.load(sums + row * blocks + block, mask=inside, other=0.0)
+                block_largest = tl.load(maxima + block, mask=inside, other=float("-inf"))
+                total = tl.sum(weights * tl.exp((block_largest - largest) / heat), 0)
+        if least_share > 0:
+            least = tl.maximum(least, key_of(largest + heat * tl.log(least_share)))
+        key = key_of(tl.load(logits + token))
+        done = (key >= least) & (share >= 1)
+        while not done:
+            tried = key >= least  # then what is above it is added up, else it was not left by the filters
+            least = tl.where(tried, key + 1, least)
+            count = _list(maxima, listed, blocks, least, BLOCKS)
+            above, other = _look(logits, vocab, heat, largest, own, listed, count, least, BLOCK, GROUP)
+            accepted = tried & ((above < share * total) | (key == largest_key))
+            done = accepted | (share >= 1)
+            if not accepted:
+                token = other
+                key = key_of(tl.load(logits + token))
+    tl.store(out + row, token.to(tl.int64))
+
+
+@triton.jit
+def _list(maxima, listed, blocks, least, BLOCKS: tl.constexpr):
+    """Write to `listed` which blocks have a token of this key or a larger one; their number."""
+    block = tl.arange(0, BLOCKS)
+    chosen = (key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf"))) >= least) & (block < blocks)
+    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.debug_barrier()  # the list before this one has been read
+    tl.store(listed + place, block, mask=chosen)
+    tl.debug_barrier()
+    return tl.sum(chosen.to(tl.int32), 0)
+
+
+@triton.jit
+def _look(logits, vocab, heat, largest, own, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Over the listed blocks' tokens of key `least` or more: the sum of exp((logit - largest) / heat), and the token
+    of which value + noise is the largest."""
+    weight = tl.zeros((GROUP, BLOCK), tl.float32)
+    best = tl.full((GROUP, BLOCK), float("-inf"), tl.float32)
+    best_token = tl.full((GROUP, BLOCK), LAST, tl.int32)
+    for start in range(0, count, GROUP):
+        tokens, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
+        here &= key_of(x) >= least
+        weight += tl.where(here, tl.exp((x - largest) / heat), 0.0)
+        value = tl.where(here, x / heat + gumbel(own, tokens), float("-inf"))
+        better = value > best  # of equal values that of the smaller token, which came first
+        best = tl.where(better, value, best)
+        best_token = tl.where(better, tokens, best_token)
+    most = tl.max(tl.max(best, 1), 0)
+    token = tl.min(tl.min(tl.where(best == most, best_token, LAST), 1), 0)
+    return tl.sum(tl.sum(weight, 1), 0), token
+
+
+@triton.jit
+def _group(logits, vocab, listed, count, start, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Tokens [GROUP, BLOCK] of listed blocks from `start` on, their logits, and which of them there are."""
+    place = start + tl.arange(0, GROUP)
+    block = tl.load(listed + place, mask=place < count, other=0)
+    tokens = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    here = (place < count)[:, None] & (tokens < vocab)
+    return tokens, tl.load(logits + tokens, mask=here, other=float("-inf")), here
+
+
+@triton.jit
+def _count(logits, vocab, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """How many tokens of the listed blocks have this key or a larger one."""
+    found = tl.zeros((GROUP, BLOCK), tl.int32)
+    for start in range(0, count, GROUP):
+        _, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
+        found += (here & (key_of(x) >= least)).to(tl.int32)
+    return tl.sum(tl.sum(found, 1), 0)
+
+
+@triton.jit
+def _kth_key(
+    logits, vocab, maxima, listed, blocks, k, largest_key,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """A key that just the k largest tokens and the k-th one's equals have, or a larger one; k is 1 to vocab - 1."""
+    block = tl.arange(0, BLOCKS)
+    keys = key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf")))
+    low, high = tl.full((), LOWEST, tl.int64), largest_key.to(tl.int64) + 1  # at least k tokens from low on, less from high on
+    if k <= blocks:
+        found = tl.full((), BLOCKS, tl.int32)
+        while (high - low > 1) & (found != k):
+            middle = (low + high) >> 1
+            more = tl.sum((keys >= middle).to(tl.int32), 0)
+            low, high = tl.where(more >= k, middle, low), tl.where(more >= k, high, middle)
+            found = tl.where(more >= k, more, found)
+    high = largest_key.to(tl.int64) + 1
+    count = _list(maxima, listed, blocks, low, BLOCKS)
+    found = _count(logits, vocab, listed, count, low, BLOCK, GROUP)
+    while (high - low > 1) & (found != k):
+        middle = (low + high) >> 1
+        more = _count(logits, vocab, listed, count, middle, BLOCK, GROUP)
+        low, high = tl.where(more >= k, middle, low), tl.where(more >= k, high, middle)
+        found = tl.where(more >= k, more, found)
+    return low.to(tl.int32)

@@ -1,0 +1,92 @@
+"""Writing the paged cache on GPUs without the CUDA library; see kernels/ops/kv.py for what it means."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops import kv as reference
+from ..ops.kv import Rotation
+from . import CACHES, FLOATS
+from .rope import partner
+
+
+def append(
+    qkv: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+    offset: float,
+    cos: Tensor,
+    sin: Tensor,
+    rotation: Rotation,
+    slots: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+) -> Tensor:
+    """A token whose slot lies beyond the cache is left out of it."""
+    covered = qkv.dtype in FLOATS and key_pages.dtype in CACHES and qkv.stride(2) == 1 and cos.dtype == torch.float32
+    if not covered or not (cos.is_contiguous() and sin.is_contiguous() and slots.is_contiguous()):
+        return reference.append(
+            qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
+        )
+    tokens, every, dim = qkv.shape
+    kv_heads = key_pages.shape[2]
+    heads = every - 2 * kv_heads
+    query = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    if tokens:
+        _append[(tokens, every)](
+            query, qkv, query_norm, key_norm, cos, sin, slots, key_pages, value_pages,
+            qkv.stride(0), qkv.stride(1), heads, kv_heads, dim, cos.shape[1],
+            key_pages.shape[0] * key_pages.shape[1], eps, offset,
+            NEOX=rotation == "neox", DIM=triton.next_power_of_2(dim), num_warps=1,
+        )  # fmt: skip
+    return query
+
+
+@triton.jit
+def _append(
+    query, qkv, query_norm, key_norm, cos, sin, slots, key_pages, value_pages,
+    token_stride, head_stride, heads, kv_heads, dim, half, limit, eps, offset,
+    NEOX: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Program (token, head): the queries' heads first, then the keys', then the values'."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, DIM)
+    inside = at < dim
+    start = qkv + token * token_stride + head * head_stride
+    values = tl.load(start + at, mask=inside, other=0.0)
+    wide = values.to(tl.float32)
+    slot = tl.load(slots + token)
+    stored = inside & (slot >= 0) & (slot < limit)
+    if head >= heads + kv_heads:
+        into = value_pages + (slot * kv_heads + head - heads - kv_heads) * dim + at
+        tl.store(into, _as(wide, value_pages.dtype.element_ty), mask=stored)
+    else:
+        other, angle, sign, turned = partner(at, half, NEOX)
+        others = tl.load(start + other, mask=turned, other=0.0).to(tl.float32)
+        if query_norm is not None:
+            norm = query_norm
+            if head >= heads:
+                norm = key_norm
+            scale = tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps)
+            wide *= scale * (tl.load(norm + at, mask=inside, other=0.0).to(tl.float32) + offset)
+            others *= scale * (tl.load(norm + other, mask=turned, other=0.0).to(tl.float32) + offset)
+        cosine = tl.load(cos + token * half + angle, mask=turned, other=1.0)
+        sine = tl.load(sin + token * half + angle, mask=turned, other=0.0)
+        wide = wide * cosine + others * sine * sign
+        if head < heads:
+            tl.store(query + (token * heads + head) * dim + at, wide.to(values.dtype), mask=inside)
+        else:
+            into = key_pages + (slot * kv_heads + head - heads) * dim + at
+            tl.store(into, _as(wide, key_pages.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _as(x, dtype: tl.constexpr):
+    """float32 x in another type, within what it can hold."""
+    if dtype == tl.float8e4nv:
+        x = tl.minimum(tl.maximum(x, -448.0), 448.0)
+    return x.to(dtype)

@@ -1,0 +1,42 @@
+"""What the kernels of sampling share: logits as integers in their order, and the noise of a draw."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+GOLDEN = tl.constexpr(0x9E3779B9)
+LAST = tl.constexpr(0x7FFFFFFF)  # above every key and every token id
+
+
+@triton.jit
+def key_of(x):
+    """Integers in the order of float32 x; NaN are the largest, and both zeros are equal."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(x == x, bits ^ ((bits >> 31) & LAST), LAST)
+
+
+@triton.jit
+def mix(h):
+    """murmur3's finaliser of uint32."""
+    h ^= h >> 16
+    h *= 0x85EBCA6B
+    h ^= h >> 13
+    h *= 0xC2B2AE35
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def draw_key(seed_low, seed_high, position):
+    """One uint32 of a row's seed halves and position, all int32."""
+    key = mix(seed_low.to(tl.uint32, bitcast=True) + GOLDEN)
+    key = mix((key ^ seed_high.to(tl.uint32, bitcast=True)) + GOLDEN)
+    return mix((key ^ position.to(tl.uint32, bitcast=True)) + GOLDEN)
+
+
+@triton.jit
+def gumbel(key, ids):
+    """Noise of tokens `ids` (int32); engine/sampling.py says how it is made."""
+    h = mix((key ^ ids.to(tl.uint32, bitcast=True)) + GOLDEN)
+    u = ((h >> 8) | 1).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+    return -tl.log(-tl.log(u))

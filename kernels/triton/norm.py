@@ -1,0 +1,81 @@
+"""Norms on GPUs without the CUDA library; see kernels/ops/norm.py for what they mean."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops import norm as reference
+from . import FLOATS
+
+WIDEST = 16384  # a program holds a row
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    if not _covered(x):
+        return reference.rms_norm(x, weight, eps, offset)
+    return _normalised(x, None, weight, None, eps, offset, centred=False)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The sum is written over residual."""
+    if not _covered(x) or x.dim() != 2 or not residual.is_contiguous() or residual.dtype != x.dtype:
+        return reference.add_rms_norm(x, residual, weight, eps, offset)
+    return _normalised(x, residual, weight, None, eps, offset, centred=False), residual
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    if not _covered(x):
+        return reference.layer_norm(x, weight, bias, eps)
+    return _normalised(x, None, weight, bias, eps, 0.0, centred=True)
+
+
+def _covered(x: Tensor) -> bool:
+    return x.dtype in FLOATS and x.shape[-1] <= WIDEST and x.stride(-1) == 1
+
+
+def _normalised(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centred: bool
+) -> Tensor:
+    rows = x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1])
+    heads = rows.shape[1] if rows.dim() == 3 else 1
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dim = x.shape[-1]
+    if out.numel():
+        _normalise[(out.numel() // dim,)](
+            out, rows, residual, weight, bias, heads, rows.stride(0), rows.stride(1), dim, eps, offset,
+            CENTRED=centred, DIM=triton.next_power_of_2(dim), num_warps=_warps(dim),
+        )  # fmt: skip
+    return out
+
+
+def _warps(dim: int) -> int:
+    """Eight numbers for each thread, within what a block may have."""
+    return min(16, max(1, triton.next_power_of_2(dim) // 256))
+
+
+@triton.jit
+def _normalise(
+    out, x, residual, weight, bias, heads, row_stride, head_stride, dim, eps, offset,
+    CENTRED: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """One program a row, or a head of it."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, DIM)
+    inside = at < dim
+    scales = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
+    values = tl.load(x + row // heads * row_stride + row % heads * head_stride + at, mask=inside, other=0.0)
+    if residual is not None:
+        kept = residual + row * dim + at
+        total = values.to(tl.float32) + tl.load(kept, mask=inside, other=0.0).to(tl.float32)
+        values = total.to(values.dtype)  # what stays in the residual stream is what is normalised
+        tl.store(kept, values, mask=inside)
+    wide = values.to(tl.float32)
+    if CENTRED:
+        wide = tl.where(inside, wide - tl.sum(wide, 0) / dim, 0.0)
+    wide *= tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps) * scales
+    if bias is not None:
+        wide += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * dim + at, wide.to(values.dtype), mask=inside)
