@@ -126,11 +126,16 @@ def test_llama_cpp_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatc
     assert "no llama.cpp runner yet" in reason(llamacpp.probe())
 
 
-class Driver:
-    """The few calls of libcuda that the probe makes."""
+class FakeCuda:
+    """The few calls of libcuda that the probe makes; the management library is not there."""
 
-    def __init__(self, status: int, count: int) -> None:
-        self.status, self.count = status, count
+    def __init__(self, status: int = 0, count: int = 2, capability: tuple[int, int] = (9, 0)) -> None:
+        self.status, self.count, self.capability = status, count, capability
+
+    def load(self, name: str) -> FakeCuda:
+        if name != "libcuda.so.1":
+            raise OSError(name)
+        return self
 
     def cuInit(self, flags: int) -> int:
         return self.status
@@ -143,13 +148,36 @@ class Driver:
         title.value = b"NVIDIA H200"
         return 0
 
+    def cuDeviceTotalMem_v2(self, total: Any, device: int) -> int:
+        total._obj.value = 141 * 2**30
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, number: int, device: int) -> int:
+        value._obj.value = self.capability[number - 75]
+        return 0
+
 
 @pytest.mark.parametrize(
-    ("status", "count", "says"),
-    [(100, 0, "error 100"), (0, 0, "shows no GPU"), (0, 2, "NVIDIA H200 is present (2 in all), but this version")],
+    ("fake", "says"),
+    [
+        (FakeCuda(status=100), "error 100"),
+        (FakeCuda(count=0), "shows no GPU"),
+        (FakeCuda(capability=(7, 5)), "NVIDIA H200 has compute capability 7.5, at least 8.0 is needed"),
+    ],
 )
-def test_nvidia_gpus_are_named_by_the_driver(
-    status: int, count: int, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(status, count))
+def test_nvidia_gpus_that_cannot_be_used(fake: FakeCuda, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", fake.load)
     assert says in reason(cuda.probe())
+
+
+def test_an_nvidia_gpu_needs_a_torch_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", FakeCuda().load)
+    torch = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(cuda, "find_spec", lambda name: torch if name == "torch" else None)
+    assert "the installed torch was built without CUDA" in reason(cuda.probe())
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    found = cuda.probe()
+    assert isinstance(found, DeviceInfo)
+    assert (found.name, found.memory, found.free) == ("NVIDIA H200", 141 * 2**30, 141 * 2**30)
+    assert found.features["GPUs"] == "2, the first is used"

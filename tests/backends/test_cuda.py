@@ -1,0 +1,88 @@
+"""The CUDA backend on an NVIDIA GPU: the suite of all backends, replayed and not, and what only a GPU can show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from localllm.backends import cuda
+from localllm.engine.engine import Engine
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import DeviceInfo, Runner
+
+from . import canary
+from .conformance import BUDGET, Conformance, Conversation
+
+pytestmark = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}")
+
+
+class TestCuda(Conformance):
+    backend = "cuda"
+    same_bits = False
+
+
+class TestCudaUncaptured(Conformance):
+    backend = "cuda"
+    same_bits = False
+
+    @pytest.fixture(scope="class")
+    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+        files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
+        return cuda.open(files, replace(BUDGET, graphs="off"))
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return cuda.open(read_model(canary.save(tmp_path_factory.mktemp("canary"))), replace(BUDGET, max_rows=64))
+
+
+def test_steady_state_waits_for_nothing(runner: Runner) -> None:
+    """Decode steps with overlap: the host never waits for the device but for the answers of the step before."""
+    import torch
+
+    talk = Conversation(runner)
+    for key in range(5):
+        talk.submit(f"r{key}", canary.prompt(key, 30, seed=key), 60)
+    for _ in range(4):
+        talk.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            talk.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert talk.finish()["r1"] == canary.walk(canary.prompt(1, 30, seed=1), 60)
+
+
+def test_a_thousand_replays_equal_known_tokens(runner: Runner) -> None:
+    rng = np.random.default_rng(1)
+    talk = Conversation(runner)
+    prompts: dict[str, list[int]] = {}
+    steps = 0
+    while steps < 1000:
+        if len(prompts) < 400 and rng.random() < 0.3:
+            name = f"r{len(prompts)}"
+            prompts[name] = canary.prompt(int(rng.integers(canary.KEYS)), int(rng.integers(21, 60)), seed=len(prompts))
+            talk.submit(name, prompts[name], int(rng.integers(1, 90)))
+        talk.step()
+        steps += 1
+    talk.finish()
+    for name, prompt in prompts.items():
+        assert talk.tokens[name] == canary.walk(prompt, len(talk.tokens[name])), name
+
+
+def test_models_come_and_go_without_leaving_memory_behind(tmp_path) -> None:
+    import torch
+
+    files = read_model(canary.save(tmp_path))
+    left = []
+    for _ in range(4):
+        opened = cuda.open(files, BUDGET)
+        engine = Engine(opened)
+        engine.close()
+        del opened, engine
+        torch.cuda.empty_cache()
+        left.append(torch.cuda.memory_reserved())
+    assert left[-1] <= left[0]
