@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -27,31 +28,35 @@ def row(
     peer: float | None = None,
     ratio: float | None = None,
     bound_share: float | None = None,
+    device: str = "",
     **more: object,
 ) -> Row:
-    """One figure. `ratio` is above 1 where ours beats `peer`; `bound_share` is the share of a measured ceiling."""
+    """One figure. `ratio` is above 1 where ours beats `peer`; `bound_share` is the share of a measured ceiling.
+
+    `device` is what computed, where that is not the machine's processor."""
     return {
         "name": name,
-        "ours": round(ours, 2),
+        "ours": round(ours, 2 if abs(ours) >= 10 else 4),
         "peer": peer,
         "ratio": None if ratio is None else round(ratio, 3),
         "bound_share": None if bound_share is None else round(bound_share, 3),
         "unit": unit,
         **more,
-        "machine": _machine(),
+        "machine": ", ".join(filter(None, [device, _machine()])),
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
 
 def save(name: str, rows: Iterable[Row]) -> None:
-    """Print the rows as they come; keep them once all are there."""
+    """Print the rows as they come; keep them once all are there, if a name is given."""
     lines = []
     for figure in rows:
         lines.append(json.dumps(figure, ensure_ascii=False))
         print(lines[-1], flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    if name:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def _machine() -> str:
@@ -61,6 +66,9 @@ def _machine() -> str:
 
 
 def _commit() -> str:
+    """LOCALLLM_COMMIT says it for a copy without a repository."""
+    if told := os.environ.get("LOCALLLM_COMMIT"):
+        return told
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()
     return f"{head}+" if changed else head

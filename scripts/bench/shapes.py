@@ -38,7 +38,7 @@ class Shape:
     tied: bool
     head_norms: bool = False
     theta: float = 1e6
-    positions: int = 8192
+    positions: int = 32_768
 
     def config(self) -> Mapping[str, Any]:
         architecture = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[self.model_type]
@@ -94,11 +94,21 @@ class Shape:
         matrices = sum(tensor.size for tensor in self.tensors() if len(tensor.shape) == 2)
         return matrices if self.tied else matrices - self.vocab * self.hidden
 
+    def operations(self, tokens: int) -> int:
+        """Of reading a prompt up to the first answer, two for a multiply-add: products, causal attention, one head."""
+        head = self.vocab * self.hidden
+        seen = tokens * (tokens + 1) // 2
+        return 2 * (tokens * (self.multiplied - head) + head) + 4 * seen * self.heads * self.head_dim * self.layers
+
 
 QWEN3_06B = Shape("Qwen3-0.6B shape", "qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, tied=True, head_norms=True)
+QWEN3_8B = Shape("Qwen3-8B shape", "qwen3", 4096, 12_288, 36, 32, 8, 128, 151_936, tied=False, head_norms=True)
 LLAMA_8B = Shape("8B Llama shape", "llama", 4096, 14_336, 32, 32, 8, 128, 128_256, tied=False, theta=5e5)
 
 # As many layers and calls as Qwen3-0.6B has, and next to no work in them: what is left is what the calls cost.
 HOLLOW = replace(QWEN3_06B, name="28 hollow layers", hidden=64, inner=64, heads=2, kv_heads=1, head_dim=32, vocab=256)
 
-SHAPES = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "hollow": HOLLOW}
+# Every part of a model and no size: shows that a programme runs.
+TINY = replace(HOLLOW, name="tiny shape", layers=2, positions=1024)
+
+SHAPES = {"qwen3-0.6b": QWEN3_06B, "qwen3-8b": QWEN3_8B, "llama-8b": LLAMA_8B, "hollow": HOLLOW, "tiny": TINY}

@@ -1,0 +1,213 @@
+"""One shape on a GPU, through the engine as the daemon drives it: steps, prompts, throughput, and what the GPU waits.
+
+`python scripts/bench/cuda.py --shape llama-8b --ways full,off`. Weights are random, made at the start; outputs are
+checked first, and nothing is measured where one is wrong. `--ways` names ways to run the model, which take turns round
+by round: what `graphs` of a runner may be, with `/in-turn` for one that does not plan ahead. All are compared with
+transformers in eager mode (`--peers transformers`), and with the last of them. The device's ceilings are measured
+before and after. Any backend will do: `--backend cpu --shape tiny` shows that everything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import outputs
+from jobs import JOBS, Ceilings, Peer, Setting
+from rows import Row, row, save
+from shapes import SHAPES, Shape
+from stepping import Stepped
+from weights import stand_in
+
+from localllm import backends
+from localllm.engine.modelfiles import ModelFiles
+from localllm.engine.request import Sampling
+from localllm.engine.runner import Backend, Budget, Graphs, page_bytes
+
+if TYPE_CHECKING:
+    from localllm.kernels.benchmark.device_ceilings import Peaks
+
+FORMATS: Mapping[str, str] = {"bf16": "none", "int8": "int8", "int4": "int4", "fp8": "fp8"}
+PEERS = ("transformers",)
+CELLS = [(rows, context) for context in (128, 1024, 8192) for rows in (1, 8, 16, 64) if rows * context <= 2**17]
+DRIFT = 0.02  # of a ceiling, which is then said
+SPARE = 96  # positions beyond those that a job names: steps before and after the timed ones
+
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a model."""
+
+    name: str
+    graphs: Graphs
+    overlap: bool  # a step is planned and started before the answers of the one before are read
+
+    @classmethod
+    def parse(cls, text: str) -> Way:
+        graphs, _, rest = text.partition("/")
+        if graphs not in get_args(Graphs) or rest not in ("", "in-turn"):
+            raise argparse.ArgumentTypeError(f"{text}: one of {', '.join(get_args(Graphs))}, maybe with /in-turn")
+        return cls(text, graphs, overlap=not rest)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        files = stand_in(SHAPES[options.shape], Path(folder))
+        save(options.save, (figure for fmt in options.formats for figure in measure(options, fmt, files)))
+
+
+def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterator[Row]:
+    """Everything that was asked for, in one format."""
+    shape, choice = SHAPES[options.shape], backends.choose(options.backend, files)
+    gpu = "" if choice.info.main_memory else choice.info.name
+
+    def told(name: str, ours: float, unit: str, **more: Any) -> Row:
+        return row(f"{shape.name}, {fmt}, {name}", ours, unit, device=gpu, **more)
+
+    budget = Budget(quant=FORMATS[fmt], max_step_tokens=options.step_tokens, page_size=options.page_size)  # type: ignore[arg-type]
+    for way in options.ways:
+        yield from _checked(choice.backend, shape, fmt, replace(budget, graphs=way.graphs), options, told)
+    before = _peaks() if gpu else None
+    if before is not None:
+        yield told("ceiling, read", before.read / 1e9, "GB/s")
+        yield told("ceiling, copy", before.copy / 1e9, "GB/s")
+        yield told("ceiling, bf16 product of 8192³", before.multiply / 1e12, "TFLOP/s")
+    with ExitStack() as stack:
+        room = _room(options, shape, 2 if gpu else 4)
+        ways = [_opened(choice.backend, files, replace(budget, **room), way, stack) for way in options.ways]
+        setting = Setting(
+            shape,
+            ways,
+            _peer(options, fmt, shape, files, gpu),
+            Ceilings() if before is None else Ceilings(before.read, before.multiply),
+            told,
+            has_trace=bool(gpu),
+            rounds=options.rounds,
+            cells=options.cells,
+            steps=options.steps,
+            lengths=options.lengths,
+            longest=options.longest,
+            requests=options.requests,
+            most=options.most,
+            runs=options.runs,
+            sampling=Sampling(temperature=options.temperature),
+        )
+        for job in options.jobs:
+            yield from JOBS[job](setting)
+    if before is not None:
+        drift = _peaks().drift(before)
+        if drift > DRIFT:
+            print(f"a ceiling has changed by {drift:.1%} meanwhile: these figures do not count", file=sys.stderr)
+        yield told("ceilings, largest change meanwhile", 100 * drift, "%")
+
+
+def _checked(
+    backend: Backend, shape: Shape, fmt: str, budget: Budget, options: argparse.Namespace, told: Callable[..., Row]
+) -> Iterator[Row]:
+    """Raises outputs.WrongOutput."""
+    found = outputs.check(backend, shape, fmt, budget, options.check_layers)
+    layers = options.check_layers or shape.layers
+    name = f"{layers} layers, log-probabilities against float32 references, graphs {budget.graphs}"
+    most = round(1e3 * found.most, 2)
+    yield told(name, 1e3 * found.mean, "millinats", most=most, compared=found.compared)
+    exact = outputs.check_canary(backend, budget, options.canary) + outputs.check_guide(backend, budget)
+    yield told(f"tokens of the canary model and guide, all right, graphs {budget.graphs}", exact, "tokens")
+
+
+def _peaks() -> Peaks:
+    from localllm.kernels.benchmark.device_ceilings import peaks
+
+    return peaks()
+
+
+def _opened(backend: Backend, files: ModelFiles, budget: Budget, way: Way, stack: ExitStack) -> Stepped:
+    start = time.perf_counter()
+    runner = backend.open(files, replace(budget, graphs=way.graphs))
+    print(f"{way.name}: open after {time.perf_counter() - start:.1f} s, {runner.spec}", file=sys.stderr)
+    stepped = Stepped(way.name, runner, overlap=way.overlap)
+    stack.callback(stepped.close)
+    return stepped
+
+
+def _room(options: argparse.Namespace, shape: Shape, itemsize: int) -> dict[str, Any]:
+    """What the largest of the jobs needs."""
+    jobs, page = set(options.jobs), options.page_size
+    needs = [(1, length) for length in options.lengths] if "prefill" in jobs else []
+    needs += [(1, options.longest)] if "sweep" in jobs else []
+    if jobs & {"decode", "idle"}:
+        needs += [(rows, context + 3 * options.steps) for rows, context in options.cells]
+    needs += [(options.requests, 2 * options.most)] if jobs & {"mixed", "even"} else []
+    pages = max(rows * ((tokens + SPARE) // page + 1) for rows, tokens in needs)
+    return {
+        "context": min(shape.positions, max(tokens for _, tokens in needs) + SPARE),
+        "max_rows": max(rows for rows, _ in needs),
+        "cache_bytes": pages * page_bytes(page, shape.kv_heads, shape.head_dim, shape.layers, itemsize),
+    }
+
+
+def _peer(options: argparse.Namespace, fmt: str, shape: Shape, files: ModelFiles, gpu: str) -> Peer | None:
+    if "transformers" not in options.peers or fmt != "bf16":
+        return None
+    from peer import Transformers
+
+    return Transformers(shape, files, "cuda" if gpu else "cpu")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def words(known: Mapping[str, object] | tuple[str, ...]) -> Callable[[str], list[str]]:
+        def parse(text: str) -> list[str]:
+            chosen = [word for word in text.split(",") if word]
+            if unknown := set(chosen) - set(known):
+                raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
+            return chosen
+
+        return parse
+
+    def each(one: Callable[[str], Parsed]) -> Callable[[str], list[Parsed]]:
+        return lambda text: [one(word) for word in text.split(",")]
+
+    def cell(text: str) -> tuple[int, int]:
+        rows, _, context = text.partition("x")
+        return int(rows), int(context)
+
+    add = parser.add_argument
+    add("--backend", default=backends.AUTO)
+    add("--shape", choices=SHAPES, default="qwen3-0.6b")
+    add("--formats", type=words(FORMATS), default=["bf16"])
+    add(
+        "--ways", type=each(Way.parse), default=[Way.parse("auto"), Way.parse("off")], help="auto, full, off/in-turn, …"
+    )
+    add("--jobs", type=words(JOBS), default=["decode", "idle", "prefill", "mixed"], help=", ".join(JOBS))
+    add("--peers", type=words(PEERS), default=[], help=", ".join(PEERS))
+    add("--cells", type=each(cell), default=CELLS, help="rows and context of steps: 1x128,64x1024")
+    add("--steps", type=int, default=32, help="of a turn")
+    add("--rounds", type=int, default=6, help="turns of each")
+    add("--lengths", type=each(int), default=[128, 513, 2048, 8000], help="of prompts")
+    add("--longest", type=int, default=16_000, help="of the prompts of a sweep")
+    add("--requests", type=int, default=256, help="of mixed and even")
+    add("--most", type=int, default=1024, help="tokens in and out of each of these")
+    add("--runs", type=int, default=2, help="of mixed and even")
+    add("--temperature", type=float, default=0.6, help="of mixed and even")
+    add("--step-tokens", type=int, default=8192)
+    add("--page-size", type=int, default=16)
+    add("--check-layers", type=int, default=4, help="of the model whose outputs are checked; 0: all")
+    add("--canary", type=each(int), default=[1, 16, 64, 256], help="rows of the canary model")
+    add("--folder", help="where weights are written, about as many bytes as the largest has; a temporary one")
+    add("--save", default="cuda", help="name of the file of results; empty: none")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
