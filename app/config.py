@@ -46,7 +46,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = "none"
     context: Annotated[int, Meta(ge=0, description="Context window in tokens; 0 is the model's own, if it fits.")] = 0
     cache_mib: Annotated[int, Meta(ge=0, description="Memory for the KV cache in MiB; 0 sizes it itself.")] = 0
+    cache_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.95,
+            description="Share of the memory free after loading that the KV cache may take; 0: sized itself.",
+        ),
+    ] = 0.0
     max_rows: Annotated[Count, Meta(description="Requests computed together in one step.")] = 64
+    graphs: Annotated[
+        Literal["auto", "full", "off"], Meta(description="Whether decode steps are captured and replayed on a GPU.")
+    ] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
     reference_ops: Annotated[
         tuple[str, ...],

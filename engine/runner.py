@@ -124,8 +124,9 @@ class Budget:
 
     context: int | None = None  # positions of one sequence; None: the model's own limit, if it fits
     cache_bytes: int | None = None  # KV memory; None: sized from what is free
+    cache_share: float | None = None  # of the memory free once the weights are in; None: the device's habit
     max_rows: int = 64
-    max_step_tokens: int = 512
+    max_step_tokens: int | None = None  # tokens in one step; None: what suits the device
     page_size: int = 16
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quant: Quant = "none"  # make the weights smaller while loading

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...engine.quantization import Quant
+from ...engine.runner import Graphs
 from ..errors import BY_CODE, AppError
 
 MAX_FRAME = 64 * 2**20
@@ -55,7 +56,9 @@ class Load(Frame):
     packed_dir: str = ""  # where weights made smaller on load are kept for the next time; empty: nowhere
     context: int = 0
     cache_mib: int = 0
+    cache_share: float = 0.0
     max_rows: int = 64
+    graphs: Graphs = "auto"
     threads: int = 0
     reference_ops: tuple[str, ...] = ()
 

@@ -165,7 +165,9 @@ class Host:
             packed_dir=str(paths.packed_dir(ref.path)),
             context=settings.context,
             cache_mib=settings.cache_mib,
+            cache_share=settings.cache_share,
             max_rows=settings.max_rows,
+            graphs=settings.graphs,
             threads=settings.threads,
             reference_ops=settings.reference_ops,
         )

@@ -59,10 +59,12 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         Budget(
             context=load.context or None,
             cache_bytes=load.cache_mib * 2**20 or None,
+            cache_share=load.cache_share or None,
             max_rows=load.max_rows,
             dtype=load.dtype,
             quant=load.quant,
             packed_dir=Path(load.packed_dir) if load.packed_dir else None,
+            graphs=load.graphs,
             threads=load.threads or None,
             reference_ops=load.reference_ops,
         ),

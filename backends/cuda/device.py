@@ -22,6 +22,7 @@ DEVICE = Device(
     overlap=True,
     pinned=True,
     cache_share=0.85,
+    step_tokens=2048,
     row_tokens=None,
     recorder=CudaRecorder,
 )

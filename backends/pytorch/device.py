@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...kernels.ops import Ops
 
-
 Made = TypeVar("Made")
 
 
@@ -38,6 +37,7 @@ class Device:
     overlap: bool = False  # a step runs beside the host, so planning ahead gains time
     pinned: bool = False  # copies to it want page-locked host memory
     cache_share: float = 0.25  # of the memory that is free once the weights are in; the rest is for everybody else
+    step_tokens: int = 512  # in one step: enough to keep it busy, few enough that others need not wait long
     row_tokens: int | None = 512  # per row the cache is sized for when nothing is asked for; None: a whole context
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
 

@@ -36,7 +36,6 @@ class Carried:
     carry: Tensor  # [rows] int32, row of the step before whose drawn token it is; -1: known
 
 
-
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A batch's arrays on the device, and which of its rows want an answer."""

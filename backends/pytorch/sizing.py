@@ -11,9 +11,7 @@ from ...engine.runner import Budget, RunnerSpec, page_bytes
 from .device import Device
 
 
-def plan(
-    files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weights: int, device: Device
-) -> RunnerSpec:
+def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weights: int, device: Device) -> RunnerSpec:
     """The spec of a runner with a paged cache in `dtype`, on a device with `free` bytes of which the weights take some.
 
     Raises ModelRefused with both numbers where the budget cannot be met.
@@ -33,8 +31,10 @@ def plan(
     if budget.cache_bytes is not None:
         num_pages = budget.cache_bytes // page
     else:
-        roomy = max(wanted, budget.max_rows * min(wanted, device.row_tokens or wanted))
-        num_pages = min(-(-roomy // budget.page_size), int((free - weights) * device.cache_share) // page)
+        num_pages = int((free - weights) * (budget.cache_share or device.cache_share)) // page
+        if budget.cache_share is None:  # what is not asked for is left to others
+            roomy = max(wanted, budget.max_rows * min(wanted, device.row_tokens or wanted))
+            num_pages = min(-(-roomy // budget.page_size), num_pages)
     fitting = num_pages * budget.page_size
     if fitting < (budget.context or 1):
         raise ModelRefused(
@@ -45,7 +45,7 @@ def plan(
     rows = decode_sizes(budget.max_rows) if device.recorder is not None and budget.graphs != "off" else ()
     return RunnerSpec(
         vocab_size=config.vocab_size,
-        max_tokens=max(budget.max_step_tokens, budget.max_rows),
+        max_tokens=max(budget.max_step_tokens or device.step_tokens, budget.max_rows),
         max_rows=budget.max_rows,
         max_context=min(wanted, fitting),
         cache="pages",
