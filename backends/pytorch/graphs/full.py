@@ -7,7 +7,6 @@ norm. The head over the vocabulary and the draw follow as ever: they depend on w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -39,9 +38,10 @@ class Trimmed:
         self._padded, self._rows = padded, rows
 
     def result(self) -> StepResult:
-        found = self._padded.result()
-        columns = {field.name: getattr(found, field.name) for field in fields(found)}
-        return StepResult(**{name: None if rows is None else rows[: self._rows] for name, rows in columns.items()})
+        found, own = self._padded.result(), slice(self._rows)
+        if found.logprobs is None or found.top_tokens is None or found.top_logprobs is None:
+            return StepResult(found.tokens[own])
+        return StepResult(found.tokens[own], found.logprobs[own], found.top_tokens[own], found.top_logprobs[own])
 
 
 class GraphRunner:
