@@ -56,7 +56,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 0.0
     max_rows: Annotated[Count, Meta(description="Requests computed together in one step.")] = 64
     graphs: Annotated[
-        Literal["auto", "full", "off"], Meta(description="Whether decode steps are captured and replayed on a GPU.")
+        Literal["auto", "full", "breakable", "off"],
+        Meta(description="Steps a GPU replays from a recording: full is those of one token, breakable prompts too."),
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
     reference_ops: Annotated[

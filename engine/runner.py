@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .modelfiles import ModelFiles
 
 
-Graphs = Literal["auto", "full", "off"]
+Graphs = Literal["auto", "full", "breakable", "off"]  # decode steps only, longer ones too, none
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ DEVICE = Device(
     step_tokens=2048,
     row_tokens=None,
     recorder=CudaRecorder,
+    graphs="breakable",
 )
 
 # For what steps make on the way, the libraries' workspaces and captured graphs.

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...engine.runner import Graphs
 from ...kernels.ops import Ops
-
-Made = TypeVar("Made")
 
 
 class Recorder(Protocol):
-    """Records work of the device once, to repeat it on the same memory. All recordings of one recorder share the
-    memory of what they make on the way, so nothing of it may be read once another is replayed but what was kept."""
+    """Records work of the device once, to repeat it on the same memory, in pieces if need be.
 
-    def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
-        """(what `work` gave, replay): replay() puts the same computed anew where the first result lies."""
+    All recordings of one recorder share the memory of what they make on the way: nothing of it may be read once another
+    is replayed, but what is kept alive.
+    """
+
+    def session(self) -> AbstractContextManager[None]:
+        """Recording is done within one; what is computed there between two recordings comes in the same order."""
+        ...
+
+    def begin(self) -> None: ...
+
+    def end(self) -> Callable[[], None]:
+        """What repeats all that was computed since `begin`."""
+        ...
+
+    def weak(self, tensor: Tensor) -> Tensor:
+        """The tensor for a replay, which does not keep its memory from later recordings."""
         ...
 
 
@@ -40,6 +53,7 @@ class Device:
     step_tokens: int = 512  # in one step: enough to keep it busy, few enough that others need not wait long
     row_tokens: int | None = 512  # per row the cache is sized for when nothing is asked for; None: a whole context
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
+    graphs: Graphs = "full"  # what Budget.graphs "auto" means then
 
     def send(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, without waiting for what is under way there."""

@@ -63,7 +63,9 @@ class Inputs:
         self._page_size, self._context, self._ops = spec.page_size, spec.max_context, device.ops
         self._pages = -(-spec.max_context // spec.page_size)
         self._most_rows = max(spec.max_rows, *spec.graph_rows, 1)
-        words = 4 * spec.max_tokens + (9 + len(_SETTINGS) + self._pages) * (self._most_rows + 1)
+        words = 4 * max(spec.max_tokens, *spec.graph_tokens, 1) + (9 + len(_SETTINGS) + self._pages) * (
+            self._most_rows + 1
+        )
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.name)
         self._drawn = torch.zeros(self._most_rows, dtype=torch.int32, device=device.name)
@@ -107,6 +109,39 @@ class Inputs:
         table = self._copy(columns, width)["page_table"]
         self._tables[: batch.num_rows, :width].copy_(table)
 
+    def token_frame(self, tokens: int) -> Step:
+        """Where `fill_tokens` puts a step of up to so many tokens: views of a fixed place. What depends on the rows has
+        no place in it; now it holds nothing but zeros, which is inert."""
+        slots, _, own, positions, last = self._device[: self._fixed(tokens)].split(self._fixed_sizes(tokens))
+        none = self._device[:0]
+        for part in (slots, own, positions, last):
+            part.zero_()
+        return Step(own, positions, slots.view(torch.int64), last, Rows(none, none, none.view(0, 0), (), ()))
+
+    def fill_tokens(self, batch: Batch, tokens: int) -> Sent:
+        """Start the copy of a step into its `token_frame`, filled up with inert tokens."""
+        answers = batch.wants.nonzero()[0]
+        carried = bool((batch.carry >= 0).any())
+        columns, lens = self._columns(batch, answers, carried)
+        filled = dict(zip(_FIXED, self._fixed_sizes(tokens), strict=True))
+        for name, size in filled.items():
+            columns[name].append(np.zeros(size - sum(map(len, columns[name])), np.int32))
+        parts = self._copy(columns, batch.page_table.shape[1])
+        own = {"slots": 2 * batch.num_tokens, "answers": 2 * len(answers), "last": len(answers)}
+        for name in filled:
+            parts[name] = parts[name][: own.get(name, batch.num_tokens)]
+        sent = _read(parts, lens.query_lens, lens.contexts, answers, carried)
+        self.take_in(sent)
+        return sent
+
+    def _fixed_sizes(self, tokens: int) -> list[int]:
+        """Words of the columns _FIXED; no more rows than tokens are answered."""
+        rows = min(tokens, self._most_rows)
+        return [2 * tokens, 2 * rows, tokens, tokens, rows]
+
+    def _fixed(self, tokens: int) -> int:
+        return sum(self._fixed_sizes(tokens))
+
     def keep(self, sent: Sent, tokens: Tensor) -> None:
         """The tokens drawn in this step, for rows of the next that carry them on."""
         if len(sent.answers) == len(sent.step.rows.query_lens):
@@ -128,9 +163,9 @@ class Inputs:
             "answers": [answers.astype(np.int64).view(np.int32)],
             "tokens": [batch.tokens],
             "positions": [batch.positions],
+            "last": [ends[answers]],
             "row_starts": [batch.row_starts],
             "context_lens": [contexts],
-            "last": [ends[answers]],
             **_settings(batch, answers),
         }
         if carried:
@@ -157,15 +192,17 @@ class _Lens:
     contexts: tuple[int, ...]
 
 
-# Words of a captured step's columns: so many for each row, and more.
+_FIXED = ("slots", "answers", "tokens", "positions", "last")  # what of a step with many tokens has a fixed place
+
+# Words of a captured decode step's columns: so many for each row, and more.
 _FRAME = {
     "slots": (2, 0),
     "answers": (2, 0),
     "tokens": (1, 0),
     "positions": (1, 0),
+    "last": (1, 0),
     "row_starts": (1, 1),
     "context_lens": (1, 0),
-    "last": (1, 0),
     "floats": (len(_FLOATS), 0),
     "integers": (len(_INTEGERS), 0),
     "ends": (1, 0),

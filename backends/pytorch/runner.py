@@ -19,9 +19,12 @@ from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner, RunnerSpec, StepResult
 from ...kernels.ops import Ops
+from ...kernels.ops.attention import Attention
 from ...kernels.ops.sampling import Logprobs
-from .device import Device
-from .graphs.full import FullReplay, GraphRunner
+from .device import Device, Recorder
+from .graphs.breakable import Answers, BreakableReplay, Pieces
+from .graphs.full import FullReplay
+from .graphs.runner import GraphRunner
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
 from .loading import Loader
@@ -100,14 +103,30 @@ class TorchRunner:
     def capture(self, shape: Shape) -> FullReplay:
         """Record steps of `shape.rows` rows with one token each."""
         ops, frame = self.device.ops, self.inputs.frame(shape.rows)
-        assert self._recorder is not None
 
         def work() -> Tensor:
             self.inputs.take_in(frame)
             return self.model(frame.step, ops, self.kv)
 
-        with _failures():
-            return FullReplay(self, frame, *self._recorder.record(work))
+        with _failures(), self._recording() as recorder:
+            work()  # what compiles, loads or allocates at its first call must not do so while recording
+            recorder.begin()
+            hidden = work()
+            return FullReplay(self, frame, hidden, recorder.end())
+
+    @torch.inference_mode()
+    def capture_in_pieces(self, tokens: int, answers: Answers) -> BreakableReplay:
+        """Record steps of up to `tokens` tokens, whatever their rows."""
+        step = self.inputs.token_frame(tokens)
+
+        def work(ops: Ops) -> Tensor:
+            return self.model(step, ops, self.kv)
+
+        unasked = Attention(paged=lambda query, *_: answers.place(query))
+        with _failures(), self._recording() as recorder:
+            work(replace(self.device.ops, attention=unasked))
+            pieces = Pieces(recorder, answers)
+            return BreakableReplay(self, tokens, pieces.record(work, self.device.ops), pieces)
 
     @torch.inference_mode()
     def replayed(self, batch: Batch, frame: Sent, hidden: Tensor, replay: Callable[[], None]) -> TorchPending:
@@ -118,11 +137,28 @@ class TorchRunner:
             replay()
             return self._answer(batch, frame, hidden)
 
+    @torch.inference_mode()
+    def replayed_in_pieces(self, batch: Batch, tokens: int, hidden: Tensor, pieces: Pieces) -> TorchPending:
+        """The same for a step that was captured in pieces."""
+        with _failures():
+            self.kv.copy(batch.copies, self.device)
+            sent = self.inputs.fill_tokens(batch, tokens)
+            pieces.replay(sent.step.rows, batch.num_tokens)
+            return self._answer(batch, sent, hidden[: len(sent.answers)])
+
+    @contextmanager
+    def _recording(self) -> Iterator[Recorder]:
+        assert self._recorder is not None
+        with self._recorder.session():
+            yield self._recorder
+
     def _answer(self, batch: Batch, sent: Sent, hidden: Tensor) -> TorchPending:
         drawn = sample(self.model.logits(hidden, self.device.ops), batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
-        return TorchPending(batch, sent, drawn, hidden.float() if wants_hidden else None, self.device)
+        return TorchPending(
+            batch, sent, drawn, hidden.to(torch.float32, copy=True) if wants_hidden else None, self.device
+        )
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
@@ -166,4 +202,4 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
             device.name,
         )
     runner = TorchRunner(model, kv, spec, device)
-    return GraphRunner(runner) if spec.graph_rows else runner
+    return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner

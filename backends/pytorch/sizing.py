@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 
 from ...engine.errors import ModelRefused
-from ...engine.graphs import decode_sizes
+from ...engine.graphs import decode_sizes, token_sizes
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, RunnerSpec, page_bytes
 from .device import Device
+
+# Of a step that is worth capturing: beyond, launching it takes less than computing it.
+MOST_TOKENS = 1024
 
 
 def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weights: int, device: Device) -> RunnerSpec:
@@ -42,18 +45,19 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
             f"cache, but {_size(num_pages * page)} are allowed",
             "ask for a shorter context, or allow a larger cache",
         )
-    rows = decode_sizes(budget.max_rows) if device.recorder is not None and budget.graphs != "off" else ()
+    graphs = "off" if device.recorder is None else device.graphs if budget.graphs == "auto" else budget.graphs
+    max_tokens = max(budget.max_step_tokens or device.step_tokens, budget.max_rows)
     return RunnerSpec(
         vocab_size=config.vocab_size,
-        max_tokens=max(budget.max_step_tokens or device.step_tokens, budget.max_rows),
+        max_tokens=max_tokens,
         max_rows=budget.max_rows,
         max_context=min(wanted, fitting),
         cache="pages",
         page_size=budget.page_size,
         num_pages=num_pages,
         overlap=device.overlap,
-        graph_rows=rows,
-        graph_tokens=rows,
+        graph_rows=decode_sizes(budget.max_rows) if graphs != "off" else (),
+        graph_tokens=token_sizes(min(max_tokens, MOST_TOKENS)) if graphs == "breakable" else (),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=quantised.title if quantised else budget.quant if budget.quant != "none" else "",

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch.graphs.full import GraphRunner
+from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import open_runner
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Runner
+from localllm.kernels.ops.layer import Layer
 
 from . import canary
 from .batches import Row, make_batch
@@ -39,6 +40,26 @@ class TestTaped(Conformance):
         assert ran == [30]
         runner.run(make_batch([Row([5], 30, range(1, 5)), *[Row([6], 0, [9 + at]) for at in range(4)]], canary.VOCAB))
         assert ran == [30], "a decode step of 5 rows is replayed with 8"
+
+
+class TestTapedInPieces(Conformance):
+    backend = "cpu"
+
+    @pytest.fixture(scope="class")
+    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+        files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
+        # Whole layers leave no attention to break at.
+        device = replace(TAPED, ops=replace(TAPED.ops, layer=Layer()))
+        return open_runner(files, replace(BUDGET, graphs="breakable", max_step_tokens=64), device, 2**30)
+
+    def test_steps_of_many_tokens_are_replayed(self, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert isinstance(runner, GraphRunner)
+        assert runner.spec.graph_tokens == (*range(4, 33, 4), 48, 64)
+        monkeypatch.setattr(runner._inner, "run", lambda batch: pytest.fail("not replayed"))
+        for length in (26, 27, 28, 29, 31, 33, 63, 64):  # at sizes, and before and after them
+            prompt = canary.prompt(1, length, seed=length)
+            found = runner.run(make_batch([Row(prompt, 0, range(1, 9))], canary.VOCAB)).result()
+            assert found.tokens.tolist() == canary.walk(prompt, 1)
 
 
 def test_no_graphs_where_none_are_wanted(tmp_path) -> None:

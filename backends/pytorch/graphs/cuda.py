@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
-
-Made = TypeVar("Made")
+from torch import Tensor
 
 
 class CudaRecorder:
@@ -17,25 +17,38 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
 
-    def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            work()  # what compiles, loads or allocates at its first call must not do so while recording
-            self._stream.synchronize()
-            collects = gc.isenabled()
-            gc.disable()  # a tensor that is freed in between would free its memory outside of the recording
-            try:
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    made = work()
-                finally:
-                    graph.capture_end()
-            finally:
-                if collects:
-                    gc.enable()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        self._graphs.append(graph)
-        return made, graph.replay
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        torch.cuda.synchronize()
+        collects = gc.isenabled()
+        gc.disable()  # a tensor that is freed in between would free its memory outside of the recording
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            if collects:
+                gc.enable()
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def begin(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> Callable[[], None]:
+        assert self._graph is not None
+        graph, self._graph = self._graph, None
+        graph.capture_end()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def weak(self, tensor: Tensor) -> Tensor:
+        """The same memory, without keeping it from what is recorded later."""
+        internals = cast(Any, torch._C)
+        size = tensor.untyped_storage().nbytes()
+        storage = internals._construct_storage_from_data_pointer(
+            tensor.untyped_storage().data_ptr(), tensor.device, size
+        )
+        alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return alias.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

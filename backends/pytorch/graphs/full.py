@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ....engine.batch import Batch, Want
-from ....engine.graphs import Shape, choose_shape, pad
-from ....engine.lora import Adapter
-from ....engine.runner import Pending, Replay, RunnerSpec, StepResult
+from ....engine.batch import Batch
+from ....engine.runner import Pending, StepResult
 
 if TYPE_CHECKING:
     from ..inputs import Sent
@@ -42,36 +40,3 @@ class Trimmed:
         if found.logprobs is None or found.top_tokens is None or found.top_logprobs is None:
             return StepResult(found.tokens[own])
         return StepResult(found.tokens[own], found.logprobs[own], found.top_tokens[own], found.top_logprobs[own])
-
-
-class GraphRunner:
-    """A runner around a runner: steps that fit a captured shape are filled up and replayed, all others run as they
-    are."""
-
-    def __init__(self, inner: TorchRunner) -> None:
-        self._inner = inner
-        spec = inner.spec
-        # The largest first: what it needs on the way serves the smaller ones as well.
-        self._replays: dict[Shape, Replay] = {
-            shape: inner.capture(shape)
-            for shape in sorted((Shape(rows, rows) for rows in spec.graph_rows), reverse=True)
-        }
-
-    @property
-    def spec(self) -> RunnerSpec:
-        return self._inner.spec
-
-    def run(self, batch: Batch) -> Pending:
-        shape = None
-        if batch.num_tokens == batch.num_rows and not (batch.wants == Want.HIDDEN).any():
-            shape = choose_shape(batch, self.spec.graph_rows, self.spec.graph_tokens)
-        if shape is None:
-            return self._inner.run(batch)
-        return Trimmed(self._replays[shape].run(pad(batch, *shape, self.spec.page_size)), batch.num_rows)
-
-    def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        self._inner.load_adapter(slot, adapter)
-
-    def close(self) -> None:
-        self._replays.clear()
-        self._inner.close()

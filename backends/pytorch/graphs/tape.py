@@ -1,28 +1,68 @@
-"""Steps captured on a device that has no graphs: the work is done again, and its results put where they lay at first.
+"""Recording on a device that has no graphs: every op that torch dispatches is noted, and called again at a replay.
 
 Nothing is gained by it but the same path through the runner: this is how the CPU tests what GPUs do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-Made = TypeVar("Made")
+
+class _Notes(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, made))
+        return made
 
 
 class Tape:
-    """See device.Recorder. What is recorded gives a tensor."""
+    """See device.Recorder."""
 
-    def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
-        first = work()
-        assert isinstance(first, Tensor)
+    def __init__(self) -> None:
+        self._notes: _Notes | None = None
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        yield
+
+    def begin(self) -> None:
+        self._notes = _Notes()
+        self._notes.__enter__()
+
+    def end(self) -> Callable[[], None]:
+        assert self._notes is not None
+        notes, self._notes = self._notes, None
+        notes.__exit__(None, None, None)
 
         def replay() -> None:
-            again = work()
-            assert isinstance(again, Tensor)
-            first.copy_(again)
+            for func, args, kwargs, made in notes.calls:
+                _put(func(*args, **kwargs), made)
 
-        return first, replay
+        return replay
+
+    def weak(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def _put(again: Any, made: Any) -> None:
+    """What was computed anew, where it lay at first; views and what is written in place lie there already."""
+    if isinstance(made, Tensor):
+        if again.untyped_storage().data_ptr() != made.untyped_storage().data_ptr():
+            with torch.inference_mode():
+                made.copy_(again)
+    elif isinstance(made, (tuple, list)):
+        for one, other in zip(again, made, strict=True):
+            _put(one, other)

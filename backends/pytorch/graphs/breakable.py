@@ -1,0 +1,104 @@
+"""Steps of many tokens captured in pieces: all but attention, which depends on the rows and runs as ever in between.
+
+What is recorded depends on the number of tokens only, filled up to one of a few sizes. At every attention the recording
+ends, a place is left for the answer, and another recording begins; a replay runs through them with the attention of
+its own rows (SGLang's breakable graphs). Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ....engine.batch import Batch
+from ....engine.runner import Pending
+from ....kernels.ops import Ops
+from ....kernels.ops.attention import Rows
+from ..device import Recorder
+
+if TYPE_CHECKING:
+    from ..runner import TorchRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """An attention between two recordings: where its query is, what it reads, and where its answer goes."""
+
+    attend: Callable[..., Tensor]
+    query: Tensor  # [tokens of the size, heads, dim]
+    out: Tensor  # the same
+    key_pages: Tensor
+    value_pages: Tensor
+    options: tuple[Any, ...]
+
+    def run(self, rows: Rows, tokens: int) -> None:
+        found = self.attend(self.query[:tokens], self.key_pages, self.value_pages, rows, *self.options)
+        self.out[:tokens].copy_(found)
+
+
+class Answers:
+    """Places for attention's answers: one for all layers and sizes, as each is read before the next is written."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+
+    def place(self, query: Tensor) -> Tensor:
+        """As large as `query`; the largest must be asked for first."""
+        key = tuple(query.shape[1:]), query.dtype
+        if key not in self._places:
+            self._places[key] = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        return self._places[key][: len(query)]
+
+
+class Pieces:
+    """What a recording with breaks consists of: recordings, and between each two a break."""
+
+    def __init__(self, recorder: Recorder, answers: Answers) -> None:
+        self._recorder, self._answers = recorder, answers
+        self._replays: list[Callable[[], None]] = []
+        self._breaks: list[Break] = []
+
+    def record(self, work: Callable[[Ops], Tensor], ops: Ops) -> Tensor:
+        """What `work` gives, computed with ops of which attention breaks the recording."""
+        attention = replace(ops.attention, paged=partial(self._break, ops.attention.paged))
+        self._recorder.begin()
+        made = work(replace(ops, attention=attention))
+        self._replays.append(self._recorder.end())
+        return made
+
+    def replay(self, rows: Rows, tokens: int) -> None:
+        first, *others = self._replays
+        first()
+        for between, piece in zip(self._breaks, others, strict=True):
+            between.run(rows, tokens)
+            piece()
+
+    def _break(
+        self,
+        attend: Callable[..., Tensor],
+        query: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        rows: Rows,
+        *options: Any,
+    ) -> Tensor:
+        self._replays.append(self._recorder.end())
+        out = self._answers.place(query)
+        self._breaks.append(Break(attend, self._recorder.weak(query), out, key_pages, value_pages, options))
+        self._recorder.begin()
+        return out
+
+
+class BreakableReplay:
+    """One size: see engine.runner.Replay, for batches of up to so many tokens."""
+
+    def __init__(self, runner: TorchRunner, tokens: int, hidden: Tensor, pieces: Pieces) -> None:
+        self._runner, self._tokens, self._hidden, self._pieces = runner, tokens, hidden, pieces
+
+    def run(self, batch: Batch) -> Pending:
+        return self._runner.replayed_in_pieces(batch, self._tokens, self._hidden, self._pieces)
