@@ -1,0 +1,193 @@
+"""Attention over the paged cache in Triton; see kernels/ops/attention.py for what it means.
+
+Rows with few queries are decode's (attention_decode.py); so are prompts of too few tiles to fill the device, which it
+splits. The others are attention_extend.py's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ..ops import attention as reference
+from ..ops.attention import Rows
+from .attention_decode import decode
+from .attention_extend import extend
+from .attention_plan import FEW, Launch, plan
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MOST_DIM = 256
+MOST_GROUP = 128
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+MERGED = 8192  # numbers that decode merges together
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What launches are shaped by."""
+
+    processors: int
+    shared: int  # bytes of shared memory a program may take
+    converts_fp8: bool  # in hardware
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The shape of a program."""
+
+    m: int
+    n: int
+    d: int
+    warps: int
+    stages: int
+    resident: int  # such programs that a processor holds
+    registers: int | None = None  # of a thread, at most, so that it does
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The cache is of the queries' type, or float8_e4m3fn under bfloat16. Queries, and the heads of the cache, may lie
+    apart, as views. Calls on one device must follow one another (one stream, or streams that wait): they share the
+    counters of split tiles."""
+    if not _covered(query, key_pages, value_pages):
+        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks)
+    out = query.new_empty(query.shape)
+    device = described(query.device)
+    kv_heads = key_pages.shape[2]
+    group = query.shape[1] // kv_heads
+    lines = most_lines(query.dtype, device)
+    key = "triton", group, kv_heads, lines
+    if key not in rows.plans:
+        launches = plan(rows.query_lens, rows.contexts, group, kv_heads, lines, device.processors)
+        rows.plans[key] = [(launch, _listed(launch, query.device)) for launch in launches]
+    fp8 = "" if key_pages.dtype == query.dtype else "native" if device.converts_fp8 else "bits"
+    if fp8 == "bits":
+        key_pages, value_pages = key_pages.view(torch.uint8), value_pages.view(torch.uint8)
+    for launch, tiles in rows.plans[key]:
+        blocks = shape(launch.queries * group, launch.queries, query.shape[2], query.dtype, device)
+        common = (
+            *(out, query, key_pages, value_pages, out if sinks is None else sinks.float()),
+            *(rows.row_starts if tiles is None else tiles, rows.row_starts, rows.context_lens, rows.page_table),
+        )
+        strides = (
+            *(query.stride(0), query.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3]),
+            *(out.stride(0), rows.page_table.stride(0)),
+        )
+        constants = {
+            "GROUP": group,
+            "QUERIES": launch.queries,
+            "DIM": query.shape[2],
+            "PAGE_SIZE": key_pages.shape[1],
+            "BLOCK_M": blocks.m,
+            "BLOCK_N": blocks.n,
+            "BLOCK_D": blocks.d,
+            "WINDOW": window > 0,
+            "CAP": soft_cap > 0,
+            "SINKS": sinks is not None,
+            "FP8": fp8,
+            "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
+            **({"maxnreg": blocks.registers} if blocks.registers else {}),
+        }
+        if launch.kernel == "extend":
+            extend[kv_heads, launch.count](*common, *strides, scale, soft_cap, window, **constants)
+        else:
+            _decode(common, strides, (scale, soft_cap, window), launch, blocks, device, kv_heads, constants)
+    return out
+
+
+def _decode(
+    common: tuple[Tensor, ...],
+    strides: tuple[int, ...],
+    options: tuple[float, ...],
+    launch: Launch,
+    blocks: Blocks,
+    device: Device,
+    kv_heads: int,
+    constants: dict[str, Any],
+) -> None:
+    out = common[0]
+    chunks = max(1, device.processors * blocks.resident // kv_heads)
+    places, lines, dim = 2 * chunks * kv_heads, constants["GROUP"] * launch.queries, constants["DIM"]
+    partial = torch.empty(places, lines, dim, dtype=torch.float32, device=out.device)
+    stats = torch.empty(places, 2, lines, dtype=torch.float32, device=out.device)
+    counters = _counters(out.device, 1 << max(16, (launch.count * kv_heads - 1).bit_length()))
+    numbers = launch.count, chunks, *options
+    decode[kv_heads, chunks](
+        *common,
+        *(partial, stats, counters),
+        *strides,
+        *numbers,
+        **constants,
+        STEP=step(lines, blocks.d),
+        ALONE=launch.count == 1,
+        LISTED=launch.tiles is not None,
+    )
+
+
+def step(lines: int, block_d: int) -> int:
+    """Lines that decode merges together, 16 parts of each."""
+    return max(1, min(triton.next_power_of_2(lines), MERGED // 16 // block_d))
+
+
+def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
+    fp8 = key_pages.dtype == torch.float8_e4m3fn and query.dtype == torch.bfloat16
+    alike = query.dtype in FLOATS and (fp8 or key_pages.dtype == query.dtype)
+    together = query.stride(2) == key_pages.stride(3) == value_pages.stride(3) == 1
+    return alike and together and query.shape[2] <= MOST_DIM and query.shape[1] <= MOST_GROUP * key_pages.shape[2]
+
+
+def most_lines(dtype: torch.dtype, device: Device) -> int:
+    """Of the tiles of long rows."""
+    if dtype == torch.float32:
+        return 32  # multiplied without tensor cores
+    return 128 if device.shared >= 160 << 10 else 64
+
+
+def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device) -> Blocks:
+    """A program for tiles of `lines`, of up to `queries` each."""
+    m, d = max(16, triton.next_power_of_2(lines)), max(16, triton.next_power_of_2(dim))
+    n = max(16, min(64, 16384 // (d * dtype.itemsize)))
+    stage = 2 * n * d * dtype.itemsize  # bytes
+    resident = 1 if queries > FEW else 3
+    room = (device.shared - m * d * dtype.itemsize * (queries > FEW)) // resident - 4096
+    buffers = max(1, min(2, room // stage))
+    return Blocks(m, n, d, 8 if m >= 128 else 4, 2 * buffers + 1, resident)  # the page table is read as far ahead
+
+
+def _listed(launch: Launch, device: torch.device) -> Tensor | None:
+    """[tiles, 2] int32, on its way to the device."""
+    if launch.tiles is None:
+        return None
+    tiles = torch.tensor(launch.tiles, dtype=torch.int32)
+    return tiles.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tiles
+
+
+@cache
+def described(device: torch.device) -> Device:
+    if INTERPRETED:
+        return Device(processors=8, shared=227 << 10, converts_fp8=False)
+    properties = torch.cuda.get_device_properties(device)
+    shared = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
+    converts = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+    return Device(properties.multi_processor_count, shared, converts)
+
+
+@cache
+def _counters(device: torch.device, size: int) -> Tensor:
+    """Zeros, between calls. Made before any graph is captured: a first call compiles, which capture does not allow."""
+    return torch.zeros(size, dtype=torch.int32, device=device)

@@ -1,0 +1,113 @@
+"""The part that attention's Triton kernels share: queries against a stretch of a row's cache."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def floats(loaded, LIKE: tl.constexpr, FP8: tl.constexpr):
+    """What the cache holds, in the queries' type. FP8 "bits": float8_e4m3fn read as uint8, where the device does not
+    convert it; shifted into a float16 it is 256 times too small, and exact, subnormal numbers too."""
+    if FP8 == "bits":
+        wide = loaded.to(tl.uint16)
+        bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+        loaded = bits.to(tl.float16, bitcast=True) * 256.0
+    return loaded.to(LIKE)
+
+
+@triton.jit
+def attend_blocks(
+    acc, peak, total, q, keys, values, table, begin, end, position, scale, soft_cap, window,
+    key_page, key_slot, value_page, value_slot,
+    PAGE_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Online softmax (Milakov & Gimelshein, 2018) over the cache's positions [begin, end), in powers of two.
+
+    Without MASKED, every query sees all of them, and their number is a multiple of BLOCK_N.
+    """
+    column = tl.arange(0, BLOCK_D)
+    for first in tl.range(begin, end, BLOCK_N):
+        place = first + tl.arange(0, BLOCK_N)
+        if MASKED:
+            inside = place < end
+            page = tl.load(table + place // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+        else:
+            page = tl.load(table + place // PAGE_SIZE).to(tl.int64)
+        slot = place % PAGE_SIZE
+        key_at = keys + (page * key_page + slot * key_slot)[:, None] + column[None, :]
+        value_at = values + (page * value_page + slot * value_slot)[:, None] + column[None, :]
+        if MASKED:  # what lies beyond a context may be NaN, and NaN times a weight of zero too
+            read = inside[:, None] & (column < DIM)[None, :]
+            key = tl.load(key_at, mask=read, other=0.0)
+            value = tl.load(value_at, mask=read, other=0.0)
+        elif DIM < BLOCK_D:
+            key = tl.load(key_at, mask=(column < DIM)[None, :], other=0.0)
+            value = tl.load(value_at, mask=(column < DIM)[None, :], other=0.0)
+        else:
+            key = tl.load(key_at)
+            value = tl.load(value_at)
+        scores = tl.dot(q, tl.trans(floats(key, q.dtype, FP8)), input_precision="ieee")
+        if CAP:  # tanh x = 2 sigmoid(2 x) - 1
+            scores = (2.0 * tl.sigmoid(scores * (2.0 * scale / soft_cap)) - 1.0) * (soft_cap * LOG2_E)
+        else:
+            scores = scores * (scale * LOG2_E)
+        if MASKED:
+            seen = place[None, :] <= position[:, None]
+            if WINDOW:
+                seen &= place[None, :] > (position - window)[:, None]
+            scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+        weights = tl.exp2(scores - level[:, None])
+        shrink = tl.exp2(peak - level)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(
+            weights.to(q.dtype), floats(value, q.dtype, FP8), acc * shrink[:, None], input_precision="ieee"
+        )
+        peak = higher
+    return acc, peak, total
+
+
+@triton.jit
+def merge_lines(
+    out, sinks, partial, stats, base, apart, count, line, live, token, kv_head, out_token,
+    GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    PARTS: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Writes the answer of `line` [lines] of a tile of TILE lines from `count` parts of it, PARTS of them at a time.
+
+    Part 0 lies at 2 * base + 1, and part i at 2 * (base + i * apart), of partial [places, TILE, DIM] and
+    stats [places, 2, TILE], peaks and totals.
+    """
+    column = tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + line % GROUP
+    level = tl.full(line.shape, float("-inf"), tl.float32)
+    if SINKS:
+        level = tl.load(sinks + head, mask=live, other=0.0) * LOG2_E
+    total = tl.full(line.shape, 1.0 if SINKS else 0.0, tl.float32)
+    acc = tl.zeros([line.shape[0], BLOCK_D], tl.float32)
+    for first in tl.range(0, count, PARTS):
+        part = first + tl.arange(0, PARTS)
+        there = (part < count)[:, None] & live[None, :]  # [PARTS, lines]
+        place = 2 * (base + part * apart) + (part == 0).to(tl.int32)
+        stat = stats + place[:, None] * (2 * TILE) + line[None, :]
+        peak = tl.load(stat, mask=there, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(stat + TILE, mask=there, other=0.0, cache_modifier=".cg")
+        at = partial + (place[:, None] * TILE + line[None, :])[:, :, None] * DIM + column[None, None, :]
+        read = there[:, :, None] & (column < DIM)[None, None, :]
+        found = tl.load(at, mask=read, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(level, tl.max(peak, 0))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(peak - safe[None, :])
+        shrink = tl.exp2(level - safe)
+        total = total * shrink + tl.sum(weights * sums, 0)
+        acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * found, 0)
+        level = higher
+    answer = acc / tl.where(live, total, 1.0)[:, None]
+    to = out + (token + line // GROUP)[:, None] * out_token + head[:, None] * DIM + column[None, :]
+    tl.store(to, answer.to(out.dtype.element_ty), mask=live[:, None] & (column < DIM)[None, :])

@@ -1,0 +1,162 @@
+"""Decode attention in Triton: few queries a row, read at the speed of memory.
+
+A tile is some queries of one row times the query heads that share a kv head, so that the cache is read once for them.
+As many programs as the device holds at once share out the blocks of the cache that all tiles see, evenly and whatever
+their lengths, which only the device needs to know:
+
+    blocks   | tile 0   |tile 1 |          tile 2            | tile 3  |
+    chunks   |    0    |    1    |    2    |    3    |    4    |    5  |
+
+Each chunk is `kv_heads` programs, which read neighbouring bytes at the same time. A tile that several chunks share is
+merged by the last of them to finish.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .attention_blocks import LOG2_E, attend_blocks, merge_lines
+
+LANES = tl.constexpr(128)  # tiles that are looked at together
+PARTS = tl.constexpr(16)  # of a tile, merged together
+
+
+@triton.jit
+def _measured(
+    tiles, row_starts, context_lens, tile, there, window,
+    QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Of a tile, or many: its row, first token, queries, the positions [low, end) that they see, and the blocks of
+    these, none if it has too many queries."""
+    row = tile
+    if LISTED:
+        row = tl.load(tiles + 2 * tile, mask=there, other=0)
+    start = tl.load(row_starts + row, mask=there, other=0)
+    queries = tl.load(row_starts + row + 1, mask=there, other=0) - start
+    end = tl.load(context_lens + row, mask=there, other=0)
+    if LISTED:
+        first = tl.load(tiles + 2 * tile + 1, mask=there, other=0)
+        left = queries - first
+        queries = tl.minimum(left, QUERIES)
+        start += first
+        end -= left - queries
+    low = end * 0
+    if WINDOW:
+        low = tl.maximum(end - queries - window + 1, 0) // BLOCK_N * BLOCK_N
+    blocks = tl.where((queries > 0) & (queries <= QUERIES), tl.cdiv(end - low, BLOCK_N), 0)
+    return row, start, queries, low, end, blocks
+
+
+@triton.jit
+def _found(
+    tiles, row_starts, context_lens, count, at, window,
+    QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """The tile in which block `at` lies, the blocks of those before it, and the blocks of all."""
+    tile = 0
+    passed = 0
+    every = 0
+    for first in tl.range(0, count, LANES):
+        lane = first + tl.arange(0, LANES)
+        _, _, _, _, _, blocks = _measured(
+            tiles, row_starts, context_lens, lane, lane < count, window, QUERIES, BLOCK_N, LISTED, WINDOW
+        )
+        over = (every + tl.cumsum(blocks, 0) <= at) & (lane < count)
+        tile += tl.sum(over.to(tl.int32), 0)
+        passed += tl.sum(tl.where(over, blocks, 0), 0)
+        every += tl.sum(blocks, 0)
+    return tile, passed, every
+
+
+@triton.jit(do_not_specialize=["count", "chunks", "table_row", "window"])
+def decode(
+    out, query, keys, values, sinks, tiles, row_starts, context_lens, page_table, partial, stats, counters,
+    query_token, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head, out_token, table_row,
+    count, chunks, scale, soft_cap, window,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr,
+    ALONE: tl.constexpr, LISTED: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Grid: kv heads, chunks. LISTED: tiles [count, 2] int32 say which row and from which query on up to QUERIES;
+    otherwise every row is a tile, and rows with more than QUERIES are left alone. ALONE: there is one tile.
+
+    partial [chunks, kv heads, 2, QUERIES * GROUP, DIM] and stats [chunks, kv heads, 2, 2, QUERIES * GROUP] hold what a
+    chunk found of a tile that began before it, and of one that began in it; peaks and totals. counters
+    [count, kv heads] are zero before and after. STEP lines are merged together.
+    """
+    TILE: tl.constexpr = QUERIES * GROUP
+    kv_head = tl.program_id(0)
+    kv_heads = tl.num_programs(0)
+    chunk = tl.program_id(1)
+    tile = 0
+    passed = 0  # blocks of the tiles before this one
+    if ALONE:
+        _, _, _, _, _, every = _measured(
+            tiles, row_starts, context_lens, 0, True, window, QUERIES, BLOCK_N, LISTED, WINDOW
+        )
+    else:
+        _, _, every = _found(tiles, row_starts, context_lens, count, 0, window, QUERIES, BLOCK_N, LISTED, WINDOW)
+    share = tl.maximum(tl.cdiv(every, chunks), 1)
+    at = chunk * share
+    stop = tl.minimum(at + share, every)
+    if not ALONE:
+        tile, passed, _ = _found(
+            tiles, row_starts, context_lens, count, at, window, QUERIES, BLOCK_N, LISTED, WINDOW
+        )
+    line = tl.arange(0, BLOCK_M)
+    own = line // GROUP
+    head = kv_head * GROUP + line % GROUP
+    column = tl.arange(0, BLOCK_D)
+    keys += kv_head * key_head
+    values += kv_head * value_head
+    while at < stop:
+        row, start, queries, low, end, blocks = _measured(
+            tiles, row_starts, context_lens, tile, True, window, QUERIES, BLOCK_N, LISTED, WINDOW
+        )
+        upto = tl.minimum(stop, passed + blocks)
+        if at < upto:
+            live = own < queries
+            position = tl.where(live, end - queries + own, end - 1)
+            token = start.to(tl.int64)
+            kept = live[:, None] & (column < DIM)[None, :]
+            from_query = ((token + own) * query_token + head * query_head)[:, None] + column[None, :]
+            q = tl.load(query + from_query, mask=kept, other=0.0)
+            acc, peak, total = attend_blocks(
+                tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+                tl.full([BLOCK_M], float("-inf"), tl.float32),
+                tl.zeros([BLOCK_M], tl.float32),
+                q, keys, values, page_table + row.to(tl.int64) * table_row,
+                low + (at - passed) * BLOCK_N, tl.minimum(low + (upto - passed) * BLOCK_N, end),
+                position, scale, soft_cap, window, key_page, key_slot, value_page, value_slot,
+                PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, True, WINDOW, CAP, FP8,
+            )  # fmt: skip
+            begun = passed // share  # the chunk in which the tile begins
+            parts = (passed + blocks - 1) // share - begun + 1
+            if parts == 1:
+                if SINKS:
+                    sink = tl.load(sinks + head, mask=live, other=0.0) * LOG2_E
+                    total += tl.exp2(sink - peak)
+                answer = acc / tl.where(live, total, 1.0)[:, None]
+                to = out + ((token + own) * out_token + head * DIM)[:, None] + column[None, :]
+                tl.store(to, answer.to(out.dtype.element_ty), mask=kept)
+            else:
+                place = (chunk * kv_heads + kv_head) * 2 + (begun == chunk).to(tl.int32)
+                tl.store(partial + (place * TILE + line)[:, None] * DIM + column[None, :], acc, mask=kept)
+                tl.store(stats + place * (2 * TILE) + line, peak, mask=live)
+                tl.store(stats + place * (2 * TILE) + TILE + line, total, mask=live)
+                tl.debug_barrier()  # every thread's parts are written before one of them says so
+                counter = counters + tile * kv_heads + kv_head
+                if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
+                    tl.store(counter, 0)
+                    for first_line in tl.range(0, queries * GROUP, STEP):
+                        some = first_line + tl.arange(0, STEP)
+                        merge_lines(
+                            out, sinks, partial, stats, begun * kv_heads + kv_head, kv_heads,
+                            parts, some, some < queries * GROUP, token, kv_head, out_token,
+                            GROUP, TILE, DIM, BLOCK_D, PARTS, SINKS,
+                        )  # fmt: skip
+        at = upto
+        passed += blocks
+        tile += 1

@@ -1,0 +1,66 @@
+"""Prompt attention in Triton: many queries a row, over a prefix in the cache and themselves."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .attention_blocks import LOG2_E, attend_blocks
+
+
+@triton.jit(do_not_specialize=["table_row", "window"])
+def extend(
+    out, query, keys, values, sinks, tiles, row_starts, context_lens, page_table,
+    query_token, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head, out_token, table_row,
+    scale, soft_cap, window,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Grid: kv heads, tiles. tiles [tiles, 2] int32 say which row, and from which query on QUERIES of it times the
+    GROUP heads of a kv head, as lines padded to BLOCK_M."""
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    row = tl.load(tiles + 2 * tile)
+    first = tl.load(tiles + 2 * tile + 1)
+    start = tl.load(row_starts + row)
+    queries = tl.load(row_starts + row + 1) - start
+    before = tl.load(context_lens + row) - queries + first  # positions before the tile's first query
+    count = tl.minimum(queries - first, QUERIES)
+    end = before + count
+    line = tl.arange(0, BLOCK_M)
+    own = line // GROUP
+    live = own < count
+    position = tl.where(live, before + own, end - 1)
+    head = kv_head * GROUP + line % GROUP
+    column = tl.arange(0, BLOCK_D)
+    token = (start + first).to(tl.int64) + own
+    kept = live[:, None] & (column < DIM)[None, :]
+    q = tl.load(query + (token * query_token + head * query_head)[:, None] + column[None, :], mask=kept, other=0.0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    table = page_table + row.to(tl.int64) * table_row
+    keys += kv_head * key_head
+    values += kv_head * value_head
+    low = 0
+    if WINDOW:
+        low = tl.maximum(before - window + 1, 0) // BLOCK_N * BLOCK_N
+    else:  # what all of the tile's queries see
+        low = (before + 1) // BLOCK_N * BLOCK_N
+        acc, peak, total = attend_blocks(
+            acc, peak, total, q, keys, values, table, 0, low, position, scale, soft_cap, window,
+            key_page, key_slot, value_page, value_slot,
+            PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, False, WINDOW, CAP, FP8,
+        )  # fmt: skip
+    acc, peak, total = attend_blocks(
+        acc, peak, total, q, keys, values, table, low, end, position, scale, soft_cap, window,
+        key_page, key_slot, value_page, value_slot,
+        PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, True, WINDOW, CAP, FP8,
+    )  # fmt: skip
+    if SINKS:
+        sink = tl.load(sinks + head, mask=live, other=0.0) * LOG2_E
+        total += tl.exp2(sink - peak)
+    answer = acc / tl.where(live, total, 1.0)[:, None]
+    to = out + (token * out_token + head * DIM)[:, None] + column[None, :]
+    tl.store(to, answer.to(out.dtype.element_ty), mask=kept)

@@ -1,0 +1,44 @@
+"""How attention over pages is cut into launches: numbers of the host only, no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+FEW = 4  # queries up to which a row is one tile
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run of a kernel. A tile is some queries of a row, times the heads that share a kv head."""
+
+    kernel: Literal["decode", "extend"]
+    queries: int  # of a tile, at most
+    count: int  # of tiles
+    tiles: tuple[tuple[int, int], ...] | None  # row and first query; None: each row with so few queries is one
+
+
+def plan(
+    query_lens: Sequence[int],
+    contexts: Sequence[int],
+    group: int,
+    kv_heads: int,
+    lines: int,
+    processors: int,
+) -> list[Launch]:
+    """The launches that cover all rows. `group` query heads share each of the `kv_heads`; a tile of a row with many
+    queries has `lines`. Of `contexts` only the order matters, and they may be upper bounds."""
+    launches: list[Launch] = []
+    few = [queries for queries in query_lens if queries <= FEW]
+    if few:
+        launches.append(Launch("decode", 1 << (max(few) - 1).bit_length(), len(query_lens), None))
+    if len(few) < len(query_lens):
+        queries = max(1, lines // group)
+        lengths = list(zip(query_lens, contexts, strict=True))
+        tiles = [(row, first) for row, (own, _) in enumerate(lengths) if own > FEW for first in range(0, own, queries)]
+        # the longest start first
+        tiles.sort(key=lambda tile: lengths[tile[0]][0] - lengths[tile[0]][1] - tile[1])
+        kernel: Literal["decode", "extend"] = "decode" if len(tiles) * kv_heads < processors else "extend"
+        launches.append(Launch(kernel, queries, len(tiles), tuple(tiles)))
+    return launches

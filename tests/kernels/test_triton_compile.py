@@ -1,0 +1,156 @@
+"""Every Triton kernel, in the shapes it is launched in, compiled for every target without a device: shared memory
+within what the target has, and no registers spilled."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from localllm.kernels.triton import attention
+from localllm.kernels.triton.attention_decode import decode
+from localllm.kernels.triton.attention_extend import extend
+
+pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
+
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    backend: str
+    arch: int | str
+    lanes: int  # of a warp
+    shared: int  # bytes of shared memory a program may take
+
+    def __str__(self) -> str:
+        return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
+
+
+TARGETS = [
+    Target("cuda", 80, 32, 163 << 10),
+    Target("cuda", 90, 32, 227 << 10),
+    Target("cuda", 100, 32, 227 << 10),
+    Target("cuda", 120, 32, 99 << 10),
+    Target("hip", "gfx90a", 64, 64 << 10),
+    Target("hip", "gfx942", 64, 64 << 10),
+    Target("hip", "gfx950", 64, 160 << 10),
+    Target("hip", "gfx1100", 32, 64 << 10),
+    Target("hip", "gfx1201", 32, 64 << 10),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A kernel and all that its binary depends on. Pointers are taken to be aligned, and so are `even` numbers."""
+
+    label: str
+    kernel: Any
+    arguments: Mapping[str, str]  # types of what is not constant
+    constants: Mapping[str, Any]
+    warps: int = 4
+    stages: int = 3
+    even: frozenset[str] = field(default_factory=frozenset)
+
+
+def attention_builds(target: Target) -> Iterator[Build]:
+    """Decode and prompts in the shapes of Llama 3.1 8B and Qwen3 0.6B, all options at once, odd heads, and fp8."""
+    device = attention.Device(132, target.shared, converts_fp8=target.backend == "cuda" and int(target.arch) >= 89)
+    plain = {"WINDOW": False, "CAP": False, "SINKS": False}
+    every = {"WINDOW": True, "CAP": True, "SINKS": True}
+    bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+    yield _attend(device, "llama", bf16, bf16, 4, 1, 128, plain)
+    yield _attend(device, "qwen", bf16, bf16, 2, 1, 128, plain)
+    yield _attend(device, "fp8-256", bf16, fp8, 8, 1, 256, every)
+    yield _attend(device, "fp32-80", fp32, fp32, 1, 4, 80, every)
+    yield _attend(device, "many", bf16, bf16, 4, 0, 128, plain)
+    yield _attend(device, "llama", bf16, bf16, 4, 0, 128, plain, extend)
+    yield _attend(device, "fp16-64", fp16, fp16, 4, 0, 64, every, extend)
+    yield _attend(device, "256", bf16, bf16, 2, 0, 256, every, extend)
+
+
+def _attend(
+    device: attention.Device,
+    label: str,
+    dtype: torch.dtype,
+    cache: torch.dtype,
+    group: int,
+    queries: int,  # of a tile; 0: as many as a tile of a long row has
+    dim: int,
+    options: Mapping[str, bool],
+    kernel: Any = decode,
+) -> Build:
+    count = queries or max(1, attention.most_lines(dtype, device) // group)
+    blocks = attention.shape(count * group, count, dim, dtype, device)
+    fp8 = "" if cache == dtype else "native" if device.converts_fp8 else "bits"
+    held = torch.uint8 if fp8 == "bits" else cache
+    pointers = {"out": dtype, "query": dtype, "keys": held, "values": held, "sinks": torch.float32}
+    pointers |= dict.fromkeys(("tiles", "row_starts", "context_lens", "page_table", "counters"), torch.int32)
+    pointers |= dict.fromkeys(("partial", "stats"), torch.float32)
+    strides = "query_token query_head key_page key_slot key_head value_page value_slot value_head out_token".split()
+    arguments = {name: POINTERS[kind] for name, kind in pointers.items()}
+    arguments |= dict.fromkeys((*strides, "table_row", "count", "chunks", "window"), "i32")
+    arguments |= {"scale": "fp32", "soft_cap": "fp32"}
+    constants = {
+        "GROUP": group, "QUERIES": count, "DIM": dim, "PAGE_SIZE": 16, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n,
+        "BLOCK_D": blocks.d, "STEP": attention.step(count * group, blocks.d), "ALONE": False, "LISTED": not queries,
+        "FP8": fp8, **options,
+    }  # fmt: skip
+    return Build(label, kernel, arguments, constants, blocks.warps, blocks.stages, frozenset(strides))
+
+
+KERNELS: tuple[Callable[[Target], Iterator[Build]], ...] = (attention_builds,)
+RUNS = [(target, build) for target in TARGETS for make in KERNELS for build in make(target)]
+
+
+@pytest.mark.parametrize(("target", "build"), RUNS, ids=[f"{t}-{b.kernel.__name__}-{b.label}" for t, b in RUNS])
+def test_compiles(target: Target, build: Build, tmp_path: Path) -> None:
+    compiled = compile_for(target, build)
+    assert compiled.metadata.shared <= target.shared
+    assert spilled(target, compiled, tmp_path) == 0
+
+
+def compile_for(target: Target, build: Build) -> Any:
+    names = build.kernel.arg_names
+    signature = {name: "constexpr" if name in build.constants else build.arguments[name] for name in names}
+    attributes = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if name in build.even or signature[name].startswith("*")
+    }
+    source = ASTSource(build.kernel, signature, {name: value for name, value in build.constants.items() if name in names}, attributes)
+    options = {"num_warps": build.warps, "num_stages": build.stages}
+    return triton.compile(source, GPUTarget(target.backend, target.arch, target.lanes), options)
+
+
+def spilled(target: Target, compiled: Any, folder: Path) -> int:
+    """What the artefact says of registers kept in memory: their number, or the bytes a thread needs for them."""
+    if target.backend == "hip":
+        return max(int(count) for count in re.findall(r"\.[sv]gpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"]))
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    report = subprocess.run([tool, "--dump-resource-usage", binary], check=True, capture_output=True, text=True).stdout
+    return sum(int(size) for size in itertools.chain(*re.findall(r"STACK:(\d+).*LOCAL:(\d+)", report)))
