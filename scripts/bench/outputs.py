@@ -6,6 +6,7 @@ import importlib.util
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,6 @@ import numpy as np
 from shapes import Shape
 from weights import stand_in
 
-from localllm.app import paths
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Delta, Request, Sampling
@@ -26,7 +26,7 @@ FORCED = 100.0  # a bias that no logit beats; log-probabilities are those before
 
 # Largest allowed mean and single difference of a log-probability, in nats, from the float32 references with the same
 # weights. Random weights give logits of about 1; bfloat16 activations are off by a few thousandths of what they hold.
-BOUNDS = {"bf16": (0.02, 0.2), "fp8": (0.04, 0.5), "int8": (0.04, 0.5), "int4": (0.06, 0.8)}
+BOUNDS = {"bf16": (0.03, 0.3), "fp8": (0.05, 0.5), "int8": (0.05, 0.5), "int4": (0.06, 0.6)}
 
 CANARY = Path(__file__).parents[2] / "tests" / "backends" / "canary.py"
 
@@ -115,7 +115,7 @@ def check_guide(backend: Backend, budget: Budget) -> int:
     """The built-in model in float32 answers token by token as its references do. How many tokens were checked."""
     from tokenizers import Tokenizer
 
-    files = read_model(paths.guide_dir(), "guide")
+    files = read_model(str(resources.files("localllm.assets") / "guide"), "guide")
     tokenizer = Tokenizer.from_file(str(files.path / "tokenizer.json"))
     subjects = ("a model", "the daemon", "my GPU", "an adapter", "the cache", "JSON", "a port", "two numbers")
     chats = [f"<|im_start|>user\nHow do I use {what}?<|im_end|>\n<|im_start|>assistant\n" for what in subjects]

@@ -1,0 +1,226 @@
+"""The programme that measures a model on a device (scripts/bench/cuda.py), on the CPU with a model of no size."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from localllm.backends import cpu
+from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.modelfiles import ModelFiles
+from localllm.engine.runner import Budget, DeviceInfo, Runner, Unavailable
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
+
+import cuda
+import jobs
+import outputs
+from idle import Work, idle
+from shapes import SHAPES, TINY
+from stepping import Stepped
+from weights import stand_in
+
+BUDGET = Budget(context=200, max_rows=8, max_step_tokens=128, cache_bytes=2**21)
+
+
+def bits(files: ModelFiles, name: str) -> np.ndarray:
+    stored = files.tensors[name]
+    found = np.fromfile(stored.file, np.uint16, stored.num_bytes // 2, offset=stored.start)
+    return found.reshape(stored.shape)
+
+
+def test_a_stand_in_has_every_tensor_and_writes_little(tmp_path: Path) -> None:
+    for number, shape in enumerate(SHAPES.values()):
+        if shape.hidden > 1024:
+            continue  # a GiB
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        files = stand_in(shape, folder)
+        assert {name: stored.shape for name, stored in files.tensors.items()} == {
+            tensor.name: tensor.shape for tensor in shape.tensors()
+        }
+        for stored in files.tensors.values():
+            assert stored.num_bytes == 2 * np.prod(stored.shape)
+            assert 0 <= stored.start < stored.stop <= stored.file.stat().st_size
+        assert sum(file.stat().st_size for file in folder.iterdir()) < max(2**20, files.weight_bytes / 2)
+
+
+def test_stand_ins_are_equal_by_seed_and_their_layers_differ(tmp_path: Path) -> None:
+    made = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / name).mkdir()
+        made.append(stand_in(TINY, tmp_path / name, seed))
+    weights = [bits(files, "model.layers.0.mlp.up_proj.weight") for files in made]
+    assert np.array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+    assert not np.array_equal(weights[0], bits(made[0], "model.layers.1.mlp.up_proj.weight"))
+    values = (weights[0].astype(np.uint32) << 16).view(np.float32)
+    assert (values == 0).mean() < 0.01
+    assert abs(values.std() * TINY.hidden**0.5 - 1) < 0.1
+    assert (bits(made[0], "model.norm.weight") == 0x3F80).all()  # 1.0
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    opened = cpu.open(stand_in(TINY, tmp_path), BUDGET)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+def test_rows_decode_side_by_side_around_the_context_asked_for(runner: Runner, overlap: bool) -> None:
+    assert isinstance(runner, TorchRunner)
+    runner._spec = replace(runner.spec, overlap=True)
+    way = Stepped("way", runner, overlap=overlap)
+    assert way.spec.overlap == overlap
+    for rows, context in ((1, 64), (8, 100), (3, 17)):
+        way.steady(rows, context, 12)
+        assert way.steps(12) > 0
+        assert way.rows == rows
+        assert abs(way.mean_context(12) - context) < 2
+        assert way.alone(4) > 0
+    assert way.first_token(150) > 0
+    found = way.throughput([way.prompt(length) for length in (9, 40, 80, 3)], [5, 1, 7, 2], jobs.Sampling())
+    assert found.tokens == 15
+    assert 7 <= found.steps <= 9
+
+
+@pytest.mark.real
+def test_every_page_holds_numbers_before_anything_is_timed(runner: Runner) -> None:
+    assert isinstance(runner, TorchRunner)
+    for index in range(TINY.layers):
+        for pages in runner.kv.layer(index):
+            with torch.inference_mode():
+                pages.fill_(torch.nan)
+    Stepped("way", runner)
+    for index in range(TINY.layers):
+        for pages in runner.kv.layer(index):
+            written = pages[1:].isfinite().flatten(1).all(1)
+            assert (~written).sum() <= 1, "all but the page that the last tokens began"
+
+
+@pytest.mark.real
+def test_a_wrong_output_stops_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        name = "cpu"
+
+        def probe(self) -> DeviceInfo | Unavailable:
+            return cpu.probe()
+
+        def accepts(self, files: ModelFiles) -> str:
+            return ""
+
+        def open(self, files: ModelFiles, budget: Budget) -> Runner:
+            opened = cpu.open(files, budget)
+            if not budget.reference_ops:
+                opened.model.norm.weight = opened.model.norm.weight * 1.2  # type: ignore[attr-defined]
+            return opened
+
+    right = outputs.check(cpu, TINY, "bf16", Budget(), 1)  # type: ignore[arg-type]
+    assert right.mean < 1e-4
+    assert right.compared > outputs.PROMPTS * outputs.TOP
+    with pytest.raises(outputs.WrongOutput, match="tiny"):
+        outputs.check(Broken(), TINY, "bf16", Budget(), 1)
+    assert outputs.check_guide(cpu, Budget()) > 300  # type: ignore[arg-type]
+    walk = outputs._canary().walk
+    assert outputs.check_canary(cpu, Budget(), [3]) == 120  # type: ignore[arg-type]
+    canary = outputs._canary()
+    canary.walk = lambda prompt, count: [*walk(prompt, count)[:-1], 99]
+    monkeypatch.setattr(outputs, "_canary", lambda: canary)
+    with pytest.raises(outputs.WrongOutput, match="canary"):
+        outputs.check_canary(cpu, Budget(), [3])  # type: ignore[arg-type]
+
+
+def test_idle_time_is_told_apart() -> None:
+    copy, kernel = "Memcpy HtoD (Pinned -> Device)", "kernel"
+    trace = [
+        Work(copy, 0.0, 0.5),
+        Work(kernel, 1.0, 2.0),  # 0.5 after the copy
+        Work(kernel, 1.5, 1.75),  # beside the one before
+        Work(kernel, 2.25, 3.0),  # 0.25 within the step
+        Work(copy, 4.0, 4.5),  # 1 between steps
+        Work(kernel, 4.5, 10.0),
+    ]
+    found = idle(trace)
+    assert found.between == pytest.approx(0.15)
+    assert found.within == pytest.approx(0.025)
+    assert idle(trace[:1]) == (0.0, 0.0)
+
+
+def test_contestants_take_turns() -> None:
+    asked: list[str] = []
+
+    def one(name: str, seconds: float) -> float:
+        asked.append(name)
+        return seconds
+
+    times = jobs.turns({"a": lambda: one("a", 1.0), "b": lambda: one("b", 2.0)}, 3)
+    assert "".join(asked) == "ab" + "ab" + "ba" + "ab"
+    assert times == {"a": [1.0] * 3, "b": [2.0] * 3}
+    found = jobs.compared([1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 3.0, 1.0])
+    assert found.ratio == 2.0
+    assert 1.0 <= found.low <= 2.0 <= found.high <= 3.0
+
+
+def test_lengths_of_a_sweep() -> None:
+    lengths = jobs.swept(16_000)
+    assert (lengths[0], lengths[-1], len(lengths)) == (1, 16_000, jobs.SWEPT)
+    assert lengths == sorted(set(lengths))
+    assert jobs.swept(5) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.real
+@pytest.mark.timeout(180)
+def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = """cuda.py --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
+    --jobs decode,idle,prefill,sweep,mixed,even --steps 4 --rounds 2 --lengths 24 --longest 5 --requests 4 --most 12
+    --runs 1 --step-tokens 64 --check-layers 1 --canary 2 --peers transformers --save"""
+    monkeypatch.setattr(sys, "argv", [*command.split(), ""])
+    monkeypatch.setattr(outputs, "check_guide", lambda *_: 1)  # takes a while, and has its own test
+    cuda.main()
+    said = capsys.readouterr()
+    assert "idle: this device does not say" in said.err
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    names = [row["name"] for row in rows]
+    assert len(names) == len(set(names))
+    for fmt in ("bf16", "int8"):
+        for what in (
+            "1 layers, log-probabilities against float32 references, graphs full",
+            "tokens of the canary model and guide, all right, graphs off",
+            "decode, 1 row of 40 tokens, full",
+            "decode, 4 rows of 64 tokens, off/in-turn",
+            "first token of a prompt of 24, full",
+            "first token at 5 lengths, full: the worst ratio to off/in-turn",
+            "4 requests of 12 to 12 in and out, full",
+            "4 requests of 12 in and out, off/in-turn",
+        ):
+            assert f"tiny shape, {fmt}, {what}" in names
+    peers = {row["name"]: row["against"] for row in rows if "against" in row}
+    assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, full"].startswith("transformers")
+    assert peers["tiny shape, int8, decode, 1 row of 40 tokens, full"] == "off/in-turn"
+    assert all(row["ours"] > 0 for row in rows if row["unit"] != "millinats")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--ways", "quick"], "quick: one of auto, full"),
+        (["--ways", "off/out"], "in-turn"),
+        (["--jobs", "x"], "x: not"),
+    ],
+)
+def test_unknown_words_are_refused(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cuda.py", *words])
+    with pytest.raises(SystemExit):
+        cuda.main()
+    assert says in capsys.readouterr().err
