@@ -58,6 +58,7 @@ class Argument {
   int64_t stride() const;  // from row to row
   int64_t bytes() const;   // of one element
   Type number() const;     // one of the three float types
+  ScalarType type() const { return type_; }
 
   template <class T = void>
   T* data() const { return (T*)data_; }

@@ -74,23 +74,9 @@ void copy_pages(Tensor pages, Tensor sources, Tensor targets) {
 
 void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
             int64_t rotation, Tensor slots, Tensor key_pages, Tensor value_pages) {
-  Argument x("append", "qkv", qkv), at("append", "slots", slots);
-  Argument cosines("append", "cos", cos), sines("append", "sin", sin);
-  Argument keys("append", "key_pages", key_pages), values("append", "value_pages", value_pages);
-  x.shaped({ANY, ANY, ANY}).written_rows();
-  at.shaped({x.size(0)}).of(ScalarType::Long).below(cache_slots("append", keys, values, ANY, x.size(2)));
-  AppendArgs args{};
-  args.qkv = x.data(), args.type = x.number(), args.cache_type = keys.number();
-  args.half = rotation_half("append", cosines, sines, x.size(0), x.size(2));
-  args.cos = cosines.data<float>(), args.sin = sines.data<float>();
-  args.rotation = (Rotation)cast("append", "rotation", rotation, 0, 1);
-  args.slots = at.data<int64_t>(), args.key_pages = keys.data(), args.value_pages = values.data();
-  args.tokens = x.size(0), args.kv_heads = keys.size(2), args.dim = x.size(2), args.stride = x.stride();
-  args.heads = x.size(1) - 2 * args.kv_heads;
-  if (args.heads < 0) refuse("append: qkv has ", x.size(1), " heads, and the pages ", args.kv_heads, " twice");
-  args.eps = (float)eps, args.offset = (float)offset;
-  head_norms("append", args, query_norm ? &*query_norm : nullptr, key_norm ? &*key_norm : nullptr);
-  run(lane().append, args, 2 * x.count() * x.bytes());
+  AppendArgs args = append_arguments("append", qkv, query_norm ? &*query_norm : nullptr, key_norm ? &*key_norm : nullptr,
+                                     eps, offset, cos, sin, rotation, slots, key_pages, value_pages);
+  run(lane().append, args, 2 * args.tokens * (args.heads + 2 * args.kv_heads) * args.dim * bytes_of(args.type));
 }
 
 void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
@@ -162,13 +148,8 @@ void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, in
 }
 
 void embedding(Tensor out, Tensor tokens, Tensor weight, double scale) {
-  Argument to("embedding", "out", out), ids("embedding", "tokens", tokens), table("embedding", "weight", weight);
-  table.shaped({ANY, ANY}).dense();
-  ids.shaped({ANY}).of(ScalarType::Int).below(table.size(0));
-  to.shaped({ids.size(0), table.size(1)}).dense();
-  EmbeddingArgs args{to.data(), ids.data<int32_t>(), table.data(), to.number(), table.number(),
-                     ids.size(0), table.size(0), table.size(1), (float)scale};
-  run(lane().embedding, args, 2 * to.count() * to.bytes());
+  EmbeddingArgs args = embedding_arguments("embedding", out, tokens, weight, scale);
+  run(lane().embedding, args, 2 * args.count * args.dim * bytes_of(args.type));
 }
 
 // logits [rows, vocab] float32, at least one token

@@ -37,8 +37,13 @@ int64_t cast(const Op& op, const char* name, int64_t value, int64_t least, int64
 int64_t cache_slots(const Op& op, Argument& keys, Argument& values, int64_t kv_heads, int64_t dim) {
   keys.shaped({ANY, ANY, kv_heads, dim}).dense();
   values.shaped({keys.size(0), keys.size(1), keys.size(2), keys.size(3)}).dense();
-  if (keys.number() != values.number()) refuse(op.name, ": key_pages and value_pages are of different types");
+  if (keys.type() != values.type()) refuse(op.name, ": key_pages and value_pages are of different types");
   return keys.size(0) * keys.size(1);
+}
+
+CacheType cache_type(const Op& op, const Argument& keys) {
+  bool e4m3 = op.cuda && keys.type() == ScalarType::Float8_e4m3fn;
+  return {e4m3 ? Type::f32 : keys.number(), e4m3};
 }
 
 int64_t rotation_half(const Op& op, Argument& cos, Argument& sin, int64_t tokens, int64_t dim) {

@@ -11,6 +11,13 @@ int64_t cast(const Op& op, const char* name, int64_t value, int64_t least, int64
 // Both caches [pages, page_size, kv_heads, dim] of one type -> slots
 int64_t cache_slots(const Op& op, Argument& keys, Argument& values, int64_t kv_heads, int64_t dim);
 
+// Of the cache: one of the float types or, on CUDA devices, e4m3.
+struct CacheType {
+  Type type;
+  bool e4m3;
+};
+CacheType cache_type(const Op& op, const Argument& keys);
+
 // cos and sin [tokens, half] float32 for heads of `dim` -> half
 int64_t rotation_half(const Op& op, Argument& cos, Argument& sin, int64_t tokens, int64_t dim);
 

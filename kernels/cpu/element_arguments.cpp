@@ -60,8 +60,42 @@ StoreArgs store_arguments(const Op& op, const Tensor& key, const Tensor& value, 
   if (k.number() != v.number()) refuse(op.name, ": key and value are of different types");
   int64_t limit = cache_slots(op, keys, values, k.size(1), k.size(2));
   at.shaped({k.size(0)}).of(ScalarType::Long).below(limit);
-  return {k.data(), v.data(), keys.data(), values.data(), k.number(), keys.number(), at.data<int64_t>(), k.size(0),
-          k.size(1) * k.size(2), k.stride(), v.stride(), limit};
+  CacheType cache = cache_type(op, keys);
+  return {k.data(), v.data(), keys.data(), values.data(), k.number(), cache.type, at.data<int64_t>(), k.size(0),
+          k.size(1) * k.size(2), k.stride(), v.stride(), limit, cache.e4m3};
+}
+
+AppendArgs append_arguments(const Op& op, const Tensor& qkv, const Tensor* query_norm, const Tensor* key_norm,
+                            double eps, double offset, const Tensor& cos, const Tensor& sin, int64_t rotation,
+                            const Tensor& slots, const Tensor& key_pages, const Tensor& value_pages) {
+  Argument x(op, "qkv", qkv), at(op, "slots", slots), cosines(op, "cos", cos), sines(op, "sin", sin);
+  Argument keys(op, "key_pages", key_pages), values(op, "value_pages", value_pages);
+  x.shaped({ANY, ANY, ANY}).written_rows();
+  AppendArgs args{};
+  args.limit = cache_slots(op, keys, values, ANY, x.size(2));
+  at.shaped({x.size(0)}).of(ScalarType::Long).below(args.limit);
+  CacheType cache = cache_type(op, keys);
+  args.qkv = x.data(), args.type = x.number(), args.cache_type = cache.type, args.cache_e4m3 = cache.e4m3;
+  args.half = rotation_half(op, cosines, sines, x.size(0), x.size(2));
+  args.cos = cosines.data<float>(), args.sin = sines.data<float>();
+  args.rotation = (Rotation)cast(op, "rotation", rotation, 0, 1);
+  args.slots = at.data<int64_t>(), args.key_pages = keys.data(), args.value_pages = values.data();
+  args.tokens = x.size(0), args.kv_heads = keys.size(2), args.dim = x.size(2), args.stride = x.stride();
+  args.heads = x.size(1) - 2 * args.kv_heads;
+  if (args.heads < 0) refuse(op.name, ": qkv has ", x.size(1), " heads, and the pages ", args.kv_heads, " twice");
+  args.eps = (float)eps, args.offset = (float)offset;
+  head_norms(op, args, query_norm, key_norm);
+  return args;
+}
+
+EmbeddingArgs embedding_arguments(const Op& op, const Tensor& out, const Tensor& tokens, const Tensor& weight,
+                                  double scale) {
+  Argument to(op, "out", out), ids(op, "tokens", tokens), table(op, "weight", weight);
+  table.shaped({ANY, ANY}).dense();
+  ids.shaped({ANY}).of(ScalarType::Int).below(table.size(0));
+  to.shaped({ids.size(0), table.size(1)}).dense();
+  return {to.data(), ids.data<int32_t>(), table.data(), to.number(), table.number(),
+          ids.size(0), table.size(0), table.size(1), (float)scale};
 }
 
 CopyPagesArgs copy_pages_arguments(const Op& op, const Tensor& pages, const Tensor& sources, const Tensor& targets) {

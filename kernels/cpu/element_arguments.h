@@ -20,6 +20,15 @@ RopeArgs rope_arguments(const Op& op, const Tensor& x, const Tensor& cos, const 
 StoreArgs store_arguments(const Op& op, const Tensor& key, const Tensor& value, const Tensor& key_pages,
                           const Tensor& value_pages, const Tensor& slots);
 
+// qkv [tokens, heads + 2 kv heads, dim] (written), norms [dim] or null, cos and sin [tokens, half], slots [tokens]
+AppendArgs append_arguments(const Op& op, const Tensor& qkv, const Tensor* query_norm, const Tensor* key_norm,
+                            double eps, double offset, const Tensor& cos, const Tensor& sin, int64_t rotation,
+                            const Tensor& slots, const Tensor& key_pages, const Tensor& value_pages);
+
+// out [tokens, dim], tokens [tokens], weight [vocab, dim]
+EmbeddingArgs embedding_arguments(const Op& op, const Tensor& out, const Tensor& tokens, const Tensor& weight,
+                                  double scale);
+
 // pages [pages, ...], sources and targets [copies]; `shared` is the caller's to add
 CopyPagesArgs copy_pages_arguments(const Op& op, const Tensor& pages, const Tensor& sources, const Tensor& targets);
 

@@ -55,6 +55,7 @@ struct StoreArgs {  // token t's key and value into slot slots[t] of the pages
   const int64_t* slots;
   int64_t tokens, width, key_stride, value_stride;  // width = kv heads * dim
   int64_t limit;  // slots there are; where the host cannot look at them, those beyond are left out
+  bool cache_e4m3;  // pages are float8_e4m3fn, whatever cache_type is; on CUDA devices only
 };
 
 struct CopyPagesArgs {  // all sources are read before any target is written
@@ -79,6 +80,8 @@ struct AppendArgs {  // head norms, rotation and store in one pass over [tokens,
   void* key_pages;
   void* value_pages;
   int64_t tokens, heads, kv_heads, dim, half, stride;
+  int64_t limit;  // as in StoreArgs
+  bool cache_e4m3;
 };
 
 struct AttentionArgs {

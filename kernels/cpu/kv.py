@@ -17,7 +17,7 @@ _ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
     if key.dtype in FLOATS and key_pages.dtype in FLOATS:
-        _store(_heads(key), _heads(value), key_pages, value_pages, slots)
+        _store(heads_dense(key), heads_dense(value), key_pages, value_pages, slots)
     else:
         reference.store(key, value, key_pages, value_pages, slots)
 
@@ -49,6 +49,6 @@ def append(
     return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])
 
 
-def _heads(x: Tensor) -> Tensor:
+def heads_dense(x: Tensor) -> Tensor:
     """x [tokens, heads, dim], of which tokens may lie apart."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

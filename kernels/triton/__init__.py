@@ -5,4 +5,3 @@ from __future__ import annotations
 import torch
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})  # what the kernels compute with
-CACHES = FLOATS | {torch.float8_e4m3fn}  # what keys and values may be stored as

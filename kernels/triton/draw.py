@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..ops import sampling as reference
 from ..ops.sampling import Draws
-from .noise import LAST, draw_key, gumbel, key_of
+from .noise import LAST, draw_key, exponential, key_of
 
 BLOCK = 128  # tokens
 CHUNK = 16  # blocks that one program of the first kernel looks at
@@ -62,7 +62,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     _choose[(rows,)](
         tokens, logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters, *notes, chunks,
         TOP_K=top_k, TOP_P=top_p, MIN_P=min_p, CHUNK=CHUNK, BLOCK=BLOCK, GROUP=GROUP,
-        CHUNKS=triton.next_power_of_2(chunks), BLOCKS=triton.next_power_of_2(chunks * CHUNK), num_warps=8,
+        CHUNKS=triton.next_power_of_2(chunks), BLOCKS=triton.next_power_of_2(chunks * CHUNK), num_warps=16 if top_p else 8,
     )  # fmt: skip
     return tokens
 
@@ -98,18 +98,22 @@ def _survey(
         block_largest = tl.max(tl.where(x == x, x, float("inf")), 1)
         into = row * chunks * CHUNK + blocks
         tl.store(maxima + into, block_largest)
+        cool = 1.0 / heat
         if TOP_P:
             base = tl.where(block_largest > float("-inf"), block_largest, 0.0)
-            tl.store(sums + into, tl.sum(tl.exp((x - base[:, None]) / heat), 1))
+            tl.store(sums + into, tl.sum(tl.exp((x - base[:, None]) * cool), 1))
         limit = vocab
         if TOP_K:
             limit = tl.load(top_k + row)
         if (limit <= 0) | (limit >= vocab):  # else few tokens are left, and the second kernel looks at those
-            noise = gumbel(draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row)), tokens)
-            value = tl.where((tokens < vocab) & (x == x), x / heat + noise, float("-inf"))
-            best = tl.max(tl.max(value, 1), 0)
-            tl.store(noisy + at, best)
-            tl.store(noisy_ids + at, tl.min(tl.min(tl.where(value == best, tokens, LAST), 1), 0))
+            own = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
+            most = tl.max(block_largest, 0)
+            most = tl.where(most > float("-inf"), most, 0.0)
+            score = exponential(own, tokens) * tl.exp((most - x) * cool)
+            score = tl.where((tokens < vocab) & (score == score), score, float("inf"))
+            least = tl.min(tl.min(score, 1), 0)
+            tl.store(noisy + at, most * cool - tl.log(least))
+            tl.store(noisy_ids + at, tl.min(tl.min(tl.where(score == least, tokens, LAST), 1), 0))
 
 
 @triton.jit
@@ -131,6 +135,7 @@ def _choose(
     largest = tl.load(logits + token)
     if (heat != 0) & (tl.abs(largest) < float("inf")):  # else no noise changes which is the largest
         blocks = chunks * CHUNK
+        cool = 1.0 / heat
         maxima += row * blocks
         listed += row * blocks
         limit, share, least_share = vocab, 1.0, 0.0
@@ -146,7 +151,8 @@ def _choose(
         if (limit > 0) & (limit < vocab):
             least = _kth_key(logits, vocab, maxima, listed, blocks, limit, largest_key, BLOCK, GROUP, BLOCKS)
             count = _list(maxima, listed, blocks, least, BLOCKS)
-            total, token = _look(logits, vocab, heat, largest, own, listed, count, least, BLOCK, GROUP)
+            total = _weight(logits, vocab, cool, largest, listed, count, least, BLOCK, GROUP)
+            token = _winner(logits, vocab, cool, largest, own, listed, count, least, BLOCK, GROUP)
         else:
             values = tl.load(noisy + at, mask=here, other=float("-inf"))
             best = tl.max(values, 0)
@@ -156,7 +162,7 @@ def _choose(
                 inside = block < blocks
                 weights = tl.load(sums + row * blocks + block, mask=inside, other=0.0)
                 block_largest = tl.load(maxima + block, mask=inside, other=float("-inf"))
-                total = tl.sum(weights * tl.exp((block_largest - largest) / heat), 0)
+                total = tl.sum(weights * tl.exp((block_largest - largest) * cool), 0)
         if least_share > 0:
             least = tl.maximum(least, key_of(largest + heat * tl.log(least_share)))
         key = key_of(tl.load(logits + token))
@@ -165,11 +171,11 @@ def _choose(
             tried = key >= least  # then what is above it is added up, else it was not left by the filters
             least = tl.where(tried, key + 1, least)
             count = _list(maxima, listed, blocks, least, BLOCKS)
-            above, other = _look(logits, vocab, heat, largest, own, listed, count, least, BLOCK, GROUP)
+            above = _weight(logits, vocab, cool, largest, listed, count, least, BLOCK, GROUP)
             accepted = tried & ((above < share * total) | (key == largest_key))
             done = accepted | (share >= 1)
             if not accepted:
-                token = other
+                token = _winner(logits, vocab, cool, largest, own, listed, count, least, BLOCK, GROUP)
                 key = key_of(tl.load(logits + token))
     tl.store(out + row, token.to(tl.int64))
 
@@ -187,23 +193,28 @@ def _list(maxima, listed, blocks, least, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _look(logits, vocab, heat, largest, own, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """Over the listed blocks' tokens of key `least` or more: the sum of exp((logit - largest) / heat), and the token
-    of which value + noise is the largest."""
+def _weight(logits, vocab, cool, largest, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The sum of exp((logit - largest) * cool) over the listed blocks' tokens of key `least` or more."""
     weight = tl.zeros((GROUP, BLOCK), tl.float32)
-    best = tl.full((GROUP, BLOCK), float("-inf"), tl.float32)
+    for start in range(0, count, GROUP):
+        _, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
+        weight += tl.where(here & (key_of(x) >= least), tl.exp((x - largest) * cool), 0.0)
+    return tl.sum(tl.sum(weight, 1), 0)
+
+
+@triton.jit
+def _winner(logits, vocab, cool, largest, own, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Which of the listed blocks' tokens of key `least` or more has the largest of value + noise."""
+    best = tl.full((GROUP, BLOCK), float("inf"), tl.float32)
     best_token = tl.full((GROUP, BLOCK), LAST, tl.int32)
     for start in range(0, count, GROUP):
         tokens, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
-        here &= key_of(x) >= least
-        weight += tl.where(here, tl.exp((x - largest) / heat), 0.0)
-        value = tl.where(here, x / heat + gumbel(own, tokens), float("-inf"))
-        better = value > best  # of equal values that of the smaller token, which came first
-        best = tl.where(better, value, best)
+        score = exponential(own, tokens) * tl.exp((largest - x) * cool)
+        better = here & (key_of(x) >= least) & (score < best)  # of equals the smaller token, which came first
+        best = tl.where(better, score, best)
         best_token = tl.where(better, tokens, best_token)
-    most = tl.max(tl.max(best, 1), 0)
-    token = tl.min(tl.min(tl.where(best == most, best_token, LAST), 1), 0)
-    return tl.sum(tl.sum(weight, 1), 0), token
+    smallest = tl.min(tl.min(best, 1), 0)
+    return tl.min(tl.min(tl.where(best == smallest, best_token, LAST), 1), 0)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops import kv as reference
 from ..ops.kv import Rotation
-from . import CACHES, FLOATS
+from . import FLOATS
 from .rope import partner
 
 
@@ -27,8 +27,8 @@ def append(
     value_pages: Tensor,
 ) -> Tensor:
     """A token whose slot lies beyond the cache is left out of it."""
-    covered = qkv.dtype in FLOATS and key_pages.dtype in CACHES and qkv.stride(2) == 1 and cos.dtype == torch.float32
-    if not covered or not (cos.is_contiguous() and sin.is_contiguous() and slots.is_contiguous()):
+    plain = all(one.is_contiguous() for one in (cos, sin, slots)) and qkv.stride(2) == 1 and cos.dtype == torch.float32
+    if not plain or qkv.dtype not in FLOATS or not _stored(key_pages):
         return reference.append(
             qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
         )
@@ -44,6 +44,13 @@ def append(
             NEOX=rotation == "neox", DIM=triton.next_power_of_2(dim), num_warps=1,
         )  # fmt: skip
     return query
+
+
+def _stored(pages: Tensor) -> bool:
+    """Whether this device's Triton converts to what the pages hold."""
+    if pages.dtype == torch.float8_e4m3fn:
+        return pages.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(pages.device) >= (8, 9)
+    return pages.dtype in FLOATS
 
 
 @triton.jit

@@ -35,8 +35,8 @@ def draw_key(seed_low, seed_high, position):
 
 
 @triton.jit
-def gumbel(key, ids):
-    """Noise of tokens `ids` (int32); engine/sampling.py says how it is made."""
+def exponential(key, ids):
+    """A number of each token (int32) of which the negative logarithm is its Gumbel noise (engine/sampling.py): the
+    largest of value + noise is where this times exp(-value) is smallest, which takes one logarithm less."""
     h = mix((key ^ ids.to(tl.uint32, bitcast=True)) + GOLDEN)
-    u = ((h >> 8) | 1).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
-    return -tl.log(-tl.log(u))
+    return -tl.log(((h >> 8) | 1).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.kv import KV
+from localllm.kernels.ops.linear import Linear
 from localllm.kernels.ops.norm import Norm
 from localllm.kernels.ops.rope import Rope
 
@@ -25,7 +27,8 @@ pytestmark = [
 ]
 
 OPS = {
-    *("norm.rms", "norm.add_rms", "norm.layer", "rope.neox", "rope.interleaved", "kv.store", "kv.copy_pages"),
+    *("norm.rms", "norm.add_rms", "norm.layer", "rope.neox", "rope.interleaved"),
+    *("kv.store", "kv.copy_pages", "kv.append", "linear.embedding"),
     *("activation.silu_and_mul", "activation.gelu_and_mul", "activation.gelu_tanh_and_mul"),
 }
 RUNS = [(case, dtype) for case in CASES if case.op in OPS for dtype in case.tolerances]
@@ -34,13 +37,15 @@ RUNS = [(case, dtype) for case in CASES if case.op in OPS for dtype in case.tole
 @pytest.fixture(scope="module")
 def ops() -> Ops:
     importlib.import_module("localllm.kernels.cuda")
-    from localllm.kernels.cpu import activation, kv, norm, rope
+    from localllm.kernels.cpu import activation, embedding, norm, rope
+    from localllm.kernels.cuda import kv
 
     return Ops(
         norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),
         activation=Activation(activation.silu_and_mul, activation.gelu_and_mul, activation.gelu_tanh_and_mul),
         rope=Rope(rope.rope, rope.interleaved_rope),
-        kv=KV(kv.store, kv.copy_pages),
+        linear=Linear(embedding=embedding.embedding),
+        kv=KV(kv.store, kv.copy_pages, kv.append),
     )
 
 
@@ -92,3 +97,55 @@ def test_refuses_what_lies_on_the_cpu(ops: Ops) -> None:
     x = torch.randn(2, 64, device="cuda")
     with pytest.raises(RuntimeError, match="weight is not on a CUDA device"):
         torch.ops.localllm.rms_norm(torch.empty_like(x), x, torch.ones(64), 1e-6, 0.0)
+
+
+def random_append(seed: int) -> dict[str, object]:
+    """Arguments of kv.append in a random shape, of which half fit into vectors."""
+    rng = random.Random(seed)
+    dim = rng.choice([32, 64, 80, 96, 128, 192, 256]) if seed % 2 else rng.randint(1, 300)
+    heads, kv_heads, tokens = rng.randint(1, 9), rng.randint(1, 4), rng.randint(1, 40)
+    half = rng.choice([dim // 2, dim // 4, rng.randint(0, dim // 2)])
+    dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
+    cache = rng.choice([dtype, dtype, torch.float8_e4m3fn, torch.float16])
+    generator = torch.Generator().manual_seed(seed)
+    angle = torch.rand(tokens, half, generator=generator) * 100.0
+    norms = torch.randn(2, dim, generator=generator).to(rng.choice([dtype, torch.float32]))
+    pages = torch.randn(2, 12, 4, kv_heads, dim, generator=generator).to(cache)
+    return {
+        "qkv": torch.randn(tokens, heads + 2 * kv_heads, dim, generator=generator).to(dtype),
+        "query_norm": norms[0] if seed % 3 else None,
+        "key_norm": norms[1] if seed % 3 else None,
+        "eps": 1e-6,
+        "offset": float(seed % 2),
+        "cos": angle.cos(),
+        "sin": angle.sin(),
+        "rotation": rng.choice(["neox", "interleaved"]),
+        "slots": torch.randperm(48, generator=generator)[:tokens],
+        "key_pages": pages[0],
+        "value_pages": pages[1],
+    }
+
+
+@pytest.mark.parametrize("seed", range(250))
+def test_append_of_any_shape(ops: Ops, seed: int) -> None:
+    case = Case("kv.append", "random", lambda *_: {}, mutates=("key_pages", "value_pages"))
+    arguments = random_append(seed)
+    expected = answer(case, Ops().kv.append, {name: moved(value, "cpu", wide=True) for name, value in arguments.items()})
+    found = answer(case, ops.kv.append, {name: moved(value, "cuda") for name, value in arguments.items()})
+    steps = {torch.float8_e4m3fn: 2**-4, torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-19}
+    for one, other in zip(found, expected, strict=True):
+        if one.dtype == torch.float8_e4m3fn:
+            other = other.clamp(-448.0, 448.0)
+        step = steps[one.dtype]
+        if arguments["key_pages"].dtype not in (arguments["qkv"].dtype, torch.float8_e4m3fn):
+            step = max(step, 4 * steps[arguments["qkv"].dtype])  # the parts, each of which rounds
+        torch.testing.assert_close(one.cpu().double(), other, rtol=step, atol=step * max(1.0, other.abs().max() / 64))
+
+
+def test_store_into_float8_saturates(ops: Ops) -> None:
+    key = torch.tensor([1e4, -1e4, 1.0, 0.3]).repeat(8).view(1, 2, 16).to("cuda", torch.bfloat16)
+    pages = torch.zeros(2, 1, 4, 2, 16, device="cuda").to(torch.float8_e4m3fn)
+    ops.kv.store(key, key, pages[0], pages[1], torch.tensor([2], device="cuda"))
+    assert pages[0].float().view(4, -1)[2, :3].tolist() == [448.0, -448.0, 1.0]
+    assert pages[1].float().view(4, -1)[2, 3].item() == 0.3125
+    assert (pages[0].float().view(4, -1)[[0, 1, 3]] == 0).all()

@@ -1,0 +1,52 @@
+"""Writing the paged cache on CUDA devices (kv.cu, append.cu); see kernels/ops/kv.py for what it means."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..cpu import norm, rope
+from ..cpu.floats import FLOATS
+from ..cpu.kv import copy_pages, heads_dense
+from ..ops import kv as reference
+from ..ops.kv import Rotation
+from ..ops.norm import Norm
+from ..ops.rope import Rope
+
+__all__ = ["append", "copy_pages", "store"]
+
+_store = torch.ops.localllm.store.default
+_append = torch.ops.localllm.append.default
+_ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
+
+
+def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
+    """What lies beyond the cache is left out."""
+    if key.dtype in FLOATS and (key_pages.dtype in FLOATS or key_pages.dtype == torch.float8_e4m3fn):
+        _store(heads_dense(key), heads_dense(value), key_pages, value_pages, slots)
+    else:
+        reference.store(key, value, key_pages, value_pages, slots)
+
+
+_parts = reference.composed(Norm(rms=norm.rms_norm), Rope(neox=rope.rope, interleaved=rope.interleaved_rope), store)
+
+
+def append(
+    qkv: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+    offset: float,
+    cos: Tensor,
+    sin: Tensor,
+    rotation: Rotation,
+    slots: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+) -> Tensor:
+    """Queries stay in qkv, of which the answer is a view. What lies beyond the cache is left out."""
+    if qkv.dtype not in FLOATS or key_pages.dtype not in (qkv.dtype, torch.float8_e4m3fn):
+        return _parts(qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages)
+    turn = _ROTATIONS[rotation]
+    _append(qkv, query_norm, key_norm, eps, offset, cos, sin, turn, slots, key_pages, value_pages)
+    return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])

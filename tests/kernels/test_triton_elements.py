@@ -1,0 +1,210 @@
+"""The Triton kernels of sampling, norms, activations, rotation and cache writes: on a CUDA device where there is one,
+else in Triton's interpreter, which computes with numpy what the kernels say, in float32."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+CUDA = torch.cuda.is_available()
+if not CUDA and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("there is no CUDA device; test_triton_interpreted.py runs this", allow_module_level=True)
+
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.activation import Activation
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.kv import KV
+from localllm.kernels.ops.norm import Norm
+from localllm.kernels.ops.rope import Rope
+from localllm.kernels.ops.sampling import Draws, Sampling
+from localllm.kernels.triton import activation, kv, norm, rope, sampling
+
+sys.path.insert(0, str(Path(__file__).parent))
+from oracle_draws import FILTERS, SHAPES, draws, expected_token
+from test_ops import answer, moved
+
+pytestmark = [
+    pytest.mark.real if CUDA else pytest.mark.emulated,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning"),  # numpy's, in the interpreter
+]
+
+DEVICE = "cuda" if CUDA else "cpu"
+VOCAB = 20_011 if CUDA else 2_411
+REFERENCE = Ops()
+FAST = Ops(
+    norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),
+    activation=Activation(activation.silu_and_mul, activation.gelu_and_mul, activation.gelu_tanh_and_mul),
+    rope=Rope(rope.rope, rope.interleaved_rope),
+    kv=KV(append=kv.append),
+    sampling=Sampling(**{name: getattr(sampling, name) for name in sampling.__all__}),
+)
+HERE = {name for name, op in FAST if op is not dict(REFERENCE)[name]}
+RUNS = [
+    (case, dtype)
+    for case in CASES
+    if case.op in HERE
+    for dtype in case.tolerances
+    if CUDA or dtype == torch.float32
+]
+
+
+@pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case}-{dtype}" for case, dtype in RUNS])
+def test_op_equals_reference(case: Case, dtype: torch.dtype) -> None:
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    expected = answer(case, dict(REFERENCE)[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    try:
+        found = answer(case, dict(FAST)[case.op], {name: moved(value, DEVICE) for name, value in arguments.items()})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, other in zip(found, expected, strict=True):
+        if not other.is_floating_point():
+            assert torch.equal(one.cpu(), other)
+            continue
+        finite = other[other.isfinite()]
+        tolerance = case.tolerances[dtype] * max(finite.abs().max().item() if finite.numel() else 1.0, 1e-6)
+        torch.testing.assert_close(one.cpu().double(), other.double(), rtol=0.0, atol=tolerance)
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def drawn(logits: torch.Tensor, how: Draws) -> list[int]:
+    return FAST.sampling.draw(logits.to(DEVICE), moved(how, DEVICE)).tolist()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: "-".join(filters) or "plain")
+def test_draws_equal_the_oracle_s(shape: str, filters: dict[str, Any]) -> None:
+    rows = 5 if CUDA else 2
+    logits = SHAPES[shape](numbers(rows, VOCAB, seed=3))
+    how = draws(rows, **filters)
+    assert drawn(logits, how) == [expected_token(logits, how, row) for row in range(rows)]
+
+
+def random_draws(rng: np.random.Generator, rows: int, vocab: int) -> Draws:
+    """Each row's filters are on or off as it comes."""
+
+    def column(values: Any, off: float, share_on: float) -> torch.Tensor:
+        return torch.from_numpy(np.where(rng.random(rows) < share_on, values, off).astype(np.float32))
+
+    def bits() -> torch.Tensor:
+        return torch.from_numpy(rng.integers(-(2**31), 2**31, rows).astype(np.int32))
+
+    return Draws(
+        temperature=column(rng.uniform(0.1, 3.0, rows), 0.0, 0.95),
+        seed_low=bits(),
+        seed_high=bits(),
+        position=torch.from_numpy(rng.integers(0, 2**31, rows).astype(np.int32)),
+        top_k=column(np.exp(rng.uniform(0, np.log(vocab + 50), rows)).astype(int), 0, 0.5).int(),
+        top_p=column(rng.uniform(0.01, 1.0, rows), 1.0, 0.5),
+        min_p=column(np.exp(rng.uniform(-8, 0, rows)), 0.0, 0.3),
+        most=vocab,
+    )
+
+
+@pytest.mark.parametrize("seed", range(60 if CUDA else 4))
+def test_random_settings_equal_the_oracle(seed: int) -> None:
+    """720 rows on a GPU, of which each has filters of its own."""
+    rng = np.random.default_rng(seed)
+    rows, vocab = (12, int(rng.integers(2, 9000))) if CUDA else (4, int(rng.integers(2, 3000)))
+    logits = numbers(rows, vocab, seed=seed) * rng.uniform(0.5, 6.0)
+    if seed % 3 == 0:
+        logits = (logits * 2).round() / 2
+    if seed % 4 == 1:
+        logits[:, rng.random(vocab) < 0.7] = float("-inf")
+        logits[:, rng.integers(vocab)] = 1.0
+    how = random_draws(rng, rows, vocab)
+    assert drawn(logits, how) == [expected_token(logits, how, row) for row in range(rows)]
+
+
+def test_no_number_is_the_likeliest_token_whatever_filters() -> None:
+    logits = numbers(2, 1000)
+    logits[:, [999, 400]], logits[:, 2] = float("nan"), float("inf")
+    for filters in FILTERS:
+        assert drawn(logits.clone(), draws(2, **filters)) == [400, 400]
+    assert FAST.sampling.greedy(logits.to(DEVICE)).tolist() == [400, 400]
+    logits[:, [999, 400]] = 0.0
+    for filters in FILTERS:
+        assert drawn(logits.clone(), draws(2, **filters)) == [2, 2]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize("vocab", [1, 5, 128, 5_303])
+def test_greedy_and_logprobs(rows: int, vocab: int) -> None:
+    logits = numbers(rows, vocab + 3, seed=vocab).round(decimals=1)[:, :vocab] * 3  # rows lie apart
+    tokens = torch.arange(rows) % vocab
+    found_token = FAST.sampling.greedy(logits.to(DEVICE)).cpu()
+    assert torch.equal(found_token, logits.argmax(-1))
+    for k in (0, min(3, vocab), min(20, vocab)):
+        found = FAST.sampling.logprobs(logits.to(DEVICE), tokens.to(DEVICE), k)
+        expected = REFERENCE.sampling.logprobs(logits.double(), tokens, k)
+        torch.testing.assert_close(found.chosen.cpu().double(), expected.chosen, rtol=0, atol=1e-5)
+        assert torch.equal(found.top_tokens.cpu(), expected.top_tokens)
+        torch.testing.assert_close(found.top.cpu().double(), expected.top, rtol=0, atol=1e-5)
+
+
+def test_logprobs_of_a_row_with_nan_are_nan() -> None:
+    logits = numbers(2, 300)
+    logits[1, 7] = float("nan")
+    found = FAST.sampling.logprobs(logits.to(DEVICE), torch.tensor([1, 2], device=DEVICE), 2)
+    assert found.chosen[0].isfinite()
+    assert found.chosen[1].isnan()
+    assert found.top[1].isnan().all()
+
+
+def test_entries_of_no_row_are_left_out() -> None:
+    logits = numbers(2, 300).to(DEVICE)
+    before = logits.clone()
+    none = torch.tensor([-1, -1], device=DEVICE)
+    ones = torch.ones(2, device=DEVICE)
+    FAST.sampling.bias(logits, none, none, ones)
+    FAST.sampling.penalise(logits, none, none, none, none, ones, ones, ones)
+    FAST.sampling.mask(logits, none, torch.zeros(2, 10, dtype=torch.int32, device=DEVICE))
+    assert torch.equal(logits, before)
+
+
+def test_append_leaves_out_what_lies_beyond_the_cache() -> None:
+    qkv, pages = numbers(3, 4, 16).to(DEVICE), torch.zeros(2, 2, 4, 1, 16, device=DEVICE)
+    cos = torch.ones(3, 8, device=DEVICE)
+    slots = torch.tensor([-1, 5, 8], device=DEVICE)
+    FAST.kv.append(qkv.clone(), None, None, 1e-6, 0.0, cos, cos * 0, "neox", slots, pages[0], pages[1])
+    written = pages.flatten(1, 2).cpu()
+    assert torch.equal(written[:, 5], qkv[1, 2:].cpu().unsqueeze(1))
+    assert (written[:, [0, 1, 2, 3, 4, 6, 7]] == 0).all()
+
+
+@pytest.mark.skipif(not CUDA, reason="there is no CUDA device")
+@pytest.mark.parametrize("rows", [1, 64])
+def test_sampling_is_captured_and_replayed(rows: int) -> None:
+    """Nothing asks the host, and a replay reads what the tensors hold by then."""
+    logits = numbers(rows, 5_000).to(DEVICE)
+    how = moved(draws(rows, top_k=40, top_p=0.9, min_p=0.01), DEVICE)
+    tokens = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+
+    def work() -> tuple[torch.Tensor, ...]:
+        found = FAST.sampling.logprobs(logits, tokens, 3)
+        return (FAST.sampling.draw(logits, how), FAST.sampling.greedy(logits), *found)
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = work()
+    for seed in range(5):
+        logits.copy_(numbers(rows, 5_000, seed=seed) * seed)
+        how.position.add_(1)
+        graph.replay()
+        for one, other in zip(kept, work(), strict=True):
+            assert torch.equal(one, other)

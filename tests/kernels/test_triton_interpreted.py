@@ -1,0 +1,32 @@
+"""The Triton kernels' own tests in Triton's interpreter, where there is no GPU.
+
+Triton asks for the interpreter when it is imported, and then compiles nothing: the tests have a process of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+HERE = Path(__file__).parent
+
+pytestmark = [
+    pytest.mark.emulated,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the interpreter's process"),
+]
+
+
+@pytest.mark.parametrize("name", ["test_triton_attention.py", "test_triton_elements.py"])
+def test_interpreted(name: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
