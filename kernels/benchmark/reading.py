@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +12,7 @@ SHAPES = ((2048, 8, 4), (4096, 8, 8), (8192, 4, 8), (8192, 16, 16))
 
 
 @triton.jit
-def _sum(source: Any, sums: Any, BLOCK: tl.constexpr, TURNS: tl.constexpr) -> None:
+def _sum(source, sums, BLOCK: tl.constexpr, TURNS: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     places = source + program * BLOCK * TURNS + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)

@@ -38,6 +38,7 @@ FORMATS: Mapping[str, str] = {"bf16": "none", "int8": "int8", "int4": "int4", "f
 PEERS = ("transformers",)
 CELLS = [(rows, context) for context in (128, 1024, 8192) for rows in (1, 8, 16, 64) if rows * context <= 2**17]
 DRIFT = 0.02  # of a ceiling, which is then said
+STARTED = time.perf_counter()
 SPARE = 96  # positions beyond those that a job names: steps before and after the timed ones
 
 Parsed = TypeVar("Parsed")
@@ -75,13 +76,15 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterato
         return row(f"{shape.name}, {fmt}, {name}", ours, unit, device=gpu, **more)
 
     budget = Budget(quant=FORMATS[fmt], max_step_tokens=options.step_tokens, page_size=options.page_size)  # type: ignore[arg-type]
-    for way in options.ways:
-        yield from _checked(choice.backend, shape, fmt, replace(budget, graphs=way.graphs), options, told)
+    checks = outputs.Checks(choice.backend, shape, fmt, budget, options.check_layers)
+    for graphs in dict.fromkeys(way.graphs for way in options.ways):
+        yield from _checked(checks, graphs, options.canary, told)
     before = _peaks() if gpu else None
     if before is not None:
         yield told("ceiling, read", before.read / 1e9, "GB/s")
         yield told("ceiling, copy", before.copy / 1e9, "GB/s")
         yield told("ceiling, bf16 product of 8192³", before.multiply / 1e12, "TFLOP/s")
+        _say("ceilings measured")
     with ExitStack() as stack:
         room = _room(options, shape, 2 if gpu else 4)
         ways = [_opened(choice.backend, files, replace(budget, **room), way, stack) for way in options.ways]
@@ -104,24 +107,28 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterato
         )
         for job in options.jobs:
             yield from JOBS[job](setting)
+            _say(f"{job}: done")
     if before is not None:
         drift = _peaks().drift(before)
         if drift > DRIFT:
-            print(f"a ceiling has changed by {drift:.1%} meanwhile: these figures do not count", file=sys.stderr)
+            _say(f"a ceiling has changed by {drift:.1%} meanwhile: these figures do not count")
         yield told("ceilings, largest change meanwhile", 100 * drift, "%")
 
 
-def _checked(
-    backend: Backend, shape: Shape, fmt: str, budget: Budget, options: argparse.Namespace, told: Callable[..., Row]
-) -> Iterator[Row]:
+def _checked(checks: outputs.Checks, graphs: Graphs, rows: list[int], told: Callable[..., Row]) -> Iterator[Row]:
     """Raises outputs.WrongOutput."""
-    found = outputs.check(backend, shape, fmt, budget, options.check_layers)
-    layers = options.check_layers or shape.layers
-    name = f"{layers} layers, log-probabilities against float32 references, graphs {budget.graphs}"
-    most = round(1e3 * found.most, 2)
-    yield told(name, 1e3 * found.mean, "millinats", most=most, compared=found.compared)
-    exact = outputs.check_canary(backend, budget, options.canary) + outputs.check_guide(backend, budget)
-    yield told(f"tokens of the canary model and guide, all right, graphs {budget.graphs}", exact, "tokens")
+    found = checks.log_probabilities(graphs)
+    name, most = f"log-probabilities against float32 references, graphs {graphs}", round(1e3 * found.most, 2)
+    yield told(name, 1e3 * found.mean, "millinats", most=most, compared=found.compared, layers=checks.layers)
+    _say(f"graphs {graphs}: log-probabilities checked")
+    exact = checks.canary(graphs, rows) + checks.guide(graphs)
+    yield told(f"tokens of the canary model and guide, all right, graphs {graphs}", exact, "tokens")
+    _say(f"graphs {graphs}: the canary model and guide checked")
+
+
+def _say(what: str) -> None:
+    """How far it has come, with the time since it started."""
+    print(f"{time.perf_counter() - STARTED:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def _peaks() -> Peaks:
@@ -131,10 +138,10 @@ def _peaks() -> Peaks:
 
 
 def _opened(backend: Backend, files: ModelFiles, budget: Budget, way: Way, stack: ExitStack) -> Stepped:
-    start = time.perf_counter()
     runner = backend.open(files, replace(budget, graphs=way.graphs))
-    print(f"{way.name}: open after {time.perf_counter() - start:.1f} s, {runner.spec}", file=sys.stderr)
+    _say(f"{way.name}: open, {runner.spec}")
     stepped = Stepped(way.name, runner, overlap=way.overlap)
+    _say(f"{way.name}: its cache filled")
     stack.callback(stepped.close)
     return stepped
 

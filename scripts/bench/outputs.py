@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from shapes import Shape
@@ -17,12 +18,16 @@ from weights import stand_in
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Delta, Request, Sampling
-from localllm.engine.runner import Backend, Budget, Runner
+from localllm.engine.runner import Backend, Budget, Graphs, Runner
 
-PAGE = 16
+PAGE = 16  # or a divisor of it
 PROMPTS, TOP = 32, 20
 LENGTHS = range(1 + PAGE, 2 + PROMPTS * PAGE, PAGE)  # each a token longer than whole pages
 FORCED = 100.0  # a bias that no logit beats; log-probabilities are those before it
+
+ANSWER = 40  # tokens
+SUBJECTS = ("a model", "the daemon", "my GPU", "an adapter", "the cache", "JSON", "a port", "two numbers")
+PLAIN: Mapping[str, Any] = {"dtype": "float32", "reference_ops": ("all",), "graphs": "off"}
 
 # Largest allowed mean and single difference of a log-probability, in nats, from the float32 references with the same
 # weights. Random weights give logits of about 1; bfloat16 activations are off by a few thousandths of what they hold.
@@ -44,29 +49,86 @@ class Difference:
     compared: int
 
 
-def check(backend: Backend, shape: Shape, fmt: str, budget: Budget, layers: int) -> Difference:
-    """Of the shape with so many layers (0: all of them). Raises WrongOutput beyond the bounds."""
-    small = replace(shape, layers=layers or shape.layers)
-    cache = sum(LENGTHS) * 2 * small.layers * small.kv_heads * small.head_dim * 4  # bytes, with room for bookkeeping
-    asked = replace(
-        budget, context=max(LENGTHS) + PAGE, max_rows=PROMPTS, max_step_tokens=2048, page_size=PAGE, cache_bytes=cache
-    )
-    exact = replace(asked, dtype="float32", reference_ops=("all",), graphs="off", cache_bytes=2 * cache)
-    with tempfile.TemporaryDirectory() as folder:
-        files = stand_in(small, Path(folder))
-        meant, given = (_forced(backend.open(files, wanted), small.vocab) for wanted in (exact, asked))
-    differences = np.array(
-        [
-            abs(one[token] - other[token])
-            for one, other in zip(meant, given, strict=True)
-            for token in one.keys() & other.keys()
+class Checks:
+    """Of one shape with so many layers (0: all of them) in one format; what is right is found out once for all ways."""
+
+    def __init__(self, backend: Backend, shape: Shape, fmt: str, budget: Budget, layers: int = 0) -> None:
+        self._backend, self._shape, self._fmt = backend, replace(shape, layers=layers or shape.layers), fmt
+        self._budget, self.layers = budget, self._shape.layers
+        self._meant: list[dict[int, float]] = []
+        self._guide: dict[str, list[int]] = {}
+
+    def log_probabilities(self, graphs: Graphs) -> Difference:
+        """Raises WrongOutput beyond the bounds."""
+        self._meant = self._meant or self._given(replace(self._budget, **PLAIN))
+        given = self._given(replace(self._budget, graphs=graphs))
+        pairs = zip(self._meant, given, strict=True)
+        apart = np.array(
+            [abs(one[token] - other[token]) for one, other in pairs for token in one.keys() & other.keys()]
+        )
+        found = Difference(float(apart.mean()), float(apart.max()), len(apart))
+        mean, most = BOUNDS[self._fmt]
+        if not (found.mean <= mean and found.most <= most):  # also where one is not a number
+            raise WrongOutput(f"{self._shape.name}, {self._fmt}: {found}, allowed are {mean} and {most} nats")
+        return found
+
+    def canary(self, graphs: Graphs, rows: Sequence[int]) -> int:
+        """The model whose every next token is known: at these numbers of rows, the second half joining later. How many
+        tokens were checked; raises WrongOutput."""
+        canary, checked = _canary(), 0
+        budget = replace(self._budget, graphs=graphs, context=256, max_rows=max(rows), quant="none")
+        with tempfile.TemporaryDirectory() as folder:
+            engine = Engine(self._backend.open(read_model(canary.save(Path(folder))), budget))
+        for together in rows:
+            lengths = [canary.BACK + 2 + 3 * at % 90 for at in range(together)]
+            prompts = [canary.prompt(at % canary.KEYS, length, together + at) for at, length in enumerate(lengths)]
+            asked = [Request(f"{together}.{at}", tuple(prompt), ANSWER) for at, prompt in enumerate(prompts)]
+            for name, tokens in _tokens(_answers(engine, asked[::2], asked[1::2])).items():
+                prompt = prompts[int(name.partition(".")[2])]
+                if tokens != canary.walk(prompt, ANSWER):
+                    raise WrongOutput(f"the canary model, request {name}: {tokens}")
+                checked += len(tokens)
+        engine.close()
+        return checked
+
+    def guide(self, graphs: Graphs) -> int:
+        """The built-in model in float32 answers token by token as its references do. How many tokens were checked;
+        raises WrongOutput."""
+        self._guide = self._guide or self._guided(replace(self._budget, **PLAIN))
+        if self._guided(replace(self._budget, graphs=graphs, dtype="float32")) != self._guide:
+            raise WrongOutput("guide answers differently from its references")
+        return sum(map(len, self._guide.values()))
+
+    def _given(self, budget: Budget) -> list[dict[int, float]]:
+        shape = self._shape
+        with tempfile.TemporaryDirectory() as folder:
+            return _forced(
+                self._backend.open(
+                    stand_in(shape, Path(folder)),
+                    replace(
+                        budget,
+                        context=max(LENGTHS) + PAGE,
+                        max_rows=PROMPTS,
+                        max_step_tokens=2048,
+                        cache_bytes=2 * sum(LENGTHS) * 2 * shape.layers * shape.kv_heads * shape.head_dim * 4,
+                    ),
+                ),
+                shape.vocab,
+            )
+
+    def _guided(self, budget: Budget) -> dict[str, list[int]]:
+        from tokenizers import Tokenizer
+
+        files = read_model(str(resources.files("localllm.assets") / "guide"), "guide")
+        tokenizer = Tokenizer.from_file(str(files.path / "tokenizer.json"))
+        chats = [f"<|im_start|>user\nHow do I use {what}?<|im_end|>\n<|im_start|>assistant\n" for what in SUBJECTS]
+        asked = [
+            Request(what, tuple(tokenizer.encode(chat).ids), ANSWER) for what, chat in zip(SUBJECTS, chats, strict=True)
         ]
-    )
-    found = Difference(float(differences.mean()), float(differences.max()), len(differences))
-    mean, most = BOUNDS[fmt]
-    if not (found.mean <= mean and found.most <= most):  # also where one is not a number
-        raise WrongOutput(f"{small.name}, {fmt}: {found}, allowed are {mean} and {most} nats")
-    return found
+        engine = Engine(self._backend.open(files, replace(budget, context=256, max_rows=len(asked), quant="none")))
+        found = _tokens(_answers(engine, asked))
+        engine.close()
+        return found
 
 
 def _forced(runner: Runner, vocab: int) -> list[dict[int, float]]:
@@ -89,49 +151,6 @@ def _forced(runner: Runner, vocab: int) -> list[dict[int, float]]:
     return found
 
 
-def check_canary(backend: Backend, budget: Budget, rows: Sequence[int]) -> int:
-    """The model whose every next token is known: at these numbers of rows, the second half joining later. How many
-    tokens were checked; raises WrongOutput."""
-    canary, checked, count = _canary(), 0, 40
-    with tempfile.TemporaryDirectory() as folder:
-        files = read_model(canary.save(Path(folder)))
-        runner = backend.open(files, replace(budget, context=256, max_rows=max(rows), quant="none"))
-        engine = Engine(runner)
-        for together in rows:
-            lengths = [canary.BACK + 2 + 3 * at % 90 for at in range(together)]
-            prompts = [canary.prompt(at % canary.KEYS, length, together + at) for at, length in enumerate(lengths)]
-            asked = [Request(f"{together}.{at}", tuple(prompt), count) for at, prompt in enumerate(prompts)]
-            answers = _answers(engine, asked[::2], asked[1::2])
-            for request, prompt in zip(asked, prompts, strict=True):
-                tokens = [token for delta in answers[request.id] for token in delta.tokens]
-                if tokens != canary.walk(prompt, count):
-                    raise WrongOutput(f"the canary model, request {request.id}: {tokens}")
-                checked += count
-        engine.close()
-    return checked
-
-
-def check_guide(backend: Backend, budget: Budget) -> int:
-    """The built-in model in float32 answers token by token as its references do. How many tokens were checked."""
-    from tokenizers import Tokenizer
-
-    files = read_model(str(resources.files("localllm.assets") / "guide"), "guide")
-    tokenizer = Tokenizer.from_file(str(files.path / "tokenizer.json"))
-    subjects = ("a model", "the daemon", "my GPU", "an adapter", "the cache", "JSON", "a port", "two numbers")
-    chats = [f"<|im_start|>user\nHow do I use {what}?<|im_end|>\n<|im_start|>assistant\n" for what in subjects]
-    asked = [Request(str(at), tuple(tokenizer.encode(chat).ids), 48) for at, chat in enumerate(chats)]
-    exact = replace(budget, context=256, max_rows=len(asked), dtype="float32", quant="none")
-    texts = []
-    for wanted in (exact, replace(exact, reference_ops=("all",), graphs="off")):
-        engine = Engine(backend.open(files, wanted))
-        answers = _answers(engine, asked)
-        texts.append({name: [token for delta in deltas for token in delta.tokens] for name, deltas in answers.items()})
-        engine.close()
-    if texts[0] != texts[1]:
-        raise WrongOutput("guide answers differently from its references")
-    return sum(map(len, texts[0].values()))
-
-
 def _answers(engine: Engine, first: Sequence[Request], later: Sequence[Request] = ()) -> dict[str, list[Delta]]:
     """All that came, by request; those of `later` join after a few steps."""
     found: dict[str, list[Delta]] = {request.id: [] for request in (*first, *later)}
@@ -147,6 +166,10 @@ def _answers(engine: Engine, first: Sequence[Request], later: Sequence[Request] 
                 engine.submit(request)
             waiting = []
     return {name: [delta for delta in deltas if delta.tokens] for name, deltas in found.items()}
+
+
+def _tokens(answers: Mapping[str, Sequence[Delta]]) -> dict[str, list[int]]:
+    return {name: [token for delta in deltas for token in delta.tokens] for name, deltas in answers.items()}
 
 
 def _canary() -> ModuleType:

@@ -108,7 +108,7 @@ def test_every_page_holds_numbers_before_anything_is_timed(runner: Runner) -> No
 
 
 @pytest.mark.real
-def test_a_wrong_output_stops_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_output_is_found() -> None:
     class Broken:
         name = "cpu"
 
@@ -121,22 +121,24 @@ def test_a_wrong_output_stops_the_measurement(monkeypatch: pytest.MonkeyPatch) -
         def open(self, files: ModelFiles, budget: Budget) -> Runner:
             opened = cpu.open(files, budget)
             if not budget.reference_ops:
-                opened.model.norm.weight = opened.model.norm.weight * 1.2  # type: ignore[attr-defined]
+                weight = opened.model.norm.weight  # type: ignore[attr-defined]
+                opened.model.norm.weight = weight * (1 - 2 * (torch.arange(len(weight)) % 2))  # type: ignore[attr-defined]
             return opened
 
-    right = outputs.check(cpu, TINY, "bf16", Budget(), 1)  # type: ignore[arg-type]
+    checks = outputs.Checks(cpu, TINY, "bf16", Budget(), layers=1)  # type: ignore[arg-type]
+    right = checks.log_probabilities("full")
     assert right.mean < 1e-4
     assert right.compared > outputs.PROMPTS * outputs.TOP
+    assert checks.canary("off", [3]) == 3 * outputs.ANSWER
+    assert checks.guide("off") == len(outputs.SUBJECTS) * outputs.ANSWER
+
+    broken = outputs.Checks(Broken(), TINY, "bf16", Budget(), layers=1)
     with pytest.raises(outputs.WrongOutput, match="tiny"):
-        outputs.check(Broken(), TINY, "bf16", Budget(), 1)
-    assert outputs.check_guide(cpu, Budget()) > 300  # type: ignore[arg-type]
-    walk = outputs._canary().walk
-    assert outputs.check_canary(cpu, Budget(), [3]) == 120  # type: ignore[arg-type]
-    canary = outputs._canary()
-    canary.walk = lambda prompt, count: [*walk(prompt, count)[:-1], 99]
-    monkeypatch.setattr(outputs, "_canary", lambda: canary)
+        broken.log_probabilities("off")
+    with pytest.raises(outputs.WrongOutput, match="guide"):
+        broken.guide("off")
     with pytest.raises(outputs.WrongOutput, match="canary"):
-        outputs.check_canary(cpu, Budget(), [3])  # type: ignore[arg-type]
+        broken.canary("off", [3])
 
 
 def test_idle_time_is_told_apart() -> None:
@@ -184,7 +186,7 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     --jobs decode,idle,prefill,sweep,mixed,even --steps 4 --rounds 2 --lengths 24 --longest 5 --requests 4 --most 12
     --runs 1 --step-tokens 64 --check-layers 1 --canary 2 --peers transformers --save"""
     monkeypatch.setattr(sys, "argv", [*command.split(), ""])
-    monkeypatch.setattr(outputs, "check_guide", lambda *_: 1)  # takes a while, and has its own test
+    monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)  # takes a while, and has its own test
     cuda.main()
     said = capsys.readouterr()
     assert "idle: this device does not say" in said.err
@@ -193,7 +195,7 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert len(names) == len(set(names))
     for fmt in ("bf16", "int8"):
         for what in (
-            "1 layers, log-probabilities against float32 references, graphs full",
+            "log-probabilities against float32 references, graphs full",
             "tokens of the canary model and guide, all right, graphs off",
             "decode, 1 row of 40 tokens, full",
             "decode, 4 rows of 64 tokens, off/in-turn",
