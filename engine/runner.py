@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .modelfiles import ModelFiles
 
 
+CacheDtype = Literal["auto", "fp8"]
 Graphs = Literal["auto", "full", "breakable", "off"]  # decode steps only, longer ones too, none
 
 
@@ -38,7 +39,7 @@ class RunnerSpec:
     overlap: bool = False  # a step may be started before the last one's tokens are known (Batch.carry)
     graph_rows: tuple[int, ...] = ()  # shapes that were or will be captured, ascending
     graph_tokens: tuple[int, ...] = ()
-    dtype: str = ""  # of activations and cache, for people
+    dtype: str = ""  # of activations, for people
     quant: str = ""  # the weights' format where they are quantised, e.g. "int8", for people
     weight_bytes: int = 0  # as held in memory
     token_bytes: int = 0  # of weights that computing one token reads; 0: unknown
@@ -129,6 +130,7 @@ class Budget:
     max_step_tokens: int | None = None  # tokens in one step; None: what suits the device
     page_size: int = 16
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    cache_dtype: CacheDtype = "auto"  # of the KV cache; auto: that of computing
     quant: Quant = "none"  # make the weights smaller while loading
     packed_dir: Path | None = None  # where weights made smaller are kept for the next time; None: nowhere
     graphs: Graphs = "auto"  # whether steps are captured and replayed, where the device can

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...engine.quantization import Quant
-from ...engine.runner import Graphs
+from ...engine.runner import CacheDtype, Graphs
 from ..errors import BY_CODE, AppError
 
 MAX_FRAME = 64 * 2**20
@@ -52,6 +52,7 @@ class Load(Frame):
     path: str
     backend: str = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    cache_dtype: CacheDtype = "auto"
     quant: Quant = "none"
     packed_dir: str = ""  # where weights made smaller on load are kept for the next time; empty: nowhere
     context: int = 0

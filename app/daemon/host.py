@@ -161,6 +161,7 @@ class Host:
             path=str(ref.path),
             backend=backend or settings.backend,
             dtype=settings.dtype,
+            cache_dtype=settings.cache_dtype,
             quant=quant or settings.quant,
             packed_dir=str(paths.packed_dir(ref.path)),
             context=settings.context,

@@ -62,6 +62,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
             cache_share=load.cache_share or None,
             max_rows=load.max_rows,
             dtype=load.dtype,
+            cache_dtype=load.cache_dtype,
             quant=load.quant,
             packed_dir=Path(load.packed_dir) if load.packed_dir else None,
             graphs=load.graphs,

@@ -24,6 +24,7 @@ DEVICE = Device(
     cache_share=0.85,
     step_tokens=2048,
     row_tokens=None,
+    fp8_cache=True,
     recorder=CudaRecorder,
     graphs="breakable",
 )

@@ -52,6 +52,7 @@ class Device:
     cache_share: float = 0.25  # of the memory that is free once the weights are in; the rest is for everybody else
     step_tokens: int = 512  # in one step: enough to keep it busy, few enough that others need not wait long
     row_tokens: int | None = 512  # per row the cache is sized for when nothing is asked for; None: a whole context
+    fp8_cache: bool = False  # its cache may be of float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
     graphs: Graphs = "full"  # what Budget.graphs "auto" means then
 

@@ -31,7 +31,7 @@ from .loading import Loader
 from .models import accepts
 from .references import with_references
 from .sampler import Drawn, sample
-from .sizing import plan
+from .sizing import cache_dtype, plan
 
 # What torch raises when a kernel, an index or an allocation fails.
 _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
@@ -198,7 +198,7 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
             spec.page_size,
             config.num_kv_heads,
             config.head_dim,
-            dtype,
+            cache_dtype(budget, dtype, device),
             device.name,
         )
     runner = TorchRunner(model, kv, spec, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...engine.errors import ModelRefused
+from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.graphs import decode_sizes, token_sizes
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, RunnerSpec, page_bytes
@@ -17,7 +17,7 @@ MOST_TOKENS = 1024
 def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weights: int, device: Device) -> RunnerSpec:
     """The spec of a runner with a paged cache in `dtype`, on a device with `free` bytes of which the weights take some.
 
-    Raises ModelRefused with both numbers where the budget cannot be met.
+    Raises ModelRefused with both numbers where the budget cannot be met, and SettingRefused.
     """
     config, quantised = files.config, files.config.quantization
     if weights > free:
@@ -29,7 +29,8 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
         raise ModelRefused(
             f"{files.name} has a context of {config.max_positions} tokens, {budget.context} were asked for"
         )
-    page = page_bytes(budget.page_size, config.num_kv_heads, config.head_dim, config.num_layers, dtype.itemsize)
+    cache = cache_dtype(budget, dtype, device)
+    page = page_bytes(budget.page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
     wanted = budget.context or config.max_positions
     if budget.cache_bytes is not None:
         num_pages = budget.cache_bytes // page
@@ -63,6 +64,17 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
         quant=quantised.title if quantised else budget.quant if budget.quant != "none" else "",
         cache_bytes=num_pages * page,
     )
+
+
+def cache_dtype(budget: Budget, dtype: torch.dtype, device: Device) -> torch.dtype:
+    """Of keys and values where computing is in `dtype`. Raises SettingRefused for what the device cannot do."""
+    if budget.cache_dtype == "auto":
+        return dtype
+    if not device.fp8_cache:
+        raise SettingRefused(f"cache_dtype fp8 is not for {device.name}", "leave it at auto")
+    if dtype != torch.bfloat16:
+        raise SettingRefused("cache_dtype fp8 goes with dtype bfloat16 only", "leave it at auto, or dtype")
+    return torch.float8_e4m3fn
 
 
 def _size(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import open_runner
+from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Runner
 from localllm.kernels.ops.layer import Layer
@@ -62,6 +64,14 @@ class TestTapedInPieces(Conformance):
             assert found.tokens.tolist() == canary.walk(prompt, 1)
 
 
-def test_no_graphs_where_none_are_wanted(tmp_path) -> None:
+def test_no_graphs_where_none_are_wanted(tmp_path: Path) -> None:
     files = read_model(canary.save(tmp_path))
     assert open_runner(files, replace(BUDGET, graphs="off"), TAPED, 2**30).spec.graph_rows == ()
+
+
+def test_a_cache_of_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    files = read_model(canary.save(tmp_path))
+    with pytest.raises(SettingRefused, match="fp8 is not for cpu"):
+        open_runner(files, replace(BUDGET, cache_dtype="fp8"), TAPED, 2**30)
+    with pytest.raises(SettingRefused, match="bfloat16 only"):
+        open_runner(files, replace(BUDGET, cache_dtype="fp8"), replace(TAPED, fp8_cache=True), 2**30)
