@@ -64,7 +64,10 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         files = stand_in(SHAPES[options.shape], Path(folder))
-        save(options.save, (figure for fmt in options.formats for figure in measure(options, fmt, files)))
+        save(
+            "" if options.unchecked else options.save,
+            (figure for fmt in options.formats for figure in measure(options, fmt, files)),
+        )
 
 
 def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterator[Row]:
@@ -77,7 +80,7 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterato
 
     budget = Budget(quant=FORMATS[fmt], max_step_tokens=options.step_tokens, page_size=options.page_size)  # type: ignore[arg-type]
     checks = outputs.Checks(choice.backend, shape, fmt, budget, options.check_layers)
-    for graphs in dict.fromkeys(way.graphs for way in options.ways):
+    for graphs in dict.fromkeys(() if options.unchecked else (way.graphs for way in options.ways)):
         yield from _checked(checks, graphs, options.canary, told)
     before = _peaks() if gpu else None
     if before is not None:
@@ -210,6 +213,7 @@ def _options() -> argparse.Namespace:
     add("--step-tokens", type=int, default=8192)
     add("--page-size", type=int, default=16)
     add("--check-layers", type=int, default=4, help="of the model whose outputs are checked; 0: all")
+    add("--unchecked", action="store_true", help="for trying things: outputs may be wrong, and no figure is kept")
     add("--canary", type=each(int), default=[1, 16, 64, 256], help="rows of the canary model")
     add("--folder", help="where weights are written, about as many bytes as the largest has; a temporary one")
     add("--save", default="cuda", help="name of the file of results; empty: none")

@@ -108,6 +108,7 @@ def test_every_page_holds_numbers_before_anything_is_timed(runner: Runner) -> No
 
 
 @pytest.mark.real
+@pytest.mark.timeout(180)
 def test_a_wrong_output_is_found() -> None:
     class Broken:
         name = "cpu"
