@@ -39,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backend: Annotated[str, Meta(description="Backend to use; auto picks the first that works here.")] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"],
-        Meta(description="Number format of computing and, as a rule, of the KV cache."),
+        Meta(description="Number format of computing, and of the KV cache."),
     ] = "auto"
     cache_dtype: Annotated[
         Literal["auto", "fp8"], Meta(description="Number format of the KV cache; fp8 holds twice as much, on a GPU.")

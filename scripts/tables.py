@@ -29,8 +29,12 @@ HARDWARE = {
     "cpu": "CPU (tried on x86-64)",
     "llamacpp": "GGUF models (llama.cpp)",
 }
+WHERE = {
+    "cpu": "in CI",
+    "cuda": "an H200, 2026-11-21: `pytest tests/backends/test_cuda.py`",
+}
 TIERS = {
-    "real": "Verified: the conformance suite runs on the hardware itself, in CI",
+    "real": "Verified: the conformance suite runs on the hardware itself ({where})",
     "real_otherdevice": "Verified on another device; never run on this one",
     "contract": "Checked against the vendor's schemas; never run",
     "emulated": "Run on an emulator; never run on the hardware",
@@ -73,7 +77,10 @@ def _backend(node: ast.ClassDef) -> str:
 
 def support() -> str:
     known = tiers()
-    rows = [(HARDWARE[name], f"`{name}`", TIERS.get(known.get(name, ""), NOT_YET)) for name in ORDER]
+    rows = [
+        (HARDWARE[name], f"`{name}`", TIERS.get(known.get(name, ""), NOT_YET).format(where=WHERE.get(name, "")))
+        for name in ORDER
+    ]
     return _table(("Hardware", "Backend", "State"), rows)
 
 
