@@ -25,6 +25,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MOST_DIM = 256
 MOST_GROUP = 128
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+ROOMY = 163 << 10  # bytes of shared memory
 MERGED = 8192  # numbers that decode merges together
 
 
@@ -35,6 +36,7 @@ class Device:
     processors: int
     shared: int  # bytes of shared memory a program may take
     converts_fp8: bool  # in hardware
+    narrow: bool = False  # blocks on their way to the matrix units are held in the registers of 32 lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,6 @@ class Blocks:
     warps: int
     stages: int
     resident: int  # such programs that a processor holds
-    registers: int | None = None  # of a thread, at most, so that it does
 
 
 def paged_attention(
@@ -60,7 +61,7 @@ def paged_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """The cache is of the queries' type, or float8_e4m3fn under bfloat16. Queries, and the heads of the cache, may lie
+    """The cache is of the queries' type, or float8_e4m3fn. Queries, and the heads of the cache, may lie
     apart, as views. Calls on one device must follow one another (one stream, or streams that wait): they share the
     counters of split tiles."""
     if not _covered(query, key_pages, value_pages):
@@ -69,7 +70,7 @@ def paged_attention(
     device = described(query.device)
     kv_heads = key_pages.shape[2]
     group = query.shape[1] // kv_heads
-    lines = most_lines(query.dtype, device)
+    lines = most_lines(query.shape[2], query.dtype, device)
     key = "triton", group, kv_heads, lines
     if key not in rows.plans:
         launches = plan(rows.query_lens, rows.contexts, group, kv_heads, lines, device.processors)
@@ -101,7 +102,6 @@ def paged_attention(
             "FP8": fp8,
             "num_warps": blocks.warps,
             "num_stages": blocks.stages,
-            **({"maxnreg": blocks.registers} if blocks.registers else {}),
         }
         if launch.kernel == "extend":
             extend[kv_heads, launch.count](*common, *strides, scale, soft_cap, window, **constants)
@@ -125,11 +125,11 @@ def _decode(
     places, lines, dim = 2 * chunks * kv_heads, constants["GROUP"] * launch.queries, constants["DIM"]
     partial = torch.empty(places, lines, dim, dtype=torch.float32, device=out.device)
     stats = torch.empty(places, 2, lines, dtype=torch.float32, device=out.device)
-    counters = _counters(out.device, 1 << max(16, (launch.count * kv_heads - 1).bit_length()))
+    counted = counters(out.device, 1 << max(16, (launch.count * kv_heads - 1).bit_length()))
     numbers = launch.count, chunks, *options
     decode[kv_heads, chunks](
         *common,
-        *(partial, stats, counters),
+        *(partial, stats, counted),
         *strides,
         *numbers,
         **constants,
@@ -145,28 +145,31 @@ def step(lines: int, block_d: int) -> int:
 
 
 def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
-    fp8 = key_pages.dtype == torch.float8_e4m3fn and query.dtype == torch.bfloat16
-    alike = query.dtype in FLOATS and (fp8 or key_pages.dtype == query.dtype)
+    alike = query.dtype in FLOATS and key_pages.dtype in (query.dtype, torch.float8_e4m3fn)
     together = query.stride(2) == key_pages.stride(3) == value_pages.stride(3) == 1
     return alike and together and query.shape[2] <= MOST_DIM and query.shape[1] <= MOST_GROUP * key_pages.shape[2]
 
 
-def most_lines(dtype: torch.dtype, device: Device) -> int:
+def most_lines(dim: int, dtype: torch.dtype, device: Device) -> int:
     """Of the tiles of long rows."""
     if dtype == torch.float32:
         return 32  # multiplied without tensor cores
-    return 128 if device.shared >= 160 << 10 else 64
+    return 128 if device.shared >= ROOMY and dim <= 128 else 64
 
 
 def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device) -> Blocks:
     """A program for tiles of `lines`, of up to `queries` each."""
     m, d = max(16, triton.next_power_of_2(lines)), max(16, triton.next_power_of_2(dim))
-    n = max(16, min(64, 16384 // (d * dtype.itemsize)))
+    roomy = device.shared >= ROOMY
+    n = max(16, min(64 if roomy else 32, 16384 // (d * dtype.itemsize)))
+    if device.narrow:
+        n = max(16, n // 2)
     stage = 2 * n * d * dtype.itemsize  # bytes
-    resident = 1 if queries > FEW else 3
+    resident = 1 if queries > FEW else 2
     room = (device.shared - m * d * dtype.itemsize * (queries > FEW)) // resident - 4096
     buffers = max(1, min(2, room // stage))
-    return Blocks(m, n, d, 8 if m >= 128 else 4, 2 * buffers + 1, resident)  # the page table is read as far ahead
+    warps = 8 if m >= 128 or (m >= 64 and (d > 128 or not roomy)) or device.narrow else 4
+    return Blocks(m, n, d, warps, 2 * buffers + 1, resident)  # the page table is read as far ahead
 
 
 def _listed(launch: Launch, device: torch.device) -> Tensor | None:
@@ -184,10 +187,11 @@ def described(device: torch.device) -> Device:
     properties = torch.cuda.get_device_properties(device)
     shared = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
     converts = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
-    return Device(properties.multi_processor_count, shared, converts)
+    narrow = torch.version.hip is not None and properties.warp_size == 32
+    return Device(properties.multi_processor_count, shared, converts, narrow)
 
 
 @cache
-def _counters(device: torch.device, size: int) -> Tensor:
+def counters(device: torch.device, size: int) -> Tensor:
     """Zeros, between calls. Made before any graph is captured: a first call compiles, which capture does not allow."""
     return torch.zeros(size, dtype=torch.int32, device=device)

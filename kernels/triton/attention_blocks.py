@@ -66,9 +66,7 @@ def attend_blocks(
         weights = tl.exp2(scores - level[:, None])
         shrink = tl.exp2(peak - level)
         total = total * shrink + tl.sum(weights, 1)
-        acc = tl.dot(
-            weights.to(q.dtype), floats(value, q.dtype, FP8), acc * shrink[:, None], input_precision="ieee"
-        )
+        acc = tl.dot(weights.to(q.dtype), floats(value, q.dtype, FP8), acc * shrink[:, None], input_precision="ieee")
         peak = higher
     return acc, peak, total
 

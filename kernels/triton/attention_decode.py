@@ -102,9 +102,7 @@ def decode(
     at = chunk * share
     stop = tl.minimum(at + share, every)
     if not ALONE:
-        tile, passed, _ = _found(
-            tiles, row_starts, context_lens, count, at, window, QUERIES, BLOCK_N, LISTED, WINDOW
-        )
+        tile, passed, _ = _found(tiles, row_starts, context_lens, count, at, window, QUERIES, BLOCK_N, LISTED, WINDOW)
     line = tl.arange(0, BLOCK_M)
     own = line // GROUP
     head = kv_head * GROUP + line % GROUP

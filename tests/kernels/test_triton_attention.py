@@ -1,0 +1,239 @@
+"""Triton's attention against the reference: interpreted, without a GPU, and on a CUDA device where there is one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from localllm.kernels.ops.attention import CASES, Rows
+from localllm.kernels.ops.attention import paged_attention as reference
+from localllm.kernels.ops.case import TOLERANCES
+from localllm.kernels.triton import attention
+from localllm.kernels.triton.attention_plan import FEW, plan
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")  # Triton's own
+
+INTERPRETED = attention.INTERPRETED
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_triton_interpreted.py runs it")
+real = [pytest.mark.real, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+RANDOM = 240  # batches
+KINDS = 48  # of kernels, among them: each must be compiled
+
+
+def on_device(arguments: Mapping[str, Any], wide: bool = False) -> dict[str, Any]:
+    """Tensors on the device; floats in float64 where wide."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Rows):
+            parts = {name: getattr(value, name).to(DEVICE) for name in ("row_starts", "context_lens", "page_table")}
+            return replace(value, **parts)
+        if isinstance(value, torch.Tensor):
+            return value.to(DEVICE, torch.float64 if wide and value.is_floating_point() else value.dtype)
+        return value
+
+    return {name: moved(value) for name, value in arguments.items()}
+
+
+def check(arguments: Mapping[str, Any], tolerance: float, rows: Rows | None = None) -> None:
+    """`rows`, if given, are what the kernels are told instead."""
+    expected = reference(**on_device(arguments, wide=True))
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    try:
+        found = attention.paged_attention(**on_device({**arguments, "rows": rows or arguments["rows"]}))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance * scale)
+    assert all(not zeros.any() for zeros in counters()), "split tiles are counted from zero"
+
+
+def counters() -> list[torch.Tensor]:
+    return [attention.counters(torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE), 1 << 16)]
+
+
+def inputs(
+    lens: list[tuple[int, int]],  # of each row: queries, context
+    heads: int = 8,
+    kv_heads: int = 2,
+    dim: int = 64,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    cache: torch.dtype | None = None,
+    sinks: bool = False,
+    seed: int = 0,
+    **options: float,
+) -> dict[str, Any]:
+    """All that no row may read is NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    needed = [-(-context // page_size) for _, context in lens]
+    ids = (torch.randperm(sum(needed), generator=generator) + 1).to(torch.int32)
+    pages = torch.randn(2, len(ids) + 1, page_size, kv_heads, dim, generator=generator)
+    pages[:, 0] = float("nan")
+    table = torch.zeros(len(lens), max(needed) + 3, dtype=torch.int32)
+    for row, (own, (_, context)) in enumerate(zip(ids.split(needed), lens, strict=True)):
+        table[row, : len(own)] = own
+        pages[:, own[-1].item(), (context - 1) % page_size + 1 :] = float("nan")
+    queries, contexts = zip(*lens, strict=True)
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+    held = pages.to(dtype).to(cache or dtype)
+    return {
+        "query": torch.randn(sum(queries), heads, dim, generator=generator).to(dtype),
+        "key_pages": held[0],
+        "value_pages": held[1],
+        "rows": Rows(starts, torch.tensor(contexts, dtype=torch.int32), table, queries, contexts),
+        "scale": dim**-0.5,
+        "sinks": torch.randn(heads, generator=generator) * 2.0 if sinks else None,
+        **options,
+    }
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """A batch of any mixture of lengths, for one of KINDS kernels."""
+    pick = random.Random(seed % KINDS)
+    group, kv_heads = pick.choice([1, 2, 3, 4, 5, 8, 16]), pick.choice([1, 2, 3, 8])
+    shape = {
+        "heads": group * kv_heads,
+        "kv_heads": kv_heads,
+        "dim": pick.choice([1, 16, 37, 64, 64, 80, 128, 128, 128, 192, 256]),
+        "page_size": pick.choice([1, 3, 16, 16, 64, 128]),
+        "dtype": pick.choice([torch.bfloat16, torch.bfloat16, torch.float16, torch.float32]),
+        "window": pick.choice([0, 0, 0, 1, 7, 63, 64, 65, 200]),
+        "soft_cap": pick.choice([0.0, 0.0, 2.0]),
+        "sinks": pick.random() < 0.3,
+        "seed": seed,
+    }
+    pick = random.Random(seed)
+    longest = pick.choice([20, 300, 3000])
+    lens = []
+    for _ in range(pick.choice([1, 1, 2, 7, 40] if longest < 3000 else [1, 3])):
+        queries = pick.choice([1, 1, 1, 2, 4, 5, 17, 100] if pick.random() < 0.5 else [1])
+        lens.append((queries, queries + pick.randrange(longest)))
+    return {**shape, "lens": lens}
+
+
+# Interpreted
+
+
+@interpreted
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case_interpreted(case: Any) -> None:
+    dtype = torch.float16 if case.label in ("mixed", "sinks-soft-cap", "prompt") else torch.float32
+    check(case.make(torch.Generator().manual_seed(7), dtype), case.tolerances[dtype])
+
+
+@interpreted
+@pytest.mark.parametrize("seed", [4, 5])
+def test_any_shape_interpreted(seed: int) -> None:
+    shape = {**drawn(seed), "dtype": torch.float32, "dim": 24, "heads": 4, "kv_heads": 2}
+    check(inputs(**{**shape, "lens": [(min(q, 9), 60 + q) for q, _ in shape["lens"][:3]]}), 2e-5)
+
+
+@interpreted
+def test_fp8_cache_of_a_device_that_does_not_convert_it() -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    values = every[every.isfinite()]
+    arguments = inputs([(1, 254)], 1, 1, 16, dtype=torch.float32, cache=torch.float8_e4m3fn)
+    slots = arguments["rows"].page_table[0, torch.arange(254) // 16].long() * 16 + torch.arange(254) % 16
+    arguments["value_pages"].flatten(0, 1)[slots] = values.view(-1, 1, 1).expand(-1, 1, 16).to(torch.float8_e4m3fn)
+    plain = {name: arguments[name].float() for name in ("key_pages", "value_pages")}
+    found = attention.paged_attention(**on_device(arguments))
+    torch.testing.assert_close(found, reference(**{**arguments, **plain}), rtol=0.0, atol=1e-3)  # of up to 448
+
+
+# On a device
+
+
+class TestOnDevice:
+    pytestmark = [] if INTERPRETED else real
+
+    @pytest.fixture(autouse=True)
+    def _not_interpreted(self) -> None:
+        if INTERPRETED:
+            pytest.skip("interpreted")
+
+    @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_case(self, case: Any, dtype: torch.dtype) -> None:
+        check(case.make(torch.Generator().manual_seed(7), dtype), case.tolerances[dtype])
+
+    @pytest.mark.parametrize("seed", range(RANDOM))
+    def test_any_shape(self, seed: int) -> None:
+        shape = drawn(seed)
+        check(inputs(**shape), TOLERANCES[shape["dtype"]])
+
+    @pytest.mark.parametrize("queries", [1, 3, 40])
+    @pytest.mark.parametrize("context", [127, 128, 129])
+    def test_context_about_the_window(self, context: int, queries: int) -> None:
+        check(inputs([(queries, context), (queries, context + 300)], window=128), TOLERANCES[torch.bfloat16])
+
+    @pytest.mark.parametrize("rows", [1, 5, 130])
+    def test_contexts_may_be_bounds(self, rows: int) -> None:
+        arguments = inputs([(1, 1 + 37 * row % 900) for row in range(rows)])
+        told = replace(on_device(arguments)["rows"], contexts=(4096,) * rows)
+        check(arguments, TOLERANCES[torch.bfloat16], told)
+
+    @pytest.mark.parametrize("queries", [1, 130])
+    def test_fp8_cache(self, queries: int) -> None:
+        arguments = inputs([(queries, 500), (1, 77)], dtype=torch.bfloat16, cache=torch.float8_e4m3fn)
+        plain = {name: arguments[name].bfloat16() for name in ("key_pages", "value_pages")}
+        expected = reference(**on_device({**arguments, **plain}, wide=True))
+        found = attention.paged_attention(**on_device(arguments))
+        torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=2e-2)
+
+    @pytest.mark.parametrize("queries", [1, 300])
+    def test_queries_lie_among_other_heads(self, queries: int) -> None:
+        arguments = on_device(inputs([(queries, 400), (1, 30)]))
+        among = torch.full((queries + 1, 12, 64), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+        among[:, :8] = arguments["query"]
+        expected = attention.paged_attention(**arguments)
+        assert torch.equal(attention.paged_attention(**{**arguments, "query": among[:, :8]}), expected)
+
+    def test_a_graph_serves_other_contexts(self) -> None:
+        arguments = on_device(inputs([(1, 2000)] * 6))
+        rows = arguments["rows"]
+        attention.paged_attention(**arguments)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = attention.paged_attention(**arguments)
+        for contexts in [(1, 64, 65, 2000, 3, 700), (1,) * 6, (1999,) * 6]:
+            rows.context_lens.copy_(torch.tensor(contexts, dtype=torch.int32))
+            graph.replay()
+            again = replace(rows, contexts=contexts)
+            assert torch.equal(found, attention.paged_attention(**{**arguments, "rows": again}))
+            expected = reference(**{**arguments, "rows": again})
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+# The plan
+
+
+def test_plan_of_decode_is_one_launch_whatever_the_contexts() -> None:
+    (launch,) = plan((1,) * 40, (9,) * 40, 4, 8, 128, 132)
+    assert (launch.kernel, launch.queries, launch.count, launch.tiles) == ("decode", 1, 40, None)
+
+
+def test_plan_covers_every_query_once() -> None:
+    query_lens, contexts = (1, 300, 3, 5, 77), (50, 900, 3, 6, 1000)
+    few, many = plan(query_lens, contexts, 4, 8, 128, 10)
+    assert (few.kernel, few.queries, few.count) == ("decode", 4, 5)
+    assert many.kernel == "extend"
+    assert many.tiles is not None
+    covered = {
+        (row, first + i) for row, first in many.tiles for i in range(many.queries) if first + i < query_lens[row]
+    }
+    assert covered == {(row, q) for row, own in enumerate(query_lens) if own > FEW for q in range(own)}
+    ends = [contexts[row] - query_lens[row] + first for row, first in many.tiles]
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_plan_splits_prompts_that_do_not_fill_the_device() -> None:
+    (launch,) = plan((128,), (8192,), 4, 8, 128, 132)
+    assert (launch.kernel, launch.count) == ("decode", 4)
