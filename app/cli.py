@@ -279,23 +279,35 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
 @cli.command()
 @default_model
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs to take medians of.")
+@click.option(
+    "--together",
+    type=click.IntRange(2, 1000),
+    multiple=True,
+    default=(8, 32),
+    show_default=True,
+    help="Answers to ask for at once; may be repeated.",
+)
 @backend_flag
 @quant_flag
 @json_flag
-def bench(model: str | None, rounds: int, backend: str | None, quant: str | None, as_json: bool) -> int:
+def bench(
+    model: str | None, rounds: int, together: tuple[int, ...], backend: str | None, quant: str | None, as_json: bool
+) -> int:
     """Measure how fast a model answers here.
 
-    Gives the time to the first token, reading and writing speed in tokens per second, alone and with eight answers
-    at once, each the median of several rounds.
+    Gives the time to the first token, reading and writing speed in tokens per second, alone and with several answers
+    at once, each the median of several rounds; and, where the device can tell, how fast its memory is read and which
+    share of that writing one answer makes of it.
 
     \b
     Examples:
       localllm bench
       localllm bench Qwen/Qwen3-0.6B --rounds 5 --json
+      localllm bench --together 4 --together 64
     """
     from .commands.bench import bench as body
 
-    return body(model, rounds, backend, quant, as_json)
+    return body(model, rounds, together, backend, quant, as_json)
 
 
 @cli.command()

@@ -155,6 +155,10 @@ class Backend(Protocol):
         """Load the weights. Raises ModelRefused or SettingRefused."""
         ...
 
+    def read_bandwidth(self) -> float | None:
+        """Bytes per second that the memory it computes from can be read at, measured now; None: it cannot tell."""
+        ...
+
 
 def page_bytes(page_size: int, kv_heads: int, head_dim: int, layers: int, itemsize: int) -> int:
     """Bytes of keys and values that one page takes over all layers."""

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict, dataclass
 from statistics import median
 
 import click
 
+from ...backends import load
 from .. import config
 from ..client import Client, Done, LoadedModel
 from ..errors import AppError
-from . import memory
 from .asking import loaded
 from .console import say
 
 LONG, SHORT = 400, 24  # words in a prompt that measures reading, and in one that measures writing
 NEW_TOKENS = 96
-TOGETHER = 8
 WORDS = "time water house morning letter road music table winter colour bread window river paper summer garden".split()
 
 
@@ -38,16 +38,18 @@ class Result:
     ttft_ms: float  # of a short prompt
     prefill: float  # of the long prompt
     decode: float  # one answer alone
-    decode_together: float  # eight at once, summed
-    memory_gbps: float | None = None  # what this machine's memory can be read at, where the model computes from it
+    throughput: dict[int, float]  # answers at once -> all their tokens
+    memory_gbps: float | None = None  # what the memory that the model computes from can be read at, where it is known
     memory_share: float | None = None  # of that, what decoding alone reads the weights at; over 1: they stay in cache
 
 
-def bench(model: str | None, rounds: int, backend: str | None, quant: str | None, as_json: bool) -> int:
-    """Print the figures."""
+def bench(
+    model: str | None, rounds: int, together: Sequence[int], backend: str | None, quant: str | None, as_json: bool
+) -> int:
+    """Print the figures; `together` is how many answers are asked for at once, one after the other."""
     settings = config.load()
     model = model or settings.model
-    result = asyncio.run(_bench(loaded(settings, model, backend, quant), model, rounds))
+    result = asyncio.run(_bench(loaded(settings, model, backend, quant), model, rounds, together))
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
         return 0
@@ -58,24 +60,30 @@ def bench(model: str | None, rounds: int, backend: str | None, quant: str | None
     click.echo(f"  time to first token  {result.ttft_ms:10.1f} ms")
     click.echo(f"  reading the prompt   {result.prefill:10.1f} tokens/s, {result.prompt_tokens} tokens")
     click.echo(f"  writing alone        {result.decode:10.1f} tokens/s")
-    click.echo(f"  writing, {TOGETHER} at once  {result.decode_together:10.1f} tokens/s in all")
+    for count, rate in result.throughput.items():
+        click.echo(f"  writing, {f'{count} at once':12}{rate:10.1f} tokens/s in all")
     if result.memory_gbps is not None and result.memory_share is not None:
         share = f"writing alone reads weights at {result.memory_share:.0%} of that"
         click.echo(f"  memory               {result.memory_gbps:10.1f} GB/s when read; {share}")
     return 0
 
 
-async def _bench(session: AbstractAsyncContextManager[Client], model: str, rounds: int) -> Result:
+async def _bench(
+    session: AbstractAsyncContextManager[Client], model: str, rounds: int, together: Sequence[int]
+) -> Result:
     async with session as client:
         info = await client.load(model)  # it is loaded: this only says how
         words = random.Random(0)
         await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)  # warms caches; not counted
-        reading, alone, together = [], [], []
+        reading, alone = [], []
+        rates: dict[int, list[float]] = {count: [] for count in together}
         for number in range(1, rounds + 1):
             say(f"round {number} of {rounds}")
             reading += await _answers(client, model, [_prompt(words, LONG)], 1)
             alone += await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)
-            together.append(await _answers(client, model, [_prompt(words, SHORT) for _ in range(TOGETHER)], NEW_TOKENS))
+            for count, found in rates.items():
+                prompts = [_prompt(words, SHORT) for _ in range(count)]
+                found.append(_rate(await _answers(client, model, prompts, NEW_TOKENS)))
     decode = median(answer.tokens_per_second for answer in alone)
     speed, share = _memory(info, decode)
     return Result(
@@ -89,7 +97,7 @@ async def _bench(session: AbstractAsyncContextManager[Client], model: str, round
         ttft_ms=1e3 * median(answer.ttft for answer in alone),
         prefill=median((a.usage.prompt_tokens - a.usage.cached_tokens) / a.ttft for a in reading),
         decode=decode,
-        decode_together=median(_rate(answers) for answers in together),
+        throughput={count: median(found) for count, found in rates.items()},
         memory_gbps=speed,
         memory_share=share,
     )
@@ -119,8 +127,6 @@ def _rate(answers: list[Done]) -> float:
 
 
 def _memory(info: LoadedModel, decode: float) -> tuple[float | None, float | None]:
-    """Read bandwidth in GB/s and the share of it that decoding uses; nothing where weights lie in other memory."""
-    if not info.token_bytes or not memory.shares_main_memory(info.backend):
-        return None, None
-    speed = memory.read_bandwidth()
-    return speed / 1e9, info.token_bytes * decode / speed
+    """Read bandwidth in GB/s and the share of it that decoding uses, where both are known."""
+    speed = load(info.backend).read_bandwidth() if info.token_bytes else None
+    return (None, None) if speed is None else (speed / 1e9, info.token_bytes * decode / speed)

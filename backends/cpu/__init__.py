@@ -36,3 +36,9 @@ def open(files: ModelFiles, budget: Budget) -> Runner:
     from .device import open_on_cpu
 
     return open_on_cpu(files, budget, memory()[1])
+
+
+def read_bandwidth() -> float:
+    from .reading import read_bandwidth as measured
+
+    return measured()

@@ -40,6 +40,14 @@ def open(files: ModelFiles, budget: Budget) -> Runner:
     return open_on_cuda(files, budget)
 
 
+def read_bandwidth() -> float | None:
+    if find_spec("triton") is None:
+        return None
+    from .reading import read_bandwidth as measured
+
+    return measured()
+
+
 def _lacking() -> str:
     """What is missing to compute on it; empty: nothing."""
     torch = find_spec("torch")

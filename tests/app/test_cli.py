@@ -82,6 +82,7 @@ def test_serve_has_a_flag_for_every_setting_of_the_daemon() -> None:
         (["run"], "Missing argument 'MODEL'"),
         (["run", "guide", "hi", "--backend", "cuba"], "'cuba' is not one of"),
         (["bench", "--rounds", "0"], "0 is not in the range"),
+        (["bench", "--together", "1"], "1 is not in the range"),
         (["serve", "--port", "99999"], "port in --port: Expected `int` <= 65535"),
         (["serve", "--dtype", "int3"], "'int3' is not one of"),
         (["run", "guide", "hi", "--schema", "no-such-file"], "no-such-file"),

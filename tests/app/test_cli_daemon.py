@@ -151,13 +151,26 @@ def test_ctrl_c_ends_the_answer_and_nothing_else(localllm: Shell, environment: d
 
 
 def test_bench_measures(localllm: Shell) -> None:
-    done = localllm("bench", "--rounds", "1", "--json")
+    done = localllm("bench", "--rounds", "1", "--together", "2", "--together", "5", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["backend"] == "cpu"
     assert result["prompt_tokens"] > 300
-    for name in ("ttft_ms", "prefill", "decode", "decode_together", "memory_gbps", "memory_share"):
+    for name in ("ttft_ms", "prefill", "decode", "memory_gbps", "memory_share"):
         assert result[name] > 0, name
+    assert list(result["throughput"]) == ["2", "5"]
+    assert all(rate > 0 for rate in result["throughput"].values())
+
+
+def test_bench_shows_a_table(localllm: Shell) -> None:
+    done = localllm("bench", "--rounds", "1", "--together", "3")
+    assert done.returncode == 0, done.stderr
+    title, *lines = done.stdout.splitlines()
+    assert re.fullmatch(r"guide on .+ \(cpu, float32\), medians of 1 rounds", title)
+    words = ["time to first token", "reading the prompt", "writing alone", "writing, 3 at once", "memory"]
+    assert [line[2:23].rstrip() for line in lines] == words
+    figures = [re.match(r" *([\d.]+) (ms|tokens/s|GB/s)", line[23:]) for line in lines]
+    assert all(figure and float(figure[1]) > 0 for figure in figures)
 
 
 def test_stop_unloads_one_model(localllm: Shell) -> None:

@@ -23,7 +23,7 @@ def test_every_backend_answers_with_its_own_name_and_imports_no_tensor_library()
     assert not {"torch", "mlx", "llama_cpp", "torch_npu", "triton"} & new
     for answer in answers:
         if isinstance(answer, DeviceInfo):
-            assert {"accepts", "open"} <= set(dir(backends.load(answer.backend)))
+            assert {"accepts", "open", "read_bandwidth"} <= set(dir(backends.load(answer.backend)))
             assert 0 < answer.free <= answer.memory
 
 

@@ -1,4 +1,4 @@
-"""The roof over decoding: how fast this machine reads memory."""
+"""The roof over decoding: how fast this machine reads its memory; no tensor library is asked."""
 
 from __future__ import annotations
 
@@ -6,24 +6,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import psutil
 
-from ...backends import load
-from ...engine.runner import DeviceInfo
+from .machine import cores
 
 PER_THREAD = 256 * 2**20  # bytes; far more than caches hold
 PASSES = 4
 
 
-def shares_main_memory(backend: str) -> bool:
-    """Whether the backend computes from the machine's own memory."""
-    found = load(backend).probe()
-    return isinstance(found, DeviceInfo) and found.main_memory
-
-
 def read_bandwidth() -> float:
     """Bytes per second that all physical cores together read, the best of a few passes."""
-    threads = psutil.cpu_count(logical=False) or 1
+    threads = cores()
     blocks = [np.ones(PER_THREAD // 4, np.float32) for _ in range(threads)]
     best = float("inf")
     with ThreadPoolExecutor(threads) as pool:
