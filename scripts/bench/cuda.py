@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import outputs
+import torch
 from jobs import JOBS, Ceilings, Peer, Setting
 from rows import Row, row, save
 from shapes import SHAPES, Shape
@@ -29,7 +30,7 @@ from weights import stand_in
 from localllm import backends
 from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.request import Sampling
-from localllm.engine.runner import Backend, Budget, Graphs, page_bytes
+from localllm.engine.runner import Backend, Budget, CacheDtype, Graphs, Unavailable, page_bytes
 
 if TYPE_CHECKING:
     from localllm.kernels.benchmark.device_ceilings import Peaks
@@ -74,11 +75,17 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterato
     """Everything that was asked for, in one format."""
     shape, choice = SHAPES[options.shape], backends.choose(options.backend, files)
     gpu = "" if choice.info.main_memory else choice.info.name
+    held = fmt if options.cache_dtype == "auto" else f"{fmt}, {options.cache_dtype} cache"
 
     def told(name: str, ours: float, unit: str, **more: Any) -> Row:
-        return row(f"{shape.name}, {fmt}, {name}", ours, unit, device=gpu, **more)
+        return row(f"{shape.name}, {held}, {name}", ours, unit, device=gpu, **more)
 
-    budget = Budget(quant=FORMATS[fmt], max_step_tokens=options.step_tokens, page_size=options.page_size)  # type: ignore[arg-type]
+    budget = Budget(
+        quant=FORMATS[fmt],  # type: ignore[arg-type]
+        cache_dtype=options.cache_dtype,
+        max_step_tokens=options.step_tokens,
+        page_size=options.page_size,
+    )
     checks = outputs.Checks(choice.backend, shape, fmt, budget, options.check_layers)
     for graphs in dict.fromkeys(() if options.unchecked else (way.graphs for way in options.ways)):
         yield from _checked(checks, graphs, options.canary, told)
@@ -87,27 +94,16 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterato
         yield told("ceiling, read", before.read / 1e9, "GB/s")
         yield told("ceiling, copy", before.copy / 1e9, "GB/s")
         yield told("ceiling, bf16 product of 8192³", before.multiply / 1e12, "TFLOP/s")
-        _say("ceilings measured")
+    ceilings = Ceilings() if before is None else Ceilings(before.read, before.multiply)
     with ExitStack() as stack:
-        room = _room(options, shape, 2 if gpu else 4)
-        ways = [_opened(choice.backend, files, replace(budget, **room), way, stack) for way in options.ways]
-        setting = Setting(
-            shape,
-            ways,
-            _peer(options, fmt, shape, files, gpu),
-            Ceilings() if before is None else Ceilings(before.read, before.multiply),
-            told,
-            has_trace=bool(gpu),
-            rounds=options.rounds,
-            cells=options.cells,
-            steps=options.steps,
-            lengths=options.lengths,
-            longest=options.longest,
-            requests=options.requests,
-            most=options.most,
-            runs=options.runs,
-            sampling=Sampling(temperature=options.temperature),
-        )
+        ways = []
+        for way in options.ways:
+            stepped, figure = _opened(choice.backend, files, replace(budget, **_room(options, shape, gpu)), way, told)
+            stack.callback(stepped.close)
+            ways.append(stepped)
+            yield figure
+        peer = _peer(options, fmt, shape, files, gpu)
+        setting = replace(_asked(options, shape, told), ways=ways, peer=peer, ceilings=ceilings, has_trace=bool(gpu))
         for job in options.jobs:
             yield from JOBS[job](setting)
             _say(f"{job}: done")
@@ -116,6 +112,22 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterato
         if drift > DRIFT:
             _say(f"a ceiling has changed by {drift:.1%} meanwhile: these figures do not count")
         yield told("ceilings, largest change meanwhile", 100 * drift, "%")
+
+
+def _asked(options: argparse.Namespace, shape: Shape, told: Callable[..., Row]) -> Setting:
+    return Setting(
+        shape,
+        told,
+        rounds=options.rounds,
+        cells=options.cells,
+        steps=options.steps,
+        lengths=options.lengths,
+        longest=options.longest,
+        requests=options.requests,
+        most=options.most,
+        runs=options.runs,
+        sampling=Sampling(temperature=options.temperature),
+    )
 
 
 def _checked(checks: outputs.Checks, graphs: Graphs, rows: list[int], told: Callable[..., Row]) -> Iterator[Row]:
@@ -140,28 +152,45 @@ def _peaks() -> Peaks:
     return peaks()
 
 
-def _opened(backend: Backend, files: ModelFiles, budget: Budget, way: Way, stack: ExitStack) -> Stepped:
+def _opened(
+    backend: Backend, files: ModelFiles, budget: Budget, way: Way, told: Callable[..., Row]
+) -> tuple[Stepped, Row]:
+    """Ready to be timed, and what opening it took: seconds, and memory beyond weights and cache."""
+    free, start = _free(backend), time.perf_counter()
     runner = backend.open(files, replace(budget, graphs=way.graphs))
-    _say(f"{way.name}: open, {runner.spec}")
+    seconds, spec = time.perf_counter() - start, runner.spec
+    beyond = free - _free(backend) - spec.weight_bytes - spec.cache_bytes
+    more = {"beyond_gib": round(beyond / 2**30, 3)} if free else {}
+    _say(f"{way.name}: open, {spec}")
     stepped = Stepped(way.name, runner, overlap=way.overlap)
     _say(f"{way.name}: its cache filled")
-    stack.callback(stepped.close)
-    return stepped
+    return stepped, told(f"open, {way.name}", seconds, "s", **more)
 
 
-def _room(options: argparse.Namespace, shape: Shape, itemsize: int) -> dict[str, Any]:
+def _free(backend: Backend) -> int:
+    """Bytes of the GPU's memory that nobody holds; 0 where there is no GPU."""
+    if isinstance(info := backend.probe(), Unavailable) or info.main_memory:
+        return 0
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def _room(options: argparse.Namespace, shape: Shape, gpu: str) -> dict[str, Any]:
     """What the largest of the jobs needs."""
     jobs, page = set(options.jobs), options.page_size
     needs = [(1, length) for length in options.lengths] if "prefill" in jobs else []
     needs += [(1, options.longest)] if "sweep" in jobs else []
-    if jobs & {"decode", "idle"}:
-        needs += [(rows, context + 3 * options.steps) for rows, context in options.cells]
+    if jobs & {"decode", "idle"}:  # the first row decodes while the last ones' prompts are passed over
+        needs += [
+            (rows, context + 3 * options.steps + rows * context // options.step_tokens)
+            for rows, context in options.cells
+        ]
     needs += [(options.requests, 2 * options.most)] if jobs & {"mixed", "even"} else []
     pages = max(rows * ((tokens + SPARE) // page + 1) for rows, tokens in needs)
     return {
         "context": min(shape.positions, max(tokens for _, tokens in needs) + SPARE),
         "max_rows": max(rows for rows, _ in needs),
-        "cache_bytes": pages * page_bytes(page, shape.kv_heads, shape.head_dim, shape.layers, itemsize),
+        "cache_bytes": pages * page_bytes(page, shape.kv_heads, shape.head_dim, shape.layers, 2 if gpu else 4),
     }
 
 
@@ -211,6 +240,7 @@ def _options() -> argparse.Namespace:
     add("--runs", type=int, default=2, help="of mixed and even")
     add("--temperature", type=float, default=0.6, help="of mixed and even")
     add("--step-tokens", type=int, default=8192)
+    add("--cache-dtype", choices=get_args(CacheDtype), default="auto")
     add("--page-size", type=int, default=16)
     add("--check-layers", type=int, default=4, help="of the model whose outputs are checked; 0: all")
     add("--unchecked", action="store_true", help="for trying things: outputs may be wrong, and no figure is kept")

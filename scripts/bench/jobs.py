@@ -46,11 +46,11 @@ class Setting:
     """What the jobs are done with. The last of the ways is what the others are compared with."""
 
     shape: Shape
-    ways: Sequence[Stepped]
-    peer: Peer | None
-    ceilings: Ceilings
     row: Callable[..., Row]  # as rows.row, the name without shape and format
-    has_trace: bool  # the device says when it worked
+    ways: Sequence[Stepped] = ()
+    peer: Peer | None = None
+    ceilings: Ceilings = Ceilings()
+    has_trace: bool = False  # the device says when it worked
     rounds: int = 6
     cells: Sequence[tuple[int, int]] = ()  # rows and context
     steps: int = 32
