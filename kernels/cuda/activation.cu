@@ -1,5 +1,5 @@
 // Gated activations: a thread computes one vector of the answer.
-#include "vec.cuh"
+#include "overlap.cuh"
 
 namespace localllm::cuda {
 
@@ -12,10 +12,12 @@ __device__ inline float activated(float x) {
   return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
 }
 
-template <class T, int N, Activation KIND>
-__global__ void gated(T* out, const T* x, int64_t vectors, int64_t dim, int64_t x_stride, int64_t out_stride) {
-  int64_t each = dim / N;
-  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < vectors; i += gridDim.x * int64_t(blockDim.x)) {
+template <class T, int N, Activation KIND, class Index>
+__global__ void gated(T* out, const T* x, Index vectors, Index dim, int64_t x_stride, int64_t out_stride) {
+  let_next_begin();
+  await_previous();
+  Index each = dim / N;
+  for (Index i = blockIdx.x * Index(blockDim.x) + threadIdx.x; i < vectors; i += gridDim.x * Index(blockDim.x)) {
     int64_t row = i / each, at = i % each * N;
     float gates[N], ups[N];
     load<N>(x + row * x_stride + at, gates);
@@ -31,15 +33,23 @@ void launch(const ActivationArgs& args, cudaStream_t stream) {
   int64_t vectors = args.rows * (args.dim / N);
   constexpr int threads = 256;
   int64_t blocks = (vectors + threads - 1) / threads;
-  auto start = [&](auto kernel) {
-    kernel<<<unsigned(blocks < MAX_GRID ? blocks : MAX_GRID), threads, 0, stream>>>(
-        static_cast<T*>(args.out), static_cast<const T*>(args.x), vectors, args.dim, args.x_stride, args.out_stride);
+  auto start = [&](auto kernel, auto index) {
+    using Index = decltype(index);
+    launch_early(kernel, blocks < MAX_GRID ? blocks : MAX_GRID, threads, 0, stream, static_cast<T*>(args.out),
+                 static_cast<const T*>(args.x), Index(vectors), Index(args.dim), args.x_stride, args.out_stride);
   };
-  switch (args.kind) {
-    case Activation::silu: return start(gated<T, N, Activation::silu>);
-    case Activation::gelu: return start(gated<T, N, Activation::gelu>);
-    case Activation::gelu_tanh: return start(gated<T, N, Activation::gelu_tanh>);
-  }
+  auto with_index = [&](auto index) {  // 64-bit divisions are slow, and rarely needed
+    using Index = decltype(index);
+    switch (args.kind) {
+      case Activation::silu: return start(gated<T, N, Activation::silu, Index>, index);
+      case Activation::gelu: return start(gated<T, N, Activation::gelu, Index>, index);
+      case Activation::gelu_tanh: return start(gated<T, N, Activation::gelu_tanh, Index>, index);
+    }
+  };
+  if (vectors < MAX_GRID / 2)
+    with_index(uint32_t{});
+  else
+    with_index(int64_t{});
 }
 
 }  // namespace

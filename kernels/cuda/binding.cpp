@@ -1,36 +1,10 @@
 // The ops on CUDA devices; what they are called and take is the CPU library's (../cpu/schema.cpp), loaded first. Checked
 // here is what the host can see; indices lie on the device, and kernels leave out those beyond the cache.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
 #include "../cpu/element_arguments.h"
-#include "kernels.h"
-
-// Declared in shim.h only where torch itself was built with CUDA, which the machine that compiles this need not have.
-extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+#include "queue.h"
 
 namespace localllm::cuda {
 namespace {
-
-using Optional = std::optional<Tensor>;
-
-// Makes the tensors' device the current one, and holds torch's stream there.
-class Queue {
- public:
-  explicit Queue(const Tensor& on) : guard_(on.get_device()) {
-    void* stream = nullptr;
-    if (aoti_torch_get_current_cuda_stream(on.get_device(), &stream) != 0)
-      throw std::runtime_error("torch names no CUDA stream");
-    stream_ = static_cast<cudaStream_t>(stream);
-  }
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  torch::stable::accelerator::DeviceGuard guard_;
-  cudaStream_t stream_;
-};
 
 void rms_norm_op(Tensor out, Tensor x, Tensor weight, double eps, double offset) {
   rms_norm(norm_arguments({"rms_norm", out}, out, x, weight, eps, offset, nullptr, nullptr), Queue(out));
@@ -63,6 +37,17 @@ void copy_pages_op(Tensor pages, Tensor sources, Tensor targets) {
   copy_pages(args, Queue(pages));
 }
 
+void append_op(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
+               int64_t rotation, Tensor slots, Tensor key_pages, Tensor value_pages) {
+  append(append_arguments({"append", qkv}, qkv, query_norm ? &*query_norm : nullptr, key_norm ? &*key_norm : nullptr,
+                          eps, offset, cos, sin, rotation, slots, key_pages, value_pages),
+         Queue(qkv));
+}
+
+void embedding_op(Tensor out, Tensor tokens, Tensor weight, double scale) {
+  embedding(embedding_arguments({"embedding", out}, out, tokens, weight, scale), Queue(out));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
@@ -73,6 +58,8 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("rope", TORCH_BOX(&rope_op));
   library.impl("store", TORCH_BOX(&store_op));
   library.impl("copy_pages", TORCH_BOX(&copy_pages_op));
+  library.impl("append", TORCH_BOX(&append_op));
+  library.impl("embedding", TORCH_BOX(&embedding_op));
 }
 
 }  // namespace localllm::cuda

@@ -14,5 +14,7 @@ void gate(const ActivationArgs& args, cudaStream_t stream);
 void rope(const RopeArgs& args, cudaStream_t stream);
 void store(const StoreArgs& args, cudaStream_t stream);
 void copy_pages(const CopyPagesArgs& args, cudaStream_t stream);
+void append(const AppendArgs& args, cudaStream_t stream);  // pages of qkv's type, or e4m3
+void embedding(const EmbeddingArgs& args, cudaStream_t stream);
 
 }  // namespace localllm::cuda

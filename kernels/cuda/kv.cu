@@ -55,11 +55,11 @@ void copy(const CopyPagesArgs& args, cudaStream_t stream) {
 
 void store(const StoreArgs& args, cudaStream_t stream) {
   if (args.tokens == 0 || args.width == 0) return;
-  int64_t size = size_of(args.type), cache_size = size_of(args.cache_type);
+  int64_t size = size_of(args.type), cache_size = args.cache_e4m3 ? 1 : size_of(args.cache_type);
   bool vectors = aligned({args.key, args.value, args.key_pages, args.value_pages},
                          {args.width * size, args.width * cache_size, args.key_stride * size, args.value_stride * size});
   with_type(args.type, [&](auto t) {
-    with_type(args.cache_type, [&](auto c) {
+    auto into = [&](auto c) {
       using T = decltype(t);
       using C = decltype(c);
       auto start = [&](auto count) {
@@ -73,7 +73,11 @@ void store(const StoreArgs& args, cudaStream_t stream) {
         start(std::integral_constant<int, (WIDEST<T> < WIDEST<C> ? WIDEST<T> : WIDEST<C>)>{});
       else
         start(std::integral_constant<int, 1>{});
-    });
+    };
+    if (args.cache_e4m3)
+      into(__nv_fp8_e4m3{});
+    else
+      with_type(args.cache_type, into);
   });
   check_launch("store");
 }

@@ -1,25 +1,32 @@
 // Norms: one block a row, which stays in registers between the sum and the scaling.
-#include "vec.cuh"
+#include "overlap.cuh"
 
 namespace localllm::cuda {
 
 namespace {
 
+constexpr int MOST_THREADS = 512;
 constexpr int HELD = 4;  // vectors of a row that a thread keeps; longer rows are read again
 
 struct Place {  // where row r of [rows, heads, dim] begins
-  int64_t heads, dim, stride;
-  __device__ int64_t of(int64_t row) const { return row / heads * stride + row % heads * dim; }
+  unsigned heads;
+  int64_t dim, stride;
+  __device__ int64_t of(unsigned row) const { return row / heads * stride + row % heads * dim; }
 };
 
 template <class T, class W, int N, bool RESIDUAL>
-__global__ void normalise(T* out, const T* x, T* residual, const W* weight, const W* bias, Place from, Place to,
+__global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T* residual, const W* weight, const W* bias, Place from, Place to,
                           int dim, float eps, float offset, bool centred) {
+  auto element = [&](int turn) { return (turn * blockDim.x + threadIdx.x) * N; };
+  let_next_begin();
+  if (element(0) < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + element(0)));
+  await_previous();
+
   const T* row = x + from.of(blockIdx.x);
   T* answer = out + to.of(blockIdx.x);
   T* kept = RESIDUAL ? residual + int64_t(blockIdx.x) * dim : nullptr;
   float held[HELD][N];
-  auto element = [&](int turn) { return (turn * blockDim.x + threadIdx.x) * N; };
+  Vec<W, N> weights_held[HELD];  // asked for before the sum, which they would wait behind
   auto read = [&](int at, float* values) {
     load<N>((RESIDUAL ? kept : row) + at, values);
   };
@@ -46,7 +53,10 @@ __global__ void normalise(T* out, const T* x, T* residual, const W* weight, cons
   };
 #pragma unroll
   for (int h = 0; h < HELD; h++)  // known to the compiler, so that what is held stays in registers
-    if (element(h) < dim) take(element(h), held[h]);
+    if (element(h) < dim) {
+      weights_held[h] = *reinterpret_cast<const Vec<W, N>*>(weight + element(h));
+      take(element(h), held[h]);
+    }
   for (int turn = HELD, at; (at = element(turn)) < dim; turn++) {
     float values[N];
     take(at, values);
@@ -69,12 +79,11 @@ __global__ void normalise(T* out, const T* x, T* residual, const W* weight, cons
   for (int h = 0; h < HELD; h++) {
     int at = element(h);
     if (at >= dim) return;
-    float weights[N], shifts[N], values[N];
-    load<N>(weight + at, weights);
+    float shifts[N], values[N];
     if (bias) load<N>(bias + at, shifts);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-      values[i] = (held[h][i] - mean) * scale * (weights[i] + offset);
+      values[i] = (held[h][i] - mean) * scale * (to_float(weights_held[h].values[i]) + offset);
       if (bias) values[i] += shifts[i];
     }
     save<N>(answer + at, values);
@@ -96,11 +105,11 @@ __global__ void normalise(T* out, const T* x, T* residual, const W* weight, cons
 template <class T, class W, int N>
 void launch(const NormArgs& args, bool centred, cudaStream_t stream) {
   int64_t rows = args.rows * args.heads, vectors = (args.dim + N - 1) / N;
-  int threads = int(vectors >= 256 ? 256 : (vectors + 31) / 32 * 32);
-  Place from{args.heads, args.dim, args.x_stride}, to{args.heads, args.dim, args.out_stride};
+  int threads = int(vectors >= MOST_THREADS ? MOST_THREADS : (vectors + 31) / 32 * 32);
+  Place from{unsigned(args.heads), args.dim, args.x_stride}, to{unsigned(args.heads), args.dim, args.out_stride};
   auto start = [&](auto kernel) {
-    kernel<<<unsigned(rows), threads, 0, stream>>>(
-        static_cast<T*>(args.out), static_cast<const T*>(args.x), static_cast<T*>(args.residual),
+    launch_early(
+        kernel, rows, threads, 0, stream, static_cast<T*>(args.out), static_cast<const T*>(args.x), static_cast<T*>(args.residual),
         static_cast<const W*>(args.weight), static_cast<const W*>(args.bias), from, to, int(args.dim), args.eps,
         args.offset, centred);
   };

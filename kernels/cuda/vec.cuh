@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <stdexcept>
 #include <string>
@@ -17,6 +18,9 @@ static __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162flo
 static __device__ inline void from_float(float x, float* out) { *out = x; }
 static __device__ inline void from_float(float x, __half* out) { *out = __float2half_rn(x); }
 static __device__ inline void from_float(float x, __nv_bfloat16* out) { *out = __float2bfloat16_rn(x); }
+static __device__ inline void from_float(float x, __nv_fp8_e4m3* out) {  // what it cannot hold becomes the largest it can
+  out->__x = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+}
 
 template <class T, int N>
 struct alignas(sizeof(T) * N) Vec {
@@ -40,6 +44,21 @@ static __device__ inline void save(T* to, const float* from) {
 #pragma unroll
   for (int i = 0; i < N; i++) from_float(from[i], &vec.values[i]);
   *reinterpret_cast<Vec<T, N>*>(to) = vec;
+}
+
+// V numbers in as many loads of 16 bytes as they take.
+template <int V, class T>
+static __device__ inline void load_wide(const T* from, float* to) {
+  constexpr int N = V < WIDEST<T> ? V : WIDEST<T>;
+#pragma unroll
+  for (int i = 0; i < V; i += N) load<N>(from + i, to + i);
+}
+
+template <int V, class T>
+static __device__ inline void save_wide(T* to, const float* from) {
+  constexpr int N = V < WIDEST<T> ? V : WIDEST<T>;
+#pragma unroll
+  for (int i = 0; i < V; i += N) save<N>(to + i, from + i);
 }
 
 // Whether all of these may be read in vectors: pointers on 16 bytes, distances on whole vectors.

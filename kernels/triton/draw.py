@@ -25,7 +25,8 @@ from .noise import LAST, draw_key, exponential, key_of
 
 BLOCK = 128  # tokens
 CHUNK = 16  # blocks that one program of the first kernel looks at
-GROUP = 32  # blocks that the second kernel looks at together
+GROUP = 16  # blocks that the second kernel looks at together
+WARPS = 16  # of the second kernel
 LOWEST = tl.constexpr(-0x80000000)
 
 
@@ -62,7 +63,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     _choose[(rows,)](
         tokens, logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters, *notes, chunks,
         TOP_K=top_k, TOP_P=top_p, MIN_P=min_p, CHUNK=CHUNK, BLOCK=BLOCK, GROUP=GROUP,
-        CHUNKS=triton.next_power_of_2(chunks), BLOCKS=triton.next_power_of_2(chunks * CHUNK), num_warps=16 if top_p else 8,
+        CHUNKS=triton.next_power_of_2(chunks), BLOCKS=triton.next_power_of_2(chunks * CHUNK), num_warps=WARPS,
     )  # fmt: skip
     return tokens
 
@@ -245,7 +246,8 @@ def _kth_key(
     """A key that just the k largest tokens and the k-th one's equals have, or a larger one; k is 1 to vocab - 1."""
     block = tl.arange(0, BLOCKS)
     keys = key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf")))
-    low, high = tl.full((), LOWEST, tl.int64), largest_key.to(tl.int64) + 1  # at least k tokens from low on, less from high on
+    # At least k are from `low` on, less from `high` on.
+    low, high = tl.full((), LOWEST, tl.int64), largest_key.to(tl.int64) + 1
     if k <= blocks:
         found = tl.full((), BLOCKS, tl.int32)
         while (high - low > 1) & (found != k):

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops import norm as reference
 from . import FLOATS
 
-WIDEST = 16384  # a program holds a row
+WIDEST = 8192  # a program holds a row
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

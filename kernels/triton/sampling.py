@@ -208,7 +208,7 @@ def _likeliest(
     tl.store(chosen + row, tl.load(logits + tl.load(tokens + row)) - whole)
     left = tl.load(keys + row * blocks + block, mask=block < blocks, other=LOWEST)
     last_key, last = tl.full((), LAST, tl.int32), tl.full((), -1, tl.int32)
-    for place in range(0, k):
+    for place in range(k):
         key = tl.max(left, 0)
         first = tl.min(tl.where(left == key, block, BLOCKS), 0)
         ids = first * BLOCK + tl.arange(0, BLOCK)

@@ -47,9 +47,17 @@ def append(rows: int, heads: int, kv_heads: int) -> Arguments:
     pages = random(2, 4 * rows + 1, 16, kv_heads, 128)
     angle = torch.rand(rows, 64, device="cuda")
     return {
-        **{"qkv": random(rows, heads + 2 * kv_heads, 128), "query_norm": random(128), "key_norm": random(128)},
-        **{"eps": 1e-6, "offset": 0.0, "cos": angle.cos(), "sin": angle.sin(), "rotation": "neox"},
-        **{"slots": torch.randperm(64 * rows, device="cuda")[:rows], "key_pages": pages[0], "value_pages": pages[1]},
+        "qkv": random(rows, heads + 2 * kv_heads, 128),
+        "query_norm": random(128),
+        "key_norm": random(128),
+        "eps": 1e-6,
+        "offset": 0.0,
+        "cos": angle.cos(),
+        "sin": angle.sin(),
+        "rotation": "neox",
+        "slots": torch.randperm(64 * rows, device="cuda")[:rows],
+        "key_pages": pages[0],
+        "value_pages": pages[1],
     }
 
 

@@ -130,7 +130,7 @@ def random_append(seed: int) -> dict[str, object]:
 def test_append_of_any_shape(ops: Ops, seed: int) -> None:
     case = Case("kv.append", "random", lambda *_: {}, mutates=("key_pages", "value_pages"))
     arguments = random_append(seed)
-    expected = answer(case, Ops().kv.append, {name: moved(value, "cpu", wide=True) for name, value in arguments.items()})
+    expected = answer(case, Ops().kv.append, {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
     found = answer(case, ops.kv.append, {name: moved(value, "cuda") for name, value in arguments.items()})
     steps = {torch.float8_e4m3fn: 2**-4, torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-19}
     for one, other in zip(found, expected, strict=True):

@@ -13,7 +13,20 @@ import pytest
 from localllm import kernels
 
 ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
-KERNELS = {"norm": "normalise", "activation": "gated", "rope": "turn", "kv": "put"}
+KERNELS = {
+    "activation": "gated",
+    "append": "append_vectors",
+    "embedding": "look_up",
+    "kv": "put",
+    "linear_dense": "few_rows",
+    "linear_fp8": "few_rows",
+    "linear_int4": "few_rows",
+    "linear_int4_wide": "few_rows",
+    "linear_int8": "few_rows",
+    "norm": "normalise",
+    "rope": "turn",
+    "round_rows": "round_rows",
+}
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 
 pytestmark = [

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-CUDA = torch.cuda.is_available()
-if not CUDA and os.environ.get("TRITON_INTERPRET") != "1":
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("there is no CUDA device; test_triton_interpreted.py runs this", allow_module_level=True)
 
 from localllm.kernels.ops import CASES, Ops
@@ -30,12 +29,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from oracle_draws import FILTERS, SHAPES, draws, expected_token
 from test_ops import answer, moved
 
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
 pytestmark = [
     pytest.mark.real if CUDA else pytest.mark.emulated,
     pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning"),  # numpy's, in the interpreter
 ]
 
-DEVICE = "cuda" if CUDA else "cpu"
 VOCAB = 20_011 if CUDA else 2_411
 REFERENCE = Ops()
 FAST = Ops(
@@ -47,11 +48,7 @@ FAST = Ops(
 )
 HERE = {name for name, op in FAST if op is not dict(REFERENCE)[name]}
 RUNS = [
-    (case, dtype)
-    for case in CASES
-    if case.op in HERE
-    for dtype in case.tolerances
-    if CUDA or dtype == torch.float32
+    (case, dtype) for case in CASES if case.op in HERE for dtype in case.tolerances if CUDA or dtype == torch.float32
 ]
 
 

@@ -1,0 +1,56 @@
+// Kernels that begin before the one ahead of them in the stream has ended (programmatic dependent launch, sm_90 on).
+//
+// A kernel started by `launch_early` may read what no kernel writes (weights), then must `await_previous` before it
+// touches anything else; every thread of every block awaits, so that what is complete behind it is all that came before.
+// It lets the next kernel begin by `let_next_begin`. Elsewhere all of this is nothing, and kernels follow each other.
+#pragma once
+
+#include "vec.cuh"
+
+namespace localllm::cuda {
+
+static __device__ inline void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+static __device__ inline void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct Gpu {
+  int major, minor, processors, shared_limit;  // shared memory that a block may ask for, in bytes
+};
+
+// The current device.
+static inline const Gpu& gpu() {
+  static Gpu known[64];
+  int device = 0;
+  cudaGetDevice(&device);
+  Gpu& found = known[device % 64];
+  if (!found.processors) {
+    cudaDeviceGetAttribute(&found.major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&found.minor, cudaDevAttrComputeCapabilityMinor, device);
+    cudaDeviceGetAttribute(&found.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&found.processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  return found;
+}
+
+template <class... Parameters, class... Arguments>
+static inline void launch_early(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared,
+                                cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks)), config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = shared, config.stream = stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early, config.numAttrs = gpu().major >= 9 ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
+}  // namespace localllm::cuda
