@@ -1,7 +1,7 @@
 """The kernels of CUDA devices: CUDA C++ built into one library (`make build CUDA=1`).
 
 Importing this package loads it, or raises LibraryMissing. The ops are those of `kernels.cpu` under another device, so
-its wrappers of norms, gated activations, rotation and cache writes serve tensors of both.
+its wrappers of norms, gated activations, rotation and the embedding serve tensors of both.
 """
 
 from __future__ import annotations
