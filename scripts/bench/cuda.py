@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -62,17 +63,19 @@ class Way:
 
 
 def main() -> None:
-    options = _options()
+    options, failed = _options(), list[str]()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         files = stand_in(SHAPES[options.shape], Path(folder))
         save(
             "" if options.unchecked else options.save,
-            (figure for fmt in options.formats for figure in measure(options, fmt, files)),
+            (figure for fmt in options.formats for figure in measure(options, fmt, files, failed)),
         )
+    if failed:
+        sys.exit(f"broke off: {', '.join(failed)}")
 
 
-def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterator[Row]:
-    """Everything that was asked for, in one format."""
+def measure(options: argparse.Namespace, fmt: str, files: ModelFiles, failed: list[str]) -> Iterator[Row]:
+    """Everything that was asked for, in one format; jobs that broke off are added to `failed`."""
     shape, choice = SHAPES[options.shape], backends.choose(options.backend, files)
     gpu = "" if choice.info.main_memory else choice.info.name
     held = fmt if options.cache_dtype == "auto" else f"{fmt}, {options.cache_dtype} cache"
@@ -86,7 +89,7 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterato
         max_step_tokens=options.step_tokens,
         page_size=options.page_size,
     )
-    checks = outputs.Checks(choice.backend, shape, fmt, budget, options.check_layers)
+    checks = outputs.Checks(choice.backend, shape, files, fmt, budget, options.check_layers)
     for graphs in dict.fromkeys(() if options.unchecked else (way.graphs for way in options.ways)):
         yield from _checked(checks, graphs, options.canary, told)
     before = _peaks() if gpu else None
@@ -105,8 +108,12 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles) -> Iterato
         peer = _peer(options, fmt, shape, files, gpu)
         setting = replace(_asked(options, shape, told), ways=ways, peer=peer, ceilings=ceilings, has_trace=bool(gpu))
         for job in options.jobs:
-            yield from JOBS[job](setting)
-            _say(f"{job}: done")
+            try:
+                yield from JOBS[job](setting)
+                _say(f"{job}: done")
+            except Exception:  # the other jobs are worth their time all the same
+                traceback.print_exc()
+                failed.append(job)
     if before is not None:
         drift = _peaks().drift(before)
         if drift > DRIFT:
@@ -199,7 +206,12 @@ def _peer(options: argparse.Namespace, fmt: str, shape: Shape, files: ModelFiles
         return None
     from peer import Transformers
 
-    return Transformers(shape, files, "cuda" if gpu else "cpu")
+    try:
+        return Transformers(shape, files, "cuda" if gpu else "cpu")
+    except Exception:  # another release of it, say: then there is nothing to compare with
+        traceback.print_exc()
+        _say("transformers does not run here: not measured")
+        return None
 
 
 def _options() -> argparse.Namespace:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from shapes import Shape
-from weights import stand_in
+from weights import first_layers
 
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
+from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.request import Delta, Request, Sampling
 from localllm.engine.runner import Backend, Budget, Graphs, Runner
 
@@ -53,8 +53,15 @@ class Difference:
 class Checks:
     """Of one shape with so many layers (0: all of them) in one format; what is right is found out once for all ways."""
 
-    def __init__(self, backend: Backend, shape: Shape, fmt: str, budget: Budget, layers: int = 0) -> None:
-        self._backend, self._shape, self._fmt = backend, replace(shape, layers=layers or shape.layers), fmt
+    def __init__(
+        self, backend: Backend, shape: Shape, files: ModelFiles, fmt: str, budget: Budget, layers: int = 0
+    ) -> None:
+        self._backend, self._shape, self._fmt = (
+            backend,
+            replace(shape, layers=min(layers or shape.layers, shape.layers)),
+            fmt,
+        )
+        self._files = first_layers(files, self._shape)
         self._budget, self.layers = budget, self._shape.layers
         self._meant: list[dict[int, float]] = []
         self._guide: dict[str, list[int]] = {}
@@ -104,20 +111,14 @@ class Checks:
 
     def _given(self, budget: Budget) -> list[dict[int, float]]:
         shape = self._shape
-        with tempfile.TemporaryDirectory() as folder:
-            return _forced(
-                self._backend.open(
-                    stand_in(shape, Path(folder)),
-                    replace(
-                        budget,
-                        context=max(LENGTHS) + PAGE,
-                        max_rows=PROMPTS,
-                        max_step_tokens=2048,
-                        cache_bytes=2 * sum(LENGTHS) * 2 * shape.layers * shape.kv_heads * shape.head_dim * 4,
-                    ),
-                ),
-                shape.vocab,
-            )
+        room = replace(
+            budget,
+            context=max(LENGTHS) + PAGE,
+            max_rows=PROMPTS,
+            max_step_tokens=2048,
+            cache_bytes=2 * sum(LENGTHS) * 2 * shape.layers * shape.kv_heads * shape.head_dim * 4,
+        )
+        return _forced(self._backend.open(self._files, room), shape.vocab)
 
     def _guided(self, budget: Budget) -> dict[str, list[int]]:
         from tokenizers import Tokenizer

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,12 @@ def stand_in(shape: Shape, folder: Path, seed: int = 0) -> ModelFiles:
         tensors |= _share(folder / f"{width}.bin", alike, random)
     in_order = {tensor.name: tensors[tensor.name] for tensor in shape.tensors()}
     return ModelFiles(folder, shape.name, parse_config(shape.config()), in_order, (), {})
+
+
+def first_layers(files: ModelFiles, shape: Shape) -> ModelFiles:
+    """Of a stand-in for a shape with more layers, but the same otherwise."""
+    tensors = {tensor.name: files.tensors[tensor.name] for tensor in shape.tensors()}
+    return replace(files, name=shape.name, config=parse_config(shape.config()), tensors=tensors)
 
 
 def _width(tensor: Tensor) -> int:

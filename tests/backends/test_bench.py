@@ -109,7 +109,7 @@ def test_every_page_holds_numbers_before_anything_is_timed(runner: Runner) -> No
 
 @pytest.mark.real
 @pytest.mark.timeout(180)
-def test_a_wrong_output_is_found() -> None:
+def test_a_wrong_output_is_found(tmp_path: Path) -> None:
     class Broken:
         name = "cpu"
 
@@ -126,14 +126,15 @@ def test_a_wrong_output_is_found() -> None:
                 opened.model.norm.weight = weight * (1 - 2 * (torch.arange(len(weight)) % 2))  # type: ignore[attr-defined]
             return opened
 
-    checks = outputs.Checks(cpu, TINY, "bf16", Budget(), layers=1)  # type: ignore[arg-type]
+    files = stand_in(TINY, tmp_path)
+    checks = outputs.Checks(cpu, TINY, files, "bf16", Budget(), layers=1)  # type: ignore[arg-type]
     right = checks.log_probabilities("full")
     assert right.mean < 1e-4
     assert right.compared > outputs.PROMPTS * outputs.TOP
     assert checks.canary("off", [3]) == 3 * outputs.ANSWER
     assert checks.guide("off") == len(outputs.SUBJECTS) * outputs.ANSWER
 
-    broken = outputs.Checks(Broken(), TINY, "bf16", Budget(), layers=1)
+    broken = outputs.Checks(Broken(), TINY, files, "bf16", Budget(), layers=1)
     with pytest.raises(outputs.WrongOutput, match="tiny"):
         broken.log_probabilities("off")
     with pytest.raises(outputs.WrongOutput, match="guide"):
@@ -210,6 +211,27 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, full"].startswith("transformers")
     assert peers["tiny shape, int8, decode, 1 row of 40 tokens, full"] == "off/in-turn"
     assert all(row["ours"] > 0 for row in rows if row["unit"] != "millinats")
+
+
+@pytest.mark.real
+def test_a_job_that_breaks_off_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "cuda.py --backend cpu --shape tiny --ways off --cells 1x20 --jobs broken,decode --steps 2 --rounds 1"
+
+    def broken(setting: jobs.Setting) -> Iterator[dict[str, object]]:
+        yield setting.row("before", 1.0, "s")
+        raise RuntimeError("this is the end")
+
+    monkeypatch.setitem(jobs.JOBS, "broken", broken)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "argv", [*command.split(), "--unchecked"])
+    with pytest.raises(SystemExit, match="broke off: broken"):
+        cuda.main()
+    said = capsys.readouterr()
+    assert "this is the end" in said.err
+    names = [json.loads(line)["name"] for line in said.out.splitlines()]
+    whole = "tiny shape, bf16, "
+    assert names == [f"{whole}open, off", f"{whole}before", f"{whole}decode, 1 row of 20 tokens, off"]
 
 
 @pytest.mark.parametrize(
