@@ -56,13 +56,10 @@ class Checks:
     def __init__(
         self, backend: Backend, shape: Shape, files: ModelFiles, fmt: str, budget: Budget, layers: int = 0
     ) -> None:
-        self._backend, self._shape, self._fmt = (
-            backend,
-            replace(shape, layers=min(layers or shape.layers, shape.layers)),
-            fmt,
-        )
+        self.layers = min(layers or shape.layers, shape.layers)
+        self._backend, self._fmt, self._budget = backend, fmt, budget
+        self._shape = replace(shape, layers=self.layers)
         self._files = first_layers(files, self._shape)
-        self._budget, self.layers = budget, self._shape.layers
         self._meant: list[dict[int, float]] = []
         self._guide: dict[str, list[int]] = {}
 
