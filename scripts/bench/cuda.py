@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import outputs
 import torch
-from jobs import JOBS, Ceilings, Peer, Setting
+from jobs import JOBS, Ceilings, Peer, Setting, at_random
 from rows import Row, row, save
 from shapes import SHAPES, Shape
 from stepping import Stepped
@@ -184,19 +184,25 @@ def _free(backend: Backend) -> int:
 
 def _room(options: argparse.Namespace, shape: Shape, gpu: str) -> dict[str, Any]:
     """What the largest of the jobs needs."""
-    jobs, page = set(options.jobs), options.page_size
-    needs = [(1, length) for length in options.lengths] if "prefill" in jobs else []
-    needs += [(1, options.longest)] if "sweep" in jobs else []
+    jobs, page, together = set(options.jobs), options.page_size, list[list[int]]()  # tokens of each of their requests
+    if "prefill" in jobs:
+        together += [[length] for length in options.lengths]
+    if "sweep" in jobs:
+        together += [[options.longest]]
     if jobs & {"decode", "idle"}:  # the first row decodes while the last ones' prompts are passed over
-        needs += [
-            (rows, context + 3 * options.steps + rows * context // options.step_tokens)
+        together += [
+            [context + 3 * options.steps + rows * context // options.step_tokens] * rows
             for rows, context in options.cells
         ]
-    needs += [(options.requests, 2 * options.most)] if jobs & {"mixed", "even"} else []
-    pages = max(rows * ((tokens + SPARE) // page + 1) for rows, tokens in needs)
+    if "mixed" in jobs:
+        prompts, counts = at_random(options.requests, options.most)
+        together += [[len(prompt) + count for prompt, count in zip(prompts, counts, strict=True)]]
+    if "even" in jobs:
+        together += [[2 * options.most] * options.requests]
+    pages = max(sum((tokens + SPARE) // page + 1 for tokens in each) for each in together)
     return {
-        "context": min(shape.positions, max(tokens for _, tokens in needs) + SPARE),
-        "max_rows": max(rows for rows, _ in needs),
+        "context": min(shape.positions, max(map(max, together)) + SPARE),
+        "max_rows": max(map(len, together)),
         "cache_bytes": pages * page_bytes(page, shape.kv_heads, shape.head_dim, shape.layers, 2 if gpu else 4),
     }
 

@@ -20,6 +20,7 @@ from localllm.engine.request import Sampling
 from localllm.engine.runner import RunnerSpec
 
 SWEPT = 40  # lengths of a sweep
+LEAST = 100  # tokens in and out of a request of random length
 RESAMPLED = 2000  # times, for the interval of a median
 
 
@@ -216,16 +217,18 @@ def swept(longest: int) -> list[int]:
 
 
 def mixed(setting: Setting) -> Iterator[Row]:
-    """nano-vllm's benchmark: lengths from 100 on at random, all requests at once. Its seed is kept, so that 256 of up
-    to 1,024 tokens are 142,827 in and 133,966 out."""
-    ints = random.Random(0)
-    least = min(100, setting.most)
-    prompts = [
-        tuple(ints.randint(0, 10_000) for _ in range(ints.randint(least, setting.most)))
-        for _ in range(setting.requests)
-    ]
-    counts = [ints.randint(least, setting.most) for _ in range(setting.requests)]
-    yield from _many(setting, f"{setting.requests} requests of {least} to {setting.most} in and out", prompts, counts)
+    """nano-vllm's benchmark: lengths from 100 on at random, all requests at once."""
+    prompts, counts = at_random(setting.requests, setting.most)
+    name = f"{setting.requests} requests of {min(LEAST, setting.most)} to {setting.most} in and out"
+    yield from _many(setting, name, prompts, counts)
+
+
+def at_random(requests: int, most: int) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Prompts, and how many tokens each is to give; its seed and order of drawing are nano-vllm's, so that 256 of up
+    to 1,024 are 142,827 tokens in and 133,966 out."""
+    ints, least = random.Random(0), min(LEAST, most)
+    prompts = [tuple(ints.randint(0, 10_000) for _ in range(ints.randint(least, most))) for _ in range(requests)]
+    return prompts, [ints.randint(least, most) for _ in range(requests)]
 
 
 def even(setting: Setting) -> Iterator[Row]:

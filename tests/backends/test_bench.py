@@ -174,6 +174,11 @@ def test_contestants_take_turns() -> None:
     assert 1.0 <= found.low <= 2.0 <= found.high <= 3.0
 
 
+def test_requests_of_random_lengths_are_those_of_the_published_benchmark() -> None:
+    prompts, counts = jobs.at_random(256, 1024)
+    assert (sum(map(len, prompts)), sum(counts)) == (142_827, 133_966)
+
+
 def test_lengths_of_a_sweep() -> None:
     lengths = jobs.swept(16_000)
     assert (lengths[0], lengths[-1], len(lengths)) == (1, 16_000, jobs.SWEPT)
