@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["test_triton_attention.py", "test_triton_elements.py"])
+@pytest.mark.parametrize("name", ["test_triton_attention.py", "test_triton_elements.py", "test_triton_linear.py"])
 def test_interpreted(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name)]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

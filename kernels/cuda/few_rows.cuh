@@ -1,0 +1,319 @@
+// Products of 1 to 16 rows: weights are streamed once, and all that counts is that the memory is never idle.
+//
+// A tile is 8 * J outputs over all inputs. One block of 16 warps for each multiprocessor takes every gridDim-th tile. A
+// warp reads chunks: 64 bytes of each of 8 outputs, 16 bytes a lane, which are the operand B of tensor core products
+// whose other operand is the activations. What k stands for which place is free as long as both agree:
+//
+//   lane = 4 g + t         weights: output g of 8, bytes 16 t … 16 t + 15 of the chunk
+//                          activations: rows g (and g + 8), the same inputs
+//                          sums: rows g (and g + 8), outputs 2 t and 2 t + 1
+//
+//   [warp 0][warp 1] … [warp 15][warp 0] …      chunks along the inputs of every output of the tile, P for a warp a step
+//
+// Each thread copies its own bytes into its own slots of a ring in shared memory (cp.async) and reads them back itself:
+// no barriers, many kilobytes in flight, and the ring is filled before the kernel ahead has ended. Sums of the warps are
+// added in a fixed order, whatever the number of rows or blocks: the same inputs give the same bits.
+#pragma once
+
+#include "own_rows.cuh"
+
+namespace localllm::cuda {
+
+template <int BYTES>
+static __device__ inline void copy_async(uint32_t to, const void* from, bool real) {
+  int size = real ? BYTES : 0;  // what is not copied becomes zeros
+  if (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(size) : "memory");
+}
+
+static __device__ inline void end_of_slot() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int N>
+static __device__ inline void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// All but the last `pending` slots are there.
+static __device__ inline void await_slots(int pending) {
+  switch (pending) {
+    case 8: return await_copies<8>();
+    case 9: return await_copies<9>();
+    case 10: return await_copies<10>();
+    case 11: return await_copies<11>();
+    case 1: return await_copies<1>();
+    case 2: return await_copies<2>();
+    case 3: return await_copies<3>();
+    case 4: return await_copies<4>();
+    case 5: return await_copies<5>();
+    case 6: return await_copies<6>();
+    default: return await_copies<7>();
+  }
+}
+
+// c += a b: 16 rows of activations, 8 outputs of weights.
+static __device__ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                           uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+static __device__ inline void multiply_add(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                           uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+struct Position {  // of this block, in the order of its work
+  int tile, step;
+  __device__ bool advance(int steps) {
+    if (++step < steps) return false;
+    step = 0, tile += gridDim.x;
+    return true;
+  }
+};
+
+// F: a format (formats.cuh). NT: 1 for up to 8 rows, 2 for up to 16.
+template <class F, int J, int P, int NT>
+struct Stream {
+  static constexpr int PIECE = 8 * sizeof(typename F::X);  // bytes of 8 activations
+  static constexpr int X_BYTES = P * NT * F::PIECES * PIECE;
+
+  const FewRows& a;
+  uint32_t ring, own;  // addresses in shared memory: slot 0, and all rows where they are kept whole
+  int tid, warp, g, t, chunks, steps, tiles;
+
+  __device__ Stream(const FewRows& a, void* memory, void* kept) : a(a) {
+    tid = threadIdx.x, warp = tid / 32, g = tid % 32 / 4, t = tid % 4;
+    ring = uint32_t(__cvta_generic_to_shared(memory)), own = uint32_t(__cvta_generic_to_shared(kept));
+    chunks = int((a.row_bytes + 63) / 64);
+    steps = (chunks + WARPS * P - 1) / (WARPS * P);
+    tiles = (a.outs + 8 * J - 1) / (8 * J);
+  }
+  // The j-th 8 outputs of a tile; of gates and what they gate, by turns.
+  __device__ int block_of(int tile, int j) const {
+    return a.gated ? tile * (J / 2) + j / 2 + (j % 2) * (a.gated / 8) : tile * J + j;
+  }
+  // Places in a slot: weights, records, activations; those of a warp lie side by side.
+  __device__ uint32_t weight_at(int slot, int i) const { return ring + slot * a.slot_bytes + (i * THREADS + tid) * 16; }
+  __device__ uint32_t record_at(int slot, int i) const {
+    return ring + slot * a.slot_bytes + J * P * THREADS * 16 + (i * THREADS + tid) * 4;
+  }
+  __device__ uint32_t x_at(int slot, int i) const {
+    return ring + slot * a.slot_bytes + J * P * THREADS * (16 + 4 * F::RECORDS) +
+           (i * THREADS + tid) * PIECE;
+  }
+  __device__ uint32_t sub_at(int slot, int i) const {
+    return x_at(slot, P * NT * F::PIECES) - tid * PIECE + (i * THREADS + tid) * 4;
+  }
+  __device__ int chunk_of(int step, int p) const { return (step * P + p) * WARPS + warp; }
+
+  // The tile whose weights are fetched next: this lane's places in it.
+  struct Source {
+    const uint8_t* row[J];
+    const uint32_t* record[J];
+    uint32_t real;  // a bit for each output that there is
+  };
+  __device__ Source source(int tile) const {
+    Source from{};
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+      int block = block_of(tile, j), output = block * 8 + g;
+      bool real = tile < tiles && output < a.outs;
+      from.row[j] = a.weight + (real ? output * a.row_bytes : 0) + t * 16;
+      if (F::RECORDS) from.record[j] = a.records + (real ? int64_t(block) * a.subs * 8 + g : 0);
+      from.real |= real << j;
+    }
+    return from;
+  }
+  __device__ void fetch_weights(const Source& from, int step, int slot) const {
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+      int chunk = chunk_of(step, p);
+      bool inside = chunk * 64 + t * 16 < int(a.row_bytes);
+#pragma unroll
+      for (int j = 0; j < J; j++)
+        copy_async<16>(weight_at(slot, j * P + p), inside ? from.row[j] + chunk * 64 : from.row[j],
+                       inside && (from.real >> j & 1));
+#pragma unroll
+      for (int r = 0; r < F::RECORDS; r++) {
+        int sub = F::sub_of(a, chunk, r);
+        inside = sub < a.subs;
+#pragma unroll
+        for (int j = 0; j < J; j++)
+          copy_async<4>(record_at(slot, (j * P + p) * F::RECORDS + r), from.record[j] + (inside ? sub * 8 : 0),
+                        inside && (from.real >> j & 1));
+      }
+    }
+  }
+  __device__ void fetch_x(int step, int slot) const {
+#pragma unroll
+    for (int p = 0; p < P; p++)
+#pragma unroll
+      for (int h = 0; h < NT; h++) {
+        int row = g + 8 * h, chunk = chunk_of(step, p);
+        if (row >= a.rows) continue;
+        const typename F::X* from = static_cast<const typename F::X*>(a.x) + row * a.x_stride;
+#pragma unroll
+        for (int i = 0; i < F::PIECES; i++) {
+          int k = chunk * F::CHUNK + F::input_of(i, t);
+          copy_async<PIECE>(x_at(slot, (p * NT + h) * F::PIECES + i), k < a.ins ? from + k : from, k < a.ins);
+        }
+        if (F::ROUNDED_IN_GROUPS)
+#pragma unroll
+          for (int r = 0; r < F::RECORDS; r++) {
+            int sub = chunk * F::RECORDS + r;
+            copy_async<4>(sub_at(slot, (p * NT + h) * F::RECORDS + r),
+                          a.sub_scale + (sub < a.subs ? row * a.subs + sub : 0), sub < a.subs);
+          }
+      }
+  }
+  __device__ void load_x(int step, int slot, int p, uint32_t (&x)[NT][F::PIECES][PIECE / 4]) const {
+    int chunk = chunk_of(step, p);
+#pragma unroll
+    for (int h = 0; h < NT; h++)
+#pragma unroll
+      for (int i = 0; i < F::PIECES; i++) {
+        int row = g + 8 * h;
+        uint32_t from = x_at(slot, (p * NT + h) * F::PIECES + i);
+        if (a.own_pitch) from = own + row * a.own_pitch + (chunk * F::CHUNK + F::input_of(i, t)) * sizeof(typename F::X);
+#pragma unroll
+        for (int e = 0; e < PIECE / 4; e++) x[h][i][e] = 0;
+        if (row >= a.rows || chunk >= chunks) continue;
+        if constexpr (PIECE == 16)
+          asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                       : "=r"(x[h][i][0]), "=r"(x[h][i][1]), "=r"(x[h][i][2]), "=r"(x[h][i][3]) : "r"(from));
+        else
+          asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x[h][i][0]), "=r"(x[h][i][1]) : "r"(from));
+      }
+  }
+};
+
+// One number of a tile's answer, which one thread adds up: a row, and an output (or a gate and what it gates).
+struct Answer {
+  bool held;
+  int row, within;  // the tile
+  int64_t output;
+  float scale[2], shift[2];  // fetched while the tile is multiplied
+};
+
+template <class F, int J, class S>
+static __device__ inline Answer answer_of(const FewRows& a, const S& s, int tile, int turn) {
+  int e = (s.tid + turn * 32) % THREADS;  // warps take turns
+  int row = a.gated ? e / (J * 4) : e / (J * 8), within = a.gated ? e % (J * 4) : e % (J * 8);
+  Answer answer{row < a.rows, row, within, int64_t(tile) * (a.gated ? J * 4 : J * 8) + within, {1.0f, 1.0f}, {}};
+  answer.held &= answer.output < (a.gated ? a.gated : a.outs);
+  if (!answer.held) return answer;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if (i && !a.gated) break;
+    int64_t output = answer.output + i * a.gated;
+    if (a.scale) answer.scale[i] = a.scale[output];
+    if (a.bias) answer.shift[i] = number(a.bias, a.bias_type, output);
+  }
+  return answer;
+}
+
+// The warps' sums of a tile, [warp][J][rows][8], added up and stored. With two such tables the warps that have nothing
+// to add go on with the next tile.
+template <class F, int J, int NT, class S>
+static __device__ inline void finish(const FewRows& a, const S& s, const OwnRows<F>& own, typename F::Sum* partial,
+                                     const typename F::Sum (&sums)[J][4], const Answer& answer, bool alone) {
+  if (alone) __syncthreads();  // the tile before this one has been read
+#pragma unroll
+  for (int j = 0; j < J; j++)
+#pragma unroll
+    for (int h = 0; h < NT; h++) {
+      if (s.g + 8 * h >= a.rows) continue;
+      typename F::Sum* at = partial + ((s.warp * J + j) * a.rows + s.g + 8 * h) * 8 + 2 * s.t;
+      at[0] = sums[j][2 * h], at[1] = sums[j][2 * h + 1];
+    }
+  __syncthreads();
+  if (!answer.held) return;
+  auto value = [&](int i, int j) {
+    typename F::Sum sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += partial[((w * J + j) * a.rows + answer.row) * 8 + answer.within % 8];
+    float scale = answer.scale[i];
+    if (sizeof(typename F::X) == 1 && !F::ROUNDED_IN_GROUPS)
+      scale = (a.own_pitch ? own.row_scale[answer.row] : a.row_scale[answer.row]) * scale;
+    return float(sum) * scale + answer.shift[i];
+  };
+  int j = answer.within / 8;
+  float result = a.gated ? activated(a.gate, rounded(value(0, 2 * j))) * rounded(value(1, 2 * j + 1)) : value(0, j);
+  put(a.out, a.out_type, answer.row * a.out_stride + answer.output, result);
+}
+
+// Blocks that find registers on one multiprocessor. Two are this kernel's and one that fetches its weights meanwhile: it
+// helps where a product is short, and takes longer where it is long.
+template <class F, int J, int NT>
+constexpr int TOGETHER = F::RECORDS == 0 && J == 1 && NT == 1 ? 2 : 1;
+
+template <class F, int J, int P, int NT>
+__global__ void __launch_bounds__(THREADS, (TOGETHER<F, J, NT>)) few_rows(const FewRows a) {
+  extern __shared__ uint4 memory[];
+  using S = Stream<F, J, P, NT>;
+  using Sum = typename F::Sum;
+  char* behind = reinterpret_cast<char*>(memory) + a.slots * a.slot_bytes;
+  Sum* partial = reinterpret_cast<Sum*>(behind);
+  OwnRows<F> own(a, behind + a.tables * WARPS * J * a.rows * 8 * sizeof(Sum));
+  S s(a, memory, own.x);
+  if (!a.resident) await_previous();
+  Position fetched{int(blockIdx.x), 0};
+  auto from = s.source(fetched.tile);
+  auto fetch = [&](int slot) {
+    s.fetch_weights(from, fetched.step, slot);
+    if (fetched.advance(s.steps)) from = s.source(fetched.tile);
+  };
+  for (int slot = 0; slot < a.slots - 1; slot++) {
+    fetch(slot);
+    end_of_slot();
+  }
+  if (a.resident) await_previous();
+  int late = 0;  // copies that must be there before the first step: they were asked for after all of these weights
+  if (a.own_pitch) {
+    own.fill();
+  } else {
+    for (int slot = 0; slot < a.slots - 1; slot++) s.fetch_x(slot % s.steps, slot);
+    end_of_slot();
+    late = 1;
+  }
+  let_next_begin();  // not before: what it fetches would be ahead of the activations
+
+  int slot = 0, free = a.slots - 1, turn = 0;
+  for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x, turn++) {
+    Answer answer = answer_of<F, J>(a, s, tile, turn);
+    Sum sums[J][4] = {};
+    for (int step = 0; step < s.steps; step++) {
+      if (!a.own_pitch) s.fetch_x(fetched.step, free);
+      fetch(free);
+      end_of_slot();
+      await_slots(late ? 1 : a.slots - 1);
+      late = 0;
+#pragma unroll
+      for (int p = 0; p < P; p++) {
+        uint32_t x[NT][F::PIECES][S::PIECE / 4];
+        s.load_x(step, slot, p, x);
+        typename F::template Activations<NT> held(x);
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+          uint32_t w[4];
+          asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                       : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                       : "r"(s.weight_at(slot, j * P + p)));
+          held.multiply(sums[j], w, s, own, step, slot, j * P + p, p);
+        }
+      }
+      free = slot;
+      if (++slot == a.slots) slot = 0;
+    }
+    Sum* table = partial + turn % a.tables * (WARPS * J * a.rows * 8);
+    finish<F, J, NT>(a, s, own, table, sums, answer, a.tables == 1);
+  }
+  await_copies<0>();
+}
+
+}  // namespace localllm::cuda

@@ -1,0 +1,244 @@
+// The formats of weights, as products of few rows read them: 16 bytes of an output, and the activations of the same
+// inputs in pieces of 8. A chunk is the 64 bytes that four lanes read of one output.
+#pragma once
+
+#include "few_rows.cuh"
+
+namespace localllm::cuda {
+
+static __device__ inline uint32_t load_word(uint32_t from) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from));
+  return word;
+}
+
+// Two products of 16 inputs (bf16) or 32 (int8), whose operands are pairs of words, for one or two groups of 8 rows.
+template <int NT, class Sum>
+static __device__ inline void pair(Sum (&sum)[4], const uint32_t (&x)[NT][2], uint32_t w0, uint32_t w1) {
+  multiply_add(sum, x[0][0], NT == 2 ? x[NT - 1][0] : 0, x[0][1], NT == 2 ? x[NT - 1][1] : 0, w0, w1);
+}
+
+// bf16, [outs, ins].
+struct Bf16 {
+  using X = __nv_bfloat16;
+  using Sum = float;
+  static constexpr int PIECES = 1, CHUNK = 32, RECORDS = 0;
+  static constexpr bool ROUNDED_IN_GROUPS = false;
+  static __device__ int input_of(int, int t) { return 8 * t; }
+  static __device__ int sub_of(const FewRows&, int, int) { return 0; }
+  template <int NT>
+  struct Activations {
+    uint32_t x[2][NT][2];
+    __device__ explicit Activations(const uint32_t (&from)[NT][1][4]) {
+#pragma unroll
+      for (int h = 0; h < NT; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i / 2][h][i % 2] = from[h][0][i];
+    }
+    template <class S>
+    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S&, const OwnRows<Bf16>&, int, int, int, int) const {
+      pair<NT>(sum, x[0], w[0], w[1]);
+      pair<NT>(sum, x[1], w[2], w[3]);
+    }
+  };
+};
+
+// int8 with int8 activations, [outs, ins].
+struct Whole8 {
+  using X = int8_t;
+  using Sum = int;
+  static constexpr int PIECES = 2, CHUNK = 64, RECORDS = 0;
+  static constexpr bool ROUNDED_IN_GROUPS = false;
+  static __device__ int input_of(int piece, int t) { return 16 * t + 8 * piece; }
+  static __device__ int sub_of(const FewRows&, int, int) { return 0; }
+  template <int NT>
+  struct Activations {
+    uint32_t x[2][NT][2];
+    __device__ explicit Activations(const uint32_t (&from)[NT][2][2]) {
+#pragma unroll
+      for (int h = 0; h < NT; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i / 2][h][i % 2] = from[h][i / 2][i % 2];
+    }
+    template <class S>
+    __device__ void multiply(int (&sum)[4], const uint32_t (&w)[4], const S&, const OwnRows<Whole8>&, int, int, int, int) const {
+      pair<NT>(sum, x[0], w[0], w[1]);
+      pair<NT>(sum, x[1], w[2], w[3]);
+    }
+  };
+};
+
+// e4m3, [outs, ins]; a record is the float32 scale of a group, a multiple of 64 inputs. Without groups an output has a
+// scale, as in int8.
+template <bool GROUPED>
+struct E4m3 {
+  using X = __nv_bfloat16;
+  using Sum = float;
+  static constexpr int PIECES = 2, CHUNK = 64, RECORDS = GROUPED;
+  static constexpr bool ROUNDED_IN_GROUPS = false;
+  static __device__ int input_of(int piece, int t) { return 16 * t + 8 * piece; }
+  static __device__ int sub_of(const FewRows& a, int chunk, int) { return chunk / a.per_sub; }
+
+  // Bytes 1 and 3 of a word as bf16, exactly: the bits of an e4m3 are those of a bf16 2^120 times smaller.
+  static __device__ uint32_t widened(uint32_t word) {
+    uint32_t small = (word & 0x80008000u) | (word >> 4 & 0x07f007f0u), large;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(large) : "r"(small), "r"(0x7b807b80u), "r"(0x80008000u));
+    return large;
+  }
+  template <int NT>
+  struct Activations {
+    uint32_t x[4][NT][2];  // of each word of weights: inputs 1 and 3, inputs 0 and 2
+    __device__ explicit Activations(const uint32_t (&from)[NT][2][4]) {
+#pragma unroll
+      for (int h = 0; h < NT; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          uint32_t low = from[h][i / 2][i % 2 * 2], high = from[h][i / 2][i % 2 * 2 + 1];
+          x[i][h][0] = __byte_perm(low, high, 0x7632);
+          x[i][h][1] = __byte_perm(low, high, 0x5410);
+        }
+    }
+    template <class S>
+    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S& s, const OwnRows<E4m3>&, int, int slot, int i,
+                             int) const {
+      if constexpr (!GROUPED) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) pair<NT>(sum, x[k], widened(w[k]), widened(w[k] << 8));
+        return;
+      }
+      float product[4] = {};
+#pragma unroll
+      for (int k = 0; k < 4; k++) pair<NT>(product, x[k], widened(w[k]), widened(w[k] << 8));
+      float mine = __uint_as_float(load_word(s.record_at(slot, i)));
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        float scale = __shfl_sync(0xffffffffu, mine, (2 * s.t + c) * 4);
+        sum[c] += product[c] * scale;
+        if (NT == 2) sum[2 + c] += product[2 + c] * scale;
+      }
+    }
+  };
+};
+
+// int4: nibbles, the even input in the low one. The words of every 64 bytes are transposed as a 4 x 4 matrix, so that a
+// lane's word r is of inputs 32 r + 8 t …, and the lanes of an output meet in the same group. A record is
+// the group's float16 scale in the low half, its zero point in the high one.
+//
+// What is multiplied are the bits with the least done to them: bf16 whose low bits the nibble is (128 more than it is),
+// or bytes. Sums of the activations, which are products with ones, take away the 128 and the zero point at the end of a
+// group.
+template <bool WIDE, int PER_CHUNK>
+struct Nibbles {
+  using X = std::conditional_t<WIDE, __nv_bfloat16, int8_t>;
+  using Sum = float;
+  using Part = std::conditional_t<WIDE, float, int>;
+  static constexpr int PIECES = 4, CHUNK = 128, RECORDS = PER_CHUNK;  // 1, 2 or 4
+  static constexpr bool ROUNDED_IN_GROUPS = !WIDE;
+  static __device__ int input_of(int piece, int t) { return 32 * piece + 8 * t; }
+  static __device__ int sub_of(const FewRows&, int chunk, int r) { return chunk * PER_CHUNK + r; }
+
+  // Float16 scale, and what is taken away for each activation.
+  static __device__ float scale_of(uint32_t record) { return __half2float(__ushort_as_half((unsigned short)record)); }
+  static __device__ Part surplus_of(uint32_t record) {
+    if constexpr (WIDE) return __uint_as_float(0x43000000u | (record & 0xffff0000u));
+    else return int(record >> 16);
+  }
+
+  template <int NT>
+  struct Activations {
+    uint32_t x[4][WIDE ? 2 : 1][NT][2];
+    Part total[4][NT];  // of the activations of a word
+
+    __device__ explicit Activations(const uint32_t (&from)[NT][4][WIDE ? 4 : 2]) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+#pragma unroll
+        for (int h = 0; h < NT; h++) {
+          const auto& piece = from[h][k];
+          if constexpr (WIDE) {  // inputs 0 and 4, 1 and 5; 2 and 6, 3 and 7
+            x[k][0][h][0] = __byte_perm(piece[0], piece[2], 0x5410);
+            x[k][0][h][1] = __byte_perm(piece[0], piece[2], 0x7632);
+            x[k][1][h][0] = __byte_perm(piece[1], piece[3], 0x5410);
+            x[k][1][h][1] = __byte_perm(piece[1], piece[3], 0x7632);
+          } else {  // the even inputs, the odd ones
+            x[k][0][h][0] = __byte_perm(piece[0], piece[1], 0x6420);
+            x[k][0][h][1] = __byte_perm(piece[0], piece[1], 0x7531);
+          }
+        }
+        Part sums[4] = {};
+        constexpr uint32_t ones = WIDE ? 0x3f803f80u : 0x01010101u;
+        pair<NT>(sums, x[k][0], ones, ones);
+        if (WIDE) pair<NT>(sums, x[k][WIDE], ones, ones);
+#pragma unroll
+        for (int h = 0; h < NT; h++) total[k][h] = sums[2 * h];
+      }
+    }
+    // Words k and k + 1, the second one left out where it is of another group.
+    __device__ void multiply_words(Part (&even)[4], Part (&odd)[4], int k, uint32_t first, uint32_t second,
+                                   bool both) const {
+      if constexpr (WIDE) {
+        auto one = [&](int at, uint32_t word) {
+          uint32_t w[4];
+#pragma unroll
+          for (int i = 0; i < 4; i++) w[i] = (word >> 4 * i & 0x000f000fu) | 0x43004300u;
+          pair<NT>(even, x[at][0], w[0], w[1]);
+          pair<NT>(even, x[at][WIDE], w[2], w[3]);
+        };
+        one(k, first);
+        if (both) one(k + 1, second);
+      } else {
+        if (!both) second = 0;
+        int other = min(k + 1, 3);
+        multiply_add(even, x[k][0][0][0], NT == 2 ? x[k][0][NT - 1][0] : 0, x[other][0][0][0],
+                     NT == 2 ? x[other][0][NT - 1][0] : 0, first & 0x0f0f0f0fu, second & 0x0f0f0f0fu);
+        multiply_add(odd, x[k][0][0][1], NT == 2 ? x[k][0][NT - 1][1] : 0, x[other][0][0][1],
+                     NT == 2 ? x[other][0][NT - 1][1] : 0, first >> 4 & 0x0f0f0f0fu, second >> 4 & 0x0f0f0f0fu);
+      }
+    }
+    template <class S>
+    static __device__ float row_scale(const S& s, const OwnRows<Nibbles>& own, int row, int sub, int slot, int i) {
+      if (WIDE || row >= s.a.rows) return 1.0f;
+      if (!s.a.own_pitch) return __uint_as_float(load_word(s.sub_at(slot, i)));
+      return sub < s.a.subs ? own.sub_scale[row * s.a.subs + sub] : 0.0f;
+    }
+    template <class S>
+    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S& s, const OwnRows<Nibbles>& own,
+                             int step, int slot, int i, int p) const {
+      Part even[4] = {}, odd[4] = {};
+      auto end_group = [&](int r, int first, int words) {
+        uint32_t record = load_word(s.record_at(slot, i * PER_CHUNK + r));
+        uint32_t records[2] = {__shfl_sync(0xffffffffu, record, 8 * s.t), __shfl_sync(0xffffffffu, record, 8 * s.t + 4)};
+#pragma unroll
+        for (int h = 0; h < NT; h++) {
+          int sub = s.chunk_of(step, p) * PER_CHUNK + r;
+          float row = row_scale(s, own, s.g + 8 * h, sub, slot, (p * NT + h) * PER_CHUNK + r);
+          Part all = total[first][h];
+          if (words > 1) all += total[first + 1][h];
+          if (words > 2) all += total[2][h] + total[3][h];
+#pragma unroll
+          for (int c = 0; c < 2; c++) {
+            Part whole = even[2 * h + c] + (WIDE ? 0 : odd[2 * h + c]) - surplus_of(records[c]) * all;
+            sum[2 * h + c] += float(whole) * (scale_of(records[c]) * row);
+          }
+        }
+#pragma unroll
+        for (int c = 0; c < 4; c++) even[c] = odd[c] = 0;
+      };
+      if constexpr (PER_CHUNK <= 2) {
+        multiply_words(even, odd, 0, w[0], w[1], true);
+        if (PER_CHUNK == 2) end_group(0, 0, 2);
+        multiply_words(even, odd, 2, w[2], w[3], true);
+        if (PER_CHUNK == 2) end_group(1, 2, 2);
+        else end_group(0, 0, 4);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          multiply_words(even, odd, k, w[k], 0, false);
+          end_group(k, k, 1);
+        }
+      }
+    }
+  };
+};
+
+}  // namespace localllm::cuda

@@ -1,0 +1,252 @@
+"""Products on CUDA devices; see kernels/ops/linear.py for what they mean.
+
+Up to 16 rows of bfloat16 are streamed by CUDA C++ (few_rows.cuh), any others multiplied by torch (plain weights) or
+Triton (int8, int4, fp8); what neither covers is left to the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops import linear as reference
+from ..ops.linear import Fp8, Int4, Int8, Weight
+
+TRITON = find_spec("triton") is not None
+
+FEW = 16  # rows
+BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # as Weights in linear.h
+_few_rows = torch.ops.localllm.few_rows.default
+torch.library.register_fake("localllm::few_rows", lambda *_: None, allow_override=True)
+
+
+class Packed(NamedTuple):
+    """A weight [outs, ins] as formats.cuh reads it. No kernel that is still to run may write it."""
+
+    data: Tensor  # [outs, bytes of an output]; bf16 [outs, ins]
+    scale: Tensor | None  # int8, and fp8 without groups: [outs] float32
+    records: Tensor | None  # [ceil(outs / 8), subs, 8] int32: fp8 float32 scale; int4 float16 scale, zero point above
+    format: int
+    outs: int
+    ins: int
+    group: int  # inputs that share a scale; ins where there is none, or one
+
+    def plain(self) -> Weight:
+        """As it was before it was packed."""
+        if self.format == BF16:
+            return self.data
+        if self.format == INT8:
+            assert self.scale is not None
+            return Int8(self.data[:, : self.ins].view(torch.int8), self.scale)
+        if self.format == FP8:
+            scale = (
+                by_output(self.records, self.outs).view(torch.float32) if self.scale is None else self.scale[:, None]
+            )
+            return Fp8(self.data[:, : self.ins].view(torch.float8_e4m3fn), scale, self.group)
+        each = max(1, min(self.group, self.ins) // sub_of(self.group, self.ins))  # records of a group
+        records = by_output(self.records, self.outs)[:, ::each][:, : -(-self.ins // self.group)]
+        scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
+        nibbles = turned(self.data)[:, : -(-self.ins // 2)]
+        return Int4(nibbles, scale, (records >> 16).to(torch.uint8), self.group, self.ins)
+
+
+def sub_of(group: int, ins: int) -> int:
+    """Inputs that an int4 record is of: a whole chunk of 128, a half or a quarter of it."""
+    return 128 if group % 128 == 0 or group >= ins else 64 if group % 64 == 0 else 32
+
+
+def by_output(records: Tensor | None, outs: int) -> Tensor:
+    """[blocks, subs, 8] -> [outs, subs]"""
+    assert records is not None
+    return records.transpose(1, 2).flatten(0, 1)[:outs].contiguous()
+
+
+def by_block(values: Tensor) -> Tensor:
+    """[outs, subs] of 4 bytes -> [ceil(outs / 8), subs, 8] int32, filled up with zeros."""
+    values = torch.nn.functional.pad(values.contiguous().view(torch.int32), (0, 0, 0, -len(values) % 8))
+    return values.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
+
+
+def turned(nibbles: Tensor) -> Tensor:
+    """[outs, bytes], with the 16 words of every 64 bytes as a 4 x 4 matrix turned. Its own inverse."""
+    return nibbles.view(len(nibbles), -1, 4, 4, 4).transpose(2, 3).reshape(len(nibbles), -1)
+
+
+def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
+    """As products read it. For activations of another type than bfloat16, and shapes that no kernel covers, the plain
+    weight."""
+    slices = iter(slices)
+    first = next(slices)
+    if dtype != torch.bfloat16 or not _covered(first):
+        return reference.pack_slices(chain([first], slices), outs, dtype)
+    whole: Packed | None = None
+    start = 0
+    for part in chain([first], slices):
+        own = _packed(part)
+        if whole is None:
+            blocks = -(-outs // 8)
+            parts = [
+                None if tensor is None else tensor.new_empty(length, *tensor.shape[1:])
+                for tensor, length in zip(own[:3], (outs, outs, blocks), strict=True)
+            ]
+            whole = Packed(*parts, own.format, outs, own.ins, own.group)
+        stop = start + own.outs
+        for to, tensor, unit in zip(whole[:3], own[:3], (1, 1, 8), strict=True):
+            if to is not None and tensor is not None:
+                to[start // unit : -(-stop // unit)] = tensor
+        start = stop
+    assert whole is not None
+    if whole.data.is_cuda:  # products do not wait for what wrote it
+        torch.cuda.current_stream(whole.data.device).synchronize()
+    return whole
+
+
+def _covered(weight: Weight) -> bool:
+    match weight:
+        case Int8() | Int4():
+            return True
+        case Fp8():
+            return weight.group >= weight.data.shape[1] or weight.group % 64 == 0
+    return weight.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
+
+
+def _packed(weight: Weight) -> Packed:
+    """A number of outputs of a covered weight, bytes filled up to what a load takes."""
+    pad = torch.nn.functional.pad
+    match weight:
+        case Int8(data, scale):
+            outs, ins = data.shape
+            return Packed(pad(data.view(torch.uint8), (0, -ins % 16)), scale.float(), None, INT8, outs, ins, ins)
+        case Fp8(data, scale, group):
+            outs, ins = data.shape
+            data = pad(data.view(torch.uint8), (0, -ins % 16))
+            if group >= ins:
+                return Packed(data, scale[:, 0].float(), None, FP8, outs, ins, ins)
+            return Packed(data, None, by_block(scale.float()), FP8, outs, ins, group)
+        case Int4(data, scale, zero, group, ins):
+            sub = sub_of(group, ins)
+            each = -(-min(group, ins) // sub) if group >= ins else group // sub
+            records = (scale.half().view(torch.int16).int() & 0xFFFF) | (zero.int() << 16)
+            records = records.repeat_interleave(each, 1)[:, : -(-ins // sub)]
+            data = turned(pad(data, (0, -data.shape[1] % 64)))
+            return Packed(data, None, by_block(records), INT4, len(data), ins, group)
+    return Packed(weight, None, None, BF16, *weight.shape, weight.shape[1])
+
+
+def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if _is_few(x, weight) and _beats_torch(x.numel() // weight.ins, weight, dtype):
+        return _few(x, weight, bias, dtype)
+    return reference.dense(x, weight.data if isinstance(weight, Packed) else weight, bias, dtype)
+
+
+def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if _is_few(x, weight):
+        return _few(x, weight, bias, dtype)
+    plain = weight.plain() if isinstance(weight, Packed) else weight
+    return (_triton().int8 if TRITON else reference.linear_int8.int8)(x, plain, bias, dtype)
+
+
+def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if _is_few(x, weight):
+        return _few(x, weight, bias, dtype)
+    if TRITON and isinstance(weight, Packed):
+        return _nibbles(_triton().as_rounded(x, weight.group), weight, bias, dtype or x.dtype)
+    plain = weight.plain() if isinstance(weight, Packed) else weight
+    return (_triton().int4 if TRITON else reference.linear_int4.int4)(x, plain, bias, dtype)
+
+
+def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if _is_few(x, weight) and _roomy(x.device):
+        return _few(x, weight, bias, dtype, INT4_WIDE)
+    if TRITON and isinstance(weight, Packed):
+        return _nibbles(x, weight, bias, dtype or x.dtype)
+    plain = weight.plain() if isinstance(weight, Packed) else weight
+    return (_triton().int4_wide if TRITON else reference.linear_int4.int4_wide)(x, plain, bias, dtype)
+
+
+def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if _is_few(x, weight):
+        return _few(x, weight, bias, dtype)
+    plain = weight.plain() if isinstance(weight, Packed) else weight
+    return (_triton().fp8 if TRITON else reference.linear_fp8.fp8)(x, plain, bias, dtype)
+
+
+def _triton() -> Any:
+    from ..triton import linear
+
+    return linear
+
+
+def _nibbles(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    flat = x.reshape(-1, weight.ins)
+    records = weight.data, weight.records, None, bias, dtype, weight.outs, sub_of(weight.group, weight.ins)
+    out: Tensor = _triton().product(flat, *records, turned=True, nibbles=True)
+    return out.view(*x.shape[:-1], weight.outs)
+
+
+def _is_few(x: Tensor, weight: Any) -> bool:
+    rows = x.numel() // max(x.shape[-1], 1)
+    whole = x.data_ptr() % 16 == 0 and (rows == 1 or x.stride(-2) % 8 == 0) and x.stride(-1) == 1
+    return isinstance(weight, Packed) and x.is_cuda and 0 < rows <= FEW and weight.ins % 8 == 0 and whole
+
+
+def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
+    """As measured on an H200 (scripts/bench/cuda_linear.py): few rows, and products that are short for other reasons.
+    Logits in float32 spare torch's rounding and widening."""
+    if dtype == torch.float32:
+        return rows <= 8
+    if weight.outs <= 4096 and weight.ins >= 2048:
+        return True
+    return rows <= 4 and (weight.ins >= 2048 or weight.outs <= 4096)
+
+
+@cache
+def _roomy(device: torch.device) -> bool:
+    """Whether a block finds the shared memory that int4 with activations as they are takes."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 160 << 10
+
+
+def takes_norm(weight: Any, rows: int) -> bool:
+    """Whether few_rows can normalise what it multiplies: every block does so for itself (own_pitch in plan.cuh)."""
+    if not isinstance(weight, Packed) or weight.format == INT4 or not 0 < rows <= 8 or weight.ins % 8:
+        return False
+    chunk, size = (32, 2) if weight.format == BF16 else (64, 2) if weight.format == FP8 else (64, 1)
+    inputs = -(-weight.data.shape[1] * weight.data.element_size() // 64) * chunk
+    return inputs <= 16384 >> (rows - 1).bit_length() and rows * (inputs * size + 16) <= 32 << 10
+
+
+def _few(
+    x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, format: int | None = None
+) -> Tensor:
+    rows = x if x.dim() == 2 else x.reshape(-1, weight.ins)
+    out = few_rows(rows, weight, bias, dtype or x.dtype, format)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.outs)
+
+
+def few_rows(
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    format: int | None = None,
+    norm: tuple[Tensor, float, float] | None = None,
+    stream: Tensor | None = None,
+    gate: int = -1,
+) -> Any:
+    """The product of x [1…16 rows, ins] bf16; format is the weight's, or INT4_WIDE for INT4.
+
+    With norm (weight, eps, offset) it is x + stream, normalised, that is multiplied: (answer, the sum). With a gate (a
+    number of Activation) the first half of the outputs are gates of the second.
+    """
+    x = x if x.stride(0) % 8 == 0 else x.contiguous()
+    out = x.new_empty(len(x), weight.outs // 2 if gate >= 0 else weight.outs, dtype=dtype)
+    after = None if stream is None else torch.empty_like(stream)
+    held = weight.data, weight.records, weight.scale, bias, weight.format if format is None else format, weight.group
+    _few_rows(out, x, *held, True, stream, after, *(norm or (None, 0.0, 0.0)), gate)
+    return out if norm is None else (out, after)

@@ -1,0 +1,52 @@
+// Products of few rows: which format; and the kernels of bf16 weights.
+#include "product.cuh"
+
+namespace localllm::cuda {
+
+namespace {
+
+template <bool WIDE, class Call>
+auto with_groups(int64_t group, int64_t ins, Call&& call) {
+  if (group % 128 == 0 || group >= ins) return call(Nibbles<WIDE, 1>{});
+  return group % 64 == 0 ? call(Nibbles<WIDE, 2>{}) : call(Nibbles<WIDE, 4>{});
+}
+
+template <class Call>
+auto with_format(const ProductArgs& args, Call&& call) {
+  switch (args.format) {
+    case Weights::bf16: return call(Bf16{});
+    case Weights::int8: return call(Whole8{});
+    case Weights::int4: return with_groups<false>(args.group, args.ins, call);
+    case Weights::int4_wide: return with_groups<true>(args.group, args.ins, call);
+    default: return args.records ? call(E4m3<true>{}) : call(E4m3<false>{});
+  }
+}
+
+}  // namespace
+
+extern template void product_of<Whole8>(const ProductArgs&, cudaStream_t);
+extern template void product_of<Nibbles<false, 1>>(const ProductArgs&, cudaStream_t);
+extern template void product_of<Nibbles<false, 2>>(const ProductArgs&, cudaStream_t);
+extern template void product_of<Nibbles<false, 4>>(const ProductArgs&, cudaStream_t);
+extern template void product_of<Nibbles<true, 1>>(const ProductArgs&, cudaStream_t);
+extern template void product_of<Nibbles<true, 2>>(const ProductArgs&, cudaStream_t);
+extern template void product_of<Nibbles<true, 4>>(const ProductArgs&, cudaStream_t);
+extern template void product_of<E4m3<false>>(const ProductArgs&, cudaStream_t);
+extern template void product_of<E4m3<true>>(const ProductArgs&, cudaStream_t);
+
+template void product_of<Bf16>(const ProductArgs&, cudaStream_t);
+
+int64_t product_shared(const ProductArgs& args) {
+  return with_format(args, [&](auto format) { return shared_of<decltype(format)>(args); });
+}
+
+bool product_takes_norm(const ProductArgs& args) {
+  return with_format(args, [&](auto format) { return few_rows_of<decltype(format)>(args).own_pitch > 0; });
+}
+
+void product(const ProductArgs& args, cudaStream_t stream) {
+  if (args.rows == 0 || args.outs == 0) return;
+  with_format(args, [&](auto format) { product_of<decltype(format)>(args, stream); });
+}
+
+}  // namespace localllm::cuda

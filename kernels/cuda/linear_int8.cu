@@ -1,0 +1,8 @@
+// The kernels of int8 weights with rounded activations (W8A8).
+#include "product.cuh"
+
+namespace localllm::cuda {
+
+template void product_of<Whole8>(const ProductArgs&, cudaStream_t);
+
+}  // namespace localllm::cuda

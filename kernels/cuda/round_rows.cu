@@ -1,0 +1,55 @@
+// Activations rounded to int8 for products that read them more often than they are worth making: a scale for each row,
+// or for each group of inputs. One block a row.
+#include "linear.h"
+#include "own_rows.cuh"
+
+namespace localllm::cuda {
+
+namespace {
+
+__device__ uint32_t largest_of_block(uint32_t x) {
+  __shared__ uint32_t parts[32];
+  x = __reduce_max_sync(0xffffffffu, x);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  return __reduce_max_sync(0xffffffffu, threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0u);
+}
+
+template <class T>
+__global__ void round_rows(int8_t* out, float* scales, const T* x, int ins, int padded, int64_t x_stride, int group,
+                           int sub) {
+  let_next_begin();
+  await_previous();
+  const T* row = x + blockIdx.x * x_stride;
+  int8_t* to = out + int64_t(blockIdx.x) * padded;
+  // A whole row, or a warp for each group: `first` of `step` threads begins at `from`.
+  bool whole = group >= ins;
+  int first = whole ? threadIdx.x : threadIdx.x % 32, step = whole ? blockDim.x : 32, turns = blockDim.x / 32;
+  for (int from = whole ? 0 : int(threadIdx.x / 32) * group; from < ins; from += whole ? ins : turns * group) {
+    int end = min(ins, from + group);
+    uint32_t largest = 0;
+    for (int k = from + first; k < end; k += step) largest = max(largest, __float_as_uint(fabsf(to_float(row[k]))));
+    largest = whole ? largest_of_block(largest) : __reduce_max_sync(0xffffffffu, largest);
+    float limit = __uint_as_float(largest), factor = __fdiv_rn(127.0f, limit);
+    for (int k = from + first; k < min(padded, from + (whole ? padded : group)); k += step)
+      to[k] = k < end && limit != 0.0f ? int8_t(__float2int_rn(__fmul_rn(to_float(row[k]), factor))) : int8_t(0);
+    int subs = sub ? (ins + sub - 1) / sub : 1;
+    for (int s = sub ? from / sub + first : first; s < (sub ? (end + sub - 1) / sub : 1); s += step)
+      scales[int64_t(blockIdx.x) * subs + s] = __fdiv_rn(limit, 127.0f);
+  }
+}
+
+}  // namespace
+
+void round_rows(const RoundArgs& args, cudaStream_t stream) {
+  if (args.rows == 0 || args.ins == 0) return;
+  with_type(args.type, [&](auto t) {
+    using T = decltype(t);
+    launch_early(round_rows<T>, args.rows, args.ins >= 4096 ? 1024 : 256, 0, stream, args.out, args.scales,
+                 static_cast<const T*>(args.x), int(args.ins), int(args.padded), args.x_stride, int(args.group),
+                 int(args.sub));
+  });
+  check_launch("round_rows");
+}
+
+}  // namespace localllm::cuda

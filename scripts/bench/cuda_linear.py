@@ -1,0 +1,113 @@
+"""Products of few rows on the GPU here: microseconds beside torch's bf16, and the share of what reading alone takes.
+
+`python scripts/bench/cuda_linear.py [FORMAT …]`. Graphs of products whose weights take turns beyond the second-level
+cache; medians of interleaved rounds; every answer is looked at before it is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from rows import Row, row, save
+
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight, changed, parts
+
+ROUNDS, TURNS_BYTES = 7, 6e8
+ROWS = (1, 2, 4, 8, 16)
+SHAPES = (  # ins, outs: of Llama-3.1-8B, of Qwen3-0.6B
+    *((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256)),
+    *((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (1024, 151936)),
+)
+FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+GROUP = 128
+
+
+def weight_of(op: str, outs: int, ins: int) -> Weight:
+    def scale(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, device="cuda") / (64.0 * ins**0.5)
+
+    if op == "dense":
+        return torch.randn(outs, ins, device="cuda", dtype=torch.bfloat16) / ins**0.5
+    whole = torch.randint(-127, 128, (outs, ins), device="cuda", dtype=torch.int8)
+    if op == "int8":
+        return Int8(whole, scale(outs))
+    if op == "fp8":
+        return Fp8(whole.float().to(torch.float8_e4m3fn), scale(outs, ins // GROUP), GROUP)
+    zero = torch.full((outs, ins // GROUP), 8, dtype=torch.uint8, device="cuda")
+    return Int4(whole[:, : ins // 2].contiguous().view(torch.uint8), scale(outs, ins // GROUP).half(), zero, GROUP, ins)
+
+
+def captured(call: Callable[[int], object], times: int) -> torch.cuda.CUDAGraph:
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for turn in range(times):
+            call(turn)
+    return graph
+
+
+def microseconds(graph: torch.cuda.CUDAGraph, times: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return 1e3 * start.elapsed_time(end) / times
+
+
+def reading() -> float:
+    """Bytes a microsecond that a sum of 4 GiB reads, the best of torch's."""
+    source = torch.randn(2**30, device="cuda")
+    graph = captured(lambda _: source.view(2**15, -1).sum(-1), 1)
+    return source.nbytes / min(microseconds(graph, 1) for _ in range(ROUNDS))
+
+
+def measure_shape(ours: Linear, op: str, ins: int, outs: int, ceiling: float) -> Iterator[Row]:
+    weight = ours.pack(weight_of(op, outs, ins), torch.bfloat16)
+    size = sum(part.nbytes for part in parts(weight))
+    times = max(2, int(TURNS_BYTES / size) + 1)
+    weights = [changed(weight, torch.clone) for _ in range(times)]
+    plain = [
+        torch.randn(outs, ins, device="cuda", dtype=torch.bfloat16)
+        for _ in range(max(2, times * size // (2 * outs * ins)))
+    ]
+    product: Callable[..., Any] = partial(few_rows, op)
+    for rows in ROWS:
+        x = torch.randn(rows, ins, device="cuda", dtype=torch.bfloat16)
+        assert product(x, weight).isfinite().all()
+        graphs = [captured(partial(lambda x, turn: product(x, weights[turn]), x), times)]
+        graphs += [captured(partial(lambda x, turn: torch.mm(x, plain[turn].t()), x), len(plain))]
+        pairs = [(microseconds(graphs[0], times), microseconds(graphs[1], len(plain))) for _ in range(ROUNDS + 1)][1:]
+        mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+        least = (size + 2 * rows * (ins + outs)) / ceiling
+        title = f"linear.{op}, {ins} to {outs}, {rows} rows"
+        ratio = statistics.median(theirs / mine for mine, theirs in pairs)
+        yield row(title, mine, "µs", peer=round(theirs, 2), ratio=ratio, bound_share=least / mine)
+
+
+def few_rows(op: str, x: torch.Tensor, weight: Any) -> Any:
+    """Our kernel, also where the wrapper leaves the product to torch."""
+    from localllm.kernels.cuda import linear
+
+    return linear.few_rows(x, weight, None, x.dtype, linear.INT4_WIDE if op == "int4_wide" else None)
+
+
+def measure(formats: list[str]) -> Iterator[Row]:
+    from localllm.kernels.cuda import linear
+
+    ours = Linear(**{name: getattr(linear, name) for name in FORMATS}, pack_slices=linear.pack_slices)
+    ceiling = reading()
+    yield row("ceiling, reading", ceiling / 1e3, "GB/s", device=torch.cuda.get_device_name())
+    for op in formats:
+        for ins, outs in SHAPES:
+            yield from measure_shape(ours, op, ins, outs, ceiling)
+
+
+if __name__ == "__main__":
+    save("cuda_linear", measure(sys.argv[1:] or list(FORMATS)))

@@ -1,0 +1,202 @@
+"""Products on a CUDA device against the references, in every format, few rows and many."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.activation import silu_and_mul
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
+from localllm.kernels.ops.norm import add_rms_norm
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_ops import answer, moved
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+RUNS = [
+    (case, dtype)
+    for case in CASES
+    if case.op.startswith("linear.") and case.op != "linear.embedding"
+    for dtype in case.tolerances
+]
+FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+
+
+@pytest.fixture(scope="module")
+def linear() -> Linear:
+    importlib.import_module("localllm.kernels.cuda")
+    from localllm.kernels.cuda import linear as ours
+
+    products = {name: getattr(ours, name) for name in FORMATS}
+    return Linear(**products, pack_slices=ours.pack_slices)
+
+
+def weight_of(op: str, outs: int, ins: int, group: int, generator: torch.Generator) -> Weight:
+    groups = -(-ins // group)
+    if op == "dense":
+        return (torch.randn(outs, ins, generator=generator) / ins**0.5).bfloat16()
+    if op == "int8":
+        data = torch.randint(-127, 128, (outs, ins), generator=generator).to(torch.int8)
+        return Int8(data, torch.rand(outs, generator=generator) / (64.0 * ins**0.5))
+    if op == "fp8":
+        data = (torch.randn(outs, ins, generator=generator) * 100.0).clamp(-448.0, 448.0)
+        scale = torch.rand(outs, groups, generator=generator) / (100.0 * ins**0.5)
+        return Fp8(data.to(torch.float8_e4m3fn), scale, group)
+    data = torch.randint(0, 256, (outs, -(-ins // 2)), generator=generator).to(torch.uint8)
+    scale = (torch.rand(outs, groups, generator=generator) / (4.0 * ins**0.5)).half()
+    return Int4(data, scale, torch.randint(0, 17, (outs, groups), generator=generator).to(torch.uint8), group, ins)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    scale = expected.abs().max().item() if expected.numel() else 1.0
+    torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=0.0, atol=tolerance * max(scale, 1e-6))
+
+
+@pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case}-{dtype}" for case, dtype in RUNS])
+def test_op_equals_reference(linear: Linear, case: Case, dtype: torch.dtype) -> None:
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
+    given = {name: moved(value, "cuda") for name, value in arguments.items()}
+    given["weight"] = linear.pack(given["weight"], dtype)
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    try:
+        found = answer(case, getattr(linear, case.op.split(".")[1]), given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    close(found[0], expected[0], case.tolerances[dtype])
+
+
+@pytest.mark.parametrize("op", FORMATS)
+def test_random_shapes(linear: Linear, op: str) -> None:
+    """60 of each format, few rows and some more, any outputs, inputs in whole vectors."""
+    from localllm.kernels.cuda.linear import INT4_WIDE, few_rows
+
+    draw, generator = random.Random(op), torch.Generator().manual_seed(1)
+    torch.use_deterministic_algorithms(True)
+    for _ in range(60):
+        rows, outs, ins = draw.choice([*range(1, 18), 40]), draw.randint(1, 700), 8 * draw.randint(1, 300)
+        group = draw.choice([32, 64, 128, 256]) if op.startswith("int4") else draw.choice([64, 128, ins])
+        weight, x = weight_of(op, outs, ins, group, generator), torch.randn(rows, ins, generator=generator).bfloat16()
+        bias = torch.randn(outs, generator=generator) if draw.random() < 0.3 else None
+        expected = getattr(Ops().linear, op)(x.double(), moved(weight, "cpu", wide=True), bias, torch.float64)
+        packed = linear.pack(moved(weight, "cuda"), torch.bfloat16)
+        shift = None if bias is None else bias.cuda()
+        if rows <= 16:
+            format = INT4_WIDE if op == "int4_wide" else None
+            found = few_rows(x.cuda(), packed, shift, torch.float32, format)
+        else:
+            found = getattr(linear, op)(x.cuda(), packed, shift, torch.float32)
+        close(found, expected, 6e-3)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("op", FORMATS)
+def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None:
+    from localllm.kernels.cuda.linear import INT4_WIDE, few_rows
+
+    generator = torch.Generator().manual_seed(2)
+    for outs, ins in ((1024, 2048), (776, 4096), (6144, 1024)):
+        weight = linear.pack(moved(weight_of(op, outs, ins, 128, generator), "cuda"), torch.bfloat16)
+        rest = weight, None, torch.bfloat16, INT4_WIDE if op == "int4_wide" else None
+        x = torch.randn(16, ins, generator=generator).bfloat16().cuda()
+        whole = few_rows(x, *rest)
+        for rows in (1, 2, 5, 8, 9):
+            assert torch.equal(few_rows(x[:rows], *rest), whole[:rows])
+
+
+def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
+    """Kernels that fetch weights before the one ahead has ended still wait for its answer."""
+    generator = torch.Generator().manual_seed(3)
+    weights: list[Any] = []
+    for op in FORMATS * 3:
+        weights.append((op, linear.pack(moved(weight_of(op, 1024, 1024, 128, generator), "cuda"), torch.bfloat16)))
+    x = torch.randn(3, 1024, generator=generator).bfloat16().cuda()
+
+    def chain(each: Any = lambda: None) -> torch.Tensor:
+        y = x
+        for op, weight in weights:
+            y = getattr(linear, op)(y, weight)
+            y = y / y.abs().amax(-1, keepdim=True) if op == "fp8" else y
+            each()
+        return y
+
+    chain()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain()
+    for _ in range(50):
+        x.normal_()
+        expected = chain(torch.cuda.synchronize)
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
+@pytest.mark.parametrize("op", ["dense", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int) -> None:
+    from localllm.kernels.cuda.linear import few_rows
+
+    generator = torch.Generator().manual_seed(4)
+    weight = weight_of(op, 2 * 344, 1024, 128, generator)
+    packed = linear.pack(moved(weight, "cuda"), torch.bfloat16)
+    x, stream = (torch.randn(rows, 1024, generator=generator).bfloat16().cuda() for _ in range(2))
+    norm = torch.rand(1024, generator=generator).bfloat16().cuda()
+    found, after = few_rows(x, packed, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream, gate=0)
+    held, summed = add_rms_norm(x, stream.clone(), norm, 1e-6)
+    expected = silu_and_mul(getattr(linear, op)(held, packed))
+    assert torch.equal(after, summed)
+    close(found, expected.cpu(), 2e-2)
+
+
+def test_a_nan_stays_in_its_row(linear: Linear) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for op in FORMATS:
+        weight = linear.pack(moved(weight_of(op, 64, 256, 64, generator), "cuda"), torch.bfloat16)
+        x = torch.randn(4, 256, generator=generator).bfloat16().cuda()
+        x[2, 7] = float("nan")
+        found = getattr(linear, op)(x, weight).isnan()
+        assert found[2].all() or op == "int4"
+        assert not found[[0, 1, 3]].any()
+
+
+def test_refuses_what_does_not_fit(linear: Linear) -> None:
+    weight = linear.pack(torch.randn(64, 128).bfloat16().cuda(), torch.bfloat16)
+    x, out = (torch.zeros(17, size, device="cuda", dtype=torch.bfloat16) for size in (128, 64))
+    rest = None, None, None, 0, 128, True, None, None, None, 0.0, 0.0, -1
+    with pytest.raises(RuntimeError, match="17 rows"):
+        torch.ops.localllm.few_rows(out, x, weight.data, *rest)
+    with pytest.raises(RuntimeError, match="whole 16 expected"):
+        torch.ops.localllm.few_rows(out[:2], x[:2], weight.data[:, :64].contiguous(), *rest)
+
+
+LAYERS = [case for case in CASES if case.op == "layer.decoder"]
+
+
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_layer_equals_reference(linear: Linear, case: Case) -> None:
+    from localllm.kernels.cuda import layer
+
+    dtype = torch.bfloat16
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    wide = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
+    expected = answer(case, Ops().layer.decoder, wide)
+    given = {name: moved(value, "cuda") for name, value in arguments.items()}
+    names = ("qkv", "out", "gate_up", "down")
+    held = {name: getattr(given["layer"], name) for name in names}
+    packed = {name: one._replace(weight=linear.pack(one.weight, dtype)) for name, one in held.items()}
+    given |= {"layer": replace(given["layer"], **packed), "ops": Ops(linear=linear)}
+    for found, right in zip(answer(case, layer.decoder, given), expected, strict=True):
+        close(found, right, case.tolerances[dtype])

@@ -1,0 +1,46 @@
+"""The Triton products against the references: on a GPU, or float32 in the interpreter (test_triton_interpreted.py)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.case import Case
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_ops import answer, moved
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
+]
+RUNS = [
+    (case, dtype)
+    for case in CASES
+    if case.op in ("linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8")
+    for dtype in case.tolerances
+    if not INTERPRETED or dtype == torch.float32
+]
+
+
+@pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case}-{dtype}" for case, dtype in RUNS])
+def test_op_equals_reference(case: Case, dtype: torch.dtype) -> None:
+    from localllm.kernels.triton import linear
+
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})[0]
+    device = "cpu" if INTERPRETED else "cuda"
+    given = {name: moved(value, device) for name, value in arguments.items()}
+    found = getattr(linear, case.op.split(".")[1])(**given)
+    scale = max(expected.abs().max().item() if expected.numel() else 1.0, 1e-6)
+    torch.testing.assert_close(
+        found.cpu().double(), expected.double(), rtol=0.0, atol=case.tolerances[dtype] * scale, equal_nan=True
+    )
