@@ -10,6 +10,8 @@ from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
 from ...kernels.ops.attention import Attention
 from ...kernels.ops.kv import KV
+from ...kernels.ops.layer import Layer
+from ...kernels.ops.linear import Linear
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
 from ...kernels.ops.sampling import Sampling
@@ -43,8 +45,8 @@ def _with_triton(ops: Ops) -> Ops:
 
 def _with_library(ops: Ops) -> Ops:
     """Raises LibraryMissing where the CUDA C++ kernels were not built."""
-    from ...kernels.cpu import activation, norm, rope
-    from ...kernels.cuda import kv
+    from ...kernels.cpu import activation, embedding, norm, rope
+    from ...kernels.cuda import kv, layer, linear
 
     return replace(
         ops,
@@ -55,7 +57,17 @@ def _with_library(ops: Ops) -> Ops:
             gelu_tanh_and_mul=activation.gelu_tanh_and_mul,
         ),
         rope=Rope(neox=rope.rope, interleaved=rope.interleaved_rope),
+        linear=Linear(
+            dense=linear.dense,
+            int8=linear.int8,
+            int4=linear.int4,
+            int4_wide=linear.int4_wide,
+            fp8=linear.fp8,
+            embedding=embedding.embedding,
+            pack_slices=linear.pack_slices,
+        ),
         kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
+        layer=Layer(decoder=layer.decoder),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,7 @@ def test_models_come_and_go_without_leaving_memory_behind(tmp_path) -> None:
         engine = Engine(opened)
         engine.close()
         del opened, engine
+        gc.collect()
         torch.cuda.empty_cache()
         left.append(torch.cuda.memory_reserved())
     assert left[-1] <= left[0]
