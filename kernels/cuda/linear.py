@@ -37,8 +37,8 @@ class Packed(NamedTuple):
     ins: int
     group: int  # inputs that share a scale; ins where there is none, or one
 
-    def plain(self) -> Weight:
-        """As it was before it was packed."""
+    def plain(self) -> Any:
+        """The Weight that it was before it was packed."""
         if self.format == BF16:
             return self.data
         if self.format == INT8:
@@ -90,12 +90,9 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
     for part in chain([first], slices):
         own = _packed(part)
         if whole is None:
-            blocks = -(-outs // 8)
-            parts = [
-                None if tensor is None else tensor.new_empty(length, *tensor.shape[1:])
-                for tensor, length in zip(own[:3], (outs, outs, blocks), strict=True)
-            ]
-            whole = Packed(*parts, own.format, outs, own.ins, own.group)
+            scale = None if own.scale is None else own.scale.new_empty(outs)
+            records = None if own.records is None else own.records.new_empty(-(-outs // 8), *own.records.shape[1:])
+            whole = Packed(own.data.new_empty(outs, own.data.shape[1]), scale, records, own.format, outs, *own[5:])
         stop = start + own.outs
         for to, tensor, unit in zip(whole[:3], own[:3], (1, 1, 8), strict=True):
             if to is not None and tensor is not None:
@@ -136,7 +133,7 @@ def _packed(weight: Weight) -> Packed:
             records = records.repeat_interleave(each, 1)[:, : -(-ins // sub)]
             data = turned(pad(data, (0, -data.shape[1] % 64)))
             return Packed(data, None, by_block(records), INT4, len(data), ins, group)
-    return Packed(weight, None, None, BF16, *weight.shape, weight.shape[1])
+    return Packed(weight, None, None, BF16, weight.shape[0], weight.shape[1], weight.shape[1])
 
 
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -209,7 +206,8 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
 @cache
 def _roomy(device: torch.device) -> bool:
     """Whether a block finds the shared memory that int4 with activations as they are takes."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 160 << 10
+    about: Any = torch.cuda.get_device_properties(device)  # some stubs leave this one out
+    return bool(about.shared_memory_per_block_optin >= 160 << 10)
 
 
 def takes_norm(weight: Any, rows: int) -> bool:
