@@ -26,7 +26,6 @@ MOST_DIM = 256
 MOST_GROUP = 128
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ROOMY = 163 << 10  # bytes of shared memory
-MERGED = 8192  # numbers that decode merges together
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +132,16 @@ def _decode(
         *strides,
         *numbers,
         **constants,
-        STEP=step(lines, blocks.d),
+        **merging(lines, launch.queries, blocks.d),
         ALONE=launch.count == 1,
         LISTED=launch.tiles is not None,
     )
 
 
-def step(lines: int, block_d: int) -> int:
-    """Lines that decode merges together, 16 parts of each."""
-    return max(1, min(triton.next_power_of_2(lines), MERGED // 16 // block_d))
+def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
+    """Parts, and lines of them, that decode merges together: of many lines there are few parts."""
+    parts = 16 if queries <= FEW else 4
+    return {"PARTS": parts, "STEP": max(1, min(triton.next_power_of_2(lines), 8192 // parts // block_d))}
 
 
 def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:

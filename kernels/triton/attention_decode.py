@@ -19,7 +19,6 @@ import triton.language as tl
 from .attention_blocks import LOG2_E, attend_blocks, merge_lines
 
 LANES = tl.constexpr(128)  # tiles that are looked at together
-PARTS = tl.constexpr(16)  # of a tile, merged together
 
 
 @triton.jit
@@ -75,7 +74,7 @@ def decode(
     query_token, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head, out_token, table_row,
     count, chunks, scale, soft_cap, window,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
     ALONE: tl.constexpr, LISTED: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
@@ -84,7 +83,7 @@ def decode(
 
     partial [chunks, kv heads, 2, QUERIES * GROUP, DIM] and stats [chunks, kv heads, 2, 2, QUERIES * GROUP] hold what a
     chunk found of a tile that began before it, and of one that began in it; peaks and totals. counters
-    [count, kv heads] are zero before and after. STEP lines are merged together.
+    [count, kv heads] are zero before and after. PARTS of STEP lines are merged together.
     """
     TILE: tl.constexpr = QUERIES * GROUP
     kv_head = tl.program_id(0)

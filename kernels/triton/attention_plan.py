@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+IDLE = 4  # times as many processors as programs
+LONG = 1024  # positions
 FEW = 4  # queries up to which a row is one tile
 
 
@@ -39,6 +41,8 @@ def plan(
         tiles = [(row, first) for row, (own, _) in enumerate(lengths) if own > FEW for first in range(0, own, queries)]
         # the longest start first
         tiles.sort(key=lambda tile: lengths[tile[0]][0] - lengths[tile[0]][1] - tile[1])
-        kernel: Literal["decode", "extend"] = "decode" if len(tiles) * kv_heads < processors else "extend"
+        # merging costs more than it saves, unless most of the device would be idle for long
+        idle = len(tiles) * kv_heads * IDLE <= processors and max(contexts) >= LONG
+        kernel: Literal["decode", "extend"] = "decode" if idle else "extend"
         launches.append(Launch(kernel, queries, len(tiles), tuple(tiles)))
     return launches

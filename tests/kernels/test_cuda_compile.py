@@ -16,6 +16,7 @@ ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
 KERNELS = {
     "activation": "gated",
     "append": "append_vectors",
+    "attention": "decode_kernel",
     "embedding": "look_up",
     "kv": "put",
     "linear_dense": "few_rows",

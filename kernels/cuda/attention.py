@@ -1,0 +1,66 @@
+"""Attention over the paged cache: decode in CUDA C++ (attention.cu), which starts and merges sooner than Triton's and
+reads faster; all else is Triton's, or the reference's."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ..ops.attention import Rows
+
+if find_spec("triton"):
+    from ..triton.attention import paged_attention as elsewhere
+else:
+    from ..ops.attention import paged_attention as elsewhere
+
+_decode = torch.ops.localllm.decode_attention.default
+
+DIMS = (64, 128)
+TYPES = (torch.bfloat16, torch.float16)
+MOST_SHARING = 8  # as in attention.h
+MOST_PAIRS = 1 << 16
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """One query a row, 16-bit heads of 64 or 128; not to run on one device twice at the same time."""
+    if not _covered(query, key_pages, value_pages, rows):
+        return elsewhere(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks)
+    out = query.new_empty(query.shape)
+    sinks = None if sinks is None else sinks.float()
+    starts, contexts, table = rows.row_starts, rows.context_lens, rows.page_table
+    _decode(
+        out, query, key_pages, value_pages, starts, contexts, table, sinks, scale, window, soft_cap
+    )  # fmt: skip
+    return out
+
+
+def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
+    heads, dim = query.shape[1:]
+    size, kv_heads = key_pages.shape[1:3]
+    token, head, _ = query.stride()
+    page, slot, cache_head, one = key_pages.stride()
+    return (
+        max(rows.query_lens) == 1
+        and query.dtype in TYPES
+        and key_pages.dtype == query.dtype
+        and dim in DIMS
+        and heads <= MOST_SHARING * kv_heads
+        and len(rows.query_lens) * kv_heads <= MOST_PAIRS
+        and size & (size - 1) == 0
+        and query.stride(2) == one == 1
+        and page == slot * size
+        and value_pages.stride() == key_pages.stride()
+        and not any(stride % 8 for stride in (token, head, slot, cache_head))
+        and not any(tensor.data_ptr() % 16 for tensor in (query, key_pages, value_pages))
+    )

@@ -1,0 +1,75 @@
+// Decode attention as an op. Checked here is what the host can see; rows and pages lie on the device.
+#include "../cpu/checks.h"
+#include "attention.h"
+#include "queue.h"
+
+namespace localllm::cuda {
+namespace {
+
+constexpr const char* OP = "decode_attention";
+
+// Positions lie evenly, page after page, and their heads on whole 16 bytes. -> elements from one to the next
+int64_t slot_stride(const Tensor& pages, const char* name) {
+  int64_t slot = pages.stride(1);
+  if (pages.stride(3) != 1 || pages.stride(0) != slot * pages.size(1) || slot % 8 || pages.stride(2) % 8)
+    refuse(OP, ": ", name, " do not lie page after page");
+  return slot;
+}
+
+void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
+               Tensor page_table, Optional sinks, double scale, int64_t window, double cap) {
+  Op op(OP, query);
+  Argument to(op, "out", out), from(op, "query", query), keys(op, "key_pages", key_pages);
+  Argument values(op, "value_pages", value_pages), starts(op, "row_starts", row_starts);
+  Argument contexts(op, "context_lens", context_lens), pages(op, "page_table", page_table);
+  from.shaped({ANY, ANY, ANY});
+  to.shaped({from.size(0), from.size(1), from.size(2)}).of(from.type()).dense();
+  keys.shaped({ANY, ANY, ANY, from.size(2)}).of(from.type());
+  values.shaped({keys.size(0), keys.size(1), keys.size(2), keys.size(3)}).of(from.type());
+  pages.shaped({ANY, ANY}).of(ScalarType::Int).dense_rows();
+  starts.shaped({pages.size(0) + 1}).of(ScalarType::Int).dense();
+  contexts.shaped({pages.size(0)}).of(ScalarType::Int).dense();
+  DecodeArgs args{};
+  args.type = from.number(), args.dim = (int)from.size(2);
+  if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
+  int64_t kv_heads = keys.size(2), size = keys.size(1), rows = pages.size(0);
+  if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * MOST_SHARING)
+    refuse(OP, ": ", from.size(1), " heads share ", kv_heads);
+  if (size < 1 || size & (size - 1)) refuse(OP, ": pages of ", size, " positions, a power of two expected");
+  if (rows * kv_heads > MOST_PAIRS || keys.size(0) * size > INT32_MAX) refuse(OP, ": too many rows or pages");
+  if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8) refuse(OP, ": query does not lie in vectors");
+  args.slot = slot_stride(key_pages, "key_pages"), args.head = key_pages.stride(2);
+  if (slot_stride(value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
+    refuse(OP, ": value_pages do not lie as key_pages do");
+  args.out = to.data(), args.query = from.data(), args.keys = keys.data(), args.values = values.data();
+  args.row_starts = starts.data<int32_t>(), args.context_lens = contexts.data<int32_t>();
+  args.page_table = pages.data<int32_t>(), args.table_row = pages.stride();
+  args.query_token = query.stride(0), args.query_head = query.stride(1);
+  if (sinks) {
+    Argument scores(op, "sinks", *sinks);
+    args.sinks = scores.shaped({from.size(1)}).of(ScalarType::Float).dense().data<float>();
+  }
+  args.rows = (int)rows, args.kv_heads = (int)kv_heads, args.group = (int)(from.size(1) / kv_heads);
+  args.window = (int)cast(op, "window", window, 0, INT32_MAX);
+  while (int64_t{1} << args.page_shift < size) args.page_shift++;
+  args.scale = (float)scale, args.cap = (float)cap;
+  if (rows == 0) return;
+  Queue queue(query);
+  args.chunks = decode_chunks(kv_heads);
+  int64_t places = int64_t{2} * args.chunks * from.size(1);  // of a head: of a row that began before, and of one here
+  Tensor shared = torch::stable::new_empty(query, {places * (args.dim + 2)}, ScalarType::Float);
+  args.partial = static_cast<float*>(shared.data_ptr()), args.stats = args.partial + places * args.dim;
+  decode(args, queue);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
+  library.def(
+      "decode_attention(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
+      "Tensor context_lens, Tensor page_table, Tensor? sinks, float scale, int window, float soft_cap) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) { library.impl("decode_attention", TORCH_BOX(&decode_op)); }
+
+}  // namespace localllm::cuda

@@ -1,0 +1,210 @@
+"""Attention over pages on the GPU here: microseconds, share of the bound, and torch's own attention beside it.
+
+`python scripts/bench/cuda_attention.py`. Decode against the read bandwidth of this process, prompts against the rate of
+a bfloat16 product; torch's is spared the pages, and its faster implementation counts. Random data of more than the
+second-level cache, which take turns; medians of interleaved replays of CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from rows import Row, row, save
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from localllm.kernels.library import LibraryMissing
+from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.attention import paged_attention as reference
+from localllm.kernels.triton import attention as in_triton
+
+PAGE, DIM = 16, 128
+ROUNDS = 7
+BEYOND_CACHE = 300_000_000  # bytes
+MOST_SETS = 40
+READ = 1 << 31  # bytes
+
+Call = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    lens: Sequence[tuple[int, int]]  # of each row: queries, context
+    heads: int = 32
+    kv_heads: int = 8
+    window: int = 0
+
+    def __str__(self) -> str:
+        queries, context = self.lens[0]
+        alike = len(set(self.lens)) == 1
+        what = f"{len(self.lens)} x {queries} of {context}" if alike else f"{len(self.lens)} of 100 to {context}"
+        return f"{what}, {self.heads}/{self.kv_heads} heads" + (f", window {self.window}" if self.window else "")
+
+    @property
+    def bytes(self) -> int:
+        seen = [min(context, self.window + queries) if self.window else context for queries, context in self.lens]
+        return 4 * DIM * self.kv_heads * sum(seen) + 4 * DIM * self.heads * sum(queries for queries, _ in self.lens)
+
+    @property
+    def operations(self) -> float:
+        return 4.0 * DIM * self.heads * sum(q * (c - q) + q * (q + 1) / 2 for q, c in self.lens)
+
+
+RAGGED = [(1, context) for context in range(6400, 0, -100)]
+DECODE = [
+    *(Case([(1, context)]) for context in (128, 1024, 8192, 32768)),
+    *(Case([(1, context)], heads=16) for context in (128, 1024)),
+    *(Case([(1, 4096)] * rows) for rows in (4, 16, 32)),
+    Case([(1, 32768)] * 8),
+    Case([(1, 1024)] * 64, heads=16),
+    Case([(1, 1024)] * 256, heads=16),
+    Case([(1, 512)] * 256),
+    Case(RAGGED),
+    Case([(1, 8192)] * 16, window=1024),
+]
+PROMPTS = [
+    *(Case([(tokens, tokens)]) for tokens in (128, 2048, 8192, 16384)),
+    Case([(512, 8192)]),
+    Case([(1024, 1024)] * 8),
+]
+
+
+@triton.jit
+def _sum(numbers, out, SIZE: tl.constexpr, TIMES: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * SIZE * TIMES
+    total = tl.zeros([SIZE], tl.int32)
+    for time in tl.static_range(TIMES):
+        total += tl.load(numbers + start + time * SIZE + tl.arange(0, SIZE))
+    tl.store(out + tl.program_id(0), tl.sum(total, 0))
+
+
+def milliseconds(call: Call) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def bandwidth() -> float:
+    """Bytes a microsecond, only read, by the fastest of several shapes of the same program."""
+    numbers = torch.randn(READ // 4, device="cuda").view(torch.int32)
+    out = torch.empty(READ // 4 // 4096, dtype=torch.int32, device="cuda")
+    medians = []
+    for size, times, warps in ((2048, 4, 4), (4096, 4, 8), (2048, 8, 4), (4096, 8, 4)):
+        runs = [
+            milliseconds(lambda: _sum[(READ // 4 // size // times,)](numbers, out, size, times, num_warps=warps))  # noqa: B023
+            for _ in range(ROUNDS + 1)
+        ]
+        medians.append(statistics.median(runs[1:]))
+    return READ / min(medians) / 1e3
+
+
+def product_rate() -> float:
+    """Operations a microsecond of a large bfloat16 product."""
+    one, other = torch.randn(2, 8192, 8192, device="cuda").bfloat16()
+    return 2.0 * 8192**3 / statistics.median([milliseconds(lambda: one @ other) for _ in range(ROUNDS + 1)][1:]) / 1e3
+
+
+def inputs(case: Case) -> list[dict[str, Any]]:
+    """Sets that share their rows, as layers do, and have a cache each."""
+    needed = [-(-context // PAGE) for _, context in case.lens]
+    table = torch.zeros(len(needed), max(needed), dtype=torch.int32)
+    for own, ids in zip(table, (torch.randperm(sum(needed)) + 1).int().split(needed), strict=True):
+        own[: len(ids)] = ids
+    queries, contexts = zip(*case.lens, strict=True)
+    starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
+    rows = Rows(starts, torch.tensor(contexts).int().cuda(), table.cuda(), queries, contexts)
+    sets = []
+    for _ in range(max(1, min(MOST_SETS, BEYOND_CACHE // case.bytes + 1))):
+        cache = torch.randn(2, sum(needed) + 1, PAGE, case.kv_heads, DIM, device="cuda", dtype=torch.bfloat16)
+        query = torch.randn(sum(queries), case.heads, DIM, device="cuda", dtype=torch.bfloat16)
+        sets.append({"query": query, "key_pages": cache[0], "value_pages": cache[1], "rows": rows})
+    return [{**one, "scale": DIM**-0.5, "window": case.window} for one in sets]
+
+
+def peers(case: Case, sets: int) -> Mapping[str, list[Callable[[], object]]]:
+    """torch's own attention, of keys and values that lie as it likes, where it can compute the case."""
+    queries, context = case.lens[0]
+    if case.window or len(set(case.lens)) > 1 or 1 < queries < context:
+        return {}
+    shape = len(case.lens), case.kv_heads, context, DIM
+    data = [torch.randn(2, *shape, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
+    query = torch.randn(shape[0], case.heads, queries, DIM, device="cuda", dtype=torch.bfloat16)
+
+    def attend(backend: SDPBackend, cache: torch.Tensor) -> object:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(query, *cache, is_causal=queries > 1, enable_gqa=True)
+
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    return {
+        name: [lambda backend=backend, cache=cache: attend(backend, cache) for cache in data]
+        for name, backend in backends.items()
+    }
+
+
+def replays(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph.replay
+
+
+def timed(case: Case, implementations: Mapping[str, Call]) -> Mapping[str, float]:
+    """Microseconds of each, ours checked first."""
+    sets = inputs(case)
+    expected = reference(**sets[0])
+    calls: dict[str, Callable[[], None]] = {}
+    for name, implementation in implementations.items():
+        torch.testing.assert_close(implementation(**sets[0]), expected, rtol=2e-2, atol=2e-2)
+        calls[name] = replays([lambda one=one, f=implementation: f(**one) for one in sets])
+    for name, others in peers(case, len(sets)).items():
+        try:
+            calls[name] = replays(others)
+        except RuntimeError as error:  # no such implementation for this case
+            print(f"{case}: {name}: {str(error)[:100]}", file=sys.stderr)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS + 1):
+        for name, call in calls.items():
+            times[name].append(milliseconds(call) * 1e3 / len(sets))
+    return {name: statistics.median(own[1:]) for name, own in times.items()}
+
+
+def measure() -> Iterator[Row]:
+    implementations: dict[str, Call] = {"triton": in_triton.paged_attention}
+    try:
+        from localllm.kernels.cuda import attention as in_cuda
+
+        implementations = {"cuda": in_cuda.paged_attention, **implementations}
+    except (LibraryMissing, AttributeError) as error:  # not built, or built without it
+        print(error, file=sys.stderr)
+    device = torch.cuda.get_device_name()
+    read, rate = bandwidth(), product_rate()
+    yield row("ceiling, read", read / 1e3, "GB/s", device=device)
+    yield row("ceiling, product", rate / 1e6, "TFLOP/s", device=device)
+    for kind, cases in (("decode", DECODE), ("prompt", PROMPTS)):
+        for case in cases:
+            mine = dict(implementations) if kind == "decode" else {"triton": in_triton.paged_attention}
+            times = timed(case, mine)
+            bound = max(case.bytes / read, case.operations / rate)
+            theirs = [times[name] for name in ("flash", "cudnn") if name in times]
+            for name in mine:
+                peer = {"peer": round(min(theirs), 2), "ratio": min(theirs) / times[name]} if theirs else {}
+                title = f"{kind}, {name}, {case}"
+                yield row(title, times[name], "µs", bound_share=bound / times[name], device=device, **peer)
+
+
+if __name__ == "__main__":
+    save("cuda_attention", measure())
