@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localllm.backends.cpu.device import open_on_cpu
+from localllm.backends.pytorch import quant as formats
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
@@ -20,7 +21,7 @@ from localllm.engine.runner import Budget
 
 from .batches import Row, make_batch
 from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
-from .tiny import VOCAB
+from .tiny import HIDDEN, VOCAB
 
 BUDGET = Budget(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
 BY_LABEL = {checkpoint.label: checkpoint for checkpoint in CHECKPOINTS}
@@ -37,8 +38,12 @@ def logits(folder: Path) -> tuple[TorchRunner, torch.Tensor]:
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("at_once", [32 * HIDDEN, formats.AT_ONCE], ids=["cut", "whole"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
-def test_a_checkpoint_means_its_floats(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_checkpoint_means_its_floats(
+    checkpoint: Checkpoint, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "AT_ONCE", at_once)  # as a large weight is made: 32 outputs, then the next
     checkpoint.save(tmp_path / "small", tmp_path / "meant")
     runner, found = logits(tmp_path / "small")
     meant, expected = logits(tmp_path / "meant")
