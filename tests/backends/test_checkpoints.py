@@ -114,6 +114,12 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return wide.to(tensor.dtype)
 
 
+def with_negative_nan(tensor: torch.Tensor) -> torch.Tensor:
+    found = tensor.clone()
+    found.view(torch.uint8).view(-1)[-1] = 0xFF  # e4m3; the last output, so not in the first slice
+    return found
+
+
 BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("no scales", "gptq", without("scales"), f"'{UP}.scales' is missing, expected [2, 80]"),
     ("no scales, awq", "awq", without("scales"), f"'{UP}.scales' is missing"),
@@ -126,6 +132,7 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("NaN scales, int4", "compressed-int4", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
     ("NaN scales, fp8", "fp8-blocks", changed("weight_scale_inv", with_nan), "weight_scale_inv' holds a NaN"),
     ("NaN weights", "compressed-fp8", changed("weight", with_nan), f"'{UP}.weight' holds a NaN"),
+    ("negative NaN", "fp8-blocks", changed("weight", with_negative_nan), f"'{UP}.weight' holds a NaN"),
     ("huge scales", "gptq", changed("scales", lambda t: t.float() * 1e9), "scales beyond float16"),
     ("another group size", "gptq", changed("scales", lambda t: t[:1]), "scales' should be [2, 80] by config.json"),
     ("another group size, awq", "awq", changed("qzeros", lambda t: t.repeat(2, 1)), "should be [2, 10] by config"),
