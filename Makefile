@@ -27,9 +27,11 @@ chat: $(VENV)/.runtime
 test: $(VENV)/.dev build lint
 	scripts/test
 
-# Adds what takes longer than CI has: reads and writes out of bounds, and the built-in model's whole examination.
+# Adds what takes longer than CI has: reads and writes out of bounds, kernels on another processor (where its compiler and
+# an emulator are installed), and the built-in model's whole examination.
 test-all: test
 	scripts/sanitize
+	scripts/aarch64
 	$(BIN)/python -m scripts.train_guide.evaluate
 
 # The CPU's kernels again, after a change to them; the first time they are part of the set-up.

@@ -4,10 +4,12 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdio>
 #include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
+#include <string>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -16,11 +18,26 @@ namespace localllm {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// Words as they are, and numbers. No stream: one that is linked into a CUDA library writes numbers by the rules of
+// another copy of itself in this process, and crashes.
+template <class Part>
+void append_to(std::string& text, const Part& part) {
+  if constexpr (std::is_floating_point_v<Part>) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%g", (double)part);
+    text += digits;
+  } else if constexpr (std::is_integral_v<Part>) {
+    text += std::to_string(part);
+  } else {
+    text += part;
+  }
+}
+
 template <class... Parts>
 [[noreturn, gnu::cold, gnu::noinline]] void refuse(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
+  std::string text;
+  (append_to(text, parts), ...);
+  throw std::runtime_error(text);
 }
 
 const char* name_of(ScalarType type);

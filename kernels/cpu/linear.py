@@ -53,8 +53,10 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
 
 
 def _untouched(size: int) -> Tensor:
-    """Memory that begins where a huge page does: a third of these weights would else lie in small ones, which are slower
-    to read."""
+    """Memory that begins where a huge page does: a third of these weights would else lie in small ones, which are
+    slower to read. What fits into a single one lies as it comes, and scripts/sanitize sees where it ends."""
+    if size < _HUGE_PAGE:
+        return torch.empty(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     room = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -room.data_ptr() % _HUGE_PAGE

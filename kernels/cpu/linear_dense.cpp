@@ -44,21 +44,6 @@ static inline F32 lanes_of(const T* row, int64_t at, int64_t end) {
   }
 }
 
-static inline void store_first(float* out, F32 x, int n) {  // fewer than WIDTH; touches no others
-#if defined(__AVX512F__)
-  _mm512_mask_storeu_ps(out, (1u << n) - 1, x.v);
-#elif defined(__AVX2__)
-  __m128 part = _mm256_castps256_ps128(x.v);
-  if (n & 4) _mm_storeu_ps(out, part), out += 4, part = _mm256_extractf128_ps(x.v, 1);
-  if (n & 2) _mm_storel_pi((__m64*)out, part), out += 2, part = _mm_movehl_ps(part, part);
-  if (n & 1) _mm_store_ss(out, part);
-#else
-  float values[WIDTH];
-  store(values, x);
-  for (int i = 0; i < n; i++) out[i] = values[i];
-#endif
-}
-
 // Lays out inputs [from, to) of `rows` rows, beginning at x, with zeros after the last input: blocks of WIDTH lanes of
 // each row, turned about their diagonal.
 template <class P, class T>
@@ -66,13 +51,8 @@ static inline void lay_out(const T* x, int64_t stride, int rows, int64_t ins, in
                            typename P::X* out) {
   constexpr int64_t PER_LANE = P::INS / P::PARTS;
   for (int64_t k = from; k < to; k += WIDTH * PER_LANE) {
-    F32 block[WIDTH];
-    for (int row = 0; row < WIDTH; row++) block[row] = row < rows ? lanes_of<P>(x + row * stride, k, ins) : zero();
-    transpose(block);
-    int64_t lanes = (to - k) / PER_LANE;
-    for (int lane = 0; lane < (lanes < WIDTH ? lanes : WIDTH); lane++) {
-      store_first((float*)out + (k / PER_LANE + lane) * rows, block[lane], rows);
-    }
+    store_turned(rows, (to - k) / PER_LANE, (float*)out + k / PER_LANE * rows,
+                 [&](int row) { return lanes_of<P>(x + row * stride, k, ins); });
   }
 }
 
@@ -124,8 +104,7 @@ static inline void write(const LinearArgs& args, int64_t row, int64_t panel, con
   }
 }
 
-// One panel times tiles [begin, end) of x, which is laid out in `depth` steps. While tiles pass over a block of the
-// panel, the next one is fetched, a part of it with each pass, so that memory is never waited for or left idle.
+// One panel times tiles [begin, end) of x, which is laid out in `depth` steps.
 template <class P>
 static inline void multiply(const typename P::X* x, const typename P::Weight* panel, int64_t depth, const Tiles& tiles,
                             int64_t begin, int64_t end, float* sums) {

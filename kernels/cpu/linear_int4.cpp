@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t CHUNK = 512;  // rows at a time: bounds the memory for activations
 constexpr int64_t BLOCK = 512;  // inputs at a time, at least one group: stay in the first cache from tile to tile
 constexpr int64_t ALONE = 2;    // up to so many rows every worker makes its own copy, which is cheaper than a barrier
+constexpr int64_t FEW = 4;      // tiles up to which unpacking in each of them is faster than once for all
 #if defined(__AVX512F__)
 constexpr int MOST = 12;  // rows of a tile, bound by registers
 #elif defined(__AVXVNNI__)
@@ -37,7 +38,7 @@ Activations activations_at(void* memory, int64_t rows, int64_t depth, int64_t gr
   return {(uint8_t*)memory, (float*)scales, (float*)(scales + round_up(rows * (depth / group) * 4, 64))};
 }
 
-// One group of inputs of the rows of a tile; `whole` is room for one group.
+// One group of inputs of the rows of a tile; `whole` is room for as many whole numbers, and a vector more.
 void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int64_t first, int64_t tile,
           int64_t group, int8_t* whole) {
   int64_t depth = depth_of(args), begin = group * args.group, row = tiles.begin(tile), size = tiles.size(tile);
@@ -47,15 +48,15 @@ void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int
     with_type(args.x_type, [&](auto sample) {
       auto* x = (const decltype(sample)*)args.x + (first + row + r) * args.x_stride + begin;
       most = largest_of(x, n);
-      whole_numbers(whole, x, n, args.group, inverse_of(most));
+      whole_numbers(whole + r * args.group, x, n, args.group, inverse_of(most));
     });
     int32_t sum = 0;
-    for (int64_t i = 0; i < args.group; i++) sum += whole[i];
-    scatter(to.whole + row * depth + begin * size + 4 * r, size, whole, args.group, 0);
+    for (int64_t i = 0; i < args.group; i++) sum += whole[r * args.group + i];
     int64_t at = row * (depth / args.group) + group * size + r;
     to.scales[at] = most / 127.0f;
     to.sums[at] = (float)sum;
   }
+  scatter(to.whole + row * depth + begin * size, size, whole, args.group, 0);
 }
 
 // Two vectors of weights, of four inputs each, as unsigned bytes: outputs j… and j + 16….
@@ -68,7 +69,7 @@ struct Packed {
     w[1] = both >> 4 & low;
   }
 };
-struct Unpacked {  // once for all tiles of a panel
+struct Unpacked {  // once for all tiles
   static constexpr int STRIDE = PANEL * 4;
   static void load(const uint8_t* at, I32 (&w)[2]) {
     w[0] = load_whole(at);
@@ -152,7 +153,7 @@ void panel_product(const LinearArgs& args, const Activations& from, const Tiles&
   int64_t row = tiles.begin(begin), rows = tiles.begin(end) - row;
   int64_t group_bytes = PANEL * 3 + args.group * PANEL / 2;
   const uint8_t* weight = (const uint8_t*)args.weight + panel * groups * group_bytes;
-  bool often = end - begin > 1;
+  bool often = end - begin > FEW;
   memset(room.sums, 0, rows * PANEL * 4);
   for (int64_t at_group = 0; at_group < groups; at_group += block) {
     int64_t end_group = at_group + block < groups ? at_group + block : groups;

@@ -1,5 +1,6 @@
 // Products with int8 weights (W8A8): each row of activations becomes int8 with a scale of its own, the sums are whole.
 
+#include "ahead.h"
 #include "linear.h"
 #include "quantised.h"
 
@@ -8,6 +9,7 @@ namespace {
 
 constexpr int64_t CHUNK = 512;  // rows at a time: bounds the memory for activations
 constexpr int64_t BLOCK = 512;  // inputs at a time: 16 KB of a panel stay in the first cache from tile to tile
+constexpr int64_t STEP = PANEL * 4;  // bytes of four inputs of a panel
 constexpr int64_t ALONE = 2;    // up to so many rows every worker makes its own copy, which is cheaper than a barrier
 #if defined(__AVX512F__)
 constexpr int MOST = 12;  // rows of a tile, bound by registers
@@ -43,25 +45,25 @@ float largest_of_row(const LinearArgs& args, int64_t row) {
 void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int64_t first, int64_t tile,
           int64_t begin, int64_t depth) {
   int64_t row = tiles.begin(tile), size = tiles.size(tile);
+  alignas(64) int8_t whole[MOST][64];
   for (int64_t r = 0; r < size; r++) {
-    alignas(64) int8_t whole[64];
     with_type(args.x_type, [&](auto sample) {
       auto* x = row_of<decltype(sample)>(args, first + row + r) + begin;
-      whole_numbers(whole, x, args.ins - begin, 64, inverse_of(to.largest[row + r]));
+      whole_numbers(whole[r], x, args.ins - begin, 64, inverse_of(to.largest[row + r]));
     });
-    scatter(to.whole + row * depth + begin * size + 4 * r, size, whole, 64, SHIFT * 0x01010101u);
   }
+  scatter(to.whole + row * depth + begin * size, size, whole[0], 64, SHIFT * 0x01010101u);
 }
 
 // sums[r][j] += a tile of R rows times V vectors of outputs, over `steps` of four inputs.
 template <int R, int V>
-void multiply(const int8_t* weight, const uint8_t* x, int64_t steps, int32_t* sums) {
+void multiply(const int8_t* weight, const uint8_t* x, int64_t steps, int32_t* sums, Ahead ahead) {
   I32 acc[R][V];
   for (int r = 0; r < R; r++) {
     for (int v = 0; v < V; v++) acc[r][v] = load_whole(sums + r * PANEL + v * WIDTH);
   }
-  for (int64_t step = 0; step < steps; step++, weight += PANEL * 4, x += R * 4) {
-    for (int line = 0; line < V * WIDTH * 4; line += 64) fetch_ahead(weight + line);
+  for (int64_t step = 0; step < steps; step++, weight += STEP, x += R * 4, ahead.at += ahead.by) {
+    for (int line = 0; line < V * WIDTH * 4; line += 64) __builtin_prefetch(ahead.at + line);
     I32 w[V];
     for (int v = 0; v < V; v++) w[v] = load_whole(weight + v * WIDTH * 4);
     for (int r = 0; r < R; r++) {
@@ -84,16 +86,19 @@ void panel_product(const LinearArgs& args, const Activations& from, const Tiles&
   memset(sums, 0, rows * PANEL * 4);
   int64_t block = end - begin > 1 ? BLOCK : depth;
   for (int64_t k = 0; k < depth; k += block) {
-    int64_t steps = (depth - k < block ? depth - k : block) / 4;
+    int64_t steps = (depth - k < block ? depth - k : block) / 4, passes = end - begin;
+    const int8_t* at_block = weight + k * PANEL;
+    Ahead ahead{(const char*)at_block + (passes == 1 ? LEAD : steps * STEP), STEP / passes};
     for (int64_t tile = begin; tile < end; tile++) {
       int64_t size = tiles.size(tile), at = tiles.begin(tile);
       with_number<MOST>(size, [&](auto number) {
         constexpr int R = decltype(number)::value, V = R <= 2 ? PANEL / WIDTH : 2;
         for (int j = 0; j < PANEL; j += V * WIDTH) {
-          multiply<R, V>(weight + k * PANEL + j * 4, from.whole + at * depth + k * R, steps,
-                         sums + (at - row) * PANEL + j);
+          multiply<R, V>(at_block + j * 4, from.whole + at * depth + k * R, steps, sums + (at - row) * PANEL + j,
+                         {ahead.at + j * 4, ahead.by});
         }
       });
+      ahead.at += steps * ahead.by;
     }
   }
   for (int64_t r = 0; r < rows; r++) {

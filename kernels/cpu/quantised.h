@@ -2,6 +2,7 @@
 #pragma once
 
 #include "integer.h"
+#include "transpose.h"
 
 namespace localllm::LANE {
 
@@ -72,13 +73,13 @@ static inline void whole_numbers(int8_t* out, const T* x, int64_t n, int64_t cou
   }
 }
 
-// One row's words to where its tile of `size` rows has them.
-static inline void scatter(uint8_t* tile, int64_t size, const int8_t* row, int64_t bytes, uint32_t flip) {
-  for (int64_t i = 0; i < bytes; i += 4) {
-    uint32_t word;
-    memcpy(&word, row + i, 4);
-    word ^= flip;
-    memcpy(tile + i * size, &word, 4);
+// Rows of `bytes` bytes each, one after the other, to where their tile has them: word after word.
+static inline void scatter(uint8_t* tile, int64_t size, const int8_t* rows, int64_t bytes, uint32_t flip) {
+  for (int64_t i = 0; i < bytes; i += 4 * WIDTH) {
+    store_turned((int)size, (bytes - i) / 4, (float*)(tile + i * size), [&](int row) {
+      I32 words = load_whole(rows + row * bytes + i);
+      return as_float(flip ? words ^ all((int32_t)flip) : words);
+    });
   }
 }
 

@@ -4,6 +4,7 @@
 // batch, and with any number of workers.
 #pragma once
 
+#include "ahead.h"
 #include "vec.h"
 
 namespace localllm::LANE {
@@ -104,12 +105,6 @@ struct Dots {  // bf16 times bf16, two inputs at once, summed as float by the ha
   }
 };
 #endif
-
-// Memory that will be wanted soon: at `at`, and `by` further on with every step.
-struct Ahead {
-  const char* at;
-  int64_t by;
-};
 
 // sums [ROWS, 32] (from `vector` on, ACROSS vectors of them) grow by x [steps, PARTS, ROWS] times the panel's steps;
 // they start from zero if `fresh`.

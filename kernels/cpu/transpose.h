@@ -1,4 +1,4 @@
-// WIDTH vectors as a matrix, turned about its diagonal.
+// WIDTH vectors as a matrix, turned about its diagonal: how rows of activations come to lie step by step.
 #pragma once
 
 #include "vec.h"
@@ -56,6 +56,33 @@ static inline void transpose(F32 (&x)[WIDTH]) {
     }
   }
 #endif
+}
+
+static inline void store_first(float* out, F32 x, int n) {  // touches no others
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(out, (1u << n) - 1, x.v);
+#elif defined(__AVX2__)
+  if (n == WIDTH) return store(out, x);
+  __m128 part = _mm256_castps256_ps128(x.v);
+  if (n & 4) _mm_storeu_ps(out, part), out += 4, part = _mm256_extractf128_ps(x.v, 1);
+  if (n & 2) _mm_storel_pi((__m64*)out, part), out += 2, part = _mm_movehl_ps(part, part);
+  if (n & 1) _mm_store_ss(out, part);
+#else
+  float values[WIDTH];
+  store(values, x);
+  memcpy(out, values, n * sizeof(float));
+#endif
+}
+
+// The first `steps` lanes of `count` rows, lane after lane, `count` elements each. `row` gives a row's WIDTH lanes.
+template <class Row>
+static inline void store_turned(int count, int64_t steps, float* out, Row row) {
+  if (steps > WIDTH) steps = WIDTH;
+  if (count == 1) return store_first(out, row(0), (int)steps);
+  F32 block[WIDTH];
+  for (int i = 0; i < WIDTH; i++) block[i] = i < count ? row(i) : zero();
+  transpose(block);
+  for (int64_t step = 0; step < steps; step++) store_first(out + step * count, block[step], count);
 }
 
 }  // namespace localllm::LANE

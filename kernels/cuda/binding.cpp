@@ -7,26 +7,33 @@ namespace localllm::cuda {
 namespace {
 
 void rms_norm_op(Tensor out, Tensor x, Tensor weight, double eps, double offset) {
-  rms_norm(norm_arguments({"rms_norm", out}, out, x, weight, eps, offset, nullptr, nullptr), Queue(out));
+  NormArgs args = norm_arguments({"rms_norm", out}, out, x, weight, eps, offset, nullptr, nullptr);
+  rms_norm(args, Queue(out));
 }
 
 void add_rms_norm_op(Tensor out, Tensor x, Tensor residual, Tensor weight, double eps, double offset) {
-  rms_norm(norm_arguments({"add_rms_norm", out}, out, x, weight, eps, offset, &residual, nullptr), Queue(out));
+  NormArgs args = norm_arguments({"add_rms_norm", out}, out, x, weight, eps, offset, &residual, nullptr);
+  rms_norm(args, Queue(out));
 }
 
 void layer_norm_op(Tensor out, Tensor x, Tensor weight, Optional bias, double eps) {
-  const Tensor* shift = bias ? &*bias : nullptr;
-  layer_norm(norm_arguments({"layer_norm", out}, out, x, weight, eps, 0.0, nullptr, shift), Queue(out));
+  NormArgs args = norm_arguments({"layer_norm", out}, out, x, weight, eps, 0.0, nullptr, bias ? &*bias : nullptr);
+  layer_norm(args, Queue(out));
 }
 
-void gate_op(Tensor out, Tensor x, int64_t kind) { gate(gate_arguments({"gate", out}, out, x, kind), Queue(out)); }
+void gate_op(Tensor out, Tensor x, int64_t kind) {
+  ActivationArgs args = gate_arguments({"gate", out}, out, x, kind);
+  gate(args, Queue(out));
+}
 
 void rope_op(Tensor x, Tensor cos, Tensor sin, int64_t rotation) {
-  rope(rope_arguments({"rope", x}, x, cos, sin, rotation), Queue(x));
+  RopeArgs args = rope_arguments({"rope", x}, x, cos, sin, rotation);
+  rope(args, Queue(x));
 }
 
 void store_op(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Tensor slots) {
-  store(store_arguments({"store", key}, key, value, key_pages, value_pages, slots), Queue(key));
+  StoreArgs args = store_arguments({"store", key}, key, value, key_pages, value_pages, slots);
+  store(args, Queue(key));
 }
 
 void copy_pages_op(Tensor pages, Tensor sources, Tensor targets) {
@@ -39,13 +46,15 @@ void copy_pages_op(Tensor pages, Tensor sources, Tensor targets) {
 
 void append_op(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
                int64_t rotation, Tensor slots, Tensor key_pages, Tensor value_pages) {
-  append(append_arguments({"append", qkv}, qkv, query_norm ? &*query_norm : nullptr, key_norm ? &*key_norm : nullptr,
-                          eps, offset, cos, sin, rotation, slots, key_pages, value_pages),
-         Queue(qkv));
+  AppendArgs args = append_arguments({"append", qkv}, qkv, query_norm ? &*query_norm : nullptr,
+                                     key_norm ? &*key_norm : nullptr, eps, offset, cos, sin, rotation, slots,
+                                     key_pages, value_pages);
+  append(args, Queue(qkv));
 }
 
 void embedding_op(Tensor out, Tensor tokens, Tensor weight, double scale) {
-  embedding(embedding_arguments({"embedding", out}, out, tokens, weight, scale), Queue(out));
+  EmbeddingArgs args = embedding_arguments({"embedding", out}, out, tokens, weight, scale);
+  embedding(args, Queue(out));
 }
 
 }  // namespace

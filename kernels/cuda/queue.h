@@ -16,7 +16,7 @@ namespace localllm::cuda {
 
 using Optional = std::optional<Tensor>;
 
-// Makes the tensors' device the current one, and holds torch's stream there.
+// Makes the tensors' device the current one, and holds torch's stream there. Arguments are checked before.
 class Queue {
  public:
   explicit Queue(const Tensor& on) : guard_(on.get_device()) {

@@ -54,6 +54,7 @@ CASES = [
         ("blocks", _inputs(4, 384, 33, 128)),
         ("short-last-block", _inputs(4, 300, 33, 128)),
         ("deep", _inputs(4, 3000, 33, 3000)),
+        ("deep-40-rows", _inputs(40, 1100, 33, 128)),
         ("bias", _inputs(5, 64, 50, 64, bias=True)),
         ("head", _inputs(3, 64, 500, 64, dtype=torch.float32)),
     ]

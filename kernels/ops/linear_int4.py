@@ -79,10 +79,12 @@ CASES = [
     for label, make in [
         *((f"{rows}-rows", _inputs(rows, 128, 96, 64)) for rows in (0, 1, 4, 5, 31, 32, 33)),
         ("257-rows", _inputs(257, 70, 49, 32)),
+        ("600-rows", _inputs(600, 70, 40, 32)),
         ("short-last-group", _inputs(3, 165, 29, 64)),
         ("one-group", _inputs(3, 37, 33, 64)),
         ("group-128", _inputs(5, 256, 40, 128)),
         ("deep", _inputs(4, 3072, 33, 64)),
+        ("deep-40-rows", _inputs(40, 1100, 33, 64)),
         ("bias", _inputs(5, 96, 50, 32, bias=True)),
         ("zeros", _inputs(7, 128, 32, 64, zeros=True)),
         ("head", _inputs(3, 64, 500, 64, dtype=torch.float32)),

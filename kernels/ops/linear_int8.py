@@ -61,9 +61,11 @@ CASES = [
     for label, make in [
         *((f"{rows}-rows", _inputs(rows, 128, 96)) for rows in (0, 1, 4, 5, 31, 32, 33)),
         ("257-rows", _inputs(257, 70, 49)),
+        ("600-rows", _inputs(600, 70, 40)),
         ("odd-shape", _inputs(3, 37, 29)),
         ("one-by-one", _inputs(2, 1, 1)),
         ("deep", _inputs(4, 3000, 33)),
+        ("deep-40-rows", _inputs(40, 1100, 33)),
         ("bias", _inputs(5, 65, 50, bias=True)),
         ("zeros", _inputs(5, 64, 32, zeros=True)),
         ("head", _inputs(3, 64, 500, dtype=torch.float32)),

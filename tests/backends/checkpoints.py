@@ -87,6 +87,12 @@ def awq(outs: int, ins: int, random: np.random.Generator) -> Stored:
     return tensors, weight
 
 
+def awq_without_zeros(outs: int, ins: int, random: np.random.Generator) -> Stored:
+    """Numbers are from -8."""
+    numbers, _, scale, _, weight = int4(outs, ins, random, zeros=(8, 9))
+    return {"qweight": packed(numbers.T, AWQ_ORDER), "scales": scale.t().contiguous()}, weight
+
+
 def compressed_int4(symmetric: bool) -> Callable[..., Stored]:
     def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
         numbers, zero, scale, *_ = int4(outs, ins, random, zeros=(8, 9) if symmetric else (0, 16))
@@ -105,6 +111,19 @@ def compressed_int4(symmetric: bool) -> Callable[..., Stored]:
     return make
 
 
+def compressed_int4_order(outs: int, ins: int, random: np.random.Generator) -> Stored:
+    numbers, zero, scale, group_of, _ = int4(outs, ins, random, shuffled=True, zeros=(8, 9))
+    wide = scale.bfloat16()
+    tensors = {
+        "weight_packed": packed(numbers),
+        "weight_scale": wide,
+        "weight_shape": torch.tensor([outs, ins]),
+        "weight_g_idx": torch.from_numpy(group_of).int(),
+    }
+    where = torch.from_numpy(group_of)
+    return tensors, torch.from_numpy(numbers - zero[:, group_of]).float() * wide.float()[:, where]
+
+
 def compressed_int8(outs: int, ins: int, random: np.random.Generator) -> Stored:
     data = torch.from_numpy(random.integers(-127, 128, (outs, ins)).astype(np.int8))
     scale = torch.from_numpy(random.random((outs, 1)) / 64 / ins**0.5).bfloat16()
@@ -115,7 +134,7 @@ def fp8(scale_name: str, shape: Callable[[int, int], tuple[int, ...]], block: in
     def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
         data = torch.from_numpy(random.standard_normal((outs, ins)) * 60).to(torch.float8_e4m3fn)
         scale = torch.from_numpy((random.random(shape(outs, ins)) + 0.5) / 60 / ins**0.5).float()
-        spread = scale
+        spread = scale.unsqueeze(1) if scale.shape == (outs,) else scale
         if block:
             spread = scale.repeat_interleave(block, 0)[:outs].repeat_interleave(block, 1)[:, :ins]
         return {"weight": data, scale_name: scale}, data.float() * spread
@@ -187,16 +206,23 @@ CHECKPOINTS = [
     Checkpoint("gptq-biases", _GPTQ, gptq(1), model="qwen2"),
     Checkpoint("gptq-zero-biases", _GPTQ, gptq(1), more=lambda name, outs: {"bias": torch.zeros(outs).half()}),
     Checkpoint("awq", _AWQ, awq),
+    Checkpoint("awq-without-zeros", {**_AWQ, "zero_point": False}, awq_without_zeros),
     Checkpoint("awq-tied", _AWQ, awq, model="llama-tied"),
     Checkpoint("awq-fused", _AWQ, awq, model="phi3"),
     Checkpoint("compressed-int4", _compressed("pack-quantized", _PACKED), compressed_int4(True)),
     Checkpoint(
         "compressed-int4-zeros", _compressed("pack-quantized", {**_PACKED, "symmetric": False}), compressed_int4(False)
     ),
+    Checkpoint(
+        "compressed-int4-order", _compressed("pack-quantized", {**_PACKED, "actorder": "group"}), compressed_int4_order
+    ),
     Checkpoint("compressed-int8", _compressed("int-quantized", _INT8, _DYNAMIC), compressed_int8, exact=False),
     Checkpoint("compressed-int8-wide", _compressed("int-quantized", _INT8), compressed_int8, exact=False),
     Checkpoint(
         "compressed-fp8", _compressed("float-quantized", _FLOAT), fp8("weight_scale", lambda outs, ins: (outs, 1))
+    ),
+    Checkpoint(
+        "compressed-fp8-flat", _compressed("float-quantized", _FLOAT), fp8("weight_scale", lambda outs, ins: (outs,))
     ),
     Checkpoint(
         "compressed-fp8-tensor",

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localllm.backends.cpu.device import open_on_cpu
+from localllm.backends.pytorch import quant as formats
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
@@ -20,7 +21,7 @@ from localllm.engine.runner import Budget
 
 from .batches import Row, make_batch
 from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
-from .tiny import VOCAB
+from .tiny import HIDDEN, VOCAB
 
 BUDGET = Budget(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
 BY_LABEL = {checkpoint.label: checkpoint for checkpoint in CHECKPOINTS}
@@ -37,8 +38,12 @@ def logits(folder: Path) -> tuple[TorchRunner, torch.Tensor]:
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("at_once", [32 * HIDDEN, formats.AT_ONCE], ids=["cut", "whole"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
-def test_a_checkpoint_means_its_floats(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_checkpoint_means_its_floats(
+    checkpoint: Checkpoint, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "AT_ONCE", at_once)  # as a large weight is made: 32 outputs, then the next
     checkpoint.save(tmp_path / "small", tmp_path / "meant")
     runner, found = logits(tmp_path / "small")
     meant, expected = logits(tmp_path / "meant")
@@ -109,6 +114,12 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return wide.to(tensor.dtype)
 
 
+def with_negative_nan(tensor: torch.Tensor) -> torch.Tensor:
+    found = tensor.clone()
+    found.view(torch.uint8).view(-1)[-1] = 0xFF  # e4m3; the last output, so not in the first slice
+    return found
+
+
 BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("no scales", "gptq", without("scales"), f"'{UP}.scales' is missing, expected [2, 80]"),
     ("no scales, awq", "awq", without("scales"), f"'{UP}.scales' is missing"),
@@ -121,6 +132,7 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("NaN scales, int4", "compressed-int4", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
     ("NaN scales, fp8", "fp8-blocks", changed("weight_scale_inv", with_nan), "weight_scale_inv' holds a NaN"),
     ("NaN weights", "compressed-fp8", changed("weight", with_nan), f"'{UP}.weight' holds a NaN"),
+    ("negative NaN", "fp8-blocks", changed("weight", with_negative_nan), f"'{UP}.weight' holds a NaN"),
     ("huge scales", "gptq", changed("scales", lambda t: t.float() * 1e9), "scales beyond float16"),
     ("another group size", "gptq", changed("scales", lambda t: t[:1]), "scales' should be [2, 80] by config.json"),
     ("another group size, awq", "awq", changed("qzeros", lambda t: t.repeat(2, 1)), "should be [2, 10] by config"),

@@ -94,13 +94,14 @@ def test_dtype_is_the_fastest_that_is_right(tmp_path: Path, monkeypatch: pytest.
         stored[dtype] = read_model(canary.save(folder, dtype))
     amx, plain = machine.LANES["amx"], machine.LANES["avx2"]
     monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
-    assert device_for(stored[torch.bfloat16], amx).dtype == torch.float32, "it is small"
-    monkeypatch.setattr("localllm.backends.cpu.device.SMALL", 1000)
+    monkeypatch.setattr("localllm.backends.cpu.device.MISSING", "")
     assert device_for(stored[torch.bfloat16], amx).dtype == torch.bfloat16
     assert device_for(stored[torch.bfloat16], plain).dtype == torch.float32
     assert device_for(stored[torch.float32], amx).dtype == torch.float32
     monkeypatch.setenv("LOCALLLM_CPU_LANE", "avx2")
     assert device_for(stored[torch.bfloat16], amx).dtype == torch.float32, "the lane is forced"
+    monkeypatch.setattr("localllm.backends.cpu.device.MISSING", "there are none")
+    assert device_for(stored[torch.bfloat16], amx).dtype == torch.bfloat16, "torch uses what the processor has"
 
 
 def test_lane_is_the_fastest_that_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:

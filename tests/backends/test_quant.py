@@ -20,6 +20,7 @@ from localllm.engine.quantization import Quant
 from localllm.engine.runner import Budget
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import changed, parts
+from localllm.kernels.ops.linear_int4 import spread
 
 from .batches import Row, make_batch
 from .tiny import TINIES
@@ -56,6 +57,21 @@ def test_fp8_rounds_to_three_bits_of_mantissa() -> None:
     assert ((found - plain).abs() <= plain.abs() * 2.0**-4)[normal].all()
 
 
+def test_int4_rounds_by_the_scale_that_is_kept() -> None:
+    """Half a step of it at most, but for numbers at either end."""
+    plain = weight()
+    made = int4.quantise(plain)
+    nibbles = torch.stack((made.data & 15, made.data >> 4), dim=-1).flatten(-2)[:, : made.ins]
+    step = spread(made.scale.float(), made.group, made.ins)
+    inside = (nibbles > 0) & (nibbles < 15)
+    assert ((made.dense() - plain).abs() <= step * 0.5001)[inside].all()
+
+
+def test_the_largest_of_fp8_is_kept() -> None:
+    plain = weight()
+    torch.testing.assert_close(fp8.quantise(plain).dense().abs().amax(1), plain.abs().amax(1), rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("quantise", [int8.quantise, int4.quantise, fp8.quantise])
 def test_zeros_stay_zeros(quantise) -> None:
     plain = weight(40, 70)
@@ -80,6 +96,14 @@ def test_slices_are_as_one(ops: Ops, quantise, monkeypatch: pytest.MonkeyPatch) 
     packed = ops.linear.pack_slices(iter(cut), len(plain), torch.float32)
     for one, other in zip(parts(packed), parts(ops.linear.pack(quantise(plain), torch.float32)), strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_weights_of_different_types_share_no_product() -> None:
+    def stored(dtype: torch.dtype) -> Loaded:
+        return Loaded(16, 4, lambda start, stop: torch.zeros(stop - start, 4, dtype=dtype))
+
+    assert stored(torch.bfloat16).joins(stored(torch.bfloat16))
+    assert not stored(torch.bfloat16).joins(stored(torch.float32))
 
 
 def files_of(label: str, folder: Path) -> ModelFiles:

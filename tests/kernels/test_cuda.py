@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,12 +96,6 @@ def test_what_lies_beyond_the_cache_is_left_out(ops: Ops) -> None:
     assert pages[0].view(-1, 2, 16)[5].sum().item() == 32
 
 
-def test_refuses_what_lies_on_the_cpu(ops: Ops) -> None:
-    x = torch.randn(2, 64, device="cuda")
-    with pytest.raises(RuntimeError, match="weight is not on a CUDA device"):
-        torch.ops.localllm.rms_norm(torch.empty_like(x), x, torch.ones(64), 1e-6, 0.0)
-
-
 def random_append(seed: int) -> dict[str, object]:
     """Arguments of kv.append in a random shape, of which half fit into vectors."""
     rng = random.Random(seed)
@@ -149,3 +146,26 @@ def test_store_into_float8_saturates(ops: Ops) -> None:
     assert pages[0].float().view(4, -1)[2, :3].tolist() == [448.0, -448.0, 1.0]
     assert pages[1].float().view(4, -1)[2, 3].item() == 0.3125
     assert (pages[0].float().view(4, -1)[[0, 1, 3]] == 0).all()
+
+
+def refused() -> list[tuple[str, tuple[Any, ...], str]]:
+    """Op, arguments, and what is said of them."""
+    f = partial(torch.zeros, device="cuda")
+    pages, slots = f(3, 2, 1, 4), f(2, dtype=torch.int32)
+    return [
+        ("rms_norm", (f(2, 8), f(2, 8), f(7), 1e-6, 0.0), "rms_norm: weight has shape [7], [8] expected"),
+        ("rms_norm", (f(1, 8).expand(2, 8), f(2, 8), f(8), 1e-6, 0.0), "out is written, and its rows overlap"),
+        ("rms_norm", (f(2, 8), f(2, 8), torch.ones(8), 1e-6, 0.0), "weight is not on a CUDA device"),
+        ("rms_norm", (torch.ones(2, 8), f(2, 8), f(8), 1e-6, 0.0), "out is not on a CUDA device"),
+        ("gate", (f(2, 4), f(2, 8), 3), "gate: kind is 3, 0 to 2 expected"),
+        ("rope", (f(2, 1, 6), f(2, 4), f(2, 4), 0), "rope: cos turns 8 dimensions, heads have 6"),
+        ("rope", (f(2, 1, 8), f(2, 4), f(2, 4), 2), "rope: rotation is 2, 0 to 1 expected"),
+        ("store", (f(2, 1, 4), f(2, 1, 4), pages, pages, slots), "slots is int32, int64 expected"),
+        ("copy_pages", (f(3, 4), slots.long(), f(3).long()), "targets has shape [3], [2] expected"),
+    ]
+
+
+def test_bad_arguments_are_refused_by_name(ops: Ops) -> None:
+    for op, arguments, told in refused():
+        with pytest.raises(RuntimeError, match=re.escape(told)):
+            getattr(torch.ops.localllm, op)(*arguments)

@@ -1,0 +1,76 @@
+"""One projection of every checkpoint format, of shapes that no whole model has: numbers, product, order of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from localllm.backends.pytorch.mapped import DTYPES
+from localllm.backends.pytorch.quant import Loaded
+from localllm.backends.pytorch.quant.choose import STORED
+from localllm.engine.fields import Fields
+from localllm.engine.quantization import parse_quantization
+
+from .checkpoints import CHECKPOINTS, Checkpoint
+
+EIGHT = {"gptq", "awq"}  # of these, outputs or inputs come in eights
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PRODUCTS = {"gptq": "int4_wide", "awq": "int4_wide", "compressed-int4": "int4_wide", "compressed-int8-wide": "dense"}
+PRODUCTS |= {"compressed-int8": "int8", "compressed-fp8": "fp8", "fp8": "fp8"}
+
+
+class Held:
+    """Tensors in memory, as a file would hold them; see quant.Tensors."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.left = dict(tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.left
+
+    def dtype(self, name: str) -> str:
+        return NAMES[self.left[name].dtype] if name in self.left else ""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.left[name].shape) if name in self.left else (0,)
+
+    def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> torch.Tensor:
+        assert self.shape(name) == tuple(shape)
+        assert self.dtype(name) in dtypes
+        return self.left.pop(name)
+
+
+def loaded(checkpoint: Checkpoint, outs: int, ins: int) -> tuple[Loaded, torch.Tensor]:
+    """One projection as its reader gives it, and the floats [outs, ins] that it means."""
+    config = parse_quantization(Fields({"quantization_config": dict(checkpoint.config)}, "config.json"))
+    assert config is not None
+    made, meant = checkpoint.make(outs, ins, np.random.default_rng(3))
+    if "weight_packed" in made and ins % 8:  # what a writer leaves behind the last input means nothing
+        made["weight_packed"][:, -1] |= -1 << 4 * (ins % 8)
+    tensors = Held({f"p.{part}": value for part, value in (made | checkpoint.more("p", outs)).items()})
+    found = STORED[config.method](config).load(tensors, "p", outs, ins)
+    assert tensors.left.keys() <= {"p.bias"}
+    return found, meant
+
+
+def dense(weight: object) -> torch.Tensor:
+    return weight.float() if isinstance(weight, torch.Tensor) else weight.dense()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
+@pytest.mark.parametrize(("outs", "ins"), [(24, 40), (40, 104), (21, 37), (33, 71)])
+def test_any_outputs_of_a_weight_mean_their_floats(checkpoint: Checkpoint, outs: int, ins: int) -> None:
+    if checkpoint.label.split("-")[0] in EIGHT and outs % 8:
+        pytest.skip("the format packs eight together")
+    found, meant = loaded(checkpoint, outs, ins)
+    expected = meant if found.order is None else meant[:, found.order]
+    assert found.product == max(((len(k), v) for k, v in PRODUCTS.items() if checkpoint.label.startswith(k)))[1]
+    tolerance = 0.005 if found.product == "dense" else 1e-6  # rounded to bfloat16
+    for start, stop in ((0, outs), (0, 8), (8, 16), (16, outs)):
+        weight = found.rows(start, stop)
+        torch.testing.assert_close(dense(weight), expected[start:stop].float(), rtol=tolerance, atol=1e-8)
+        if found.product == "int4_wide" and ins % 2:
+            assert not (weight.data[:, -1] >> 4).any(), "a nibble too many is 0"
