@@ -13,6 +13,7 @@ from torch import Tensor
 from ..ops import linear_fp8, linear_int4, linear_int8
 from ..ops.linear import Fp8, Int4, Int8
 
+WARPS, STAGES = 8, 3
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -95,6 +96,18 @@ def _product(
     tl.store(to, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None, :])
 
 
+def rows_of_block(rows: int) -> int:
+    if rows <= 16 and torch.version.hip is None:  # one of AMD's GPUs runs out of registers with 16
+        return 16
+    return 32 if rows <= 32 else 64
+
+
+def depth_of_block(sub: int, ins: int, nibbles: bool) -> int:
+    """Inputs, all of one record; registers hold what their weights become, and AMD's hold less of it."""
+    deep = nibbles and torch.version.hip is None and (sub >= ins or sub % 64 == 0)
+    return 64 if deep else 32
+
+
 def product(
     x: Tensor,
     data: Tensor,
@@ -114,14 +127,14 @@ def product(
     out = x.new_empty(rows, outs, dtype=dtype or x.dtype)
     if out.numel() == 0:
         return out
-    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 else 128
-    block_k = next(size for size in (64, 32, 16) if sub >= ins or sub % size == 0)
+    block_m = rows_of_block(rows)
+    block_k = depth_of_block(sub, ins, nibbles)
     subs = -(-ins // sub)
     grid = (triton.cdiv(rows, block_m), triton.cdiv(outs, 64))
     _product[grid](
         out, x, data, scale, zero if zero is not None else scale, bias if bias is not None else scale, rows, outs, ins,
         subs, sub, x.stride(0), data.stride(0), nibbles, turned, bias is not None, block_m, 64, block_k,
-        num_warps=4 if block_m <= 64 else 8, num_stages=3,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out
 

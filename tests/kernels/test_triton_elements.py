@@ -123,6 +123,16 @@ def test_random_settings_equal_the_oracle(seed: int) -> None:
     assert drawn(logits, how) == [expected_token(logits, how, row) for row in range(rows)]
 
 
+@pytest.mark.parametrize("k", [1, 2, 7, 33, 100, 598])
+def test_top_k_keeps_no_more_and_no_less(k: int) -> None:
+    """All tokens are about equally likely, so that one too many or too few would soon be seen."""
+    rows, vocab = 8, 599
+    logits = torch.stack([torch.randperm(vocab, generator=torch.Generator().manual_seed(row)) for row in range(rows)])
+    logits = 5.0 - logits * 1e-3
+    how = draws(rows, top_k=k)
+    assert drawn(logits, how) == [expected_token(logits, how, row) for row in range(rows)]
+
+
 def test_no_number_is_the_likeliest_token_whatever_filters() -> None:
     logits = numbers(2, 1000)
     logits[:, [999, 400]], logits[:, 2] = float("nan"), float("inf")

@@ -1,0 +1,86 @@
+"""Decode attention in CUDA C++ against the reference, on a CUDA device: batches of every shape that it takes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from localllm.kernels.ops.attention import paged_attention as reference
+from localllm.kernels.ops.case import TOLERANCES
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_triton_attention import inputs, on_device
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def attention() -> Any:
+    library = pytest.importorskip("localllm.kernels.cuda.attention", exc_type=ImportError)
+    return library.paged_attention
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    pick = random.Random(seed)
+    group, kv_heads, longest = pick.choice([1, 2, 3, 4, 5, 8]), pick.choice([1, 2, 3, 8]), pick.choice([20, 300, 3000])
+    rows = pick.choice([1, 1, 2, 7, 40, 150] if longest < 3000 else [1, 3])
+    return inputs(
+        [(1, 1 + pick.randrange(longest)) for _ in range(rows)],
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        dim=pick.choice([64, 128]),
+        page_size=pick.choice([1, 16, 64, 128]),
+        dtype=pick.choice([torch.bfloat16, torch.float16]),
+        sinks=pick.random() < 0.3,
+        seed=seed,
+        window=pick.choice([0, 0, 0, 1, 7, 63, 64, 65, 200]),
+        soft_cap=pick.choice([0.0, 0.0, 2.0]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_decode_equals_reference(attention: Any, seed: int) -> None:
+    arguments = drawn(seed)
+    expected = reference(**on_device(arguments, wide=True))
+    moved = on_device(arguments)
+    bounds = replace(moved["rows"], contexts=(9999,) * len(moved["rows"].contexts))
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    try:
+        found = attention(**{**moved, "rows": bounds})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    tolerance = TOLERANCES[found.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
+    assert torch.equal(attention(**moved), found), "the same sums in the same order, and counters back at zero"
+
+
+def test_a_batch_of_one_and_of_many_queries_is_left_to_triton(attention: Any) -> None:
+    arguments = inputs([(1, 90), (40, 200)])
+    expected = reference(**on_device(arguments, wide=True))
+    torch.testing.assert_close(attention(**on_device(arguments)).double(), expected, rtol=0.0, atol=2e-2)
+
+
+def test_a_graph_serves_other_contexts(attention: Any) -> None:
+    arguments = on_device(inputs([(1, 2000)] * 6))
+    rows = arguments["rows"]
+    attention(**arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [attention(**arguments) for _ in range(3)]  # each begins before the one ahead has ended
+    for contexts in [(1, 64, 65, 2000, 3, 700), (1,) * 6, (1999,) * 6]:
+        rows.context_lens.copy_(torch.tensor(contexts, dtype=torch.int32))
+        graph.replay()
+        expected = reference(**{**arguments, "rows": replace(rows, contexts=contexts)})
+        for one in found:
+            torch.testing.assert_close(one, expected, rtol=2e-2, atol=2e-2)
