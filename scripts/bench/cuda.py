@@ -10,6 +10,7 @@ before and after. Any backend will do: `--backend cpu --shape tiny` shows that e
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import tempfile
 import time
@@ -178,6 +179,7 @@ def _free(backend: Backend) -> int:
     """Bytes of the GPU's memory that nobody holds; 0 where there is no GPU."""
     if isinstance(info := backend.probe(), Unavailable) or info.main_memory:
         return 0
+    gc.collect()  # runners that were closed
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info()[0])
 

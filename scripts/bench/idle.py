@@ -27,7 +27,7 @@ class Idle(NamedTuple):
 
 def traced(call: Callable[[], object]) -> list[Work]:
     """What the GPU did meanwhile, in order."""
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
         call()
         torch.cuda.synchronize()
     found = (event for event in trace.events() or () if event.device_type == DeviceType.CUDA)

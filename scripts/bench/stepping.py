@@ -107,7 +107,7 @@ class Stepped:
         """Until `rows` requests decode side by side, with so many steps before them: on average of these steps and of
         the requests, `context` tokens each."""
         self.clear()
-        self.watched.skips = True
+        self.watched.skips, self.watched.batch = True, None  # the last batch is of others
         length = max(2, context - WARM - steps // 2)
         lead = -(-rows * length // self.spec.max_tokens) + 2  # steps that the first has made before the last
         prompts = [self.prompt(max(2, length - lead // 2)) for _ in range(rows)]
