@@ -56,12 +56,14 @@ def _untouched(size: int) -> Tensor:
     """Memory that begins where a huge page does: a third of these weights would else lie in small ones, which are
     slower to read. What fits into a single one lies as it comes, and scripts/sanitize sees where it ends."""
     if size < _HUGE_PAGE:
-        return torch.empty(size, dtype=torch.uint8)
-    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    room = torch.frombuffer(memory, dtype=torch.uint8)
-    begin = -room.data_ptr() % _HUGE_PAGE
-    _advise_huge(room[begin : begin + size])
-    return room[begin : begin + size]
+        memory = torch.empty(size, dtype=torch.uint8)
+    else:
+        pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        room = torch.frombuffer(pages, dtype=torch.uint8)
+        begin = -room.data_ptr() % _HUGE_PAGE
+        memory = room[begin : begin + size]
+    _advise_huge(memory)
+    return memory
 
 
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -219,6 +219,7 @@ def _greedy(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]
 
 _FLOAT32 = {torch.float32: 2e-5}
 
+
 def _carry(lens: list[int], rows: list[int]):
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         tokens, drawn = torch.randint(0, 90, (2, sum(lens)), generator=generator, dtype=torch.int32)

@@ -15,12 +15,14 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
-import torch
 import transformers
 from rows import Row, row, save
 
 from localllm.app import config, paths
 from localllm.app.client import Client, Done
+from localllm.backends.cpu.device import device_for
+from localllm.backends.cpu.machine import cpu_flags
+from localllm.engine.modelfiles import read_model
 
 NEW = 64
 TARGET = 5.0  # ratio
@@ -34,7 +36,8 @@ class Peer:
     def __init__(self) -> None:
         folder = paths.guide_dir()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        dtype = device_for(read_model(folder), cpu_flags()).dtype
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         self.inputs = self.tokenizer.apply_chat_template(
             QUESTION, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )

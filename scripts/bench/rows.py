@@ -1,4 +1,4 @@
-"""Rows of figures: one JSON object a line, printed and kept in results/<name>.jsonl as the last measurement."""
+"""Rows of figures: one JSON object a line, printed and kept in results/<name>.jsonl, the last of each machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.backends import cpu
-from localllm.backends.cpu.machine import cores
+from localllm.backends.cpu.machine import cores, cpu_flags, lane
 from localllm.engine.runner import Unavailable
 
 RESULTS = Path(__file__).parent / "results"
@@ -49,19 +49,25 @@ def row(
 
 
 def save(name: str, rows: Iterable[Row]) -> None:
-    """Print the rows as they come; keep them once all are there, if a name is given."""
-    lines = []
+    """Print the rows as they come; once all are there, keep them beside those of other machines, if a name is given."""
+    made = []
     for figure in rows:
-        lines.append(json.dumps(figure, ensure_ascii=False))
-        print(lines[-1], flush=True)
-    if name:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+        made.append(figure)
+        print(json.dumps(figure, ensure_ascii=False), flush=True)
+    if not name:
+        return
+    file, machines = RESULTS / f"{name}.jsonl", {figure["machine"] for figure in made}
+    kept = file.read_text("utf-8").splitlines() if file.exists() else []
+    lines = [line for line in kept if json.loads(line)["machine"] not in machines]
+    lines += [json.dumps(figure, ensure_ascii=False) for figure in made]
+    RESULTS.mkdir(exist_ok=True)
+    file.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def _machine() -> str:
     found = cpu.probe()
-    processor = platform.machine() if isinstance(found, Unavailable) else f"{found.name}, {cores()} cores"
+    name = platform.machine() if isinstance(found, Unavailable) else found.name
+    processor = f"{name} ({lane(cpu_flags())}), {cores()} cores"
     return f"{processor}, Python {platform.python_version()}"
 
 

@@ -115,3 +115,9 @@ def test_what_overflows_a_half_becomes_infinite() -> None:
     x, weight = torch.full((3, 8), 100.0), torch.full((33, 8), 100.0)
     assert product(x, weight, torch.float16).isinf().all()
     assert (product(x, weight, torch.bfloat16) == 79872.0).all()
+
+
+def test_large_weights_begin_where_a_huge_page_does() -> None:
+    packed = cpu.OPS.linear.pack(numbers(1056, 1024, dtype=torch.bfloat16), torch.bfloat16).data
+    assert packed.nbytes > 2**21
+    assert packed.data_ptr() % 2**21 == 0
