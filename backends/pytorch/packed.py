@@ -20,14 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
-from ...engine.tensorfiles import read_header
+from ...engine.tensorfiles import StoredTensor, read_header
 from ...kernels.ops.linear import Fp8, Int4, Int8, parts
 from ...kernels.ops.projection import Product
 from .checksums import Checksums, count, read_checked
@@ -58,6 +58,13 @@ def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
     return digest.hexdigest()
 
 
+@runtime_checkable
+class Placed(Protocol):
+    """A packed weight that says itself where its memory should lie, before that is written."""
+
+    def place(self) -> None: ...
+
+
 class PackedFile:
     """The products of one model in one format. What is wrong with the file costs time only: it is made anew.
 
@@ -81,6 +88,7 @@ class PackedFile:
                     return None
                 start, stop = 8 + len(header), tensors[SUMS].start
                 arena = _arena(stop - start)
+                products = self._products(about, tensors, arena, start)
                 opened.seek(stop)
                 sums = struct.unpack(f"<{count(stop - start)}I", opened.read())
                 if sums[0] != zlib.crc32(prefix + header) or not read_checked(
@@ -90,6 +98,12 @@ class PackedFile:
                     return None
         except (ModelRefused, OSError, ValueError, KeyError, struct.error):
             return None
+        return products
+
+    def _products(
+        self, about: Mapping[str, str], tensors: Mapping[str, StoredTensor], arena: mmap.mmap, start: int
+    ) -> dict[str, Product]:
+        """Views of what is still to be read: `tensors` of the file, whose byte `start` is the first of the arena."""
         views = {
             name: torch.frombuffer(
                 arena, dtype=DTYPES[found.dtype], count=math.prod(found.shape), offset=found.start - start
@@ -97,7 +111,11 @@ class PackedFile:
             for name, found in tensors.items()
             if found.num_bytes and not name.startswith("~")
         }
-        return {name: self._product(name, entry, views) for name, entry in json.loads(about["weights"]).items()}
+        products = {name: self._product(name, entry, views) for name, entry in json.loads(about["weights"]).items()}
+        for product in products.values():
+            if isinstance(product.weight, Placed):
+                product.weight.place()
+        return products
 
     def _product(self, name: str, entry: Mapping[str, Any], views: Mapping[str, Tensor]) -> Product:
         fields = [views[f"{name}:{at}"] if value is None else value for at, value in enumerate(entry["fields"])]

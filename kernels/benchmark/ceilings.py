@@ -41,7 +41,7 @@ class Ceilings:
         self._library.localllm_ceiling.restype = ctypes.c_double
         self._library.localllm_ceiling.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         self._buffer = torch.empty(2 * beyond_caches(), dtype=torch.uint8)
-        torch.ops.localllm.advise_huge(self._buffer)
+        torch.ops.localllm.first_touch(self._buffer, 4096)
         self._buffer.fill_(1)
 
     @property

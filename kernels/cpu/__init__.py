@@ -16,7 +16,7 @@ from ..library import LibraryMissing, find_library
 # The ops that answer in tensors they are handed: tracing them leaves nothing to make up.
 WRITING = (
     "rms_norm add_rms_norm layer_norm gate rope store copy_pages append attention pack linear embedding greedy draw "
-    "mask logprob layer advise_huge"
+    "mask logprob layer first_touch"
 ).split()
 
 

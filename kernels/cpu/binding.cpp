@@ -211,10 +211,14 @@ void logprob(Tensor out, Tensor normaliser, Tensor logits, Tensor tokens) {
   run(lane().logprob, lane().logprob_shared, args, x.count() * 4);
 }
 
-void advise_huge(Tensor fresh) {
-  Argument memory("advise_huge", "fresh", fresh);
+void first_touch(Tensor fresh, int64_t unit) {
+  Argument memory("first_touch", "fresh", fresh);
   memory.dense();
-  localllm::advise_huge(memory.data(), memory.count() * memory.bytes());
+  if (unit < 1) refuse("first_touch: unit is ", unit, ", at least 1 expected");
+  int64_t bytes = memory.count() * memory.bytes();
+  localllm::advise_huge(memory.data(), bytes);
+  Run run(INT64_MAX);
+  run.all(localllm::first_touch, TouchArgs{(char*)memory.data(), bytes, unit});
 }
 
 std::string lanes() {
@@ -257,7 +261,7 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
   library.impl("draw", TORCH_BOX(&ops::draw));
   library.impl("mask", TORCH_BOX(&ops::mask));
   library.impl("logprob", TORCH_BOX(&ops::logprob));
-  library.impl("advise_huge", TORCH_BOX(&ops::advise_huge));
+  library.impl("first_touch", TORCH_BOX(&ops::first_touch));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {  // without tensors, so without a device

@@ -16,7 +16,7 @@ from ..ops.linear import Fp8, Int4, Int8, Weight, parts
 _linear = torch.ops.localllm.linear.default
 _pack = torch.ops.localllm.pack.default
 _packed_bytes = torch.ops.localllm.packed_bytes.default
-_advise_huge = torch.ops.localllm.advise_huge.default
+_first_touch = torch.ops.localllm.first_touch.default
 
 # The numbers of Format in layout.h.
 _PLAIN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -34,6 +34,10 @@ class Packed(NamedTuple):
     ins: int
     group: int  # inputs that share a scale; ins where there is none, or one
 
+    def place(self) -> None:
+        """Before `data` is first written: every worker touches what products will have it read, so it lies near."""
+        _first_touch(self.data, _packed_bytes(self.format, 1, self.ins, self.group))
+
 
 def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
     """The weight as products read it, in its own type: activations of any float type meet it. What no kernel covers is
@@ -43,27 +47,24 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
     layout = _layout(first)
     if layout is None:
         return reference.pack_slices(chain([first], slices), outs, dtype)
-    # Untouched memory: the workers that will read a part of it are the first to write it, so it lies near them.
-    packed = _untouched(_packed_bytes(layout[0], outs, *layout[1:]))
+    packed = Packed(_untouched(_packed_bytes(layout[0], outs, *layout[1:])), layout[0], outs, *layout[1:])
+    packed.place()
     end = 0
     for part in chain([first], slices):
         start, end = end, end + _packed_bytes(layout[0], len(parts(part)[0]), *layout[1:])
-        _fill(packed[start:end], part, layout)
-    return Packed(packed, layout[0], outs, *layout[1:])
+        _fill(packed.data[start:end], part, layout)
+    return packed
 
 
 def _untouched(size: int) -> Tensor:
     """Memory that begins where a huge page does: a third of these weights would else lie in small ones, which are
     slower to read. What fits into a single one lies as it comes, and scripts/sanitize sees where it ends."""
     if size < _HUGE_PAGE:
-        memory = torch.empty(size, dtype=torch.uint8)
-    else:
-        pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        room = torch.frombuffer(pages, dtype=torch.uint8)
-        begin = -room.data_ptr() % _HUGE_PAGE
-        memory = room[begin : begin + size]
-    _advise_huge(memory)
-    return memory
+        return torch.empty(size, dtype=torch.uint8)
+    pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room = torch.frombuffer(pages, dtype=torch.uint8)
+    begin = -room.data_ptr() % _HUGE_PAGE
+    return room[begin : begin + size]
 
 
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

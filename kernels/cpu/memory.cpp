@@ -12,6 +12,7 @@ namespace localllm {
 namespace {
 
 constexpr size_t LINE = 64, HUGE_PAGE = 2 << 20;
+constexpr int64_t SMALL_PAGE = 4096;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -22,6 +23,12 @@ void advise_huge([[maybe_unused]] void* start, [[maybe_unused]] size_t bytes) {
   uintptr_t begin = round_up((uintptr_t)start, HUGE_PAGE), end = ((uintptr_t)start + bytes) / HUGE_PAGE * HUGE_PAGE;
   if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);  // a wish: what becomes of it does not matter
 #endif
+}
+
+void first_touch(const TouchArgs& args, const Worker& worker) {
+  Share share = share_of((args.bytes + args.unit - 1) / args.unit, worker);
+  int64_t end = share.end * args.unit < args.bytes ? share.end * args.unit : args.bytes;
+  for (int64_t at = share.begin * args.unit; at < end; at += SMALL_PAGE) args.start[at] = 0;
 }
 
 Block::~Block() { std::free(start_); }

@@ -29,7 +29,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "Tensor(c!) key_pages, Tensor(d!) value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table, "
            "Tensor? sinks, int heads, int inner, int gate, int rotation, int window, float eps, float offset, "
            "float scale, float soft_cap) -> ()",
-           "advise_huge(Tensor(a!) fresh) -> ()",
+           "first_touch(Tensor(a!) fresh, int unit) -> ()",
            "lanes() -> str",
            "use_lane(str name) -> str",
            "threads() -> int",

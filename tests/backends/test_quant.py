@@ -18,6 +18,7 @@ from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.quantization import Quant
 from localllm.engine.runner import Budget
+from localllm.kernels.cpu import linear
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import changed, parts
 from localllm.kernels.ops.linear_int4 import spread
@@ -159,8 +160,11 @@ class TestKept:
         first = logits(self.open(files, folder, quant))
         assert [file.name for file in folder.iterdir()] == [f"{quant}.safetensors"]
         monkeypatch.setattr(Floats, "load", pytest.fail)
+        placed: list[object] = []
+        monkeypatch.setattr(linear.Packed, "place", lambda weight: placed.append(weight))
         second = self.open(files, folder, quant)
         assert torch.equal(first, logits(second))
+        assert len(placed) == 4 * files.config.num_layers + 1, "memory near the workers, before anything is read"
 
     @pytest.mark.parametrize("damage", ["config", "weights", "cut", "text", "mark", "version"])
     def test_what_does_not_fit_is_made_anew(self, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_answers_do_not_depend_on_the_number_of_workers(case: Case) -> None:
     alone = answers(case)
     LIBRARY.use_threads(5)
     for one, other in zip(alone, answers(case), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 def test_the_generic_lane_is_always_there_and_the_last_is_taken() -> None:
@@ -118,3 +118,13 @@ threads = [Thread(target=norms) for _ in range(3)]
 print(len(wrong))
 """
     assert python(program).stdout.split() == ["0"]
+
+
+def test_workers_touch_their_share_first() -> None:
+    LIBRARY.use_threads(2)
+    memory = torch.ones(5 * 9000, dtype=torch.uint8)
+    LIBRARY.first_touch(memory, 9000)
+    touched = memory.eq(0).nonzero().flatten().tolist()
+    assert touched == [*range(0, 27000, 4096), *range(27000, 45000, 4096)], "three panels, and two"
+    with pytest.raises(RuntimeError, match="unit is 0"):
+        LIBRARY.first_touch(memory, 0)
