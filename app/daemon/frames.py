@@ -12,7 +12,6 @@ from typing import Any, Literal
 import msgspec
 
 from ...engine.quantization import Quant
-from ...engine.runner import CacheDtype, Graphs
 from ..errors import BY_CODE, AppError
 
 MAX_FRAME = 64 * 2**20
@@ -52,14 +51,14 @@ class Load(Frame):
     path: str
     backend: str = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    cache_dtype: CacheDtype = "auto"
+    cache_dtype: Literal["auto", "fp8"] = "auto"
     quant: Quant = "none"
     packed_dir: str = ""  # where weights made smaller on load are kept for the next time; empty: nowhere
     context: int = 0
     cache_mib: int = 0
     cache_share: float = 0.0
     max_rows: int = 64
-    graphs: Graphs = "auto"
+    graphs: Literal["auto", "full", "breakable", "off"] = "auto"
     threads: int = 0
     reference_ops: tuple[str, ...] = ()
 

@@ -166,7 +166,7 @@ def test_bench_shows_a_table(localllm: Shell) -> None:
     done = localllm("bench", "--rounds", "1", "--together", "3")
     assert done.returncode == 0, done.stderr
     title, *lines = done.stdout.splitlines()
-    assert re.fullmatch(r"guide on .+ \(cpu, float32\), medians of 1 rounds", title)
+    assert re.fullmatch(r"guide on .+ \(cpu, (float32|bfloat16)\), medians of 1 rounds", title)
     words = ["time to first token", "reading the prompt", "writing alone", "writing, 3 at once", "memory"]
     assert [line[2:23].rstrip() for line in lines] == words
     figures = [re.match(r" *([\d.]+) (ms|tokens/s|GB/s)", line[23:]) for line in lines]

@@ -127,14 +127,14 @@ def test_a_wrong_output_is_found(tmp_path: Path) -> None:
             return opened
 
     files = stand_in(TINY, tmp_path)
-    checks = outputs.Checks(cpu, TINY, files, "bf16", Budget(), layers=1)  # type: ignore[arg-type]
+    checks = outputs.Checks(cpu, TINY, files, "bf16", Budget(dtype="float32"), layers=1)  # type: ignore[arg-type]
     right = checks.log_probabilities("full")
     assert right.mean < 1e-4
     assert right.compared > outputs.PROMPTS * outputs.TOP
     assert checks.canary("off", [3]) == 3 * outputs.ANSWER
     assert checks.guide("off") == len(outputs.SUBJECTS) * outputs.ANSWER
 
-    broken = outputs.Checks(Broken(), TINY, files, "bf16", Budget(), layers=1)
+    broken = outputs.Checks(Broken(), TINY, files, "bf16", Budget(dtype="float32"), layers=1)
     with pytest.raises(outputs.WrongOutput, match="tiny"):
         broken.log_probabilities("off")
     with pytest.raises(outputs.WrongOutput, match="guide"):
