@@ -6,14 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch.graphs.breakable import Answers, Pieces
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import open_runner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Runner
+from localllm.kernels.ops import Ops
 from localllm.kernels.ops.layer import Layer
 
 from . import canary
@@ -75,3 +78,9 @@ def test_a_cache_of_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
         open_runner(files, replace(BUDGET, cache_dtype="fp8"), TAPED, 2**30)
     with pytest.raises(SettingRefused, match="bfloat16 only"):
         open_runner(files, replace(BUDGET, cache_dtype="fp8"), replace(TAPED, fp8_cache=True), 2**30)
+
+
+def test_work_without_attention_is_not_recorded_in_pieces() -> None:
+    """Whole layers in one op would be recorded with the rows that happened to be there."""
+    with pytest.raises(AssertionError, match="no attention to break at"):
+        Pieces(Tape(), Answers()).record(lambda ops: torch.zeros(1), Ops())

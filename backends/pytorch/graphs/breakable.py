@@ -69,6 +69,7 @@ class Pieces:
         self._recorder.begin()
         made = work(replace(ops, attention=attention))
         self._replays.append(self._recorder.end())
+        assert self._breaks, "an op that holds whole layers left no attention to break at: the rows would be recorded"
         return made
 
     def replay(self, rows: Rows, tokens: int) -> None:
