@@ -25,6 +25,9 @@ def _load(library: Path) -> None:
         torch.ops.load_library(library)
     except OSError as error:
         raise LibraryMissing(f"{library} cannot be loaded: {error}") from error
+    lacking = [op for op in WRITING if not hasattr(torch.ops.localllm, op)]
+    if lacking:
+        raise LibraryMissing(f"{library} is of another version, without {', '.join(lacking)}: make build makes it anew")
     for op in WRITING:
         torch.library.register_fake(f"localllm::{op}", _nothing, allow_override=True)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,16 @@ def test_a_library_that_torch_cannot_load_is_as_good_as_none(tmp_path: Path) -> 
     broken.write_text("no library")
     ops = json.loads(localllm("doctor", "--ops", "--json", library=str(broken)).stdout)["ops"]
     assert ops["norm.rms"]["cpu"] == "reference"
+
+
+def test_a_library_of_another_version_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
+    monkeypatch.setattr(cpu, "WRITING", [*cpu.WRITING, "of_tomorrow"])
+    with pytest.raises(LibraryMissing, match="without of_tomorrow: make build"):
+        cpu._load(find_library())
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="there is no Triton for it")
+def test_triton_is_there_for_its_tests() -> None:
+    """They are left out where it is not, which must not go unseen."""
+    assert find_spec("triton") is not None
