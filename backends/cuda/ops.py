@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
@@ -17,9 +18,8 @@ from ...kernels.ops.rope import Rope
 from ...kernels.ops.sampling import Sampling
 
 
-def _with_triton(ops: Ops) -> Ops:
-    from ...kernels.triton import activation, attention, draw, kv, norm, rope, sampling
-
+def _with_elements(ops: Ops, activation: Any, norm: Any, rope: Any) -> Ops:
+    """From modules that name them alike."""
     return replace(
         ops,
         norm=Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm, layer=norm.layer_norm),
@@ -29,6 +29,14 @@ def _with_triton(ops: Ops) -> Ops:
             gelu_tanh_and_mul=activation.gelu_tanh_and_mul,
         ),
         rope=Rope(neox=rope.rope, interleaved=rope.interleaved_rope),
+    )
+
+
+def _with_triton(ops: Ops) -> Ops:
+    from ...kernels.triton import activation, attention, draw, kv, norm, rope, sampling
+
+    return replace(
+        _with_elements(ops, activation, norm, rope),
         kv=replace(ops.kv, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
         sampling=Sampling(
@@ -49,14 +57,7 @@ def _with_library(ops: Ops) -> Ops:
     from ...kernels.cuda import kv, layer, linear
 
     return replace(
-        ops,
-        norm=Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm, layer=norm.layer_norm),
-        activation=Activation(
-            silu_and_mul=activation.silu_and_mul,
-            gelu_and_mul=activation.gelu_and_mul,
-            gelu_tanh_and_mul=activation.gelu_tanh_and_mul,
-        ),
-        rope=Rope(neox=rope.rope, interleaved=rope.interleaved_rope),
+        _with_elements(ops, activation, norm, rope),
         linear=Linear(
             dense=linear.dense,
             int8=linear.int8,
