@@ -64,6 +64,9 @@ def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
         if isinstance(found, Unavailable):
             reasons[candidate] = found.reason
             continue
+        if found.only_asked and name == AUTO:
+            reasons[candidate] = f"{found.name} is used only when asked for (--backend {candidate})"
+            continue
         refusal = backend.accepts(files) if files is not None else ""
         if refusal:
             reasons[candidate] = refusal

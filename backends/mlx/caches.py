@@ -1,0 +1,180 @@
+"""The caches a model of mlx-lm writes and reads, for many rows at once.
+
+Rows that are computed together lie together, right-aligned, so that a step writes one column for all of them:
+
+    row 0   . . . k0 k1 k2 | k3        the column at `end` is written next
+    row 1   k0 k1 k2 k3 k4 | k5
+            ^ padding [3, 0]
+
+A model is handed one LayerCache a layer, which has what mlx-lm's own caches have: `offset`, `update_and_fetch` and
+`make_mask`. Rows of very different length are kept in several groups, whose attention is computed group by group
+(`attention`), everything else once for all rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+STEP = 256  # columns that a group grows by
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one token adds to a layer's cache."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+    window: int  # positions a token sees, its own included; 0: all
+
+    @property
+    def token_bytes(self) -> int:
+        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Caches of some rows: keys and values of each layer [rows, kv heads, columns, dim], used up to `end`."""
+
+    keys: list[mx.array]
+    values: list[mx.array]
+    end: int
+    padding: list[int] = field(default_factory=list)  # of each row: unused columns before its first position
+
+    @classmethod
+    def empty(cls, shapes: Sequence[LayerShape], room: int) -> Group:
+        """One row without positions."""
+        room = -(-max(room, 1) // STEP) * STEP
+        return cls(
+            [mx.zeros((1, shape.kv_heads, room, shape.key_dim), shape.dtype) for shape in shapes],
+            [mx.zeros((1, shape.kv_heads, room, shape.value_dim), shape.dtype) for shape in shapes],
+            0,
+            [0],
+        )
+
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write [rows, kv heads, new, dim] behind `end`, which stays: all layers write in the same place."""
+        end = self.end + keys.shape[2]
+        self.keys[layer] = _written(self.keys[layer], keys, self.end)
+        self.values[layer] = _written(self.values[layer], values, self.end)
+        return self.keys[layer][..., :end, :], self.values[layer][..., :end, :]
+
+    def mask(self, new: int, window: int, as_array: bool) -> mx.array | str | None:
+        """For the next `new` columns, as mx.fast.scaled_dot_product_attention wants it."""
+        end = self.end + new
+        window = window if window < end else 0
+        if not any(self.padding) and not window:
+            if new == 1:
+                return None
+            if not as_array:
+                return "causal"
+        columns = mx.arange(end)
+        places = mx.arange(self.end, end)[:, None]
+        seen = places >= columns
+        if window:
+            seen = seen & (places < columns + window)
+        if any(self.padding):
+            seen = seen & (columns >= mx.array(self.padding)[:, None, None, None])
+        return seen
+
+    def taken(self, rows: list[int], end: int) -> tuple[list[mx.array], list[mx.array]]:
+        """Keys and values of these rows, their last `end` columns, filled up on the left where there are fewer."""
+
+        def take(x: mx.array) -> mx.array:
+            x = x[..., max(0, self.end - end) : self.end, :]
+            if rows != list(range(len(self.padding))):
+                x = x[mx.array(rows)]
+            return mx.pad(x, [(0, 0), (0, 0), (end - x.shape[2], 0), (0, 0)]) if x.shape[2] < end else x
+
+        return [take(x) for x in self.keys], [take(x) for x in self.values]
+
+
+def _written(held: mx.array, new: mx.array, at: int) -> mx.array:
+    end = at + new.shape[2]
+    if end > held.shape[2]:
+        more = -(-(end - held.shape[2]) // STEP) * STEP
+        held = mx.pad(held, [(0, 0), (0, 0), (0, more), (0, 0)])
+    held[..., at:end, :] = new
+    return held
+
+
+class _Ragged(list):  # type: ignore[type-arg]
+    """Keys, values or masks of several groups; a model hands them on to attention as they are."""
+
+
+class Forward:
+    """The caches of one call of a model: rows of `groups` one after the other, `new` tokens each."""
+
+    def __init__(self, groups: list[Group], new: int, shapes: Sequence[LayerShape]) -> None:
+        self._groups, self._new = groups, new
+        counts = [len(group.padding) for group in groups]
+        self._bounds = [sum(counts[:at]) for at in range(1, len(counts))]
+        lengths = [group.end - padding for group in groups for padding in group.padding]
+        self.offset: int | mx.array = lengths[0] if len(lengths) == 1 else mx.array(lengths)
+        self.layers = [LayerCache(self, layer, shape.window) for layer, shape in enumerate(shapes)]
+
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        if len(self._groups) == 1:
+            return self._groups[0].append(layer, keys, values)
+        parts = zip(self._groups, mx.split(keys, self._bounds), mx.split(values, self._bounds), strict=True)
+        held = [group.append(layer, *part) for group, *part in parts]
+        return _Ragged(keys for keys, _ in held), _Ragged(values for _, values in held)
+
+    def mask(self, window: int, as_array: bool) -> Any:
+        masks = [group.mask(self._new, window, as_array) for group in self._groups]
+        return masks[0] if len(masks) == 1 else _Ragged(masks)
+
+    def finish(self) -> None:
+        """The model was called: what it wrote is part of the caches."""
+        for group in self._groups:
+            group.end += self._new
+
+
+class LayerCache:
+    """What a model of mlx-lm sees of a Forward in one of its layers."""
+
+    def __init__(self, forward: Forward, layer: int, window: int) -> None:
+        self._forward, self._layer, self._window = forward, layer, window
+
+    @property
+    def offset(self) -> int | mx.array:
+        """Positions before the new tokens, of each row."""
+        return self._forward.offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        return self._forward.append(self._layer, keys, values)
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Named as mlx-lm names it. A layer whose own cache would turn over sees its window, asked for or not."""
+        windows = [window for window in (self._window, window_size) if window]
+        return self._forward.mask(min(windows, default=0), return_array)
+
+
+def hook_attention(model: nn.Module) -> None:
+    """Let a model's attention take the keys of several groups: its modules name the function they call."""
+    for module in {sys.modules[type(part).__module__] for part in model.modules()}:
+        own = getattr(module, "scaled_dot_product_attention", None)
+        if own is not None and not isinstance(own, _Attention):
+            module.scaled_dot_product_attention = _Attention(own)  # type: ignore[attr-defined]
+
+
+class _Attention:
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def __call__(self, queries: mx.array, keys: Any, values: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+        """As mlx-lm's own, whose rows are those of all groups one after the other."""
+        if not isinstance(keys, _Ragged):
+            return self._own(queries, keys, values, *args, mask=mask, **kwargs)
+        bounds, row = [], 0
+        for part in keys[:-1]:
+            bounds.append(row := row + part.shape[0])
+        parts = zip(mx.split(queries, bounds), keys, values, mask, strict=True)
+        return mx.concatenate([self._own(q, k, v, *args, mask=m, **kwargs) for q, k, v, m in parts])

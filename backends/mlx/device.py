@@ -1,0 +1,95 @@
+"""The device that MLX computes on, its memory, and opening a model on it."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.modelfiles import ModelFiles
+from ...engine.runner import Budget, Runner, RunnerSpec
+from .caches import hook_attention
+from .loading import load, weight_bytes
+from .machine import memory
+from .residents import Residents
+from .runner import MlxRunner
+
+CACHE_SHARE = 0.6  # of the memory that is free once the weights are in
+STEP_TOKENS = 2048
+# MLX keeps freed memory for the next array of that size; more than this goes back to the system.
+KEPT = 2**30  # bytes
+# What one more group of rows costs, in columns of attention that take as long.
+GROUP_COLUMNS = 4096
+
+
+def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
+    """Load a model. Raises ModelRefused or SettingRefused."""
+    _refuse_settings(budget)
+    total, free = memory()
+    if files.weight_bytes > free:
+        raise ModelRefused(
+            f"{files.name} needs {_size(files.weight_bytes)} for its weights, but {_size(free)} are free",
+            "close other programs, or choose a smaller model",
+        )
+    _limit_memory(total)
+    model, trunk, shapes = load(files, budget)
+    weights = weight_bytes(model)
+    spec = _plan(files, budget, max(0, free - weights), weights, sum(shape.token_bytes for shape in shapes))
+    hook_attention(model)
+    return MlxRunner(
+        model, trunk, shapes, spec, Residents(shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
+    )
+
+
+def _refuse_settings(budget: Budget) -> None:
+    if budget.cache_dtype != "auto":
+        raise SettingRefused(f"cache_dtype {budget.cache_dtype} is not for mlx", "leave it at auto")
+    if budget.graphs not in ("auto", "off"):
+        raise SettingRefused(f"graphs {budget.graphs} is not for mlx, which captures nothing", "leave it at auto")
+    if budget.reference_ops:
+        raise SettingRefused("reference_ops is not for mlx, whose ops are its own", "leave it out")
+
+
+def _limit_memory(total: int) -> None:
+    mx.set_cache_limit(KEPT)
+    if mx.metal.is_available():
+        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+        mx.set_memory_limit(total)
+
+
+def _plan(files: ModelFiles, budget: Budget, free: int, weights: int, token_bytes: int) -> RunnerSpec:
+    """Half of the cache's memory are pages; the other is for sequences that are computed, which lie in groups too."""
+    config = files.config
+    if budget.context is not None and not 1 <= budget.context <= config.max_positions:
+        raise ModelRefused(
+            f"{files.name} has a context of {config.max_positions} tokens, {budget.context} were asked for"
+        )
+    page, wanted = budget.page_size * token_bytes, budget.context or config.max_positions
+    room = budget.cache_bytes if budget.cache_bytes is not None else int(free * (budget.cache_share or CACHE_SHARE))
+    num_pages = room // 2 // page
+    if budget.cache_bytes is None and budget.cache_share is None:  # what is not asked for is left to others
+        num_pages = min(num_pages, -(-max(wanted, budget.max_rows * min(wanted, 4096)) // budget.page_size))
+    fitting = num_pages * budget.page_size
+    if fitting < (budget.context or 1):
+        raise ModelRefused(
+            f"{files.name}: a context of {wanted} tokens needs {_size(2 * wanted * token_bytes)} of KV cache, but "
+            f"{_size(room)} are allowed",
+            "ask for a shorter context, or allow a larger cache",
+        )
+    return RunnerSpec(
+        vocab_size=config.vocab_size,
+        max_tokens=max(budget.max_step_tokens or STEP_TOKENS, budget.max_rows),
+        max_rows=budget.max_rows,
+        max_context=min(wanted, fitting),
+        cache="pages",
+        page_size=budget.page_size,
+        num_pages=num_pages,
+        overlap=True,
+        dtype=budget.dtype if budget.dtype != "auto" else config.dtype,
+        quant=budget.quant if budget.quant != "none" else "",
+        weight_bytes=weights,
+        cache_bytes=2 * num_pages * page,
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"

@@ -1,0 +1,121 @@
+"""Loading a model of mlx-lm from files that were looked at before. None of their code is ever run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.utils import load_model
+
+from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.modelfiles import ModelFiles
+from ...engine.runner import Budget
+from .caches import LayerShape
+from .trunk import Trunk
+
+DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
+BITS = {"int8": 8, "int4": 4}
+GROUP = 64  # inputs that share a scale, as mlx-community's checkpoints have it
+
+
+def load(files: ModelFiles, budget: Budget) -> tuple[nn.Module, Trunk, list[LayerShape]]:
+    """The model with its weights in memory. Raises ModelRefused or SettingRefused."""
+    _refuse_code(files)
+    try:
+        model, config = load_model(files.path, lazy=True)
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+        raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
+    quantised = "quantization" in config or "quantization_config" in config
+    if budget.dtype != "auto":
+        _set_dtype(model, DTYPES[budget.dtype])
+    if budget.quant != "none":
+        _quantise(model, files, budget, quantised)
+    mx.eval(model.parameters())
+    windows = _windows(model, files)
+    trunk = Trunk(model)
+    return model, trunk, _shapes(model, trunk, windows, files)
+
+
+def linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every projection by its path, plain or quantised, those of experts too: whatever multiplies by weights that an
+    adapter may change or quantisation makes smaller is found here and nowhere else."""
+    for path, module in model.named_modules():
+        if hasattr(module, "to_quantized") or hasattr(module, "bits"):
+            yield path, module
+
+
+def weight_bytes(model: nn.Module) -> int:
+    return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+
+
+def _refuse_code(files: ModelFiles) -> None:
+    with (files.path / "config.json").open(encoding="utf-8") as file:
+        named = json.load(file).get("model_file")
+    if named is not None:
+        raise ModelRefused(
+            f"{files.name} asks to run its own code ({str(named):.50} in config.json): checkpoints with code are refused",
+            "use a model of an architecture that mlx-lm has",
+        )
+
+
+def _set_dtype(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Of everything that computes in floats; packed weights stay."""
+    model.set_dtype(dtype)
+
+
+def _quantise(model: nn.Module, files: ModelFiles, budget: Budget, quantised: bool) -> None:
+    if budget.quant not in BITS:
+        raise SettingRefused(f"quant {budget.quant} is not for mlx", f"choose one of {', '.join(BITS)}")
+    if quantised:
+        raise SettingRefused(f"{files.name} is quantised already", "leave quant at none")
+    fitting = {path for path, module in linears(model) if module.weight.shape[-1] % GROUP == 0}
+    nn.quantize(model, GROUP, BITS[budget.quant], class_predicate=lambda path, _: path in fitting)
+
+
+def _windows(model: nn.Module, files: ModelFiles) -> list[int]:
+    """Of each layer's cache, as the model makes them. Raises ModelRefused for caches that are no keys and values."""
+    caches = model.make_cache() if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
+    for cache in caches:
+        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", 0):
+            raise ModelRefused(
+                f"{files.name}: its layers keep a {type(cache).__name__}, not plain keys and values: "
+                "recurrent and compressed caches are not supported here yet",
+                "choose a model of another architecture",
+            )
+    return [cache.max_size if isinstance(cache, RotatingKVCache) else 0 for cache in caches]
+
+
+class _Sounding:
+    """A cache that only learns what it would have to hold; nothing is computed."""
+
+    offset = 0
+
+    def __init__(self) -> None:
+        self.seen: tuple[mx.array, mx.array] | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.seen = keys, values
+        return keys, values
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _shapes(model: nn.Module, trunk: Trunk, windows: list[int], files: ModelFiles) -> list[LayerShape]:
+    caches = [_Sounding() for _ in windows]
+    try:
+        trunk.call(model, mx.zeros((1, 1), mx.int32), caches)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ModelRefused(f"{files.name}: its attention does not take our caches: {error}") from error
+    shapes = []
+    for cache, window in zip(caches, windows, strict=True):
+        if cache.seen is None:
+            raise ModelRefused(f"{files.name}: a layer keeps no keys and values, which is not supported here yet")
+        keys, values = cache.seen
+        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, window))
+    return shapes

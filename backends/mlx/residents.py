@@ -1,0 +1,269 @@
+"""Which sequences' caches lie in groups, and which pages of the pool hold them as well.
+
+The engine speaks of pages only. A page's content is in the pool, or on its way there: the sequence that wrote it is
+resident in a group, where attention reads it fastest, and its new positions are copied to the pool when it leaves or
+when somebody else is about to read them (a prefix hit, a page copy). Who a row is, its pages tell: a row goes on with
+the resident that has exactly its pages up to its first position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from ...engine.batch import Batch, Ints
+from .caches import STEP, Group, LayerShape
+
+PATIENCE = 8  # steps that a group waits for its rows: those with a grammar come every second step
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A sequence whose cache lies in a row of a group."""
+
+    group: Group
+    row: int
+    pages: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    synced: int = 0  # positions that the pool has, too
+
+    @property
+    def length(self) -> int:
+        return self.group.end - self.group.padding[self.row]
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """A group and who lies in its rows."""
+
+    group: Group
+    residents: list[Resident]
+    steps: int = 0  # in a row that it was part of
+    absent: int = 0  # in a row that it was not
+
+    @property
+    def cost(self) -> int:
+        """Columns that attention reads."""
+        return self.group.end * len(self.residents)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One call of the model: batch rows in the order of the groups' rows, each with so many new tokens."""
+
+    rows: list[int]
+    groups: list[Group]
+    new: int
+
+
+class Pool:
+    """The pages: keys and values of each layer, [(pages + 1) * page_size, kv heads, dim]."""
+
+    def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int) -> None:
+        places = (num_pages + 1) * page_size
+        self.page_size = page_size
+        self.keys = [mx.zeros((places, shape.kv_heads, shape.key_dim), shape.dtype) for shape in shapes]
+        self.values = [mx.zeros((places, shape.kv_heads, shape.value_dim), shape.dtype) for shape in shapes]
+        self.changed = False
+
+    def places(self, pages: Ints, start: int, end: int) -> mx.array:
+        """Where positions start…end-1 of a sequence lie."""
+        positions = np.arange(start, end)
+        return mx.array((pages[positions // self.page_size] * self.page_size + positions % self.page_size).astype("u4"))
+
+    def write(self, resident: Resident, start: int, end: int) -> None:
+        places = self.places(resident.pages, start, end)
+        group, row = resident.group, resident.row
+        first = group.padding[row]
+        for mine, theirs in ((self.keys, group.keys), (self.values, group.values)):
+            for own, held in zip(mine, theirs, strict=True):
+                own[places] = held[row, :, first + start : first + end].swapaxes(0, 1)
+        self.changed = True
+
+    def read(self, pages: Ints, end: int) -> Group:
+        """A row with positions 0…end-1, and room for more."""
+        places, room = self.places(pages, 0, end), -(-(end + 1) // STEP) * STEP
+
+        def held(x: mx.array) -> mx.array:
+            return mx.pad(x[places].swapaxes(0, 1)[None], [(0, 0), (0, 0), (0, room - end), (0, 0)])
+
+        return Group([held(x) for x in self.keys], [held(x) for x in self.values], end, [0])
+
+    def copy(self, copies: Ints) -> None:
+        sources, targets = (
+            mx.array((pages[:, None] * self.page_size + np.arange(self.page_size)).ravel().astype("u4"))
+            for pages in copies.T
+        )
+        for held in (self.keys, self.values):
+            for own in held:
+                own[targets] = own[sources]
+        self.changed = True
+
+
+class Residents:
+    """Finds or makes room for every row of a batch, and keeps the pool right."""
+
+    def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int, group_columns: int | None) -> None:
+        """A group more is worth `group_columns` columns less to read; None: there is one group, whatever it costs."""
+        self._shapes, self._group_columns = shapes, group_columns
+        self.pool = Pool(shapes, num_pages, page_size)
+        self._placed: list[Placed] = []
+        self._holders: dict[int, list[Resident]] = {}  # by page
+        self._unasked: list[mx.array] = []
+
+    def begin(self, batch: Batch) -> list[Work]:
+        """The calls that compute the batch, in order; inert rows (all on page 0) are in none of them."""
+        if len(batch.copies):
+            self._forget(batch.copies[:, 1].tolist(), keep=None)
+            self._sync(batch.copies[:, 0].tolist())
+            self.pool.copy(batch.copies)
+        starts = batch.positions[batch.row_starts[:-1]].tolist()
+        counts = np.diff(batch.row_starts).tolist()
+        real = [row for row in range(batch.num_rows) if batch.page_table.shape[1] and batch.page_table[row, 0]]
+        found = {row: self._find(batch.page_table[row], starts[row]) for row in real}
+        self._settle({id(resident) for resident in found.values() if resident is not None})
+        for row in real:
+            end = starts[row] + counts[row]
+            found[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
+        alone = [row for row in real if counts[row] > 1]
+        works = [Work([row], [self._apart(found[row]).group], counts[row]) for row in alone]
+        single = {id(found[row]): row for row in real if counts[row] == 1}
+        if single:
+            together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
+            order = [single[id(resident)] for placed in together for resident in placed.residents]
+            works.append(Work(order, [placed.group for placed in together], 1))
+        return works
+
+    def written(self, work: Work, *, computed: bool) -> None:
+        """The model was called for `work`; where nothing asks for its answer its caches must be asked for."""
+        if not computed:
+            self._unasked += [x for group in work.groups for held in (group.keys, group.values) for x in held]
+
+    def take_changed(self) -> list[mx.array]:
+        """What was written and no answer depends on: left lazy, it would keep what it was made from."""
+        changed, self._unasked = self._unasked, []
+        if self.pool.changed:
+            changed += [*self.pool.keys, *self.pool.values]
+            self.pool.changed = False
+        return changed
+
+    def _find(self, table: Ints, start: int) -> Resident | None:
+        if start == 0:
+            return None
+        used = -(-start // self.pool.page_size)
+        for resident in self._holders.get(int(table[used - 1]), ()):
+            if resident.length == start and np.array_equal(resident.pages, table[:used]):
+                return resident
+        return None
+
+    def _settle(self, present: set[int]) -> None:
+        """Rows that leave a group others go on with give up their place; a group that all left waits a little."""
+        for placed in list(self._placed):
+            staying = [resident for resident in placed.residents if id(resident) in present]
+            if not staying:
+                placed.steps, placed.absent = 0, placed.absent + 1
+                if placed.absent > PATIENCE:
+                    self._drop(placed.residents)
+                continue
+            placed.steps, placed.absent = placed.steps + 1, 0
+            if len(staying) < len(placed.residents):
+                self._drop([resident for resident in placed.residents if id(resident) not in present])
+
+    def _drop(self, residents: Iterable[Resident]) -> None:
+        leaving = {id(resident): resident for resident in residents}
+        for resident in leaving.values():
+            self._flush(resident)
+            for page in set(resident.pages.tolist()):
+                self._holders[page].remove(resident)
+        for placed in [p for p in self._placed if any(id(resident) in leaving for resident in p.residents)]:
+            self._placed.remove(placed)
+            staying = [resident for resident in placed.residents if id(resident) not in leaving]
+            if staying:
+                self._place(staying, [(placed, staying)], placed.steps)
+
+    def _place(self, residents: list[Resident], sources: list[tuple[Placed, list[Resident]]], steps: int) -> Placed:
+        """A new group of residents of others, which are given up."""
+        end = max(resident.length for resident in residents)
+        parts = [placed.group.taken([resident.row for resident in own], end) for placed, own in sources]
+        group = Group(
+            [mx.concatenate(each) if len(each) > 1 else each[0] for each in zip(*(k for k, _ in parts), strict=True)],
+            [mx.concatenate(each) if len(each) > 1 else each[0] for each in zip(*(v for _, v in parts), strict=True)],
+            end,
+            [end - resident.length for resident in residents],
+        )
+        for row, resident in enumerate(residents):
+            resident.group, resident.row = group, row
+        placed = Placed(group, residents, steps)
+        self._placed.append(placed)
+        return placed
+
+    def _flush(self, resident: Resident) -> None:
+        if resident.synced < resident.length:
+            self.pool.write(resident, resident.synced, resident.length)
+            resident.synced = resident.length
+
+    def _sync(self, pages: Iterable[int]) -> None:
+        """These pages are about to be read from the pool."""
+        for page in pages:
+            for resident in self._holders.get(page, ()):
+                self._flush(resident)
+
+    def _forget(self, pages: Iterable[int], keep: Resident | None) -> None:
+        """These pages are about to hold something else: whoever has them is a sequence of the past."""
+        past = {id(r): r for page in pages for r in self._holders.get(page, ()) if r is not keep}
+        if past:
+            self._drop(past.values())
+
+    def _take_up(self, table: Ints, start: int, end: int, resident: Resident | None) -> Resident:
+        """The row's resident, with the pages that it holds after this step."""
+        size = self.pool.page_size
+        pages, first = table[: -(-end // size)].copy(), start // size
+        held = 0 if resident is None else len(resident.pages)
+        self._forget(pages[max(first, held) :].tolist(), keep=resident)
+        if resident is None:
+            if start:
+                self._sync(pages[: -(-start // size)].tolist())
+                group = self.pool.read(pages, start)
+            else:
+                group = Group.empty(self._shapes, end)
+            resident = Resident(group, 0, synced=start)
+            self._placed.append(Placed(group, [resident], steps=1))
+        for page in pages[held:].tolist():
+            self._holders.setdefault(page, []).append(resident)
+        resident.pages = pages
+        return resident
+
+    def _apart(self, resident: Resident) -> Placed:
+        """Its group, without others."""
+        placed = next(p for p in self._placed if p.group is resident.group)
+        if len(placed.residents) == 1:
+            return placed
+        self._placed.remove(placed)
+        others = [other for other in placed.residents if other is not resident]
+        self._place(others, [(placed, others)], placed.steps)
+        return self._place([resident], [(placed, [resident])], placed.steps)
+
+    def _grouped(self, placed: list[Placed]) -> list[Placed]:
+        """Groups that cost less together are joined, shortest first; new ones only once they have come to stay."""
+        if self._group_columns is None:
+            return [self._join(placed)] if len(placed) > 1 else placed
+        new = [one for one in placed if one.steps < 2]
+        old = sorted((one for one in placed if one.steps >= 2), key=lambda one: one.group.end)
+        runs: list[list[Placed]] = []
+        for one in old:
+            if runs:
+                rows, cost = sum(len(p.residents) for p in runs[-1]), sum(p.cost for p in runs[-1])
+                wasted = one.group.end * rows - cost
+                if wasted <= self._group_columns:
+                    runs[-1].append(one)
+                    continue
+            runs.append([one])
+        return [self._join(run) if len(run) > 1 else run[0] for run in runs] + new
+
+    def _join(self, placed: list[Placed]) -> Placed:
+        for one in placed:
+            self._placed.remove(one)
+        residents = [resident for one in placed for resident in one.residents]
+        return self._place(residents, [(one, one.residents) for one in placed], min(one.steps for one in placed))

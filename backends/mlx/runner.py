@@ -1,0 +1,150 @@
+"""The runner of MLX: one model of mlx-lm, its caches, and the steps of our engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from ...engine.batch import Batch, Want
+from ...engine.errors import ModelRefused, RunnerFailed
+from ...engine.lora import Adapter
+from ...engine.runner import RunnerSpec, StepResult
+from .caches import Forward, LayerShape
+from .residents import Residents
+from .sampler import Drawn, sample
+from .trunk import Trunk
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The step before: its tokens, still lazy, and where each row's is (-1: it has none)."""
+
+    tokens: mx.array
+    place: NDArray[np.intp]
+
+
+class MlxPending:
+    """A step on its way."""
+
+    def __init__(self, rows: int, answers: NDArray[np.intp], drawn: Drawn | None, hidden: mx.array | None) -> None:
+        self._rows, self._answers, self._drawn, self._hidden = rows, answers, drawn, hidden
+
+    def result(self) -> StepResult:
+        with _failures():
+            if self._drawn is None:
+                return StepResult(np.zeros(self._rows, np.int32))
+            drawn = self._drawn
+            if drawn.chosen is None or drawn.top_tokens is None or drawn.top is None:
+                return StepResult(self._by_row(drawn.tokens), hidden=self._optional(self._hidden))
+            return StepResult(
+                self._by_row(drawn.tokens),
+                self._by_row(drawn.chosen),
+                self._by_row(drawn.top_tokens),
+                self._by_row(drawn.top),
+                self._optional(self._hidden),
+            )
+
+    def _optional(self, found: mx.array | None) -> NDArray[Any] | None:
+        return None if found is None else self._by_row(found)
+
+    def _by_row(self, found: mx.array) -> NDArray[Any]:
+        values = np.array(found)
+        rows = np.zeros((self._rows, *values.shape[1:]), values.dtype)
+        rows[self._answers] = values
+        return rows
+
+
+class MlxRunner:
+    """See engine.runner.Runner."""
+
+    def __init__(self, model: nn.Module, trunk: Trunk, shapes: list[LayerShape], spec: RunnerSpec, residents: Residents):
+        self._model, self._trunk, self._shapes, self._spec = model, trunk, shapes, spec
+        self._residents = residents
+        self._last: _Drawn | None = None
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def run(self, batch: Batch) -> MlxPending:
+        with _failures():
+            answers = np.flatnonzero(batch.wants != Want.NOTHING)
+            logits, hidden = self._compute(batch, answers)
+            drawn = None if logits is None else sample(logits, batch, answers)
+            waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
+            waited += () if hidden is None else (hidden,)
+            mx.async_eval(waited)
+            place = np.full(batch.num_rows, -1)
+            place[answers] = np.arange(len(answers))
+            self._last = None if drawn is None else _Drawn(drawn.tokens, place)
+            return MlxPending(batch.num_rows, answers, drawn, hidden)
+
+    def _compute(self, batch: Batch, answers: NDArray[np.intp]) -> tuple[mx.array | None, mx.array | None]:
+        """(logits [answers, vocab] float32, hidden states where a row wants them)"""
+        tokens, wanted = self._tokens(batch), set(answers.tolist())
+        order: list[int] = []
+        logits: list[mx.array] = []
+        hidden: list[mx.array] = []
+        for work in self._residents.begin(batch):
+            places = batch.row_starts[work.rows][:, None] + np.arange(work.new, dtype=np.int32)
+            forward = Forward(work.groups, work.new, self._shapes)
+            found, states = self._trunk.call(self._model, tokens[mx.array(places)], forward.layers)
+            forward.finish()
+            kept = [at for at, row in enumerate(work.rows) if row in wanted]
+            self._residents.written(work, computed=bool(kept))
+            if kept:
+                if len(kept) < len(work.rows):
+                    found, states = found[mx.array(kept)], states[mx.array(kept)]
+                order += [work.rows[at] for at in kept]
+                logits.append(found)
+                hidden.append(states)
+        if not wanted:
+            return None, None
+        states_wanted = bool((batch.wants == Want.HIDDEN).any())
+        return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
+
+    def _tokens(self, batch: Batch) -> mx.array:
+        """[tokens], those that the step before drew in their places."""
+        tokens = mx.array(batch.tokens)
+        rows = np.flatnonzero(batch.carry >= 0)
+        if len(rows):
+            assert self._last is not None, "a row carries from a step that drew nothing"
+            drawn = self._last.tokens[mx.array(self._last.place[batch.carry[rows]])]
+            if len(rows) == batch.num_tokens:
+                return drawn
+            tokens[mx.array(batch.row_starts[1:][rows] - 1)] = drawn
+        return tokens
+
+    @staticmethod
+    def _sorted(parts: list[mx.array], order: list[int], answers: NDArray[np.intp]) -> mx.array:
+        """One array of all calls' rows, float32, in the order of `answers`."""
+        found = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        by_row = np.argsort(np.array(order))
+        if len(order) != len(answers):  # inert rows have none
+            raise RunnerFailed("a row without pages asks for an answer")
+        found = found if (by_row[1:] > by_row[:-1]).all() else found[mx.array(by_row)]
+        return found.astype(mx.float32)
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
+
+    def close(self) -> None:
+        """Give the memory back: the runner is of no use afterwards."""
+        del self._model, self._trunk, self._residents, self._last
+        mx.clear_cache()
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What MLX reports of a step, sometimes only of a later one, as RunnerFailed."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+        raise RunnerFailed(f"the step failed: {error}") from error
