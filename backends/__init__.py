@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from ..engine.errors import EngineError
+from ..engine.errors import EngineError, ModelRefused
 from ..engine.runner import Backend, DeviceInfo, Unavailable
 
 if TYPE_CHECKING:
@@ -55,9 +55,10 @@ def probe_all() -> list[DeviceInfo | Unavailable]:
 def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
     """The named backend, or the first in ORDER that runs here and, given a model's files, accepts them.
 
-    Raises BackendUnavailable with every reason met on the way.
+    Raises BackendUnavailable with every reason met on the way, ModelRefused where it is the files that no backend takes.
     """
     reasons: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for candidate in ORDER if name == AUTO else (name,):
         backend = load(candidate)
         found = backend.probe()
@@ -69,9 +70,12 @@ def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
             continue
         refusal = backend.accepts(files) if files is not None else ""
         if refusal:
-            reasons[candidate] = refusal
+            reasons[candidate] = refusals[candidate] = refusal
             continue
         return Choice(backend, found, _why(candidate, name, reasons))
+    if files is not None and refusals:
+        told = "; ".join(f"{backend}: {refusal}" for backend, refusal in refusals.items())
+        raise ModelRefused(f"{files.name} cannot be run here ({told})", "choose another model")
     if name == AUTO:
         told = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
         raise BackendUnavailable(f"no backend can run this here ({told})", reasons, "see localllm doctor")

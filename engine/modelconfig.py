@@ -93,15 +93,12 @@ _LAYER_KINDS: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "ful
 
 
 def parse_config(values: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """Raises ModelRefused for an architecture we do not have, or naming the field that cannot be."""
+    """Raises ModelRefused naming the field that cannot be."""
     fields = Fields(values, where)
     model_type = fields.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:
-        raise ModelRefused(
-            f"{where}: the architecture {model_type!r:.50} is not supported",
-            f"known architectures: {', '.join(FAMILIES)}",
-        )
+        return _stranger(fields)
     if fields.flag("use_bidirectional_attention", False):
         raise ModelRefused(f"{where}: use_bidirectional_attention is not supported: it does not generate text")
 
@@ -145,6 +142,41 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         bos_id=bos[0] if bos else None,
         eos_ids=fields.ids("eos_token_id", vocab),
         quantization=parse_quantization(fields, where),
+    )
+
+
+def _stranger(fields: Fields) -> ModelConfig:
+    """An architecture that none of our model files has, but a backend with models of its own may: what the engine
+    needs to know of it, and zeros. Models that see or hear keep what they read with in text_config."""
+    own = fields if "vocab_size" in fields or "text_config" not in fields else fields.table("text_config")
+    vocab = own.integer("vocab_size", 1, 2**24)
+    bos = fields.ids("bos_token_id", vocab)
+    return ModelConfig(
+        model_type=fields.text("model_type"),
+        vocab_size=vocab,
+        hidden_size=own.integer("hidden_size", 1, 2**17, 0),
+        intermediate_size=0,
+        num_layers=own.integer("num_hidden_layers", 1, 2**10, 0),
+        num_heads=0,
+        num_kv_heads=0,
+        head_dim=0,
+        max_positions=own.integer("max_position_embeddings", 1, 2**27, 4096),
+        norm_eps=0.0,
+        activation="silu",
+        tie_embeddings=False,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        layer_kinds=(),
+        window=0,
+        ropes=MappingProxyType({}),
+        attention_scale=0.0,
+        attention_soft_cap=0.0,
+        logit_soft_cap=0.0,
+        dtype=own.text("dtype" if "dtype" in own else "torch_dtype", ""),
+        bos_id=bos[0] if bos else None,
+        eos_ids=fields.ids("eos_token_id", vocab),
+        quantization=None,  # for whoever has the architecture to find out
     )
 
 

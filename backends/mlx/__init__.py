@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, DeviceInfo, Runner, Unavailable
-from .machine import memory
+from .machine import apple_chip, memory
 
 name = "mlx"
 
+CUDA = ("mlx-cuda-13", "mlx-cuda-12")  # packages that let MLX compute on NVIDIA GPUs
+
 
 def probe() -> DeviceInfo | Unavailable:
-    """Whether MLX is installed and what it would compute on; it is imported only where it is there."""
+    """Looks at the machine, then at which packages are installed, and imports none of them."""
     apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
-    machine = "Apple silicon is present" if apple else f"no Apple silicon (this is {platform.system()} on {platform.machine()})"
     missing = [package for package in ("mlx", "mlx_lm") if find_spec(package) is None]
     if missing:
-        return Unavailable(name, f"{machine}{', but' if apple else ', and'} {' and '.join(missing)} not installed")
-    try:
-        import mlx.core as mx
-    except ImportError as error:
-        return Unavailable(name, f"{machine}, but mlx cannot be imported: {error}")
-    (total, free), metal = memory(), mx.metal.is_available()
-    features = {"Metal": "yes" if metal else "no", "MLX": mx.__version__}
-    if mx.default_device() == mx.cpu:
-        # Its matrix products are a hundred times slower than ours: it shows that the path works, no more.
-        return DeviceInfo(name, "MLX's CPU device", total, free, features, main_memory=True, only_asked=True)
-    return DeviceInfo(name, str(mx.device_info().get("device_name", "GPU")), total, free, features, main_memory=metal)
+        found = "Apple silicon is present, but" if apple else f"this is {platform.system()} on {platform.machine()}, and"
+        return Unavailable(name, f"{found} {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
+    (total, free), features = memory(), {"MLX": _version("mlx"), "mlx-lm": _version("mlx-lm")}
+    if apple:
+        return DeviceInfo(name, apple_chip(), total, free, features | {"Metal": "yes"}, main_memory=True)
+    if any(_version(package) for package in CUDA):
+        return DeviceInfo(name, "NVIDIA GPU through MLX", total, free, features, only_asked=True)
+    return DeviceInfo(name, "MLX's CPU device", total, free, features, main_memory=True, only_asked=True)
 
 
 def accepts(files: ModelFiles) -> str:
@@ -37,11 +36,11 @@ def accepts(files: ModelFiles) -> str:
     spec, wanted = find_spec("mlx_lm"), files.config.model_type
     if spec is None or spec.origin is None:
         return "mlx_lm is not installed"
-    if (Path(spec.origin).parent / "models" / f"{wanted}.py").is_file():
+    if wanted.isidentifier() and (Path(spec.origin).parent / "models" / f"{wanted}.py").is_file():
         return ""
     from mlx_lm.utils import MODEL_REMAPPING
 
-    return "" if wanted in MODEL_REMAPPING else f"mlx-lm has no architecture {wanted}"
+    return "" if wanted in MODEL_REMAPPING else f"mlx-lm has no architecture {wanted:.50}"
 
 
 def open(files: ModelFiles, budget: Budget) -> Runner:
@@ -50,7 +49,15 @@ def open(files: ModelFiles, budget: Budget) -> Runner:
     return open_on_mlx(files, budget)
 
 
-def read_bandwidth() -> float | None:
+def read_bandwidth() -> float:
     from .reading import read_bandwidth as measured
 
     return measured()
+
+
+def _version(package: str) -> str:
+    """Empty where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

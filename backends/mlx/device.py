@@ -8,7 +8,7 @@ from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner, RunnerSpec
 from .caches import hook_attention
-from .loading import load, weight_bytes
+from .loading import Loaded, load
 from .machine import memory
 from .residents import Residents
 from .runner import MlxRunner
@@ -18,7 +18,7 @@ STEP_TOKENS = 2048
 # MLX keeps freed memory for the next array of that size; more than this goes back to the system.
 KEPT = 2**30  # bytes
 # What one more group of rows costs, in columns of attention that take as long.
-GROUP_COLUMNS = 4096
+GROUP_COLUMNS: int | None = 4096
 
 
 def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
@@ -31,13 +31,11 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
             "close other programs, or choose a smaller model",
         )
     _limit_memory(total)
-    model, trunk, shapes = load(files, budget)
-    weights = weight_bytes(model)
-    spec = _plan(files, budget, max(0, free - weights), weights, sum(shape.token_bytes for shape in shapes))
-    hook_attention(model)
-    return MlxRunner(
-        model, trunk, shapes, spec, Residents(shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
-    )
+    loaded = load(files, budget)
+    spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
+    hook_attention(loaded.model)
+    residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
+    return MlxRunner(loaded.model, loaded.trunk, loaded.shapes, spec, residents)
 
 
 def _refuse_settings(budget: Budget) -> None:
@@ -56,13 +54,14 @@ def _limit_memory(total: int) -> None:
         mx.set_memory_limit(total)
 
 
-def _plan(files: ModelFiles, budget: Budget, free: int, weights: int, token_bytes: int) -> RunnerSpec:
+def _plan(files: ModelFiles, budget: Budget, loaded: Loaded, free: int) -> RunnerSpec:
     """Half of the cache's memory are pages; the other is for sequences that are computed, which lie in groups too."""
     config = files.config
     if budget.context is not None and not 1 <= budget.context <= config.max_positions:
         raise ModelRefused(
             f"{files.name} has a context of {config.max_positions} tokens, {budget.context} were asked for"
         )
+    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     page, wanted = budget.page_size * token_bytes, budget.context or config.max_positions
     room = budget.cache_bytes if budget.cache_bytes is not None else int(free * (budget.cache_share or CACHE_SHARE))
     num_pages = room // 2 // page
@@ -84,9 +83,9 @@ def _plan(files: ModelFiles, budget: Budget, free: int, weights: int, token_byte
         page_size=budget.page_size,
         num_pages=num_pages,
         overlap=True,
-        dtype=budget.dtype if budget.dtype != "auto" else config.dtype,
-        quant=budget.quant if budget.quant != "none" else "",
-        weight_bytes=weights,
+        dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),
+        quant=loaded.quant,
+        weight_bytes=loaded.bytes,
         cache_bytes=2 * num_pages * page,
     )
 

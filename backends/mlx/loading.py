@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -23,22 +24,44 @@ BITS = {"int8": 8, "int4": 4}
 GROUP = 64  # inputs that share a scale, as mlx-community's checkpoints have it
 
 
-def load(files: ModelFiles, budget: Budget) -> tuple[nn.Module, Trunk, list[LayerShape]]:
-    """The model with its weights in memory. Raises ModelRefused or SettingRefused."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its weights in memory."""
+
+    model: nn.Module
+    trunk: Trunk
+    shapes: list[LayerShape]  # one for each layer with a cache
+    quant: str  # its weights' format where they are quantised, for people
+    bytes: int  # of its weights
+
+
+def load(files: ModelFiles, budget: Budget) -> Loaded:
+    """Raises ModelRefused or SettingRefused."""
     _refuse_code(files)
     try:
         model, config = load_model(files.path, lazy=True)
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
-    quantised = "quantization" in config or "quantization_config" in config
+    quant = _format(config)
     if budget.dtype != "auto":
         _set_dtype(model, DTYPES[budget.dtype])
     if budget.quant != "none":
-        _quantise(model, files, budget, quantised)
+        _quantise(model, files, budget, quant)
+        quant = budget.quant
     mx.eval(model.parameters())
     windows = _windows(model, files)
     trunk = Trunk(model)
-    return model, trunk, _shapes(model, trunk, windows, files)
+    size = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    return Loaded(model, trunk, _shapes(model, trunk, windows, files), quant, size)
+
+
+def _format(config: Mapping[str, Any]) -> str:
+    """Of weights that were quantised before, in words; mlx-lm writes what it made of other formats in the same place."""
+    table = config.get("quantization")
+    if not table:
+        return ""
+    mode = table.get("mode", "affine")
+    return f"mlx {table['bits']}-bit" if mode == "affine" else f"mlx {mode}"
 
 
 def linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -47,10 +70,6 @@ def linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in model.named_modules():
         if hasattr(module, "to_quantized") or hasattr(module, "bits"):
             yield path, module
-
-
-def weight_bytes(model: nn.Module) -> int:
-    return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
 
 
 def _refuse_code(files: ModelFiles) -> None:
@@ -68,11 +87,11 @@ def _set_dtype(model: nn.Module, dtype: mx.Dtype) -> None:
     model.set_dtype(dtype)
 
 
-def _quantise(model: nn.Module, files: ModelFiles, budget: Budget, quantised: bool) -> None:
+def _quantise(model: nn.Module, files: ModelFiles, budget: Budget, quantised: str) -> None:
     if budget.quant not in BITS:
         raise SettingRefused(f"quant {budget.quant} is not for mlx", f"choose one of {', '.join(BITS)}")
     if quantised:
-        raise SettingRefused(f"{files.name} is quantised already", "leave quant at none")
+        raise SettingRefused(f"{files.name} is quantised already ({quantised})", "leave quant at none")
     fitting = {path for path, module in linears(model) if module.weight.shape[-1] % GROUP == 0}
     nn.quantize(model, GROUP, BITS[budget.quant], class_predicate=lambda path, _: path in fitting)
 

@@ -1,11 +1,22 @@
-"""Memory of the machine that MLX runs on, without MLX."""
+"""The machine that MLX runs on, without MLX."""
 
 from __future__ import annotations
+
+import subprocess
 
 import psutil
 
 
 def memory() -> tuple[int, int]:
-    """(all, free) bytes; MLX computes from the machine's own memory, GPU or not."""
+    """(all, free) bytes of main memory, which Apple's GPUs compute from as well."""
     found = psutil.virtual_memory()
     return found.total, found.available
+
+
+def apple_chip() -> str:
+    """Its name, as "Apple M4 Pro"."""
+    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "Apple silicon"

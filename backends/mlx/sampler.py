@@ -46,6 +46,7 @@ def sample(logits: mx.array, batch: Batch, answers: NDArray[np.intp]) -> Drawn:
 def _adjusted(x: mx.array, batch: Batch, answers: NDArray[np.intp]) -> mx.array:
     """Bias, penalties, allowed tokens."""
     rows = batch.sampling
+    x = mx.array(x)  # assignments below change this one, not the raw logits
     place = np.full(batch.num_rows, -1)
     place[answers] = np.arange(len(answers))
 
@@ -69,6 +70,8 @@ def _adjusted(x: mx.array, batch: Batch, answers: NDArray[np.intp]) -> mx.array:
         x[owners, tokens] = held - frequency * in_output - presence * (in_output > 0)
     if len(batch.mask_rows):
         owners, words = of_answers(batch.mask_rows, batch.masks)
+        if not owners.size:  # MLX cannot tell the shape of no rows
+            return x
         bits = (words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
         allowed = bits.reshape(len(owners), -1)[:, : x.shape[1]] == 1
         x[owners] = mx.where(allowed, x[owners], OUT)

@@ -11,6 +11,7 @@ import pytest
 
 from localllm import backends
 from localllm.backends import cuda, hip, llamacpp, mlx, npu, xpu
+from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
 
 
@@ -56,11 +57,18 @@ def test_the_first_that_works_is_taken_and_says_why(machine: Machine) -> None:
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no such weights"})], indirect=True)
 def test_one_that_cannot_load_these_files_is_passed_over(machine: Machine) -> None:
-    files: Any = object()
+    files: Any = SimpleNamespace(name="mine")
     assert backends.choose().info.backend == "cuda"
     assert backends.choose(files=files).info.backend == "cpu"
-    with pytest.raises(backends.BackendUnavailable, match="no such weights"):
+    with pytest.raises(ModelRefused, match="mine cannot be run here.*no such weights"):
         backends.choose("cuda", files)
+
+
+@pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no", "cpu": "never"})], indirect=True)
+def test_files_that_every_backend_refuses(machine: Machine) -> None:
+    files: Any = SimpleNamespace(name="mine")
+    with pytest.raises(ModelRefused, match=r"cuda: no; cpu: never"):
+        backends.choose(files=files)
 
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)
@@ -116,9 +124,26 @@ def test_mlx_is_for_apple_silicon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     monkeypatch.setattr(mlx, "find_spec", lambda name: None)
-    assert "mlx is not installed" in reason(mlx.probe())
+    assert reason(mlx.probe()) == "Apple silicon is present, but mlx and mlx_lm are not installed"
     monkeypatch.setattr(mlx, "find_spec", lambda name: name)
-    assert "no MLX runner yet" in reason(mlx.probe())
+    monkeypatch.setattr(mlx, "version", lambda package: "0.32.4")
+    found = mlx.probe()
+    assert isinstance(found, DeviceInfo)
+    assert found.main_memory
+    assert not found.only_asked
+
+
+def test_mlx_elsewhere_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr(mlx, "find_spec", lambda name: None)
+    assert "mlx and mlx_lm are not installed" in reason(mlx.probe())
+    monkeypatch.setattr(mlx, "find_spec", lambda name: name)
+    for packages, told in (({"mlx": "1"}, "MLX's CPU device"), ({"mlx": "1", "mlx-cuda-13": "1"}, "NVIDIA GPU through MLX")):
+        monkeypatch.setattr(mlx, "_version", lambda package, packages=packages: packages.get(package, ""))
+        found = mlx.probe()
+        assert isinstance(found, DeviceInfo)
+        assert found.name == told
+        assert found.only_asked
 
 
 def test_llama_cpp_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:

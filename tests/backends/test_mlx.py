@@ -2,13 +2,358 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
 pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
-from .conformance import Conformance
+import mlx.core as mx
+import mlx_lm.utils
+from mlx_lm.models.cache import make_prompt_cache
+
+from localllm import backends
+from localllm.backends import cpu, mlx
+from localllm.backends.mlx import device, sampler
+from localllm.engine import sampling as oracle
+from localllm.engine.batch import Want
+from localllm.engine.engine import Engine
+from localllm.engine.errors import ModelRefused, SettingRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.request import Delta, Request
+from localllm.engine.runner import Budget, DeviceInfo, Runner
+
+from .batches import Row, make_batch
+from .conformance import Conformance, Conversation, Planned
+from .test_sampler import VOCAB, random_row
+from .tiny import TINIES, Tiny
+
+pytestmark = pytest.mark.real_otherdevice
+
+SMALL = Budget(context=128, cache_bytes=2**24, max_rows=16, page_size=8, dtype="float32")
+ONE_GROUP = None
 
 
-@pytest.mark.real_otherdevice
 class TestMlx(Conformance):
     backend = "mlx"
+
+
+class TestMlxInOneGroup(Conformance):
+    """As S0 has it: all rows in one batch cache, however long each is."""
+
+    backend = "mlx"
+
+    @pytest.fixture(scope="class", autouse=True)
+    def one_group(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device, "GROUP_COLUMNS", ONE_GROUP)
+            yield
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_sampler_equals_the_oracle(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [random_row(rng) for _ in range(int(rng.integers(1, 12)))]
+    logits = (rng.normal(size=(len(rows), VOCAB)) * rng.uniform(0.5, 5.0)).astype(np.float32)
+    if seed % 3 == 0:
+        logits = logits.round()  # ties everywhere
+    answers = np.array([index for index, row in enumerate(rows) if row.want == Want.TOKEN], int)
+    batch = make_batch(rows, VOCAB)
+    if not len(answers):
+        return
+    drawn, expected = sampler.sample(mx.array(logits[answers]), batch, answers), oracle.sample(logits, batch)
+    assert np.array(drawn.tokens).tolist() == expected.tokens[answers].tolist()
+    asked = [rows[index].sampling.logprobs for index in answers if rows[index].sampling.logprobs is not None]
+    if not asked:
+        assert drawn.chosen is None
+        return
+    most = max(asked)
+    assert expected.logprobs is not None
+    assert expected.top_tokens is not None
+    assert expected.top_logprobs is not None
+    np.testing.assert_allclose(np.array(drawn.chosen), expected.logprobs[answers], rtol=0, atol=2e-5)
+    np.testing.assert_array_equal(np.array(drawn.top_tokens), expected.top_tokens[answers, :most])
+    np.testing.assert_allclose(np.array(drawn.top), expected.top_logprobs[answers, :most], rtol=0, atol=2e-5)
+
+
+def test_guide_equals_the_torch_runner_token_for_token() -> None:
+    with as_file(files("localllm.assets") / "guide") as folder:
+        guide = read_model(folder, "guide")
+        budget = Budget(context=256, cache_bytes=2**26, max_rows=16, dtype="float32", threads=1)
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(guide.path / "tokenizer.json"))
+        asked = ["Hello!", "What is a KV cache?", "How do I stop the daemon?", "my name is Ada", "2 + 2 ="]
+        chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in asked]
+        told: list[dict[str, list[int]]] = []
+        for backend in (cpu, mlx):
+            talk = Conversation(Planned(backend.open(guide, budget), overlap=True))
+            for at, chat in enumerate(chats):
+                talk.submit(str(at), tokenizer.encode(chat).ids, 40)
+            told.append(talk.finish())
+    assert told[0] == told[1]
+    assert len(told[0]) == len(asked)
+
+
+_MOE = {
+    "moe_intermediate_size": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "head_dim": 12,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+
+
+def _as_published(config: dict[str, Any]) -> None:
+    """As transformers 4 wrote it, which mlx-lm reads."""
+    ropes = config.pop("rope_parameters")
+    config["rope_theta"] = ropes["rope_theta"]
+    config["partial_rotary_factor"] = ropes.get("partial_rotary_factor", 1.0)
+    config["num_experts"] = _MOE["num_experts"]
+
+
+DENSE = next(tiny for tiny in TINIES if tiny.label == "qwen3")
+SLIDING = next(tiny for tiny in TINIES if tiny.label == "gemma3-old")  # mlx-lm reads a pattern, no layer_types
+EXPERTS = Tiny("qwen3_moe", "qwen3_moe", _MOE, rewrite=_as_published)
+KINDS = [DENSE, SLIDING, EXPERTS]
+
+
+@dataclass
+class Loaded:
+    """A tiny model on our runner, and as mlx-lm itself runs it."""
+
+    runner: Runner
+    model: Any
+
+    def plain(self, prompt: list[int], count: int) -> list[int]:
+        """mlx-lm's own loop: one request, its own caches, the likeliest token each time."""
+        caches, tokens = make_prompt_cache(self.model), list[int]()
+        logits = self.model(mx.array([prompt]), cache=caches)[0, -1]
+        for _ in range(count):
+            tokens.append(int(mx.argmax(logits)))
+            logits = self.model(mx.array([tokens[-1:]]), cache=caches)[0, -1]
+        return tokens
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    folder = tmp_path_factory.mktemp(request.param.label)
+    request.param.save(folder)
+    return Loaded(mlx.open(read_model(folder), SMALL), mlx_lm.utils.load_model(folder)[0])
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+def test_sixteen_that_join_and_leave_equal_mlx_lm(loaded: Loaded, overlap: bool) -> None:
+    rng = np.random.default_rng(1)
+    talk, prompts = Conversation(Planned(loaded.runner, overlap=overlap)), dict[str, list[int]]()
+    waiting = [f"r{number}" for number in range(16)]
+    while waiting or talk.engine.has_work:
+        if waiting and rng.random() < 0.4:
+            name = waiting.pop()
+            prompts[name] = rng.integers(3, 131, int(rng.integers(1, 50))).tolist()
+            talk.submit(name, prompts[name], int(rng.integers(1, 40)))
+        if rng.random() < 0.03 and talk.engine.has_work:
+            talk.engine.cancel(str(rng.choice(list(prompts))))
+        talk.step()
+    for name, prompt in prompts.items():
+        assert talk.tokens[name] == loaded.plain(prompt, len(talk.tokens[name])), name
+    assert sum(reason == "length" for reason in talk.finishes.values()) > 10
+
+
+WINDOW = 6  # of SLIDING
+
+
+@pytest.mark.parametrize("chunk", [1, 4, WINDOW, 64])
+@pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 4 * WINDOW])
+def test_windows_are_exact_in_chunks_and_after_prefix_hits(tmp_path: Path, length: int, chunk: int) -> None:
+    SLIDING.save(tmp_path)
+    loaded = Loaded(mlx.open(read_model(tmp_path), SMALL), mlx_lm.utils.load_model(tmp_path)[0])
+    prompt = np.random.default_rng(length).integers(3, 131, length).tolist()
+    runner = Planned(loaded.runner, overlap=False)
+    runner.spec = replace(runner.spec, max_tokens=chunk)
+    talk = Conversation(runner)
+    for name in ("cold", "hit", "longer"):
+        more = prompt + prompt[:9] if name == "longer" else prompt
+        talk.submit(name, more, 12)
+        talk.finish()
+        assert talk.tokens[name] == loaded.plain(more, 12), name
+    assert talk.cached["hit"] == length - 1, "the last token is always computed again"
+
+
+def quantised(folder: Path, **how: Any) -> None:
+    """The model in `folder` as mlx-lm's converter writes it."""
+    model, config = mlx_lm.utils.load_model(folder)
+    model, config = mlx_lm.utils.quantize_model(model, config, **how)
+    mlx_lm.utils.save_model(folder, model)
+    mlx_lm.utils.save_config(config, folder / "config.json")
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "4-bit": {"group_size": 32, "bits": 4},
+    "8-bit": {"group_size": 32, "bits": 8},
+    "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    "mxfp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+    "nvfp4": {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_quantised_checkpoints(tmp_path: Path, form: str) -> None:
+    tiny = replace(DENSE, more={**DENSE.more, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
+    tiny.save(tmp_path)
+    quantised(tmp_path, **FORMATS[form])
+    found = read_model(tmp_path)
+    assert cpu.accepts(found) == "its weights are in MLX's format"
+    loaded = Loaded(mlx.open(found, replace(SMALL, dtype="auto")), mlx_lm.utils.load_model(tmp_path)[0])
+    assert loaded.runner.spec.quant == f"mlx {form}"
+    talk, prompts = Conversation(loaded.runner), [[5, 9, 77, 30], [8, 100, 3]]
+    for at, prompt in enumerate(prompts):
+        talk.submit(str(at), prompt, 10)
+    assert talk.finish() == {str(at): loaded.plain(prompt, 10) for at, prompt in enumerate(prompts)}
+
+
+@pytest.mark.parametrize(("quant", "bits"), [("int8", 8), ("int4", 4)])
+def test_weights_are_made_smaller_while_loading(tmp_path: Path, quant: Any, bits: int) -> None:
+    tiny = replace(DENSE, more={**DENSE.more, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32})
+    tiny.save(tmp_path / "plain")
+    tiny.save(tmp_path / "ours")
+    quantised(tmp_path / "plain", group_size=64, bits=bits)
+    runner = mlx.open(read_model(tmp_path / "ours"), replace(SMALL, quant=quant))
+    assert runner.spec.quant == quant
+    talk = Conversation(runner)
+    talk.submit("a", [5, 9, 77, 30], 10)
+    plain = Loaded(runner, mlx_lm.utils.load_model(tmp_path / "plain")[0])
+    assert talk.finish() == {"a": plain.plain([5, 9, 77, 30], 10)}
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        (Budget(quant="fp8"), "quant fp8"),
+        (Budget(cache_dtype="fp8"), "cache_dtype fp8"),
+        (Budget(graphs="full"), "graphs full"),
+        (Budget(reference_ops=("norm",)), "reference_ops"),
+    ],
+)
+def test_settings_it_cannot_honour_are_refused(tmp_path: Path, budget: Budget, told: str) -> None:
+    DENSE.save(tmp_path)
+    with pytest.raises(SettingRefused, match=told):
+        mlx.open(read_model(tmp_path), budget)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    change(values)
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def test_checkpoints_with_code_are_refused(tmp_path: Path) -> None:
+    DENSE.save(tmp_path)
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    rewrite(tmp_path, lambda config: config.update(model_file="own.py"))
+    with pytest.raises(ModelRefused, match="its own code"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
+def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
+    Tiny(
+        "next",
+        "qwen3_next",
+        {
+            **_MOE,
+            "shared_expert_intermediate_size": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "full_attention_interval": 2,
+        },
+        rewrite=_as_published,
+    ).save(tmp_path)
+    with pytest.raises(ModelRefused, match="ArraysCache"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
+def test_architectures() -> None:
+    """Those with a module of their own, those that share one, and those there are not."""
+
+    def told(model_type: str) -> str:
+        return mlx.accepts(replace_type(model_type))
+
+    assert told("llama") == told("mistral") == told("qwen3_moe") == ""
+    assert "no architecture mystery" in told("mystery")
+
+
+def replace_type(model_type: str) -> Any:
+    from types import SimpleNamespace
+
+    return SimpleNamespace(config=SimpleNamespace(model_type=model_type))
+
+
+def test_its_cpu_device_is_used_only_when_asked_for() -> None:
+    found = mlx.probe()
+    assert isinstance(found, DeviceInfo)
+    assert found.only_asked
+    assert backends.choose("mlx").info.name == found.name
+    assert backends.choose().backend.name != "mlx"
+    assert "not mlx" in backends.choose().reason
+
+
+def test_a_thread_of_the_engine_computes(loaded: Loaded) -> None:
+    """The daemon loads on one thread and computes on another."""
+    done, told = threading.Event(), list[int]()
+
+    def take(deltas: list[Delta]) -> None:
+        for delta in deltas:
+            told.extend(delta.tokens)
+            if delta.finish:
+                done.set()
+
+    class Kept(Planned):
+        pass
+
+    engine = Engine(Kept(loaded.runner, overlap=True), take)
+    engine.start()
+    engine.submit(Request("a", (5, 9, 77), 20))
+    assert done.wait(30)
+    engine.close()
+    assert told == loaded.plain([5, 9, 77], 20)
+
+
+def test_nothing_is_left_after_aborts(loaded: Loaded) -> None:
+    """Requests that go in the middle of a step that is planned ahead; memory is what it was."""
+    talk = Conversation(Planned(loaded.runner, overlap=True))
+
+    def churn(turn: int) -> None:
+        rng = np.random.default_rng(turn)
+        for number in range(6):
+            talk.submit(f"{turn}-{number}", rng.integers(3, 131, int(rng.integers(20, 60))).tolist(), 30)
+        for _ in range(8):
+            talk.step()
+        for number in range(6):
+            talk.engine.cancel(f"{turn}-{number}")
+        while talk.engine.has_work:
+            talk.step()
+
+    def memory() -> int:
+        mx.synchronize()
+        gc.collect()
+        return mx.get_active_memory()
+
+    churn(0)
+    churn(1)
+    before = memory()
+    for turn in range(2, 12):
+        churn(turn)
+    assert memory() <= before + 2**20

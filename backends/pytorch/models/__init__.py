@@ -17,7 +17,7 @@ def architectures() -> list[str]:
 
 def accepts(files: ModelFiles) -> str:
     """Why the torch family cannot load these files; empty when it can."""
-    known = architectures()
-    if files.config.model_type in known:
-        return ""
-    return f"the architecture {files.config.model_type} is not among {', '.join(known)}"
+    known, quantised = architectures(), files.config.quantization
+    if files.config.model_type not in known:
+        return f"the architecture {files.config.model_type:.50} is not among {', '.join(known)}"
+    return "its weights are in MLX's format" if quantised and quantised.method == "mlx" else ""
