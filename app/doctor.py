@@ -19,7 +19,7 @@ from . import paths
 from .errors import ConfigError
 from .store import catalog
 
-PACKAGES = ("localllm", "torch", "numpy", "safetensors", "tokenizers", "llguidance", "textual", "huggingface_hub")
+PACKAGES = ("localllm", "torch", "mlx", "mlx-lm", "numpy", "safetensors", "tokenizers", "llguidance", "textual", "huggingface_hub")
 
 
 @dataclass(frozen=True, slots=True)

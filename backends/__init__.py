@@ -53,26 +53,31 @@ def probe_all() -> list[DeviceInfo | Unavailable]:
 
 
 def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
-    """The named backend, or the first in ORDER that runs here and, given a model's files, accepts them.
+    """The named backend, or the first in ORDER that runs here and, given a model's files, accepts them. Those that are
+    slower than another on the same hardware come last.
 
     Raises BackendUnavailable with every reason met on the way, ModelRefused where it is the files that no backend takes.
     """
     reasons: dict[str, str] = {}
     refusals: dict[str, str] = {}
+    second: Choice | None = None
     for candidate in ORDER if name == AUTO else (name,):
         backend = load(candidate)
         found = backend.probe()
         if isinstance(found, Unavailable):
             reasons[candidate] = found.reason
             continue
-        if found.only_asked and name == AUTO:
-            reasons[candidate] = f"{found.name} is used only when asked for (--backend {candidate})"
-            continue
         refusal = backend.accepts(files) if files is not None else ""
         if refusal:
             reasons[candidate] = refusals[candidate] = refusal
             continue
+        if found.second_choice and name == AUTO:
+            reasons[candidate] = f"{found.name} is for when nothing else runs, or --backend {candidate}"
+            second = second or Choice(backend, found, f"nothing else runs here; {candidate} does, if slowly")
+            continue
         return Choice(backend, found, _why(candidate, name, reasons))
+    if second is not None:
+        return second
     if files is not None and refusals:
         told = "; ".join(f"{backend}: {refusal}" for backend, refusal in refusals.items())
         raise ModelRefused(f"{files.name} cannot be run here ({told})", "choose another model")

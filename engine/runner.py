@@ -109,7 +109,7 @@ class DeviceInfo:
     free: int  # bytes free now
     features: Mapping[str, str] = field(default_factory=dict)  # shown by doctor
     main_memory: bool = False  # it computes from the machine's own memory, not from its own
-    only_asked: bool = False  # it is no choice of ours, as another backend does better on the same hardware
+    second_choice: bool = False  # another backend does better on the same hardware: only where that is missing
 
 
 @dataclass(frozen=True, slots=True)

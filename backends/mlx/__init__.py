@@ -27,8 +27,8 @@ def probe() -> DeviceInfo | Unavailable:
     if apple:
         return DeviceInfo(name, apple_chip(), total, free, features | {"Metal": "yes"}, main_memory=True)
     if any(_version(package) for package in CUDA):
-        return DeviceInfo(name, "NVIDIA GPU through MLX", total, free, features, only_asked=True)
-    return DeviceInfo(name, "MLX's CPU device", total, free, features, main_memory=True, only_asked=True)
+        return DeviceInfo(name, "NVIDIA GPU through MLX", total, free, features, second_choice=True)
+    return DeviceInfo(name, "MLX's CPU device", total, free, features, main_memory=True, second_choice=True)
 
 
 def accepts(files: ModelFiles) -> str:

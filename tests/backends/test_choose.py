@@ -31,12 +31,12 @@ def test_every_backend_answers_with_its_own_name_and_imports_no_tensor_library()
 class Machine:
     """A table of backends that can be written down."""
 
-    def __init__(self, answers: dict[str, str], refuses: dict[str, str] | None = None) -> None:
-        self.answers, self.refuses = answers, refuses or {}
+    def __init__(self, answers: dict[str, str], refuses: dict[str, str] | None = None, second: str = "") -> None:
+        self.answers, self.refuses, self.second = answers, refuses or {}, second
 
     def load(self, name: str) -> Any:
         reason = self.answers.get(name, "not there")
-        found = Unavailable(name, reason) if reason else DeviceInfo(name, f"{name} thing", 2, 1)
+        found = Unavailable(name, reason) if reason else DeviceInfo(name, f"{name} thing", 2, 1, second_choice=name == self.second)
         return SimpleNamespace(name=name, probe=lambda: found, accepts=lambda files: self.refuses.get(name, ""))
 
 
@@ -69,6 +69,15 @@ def test_files_that_every_backend_refuses(machine: Machine) -> None:
     files: Any = SimpleNamespace(name="mine")
     with pytest.raises(ModelRefused, match=r"cuda: no; cpu: never"):
         backends.choose(files=files)
+
+
+@pytest.mark.parametrize("machine", [Machine({"mlx": "", "cpu": ""}, {"cpu": "no"}, second="mlx")], indirect=True)
+def test_a_second_choice_runs_where_nothing_else_does(machine: Machine) -> None:
+    files: Any = SimpleNamespace(name="mine")
+    assert backends.choose().info.backend == "cpu"
+    assert backends.choose(files=files).info.backend == "mlx"
+    assert "nothing else runs here" in backends.choose(files=files).reason
+    assert backends.choose("mlx").reason == "mlx was asked for"
 
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)
@@ -130,7 +139,7 @@ def test_mlx_is_for_apple_silicon(monkeypatch: pytest.MonkeyPatch) -> None:
     found = mlx.probe()
     assert isinstance(found, DeviceInfo)
     assert found.main_memory
-    assert not found.only_asked
+    assert not found.second_choice
 
 
 def test_mlx_elsewhere_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +152,7 @@ def test_mlx_elsewhere_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> 
         found = mlx.probe()
         assert isinstance(found, DeviceInfo)
         assert found.name == told
-        assert found.only_asked
+        assert found.second_choice
 
 
 def test_llama_cpp_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def replace_type(model_type: str) -> Any:
 def test_its_cpu_device_is_used_only_when_asked_for() -> None:
     found = mlx.probe()
     assert isinstance(found, DeviceInfo)
-    assert found.only_asked
+    assert found.second_choice
     assert backends.choose("mlx").info.name == found.name
     assert backends.choose().backend.name != "mlx"
     assert "not mlx" in backends.choose().reason
