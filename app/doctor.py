@@ -19,7 +19,18 @@ from . import paths
 from .errors import ConfigError
 from .store import catalog
 
-PACKAGES = ("localllm", "torch", "mlx", "mlx-lm", "numpy", "safetensors", "tokenizers", "llguidance", "textual", "huggingface_hub")
+PACKAGES = (
+    "localllm",
+    "torch",
+    "mlx",
+    "mlx-lm",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "llguidance",
+    "textual",
+    "huggingface_hub",
+)
 
 
 @dataclass(frozen=True, slots=True)

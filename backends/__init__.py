@@ -56,7 +56,7 @@ def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
     """The named backend, or the first in ORDER that runs here and, given a model's files, accepts them. Those that are
     slower than another on the same hardware come last.
 
-    Raises BackendUnavailable with every reason met on the way, ModelRefused where it is the files that no backend takes.
+    Raises BackendUnavailable with every reason met on the way, ModelRefused where no backend takes the files.
     """
     reasons: dict[str, str] = {}
     refusals: dict[str, str] = {}

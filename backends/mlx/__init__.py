@@ -21,8 +21,12 @@ def probe() -> DeviceInfo | Unavailable:
     apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
     missing = [package for package in ("mlx", "mlx_lm") if find_spec(package) is None]
     if missing:
-        found = "Apple silicon is present, but" if apple else f"this is {platform.system()} on {platform.machine()}, and"
-        return Unavailable(name, f"{found} {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
+        found = (
+            "Apple silicon is present, but" if apple else f"this is {platform.system()} on {platform.machine()}, and"
+        )
+        return Unavailable(
+            name, f"{found} {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        )
     (total, free), features = memory(), {"MLX": _version("mlx"), "mlx-lm": _version("mlx-lm")}
     if apple:
         return DeviceInfo(name, apple_chip(), total, free, features | {"Metal": "yes"}, main_memory=True)

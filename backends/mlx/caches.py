@@ -105,7 +105,7 @@ def _written(held: mx.array, new: mx.array, at: int) -> mx.array:
     return held
 
 
-class _Ragged(list):  # type: ignore[type-arg]
+class _Ragged(list[Any]):
     """Keys, values or masks of several groups; a model hands them on to attention as they are."""
 
 
@@ -157,12 +157,15 @@ class LayerCache:
         return self._forward.mask(min(windows, default=0), return_array)
 
 
+NAME = "scaled_dot_product_attention"  # of mlx-lm's, which every model imports
+
+
 def hook_attention(model: nn.Module) -> None:
     """Let a model's attention take the keys of several groups: its modules name the function they call."""
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
-        own = getattr(module, "scaled_dot_product_attention", None)
+        own = getattr(module, NAME, None)
         if own is not None and not isinstance(own, _Attention):
-            module.scaled_dot_product_attention = _Attention(own)  # type: ignore[attr-defined]
+            setattr(module, NAME, _Attention(own))
 
 
 class _Attention:

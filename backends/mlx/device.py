@@ -31,11 +31,15 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
             "close other programs, or choose a smaller model",
         )
     _limit_memory(total)
-    loaded = load(files, budget)
-    spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
-    hook_attention(loaded.model)
-    residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
-    return MlxRunner(loaded.model, loaded.trunk, loaded.shapes, spec, residents)
+    # A stream of the runner's own: MLX's default ones end with the thread that used them first, and a model is loaded
+    # on one thread and computed on another, never on two at once.
+    stream = mx.new_thread_unsafe_stream(mx.default_device())
+    with mx.stream(stream):
+        loaded = load(files, budget)
+        spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
+        hook_attention(loaded.model)
+        residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
+    return MlxRunner(loaded, spec, residents, stream)
 
 
 def _refuse_settings(budget: Budget) -> None:

@@ -51,12 +51,13 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
     mx.eval(model.parameters())
     windows = _windows(model, files)
     trunk = Trunk(model)
-    size = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    weights: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    size = sum(weight.nbytes for _, weight in weights)
     return Loaded(model, trunk, _shapes(model, trunk, windows, files), quant, size)
 
 
 def _format(config: Mapping[str, Any]) -> str:
-    """Of weights that were quantised before, in words; mlx-lm writes what it made of other formats in the same place."""
+    """Of weights that were quantised before, in words; mlx-lm notes there what it made of other formats."""
     table = config.get("quantization")
     if not table:
         return ""
@@ -77,7 +78,7 @@ def _refuse_code(files: ModelFiles) -> None:
         named = json.load(file).get("model_file")
     if named is not None:
         raise ModelRefused(
-            f"{files.name} asks to run its own code ({str(named):.50} in config.json): checkpoints with code are refused",
+            f"{files.name} asks to run code of its own ({named!s:.50} in config.json), which is never done",
             "use a model of an architecture that mlx-lm has",
         )
 
@@ -100,7 +101,7 @@ def _windows(model: nn.Module, files: ModelFiles) -> list[int]:
     """Of each layer's cache, as the model makes them. Raises ModelRefused for caches that are no keys and values."""
     caches = model.make_cache() if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
     for cache in caches:
-        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", 0):
+        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
             raise ModelRefused(
                 f"{files.name}: its layers keep a {type(cache).__name__}, not plain keys and values: "
                 "recurrent and compressed caches are not supported here yet",

@@ -124,12 +124,13 @@ class Residents:
         real = [row for row in range(batch.num_rows) if batch.page_table.shape[1] and batch.page_table[row, 0]]
         found = {row: self._find(batch.page_table[row], starts[row]) for row in real}
         self._settle({id(resident) for resident in found.values() if resident is not None})
-        for row in real:
-            end = starts[row] + counts[row]
-            found[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
+        taken = {
+            row: self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], found[row])
+            for row in real
+        }
         alone = [row for row in real if counts[row] > 1]
-        works = [Work([row], [self._apart(found[row]).group], counts[row]) for row in alone]
-        single = {id(found[row]): row for row in real if counts[row] == 1}
+        works = [Work([row], [self._apart(taken[row]).group], counts[row]) for row in alone]
+        single = {id(taken[row]): row for row in real if counts[row] == 1}
         if single:
             together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
             order = [single[id(resident)] for placed in together for resident in placed.residents]
@@ -187,12 +188,11 @@ class Residents:
         """A new group of residents of others, which are given up."""
         end = max(resident.length for resident in residents)
         parts = [placed.group.taken([resident.row for resident in own], end) for placed, own in sources]
-        group = Group(
-            [mx.concatenate(each) if len(each) > 1 else each[0] for each in zip(*(k for k, _ in parts), strict=True)],
-            [mx.concatenate(each) if len(each) > 1 else each[0] for each in zip(*(v for _, v in parts), strict=True)],
-            end,
-            [end - resident.length for resident in residents],
+        keys, values = (
+            [mx.concatenate(list(each)) if len(each) > 1 else each[0] for each in zip(*side, strict=True)]
+            for side in zip(*parts, strict=True)
         )
+        group = Group(keys, values, end, [end - resident.length for resident in residents])
         for row, resident in enumerate(residents):
             resident.group, resident.row = group, row
         placed = Placed(group, residents, steps)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,10 +15,10 @@ from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
-from .caches import Forward, LayerShape
+from .caches import Forward
+from .loading import Loaded
 from .residents import Residents
 from .sampler import Drawn, sample
-from .trunk import Trunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,8 @@ class MlxPending:
 class MlxRunner:
     """See engine.runner.Runner."""
 
-    def __init__(self, model: nn.Module, trunk: Trunk, shapes: list[LayerShape], spec: RunnerSpec, residents: Residents):
-        self._model, self._trunk, self._shapes, self._spec = model, trunk, shapes, spec
-        self._residents = residents
+    def __init__(self, loaded: Loaded, spec: RunnerSpec, residents: Residents, stream: mx.Stream) -> None:
+        self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
         self._last: _Drawn | None = None
 
     @property
@@ -74,7 +72,7 @@ class MlxRunner:
         return self._spec
 
     def run(self, batch: Batch) -> MlxPending:
-        with _failures():
+        with _failures(), mx.stream(self._stream):
             answers = np.flatnonzero(batch.wants != Want.NOTHING)
             logits, hidden = self._compute(batch, answers)
             drawn = None if logits is None else sample(logits, batch, answers)
@@ -94,8 +92,8 @@ class MlxRunner:
         hidden: list[mx.array] = []
         for work in self._residents.begin(batch):
             places = batch.row_starts[work.rows][:, None] + np.arange(work.new, dtype=np.int32)
-            forward = Forward(work.groups, work.new, self._shapes)
-            found, states = self._trunk.call(self._model, tokens[mx.array(places)], forward.layers)
+            forward = Forward(work.groups, work.new, self._loaded.shapes)
+            found, states = self._loaded.trunk.call(self._loaded.model, tokens[mx.array(places)], forward.layers)
             forward.finish()
             kept = [at for at, row in enumerate(work.rows) if row in wanted]
             self._residents.written(work, computed=bool(kept))
@@ -137,7 +135,7 @@ class MlxRunner:
 
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
-        del self._model, self._trunk, self._residents, self._last
+        del self._loaded, self._residents, self._last
         mx.clear_cache()
 
 

@@ -36,7 +36,11 @@ class Machine:
 
     def load(self, name: str) -> Any:
         reason = self.answers.get(name, "not there")
-        found = Unavailable(name, reason) if reason else DeviceInfo(name, f"{name} thing", 2, 1, second_choice=name == self.second)
+        found = (
+            Unavailable(name, reason)
+            if reason
+            else DeviceInfo(name, f"{name} thing", 2, 1, second_choice=name == self.second)
+        )
         return SimpleNamespace(name=name, probe=lambda: found, accepts=lambda files: self.refuses.get(name, ""))
 
 
@@ -60,7 +64,7 @@ def test_one_that_cannot_load_these_files_is_passed_over(machine: Machine) -> No
     files: Any = SimpleNamespace(name="mine")
     assert backends.choose().info.backend == "cuda"
     assert backends.choose(files=files).info.backend == "cpu"
-    with pytest.raises(ModelRefused, match="mine cannot be run here.*no such weights"):
+    with pytest.raises(ModelRefused, match=r"mine cannot be run here.*no such weights"):
         backends.choose("cuda", files)
 
 
@@ -147,7 +151,10 @@ def test_mlx_elsewhere_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(mlx, "find_spec", lambda name: None)
     assert "mlx and mlx_lm are not installed" in reason(mlx.probe())
     monkeypatch.setattr(mlx, "find_spec", lambda name: name)
-    for packages, told in (({"mlx": "1"}, "MLX's CPU device"), ({"mlx": "1", "mlx-cuda-13": "1"}, "NVIDIA GPU through MLX")):
+    for packages, told in (
+        ({"mlx": "1"}, "MLX's CPU device"),
+        ({"mlx": "1", "mlx-cuda-13": "1"}, "NVIDIA GPU through MLX"),
+    ):
         monkeypatch.setattr(mlx, "_version", lambda package, packages=packages: packages.get(package, ""))
         found = mlx.probe()
         assert isinstance(found, DeviceInfo)
