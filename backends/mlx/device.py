@@ -15,7 +15,8 @@ from .runner import MlxRunner
 
 CACHE_SHARE = 0.6  # of the memory that is free once the weights are in
 STEP_TOKENS = 2048
-# MLX keeps freed memory for the next array of that size; more than this goes back to the system.
+# MLX keeps freed memory for the next array of that size; more than this goes back to the system at once, and the rest
+# when nothing was computed for a while.
 KEPT = 2**30  # bytes
 # What one more group of rows costs, in columns of attention that take as long.
 GROUP_COLUMNS: int | None = 4096
@@ -90,6 +91,7 @@ def _plan(files: ModelFiles, budget: Budget, loaded: Loaded, free: int) -> Runne
         dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),
         quant=loaded.quant,
         weight_bytes=loaded.bytes,
+        token_bytes=loaded.token_bytes,
         cache_bytes=2 * num_pages * page,
     )
 

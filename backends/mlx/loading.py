@@ -33,6 +33,7 @@ class Loaded:
     shapes: list[LayerShape]  # one for each layer with a cache
     quant: str  # its weights' format where they are quantised, for people
     bytes: int  # of its weights
+    token_bytes: int  # of those, what computing one token reads; 0: it depends on the token
 
 
 def load(files: ModelFiles, budget: Budget) -> Loaded:
@@ -51,9 +52,21 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
     mx.eval(model.parameters())
     windows = _windows(model, files)
     trunk = Trunk(model)
-    weights: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
-    size = sum(weight.nbytes for _, weight in weights)
-    return Loaded(model, trunk, _shapes(model, trunk, windows, files), quant, size)
+    sizes = {path: weight.nbytes for path, weight in _weights(model)}
+    return Loaded(
+        model, trunk, _shapes(model, trunk, windows, files), quant, sum(sizes.values()), _token_bytes(model, sizes)
+    )
+
+
+def _weights(model: nn.Module) -> list[tuple[str, mx.array]]:
+    return tree_flatten(model.parameters())  # type: ignore[return-value]
+
+
+def _token_bytes(model: nn.Module, sizes: Mapping[str, int]) -> int:
+    if any(weight.ndim > 2 for _, weight in _weights(model)):  # of experts, whom tokens choose
+        return 0
+    tied = not hasattr(model, "lm_head")  # then the head reads all of the embedding
+    return sum(size for path, size in sizes.items() if tied or "embed_tokens" not in path)
 
 
 def _format(config: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from .caches import Forward
 from .loading import Loaded
 from .residents import Residents
 from .sampler import Drawn, sample
+
+
+IDLE = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,36 @@ class MlxPending:
         return rows
 
 
+class _Rest:
+    """Gives freed memory that MLX keeps back to the system once no step has come for a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._step, self._closed = threading.Event(), False
+        threading.Thread(target=self._wait, name="mlx rest", daemon=True).start()
+
+    def put_off(self) -> None:
+        self._step.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._step.set()
+
+    def _wait(self) -> None:
+        while not self._closed:
+            self._step.wait()
+            while self._step.is_set() and not self._closed:
+                self._step.clear()
+                self._step.wait(self._seconds)
+            mx.clear_cache()
+
+
 class MlxRunner:
     """See engine.runner.Runner."""
 
     def __init__(self, loaded: Loaded, spec: RunnerSpec, residents: Residents, stream: mx.Stream) -> None:
         self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
+        self._rest = _Rest(IDLE)
         self._last: _Drawn | None = None
 
     @property
@@ -73,6 +102,7 @@ class MlxRunner:
 
     def run(self, batch: Batch) -> MlxPending:
         with _failures(), mx.stream(self._stream):
+            self._rest.put_off()
             answers = np.flatnonzero(batch.wants != Want.NOTHING)
             logits, hidden = self._compute(batch, answers)
             drawn = None if logits is None else sample(logits, batch, answers)
@@ -136,7 +166,7 @@ class MlxRunner:
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
         del self._loaded, self._residents, self._last
-        mx.clear_cache()
+        self._rest.close()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
@@ -335,6 +336,29 @@ def test_it_is_loaded_on_one_thread_and_computes_on_another(tmp_path: Path) -> N
         told.clear()
         done.clear()
     engine.close()
+
+
+def test_what_mlx_keeps_is_given_back_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.backends.mlx.runner.IDLE", 0.2)
+    DENSE.save(tmp_path)
+    runner = mlx.open(read_model(tmp_path), SMALL)
+    for _ in range(2):
+        talk = Conversation(runner)
+        talk.submit("a", [5] * 100, 20)
+        talk.finish()
+        busy = mx.get_cache_memory()
+        deadline = time.monotonic() + 20
+        while mx.get_cache_memory() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert busy > 0 == mx.get_cache_memory()
+
+
+def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
+    DENSE.save(tmp_path / "dense")
+    EXPERTS.save(tmp_path / "experts")
+    spec = mlx.open(read_model(tmp_path / "dense"), SMALL).spec
+    assert spec.weight_bytes - spec.token_bytes == 131 * 48 * 4, "of the embedding only one row is read"
+    assert mlx.open(read_model(tmp_path / "experts"), SMALL).spec.token_bytes == 0
 
 
 def test_nothing_is_left_after_aborts(loaded: Loaded) -> None:
