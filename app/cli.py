@@ -311,6 +311,27 @@ def bench(
 
 
 @cli.command()
+@backend_flag
+@quant_flag
+@json_flag
+def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
+    """Check that a backend computes right here.
+
+    Asks the built-in model questions whose answers are known, one by one and all at once, from the prefix cache, with
+    seeds and with a schema. What it prints is what we need to know when it fails, or to say that your hardware works.
+    Ends with 1 when a check failed.
+
+    \b
+    Examples:
+      localllm selftest
+      localllm selftest --backend mlx --json
+    """
+    from .commands.selftest import selftest as body
+
+    return body(backend, quant, as_json)
+
+
+@cli.command()
 @json_flag
 def config(as_json: bool) -> int:
     """Show every setting, its value and its meaning.

@@ -1,0 +1,146 @@
+"""`localllm selftest`: whether a backend computes right here, shown with the built-in model, whose answers are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+import click
+
+from ...backends import load
+from ...engine.runner import DeviceInfo
+from .. import config
+from ..client import Client, Done, LoadedModel, TextPiece
+from ..store.catalog import GUIDE
+from .asking import loaded
+from .console import say
+
+HOT: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 24, "ignore_eos": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    found: str = ""  # what was wrong, or how much was looked at
+
+
+@dataclass(slots=True)
+class Report:
+    """What an owner of the hardware can send us."""
+
+    localllm: str
+    machine: str
+    backend: str
+    device: str
+    features: dict[str, str]
+    dtype: str
+    quant: str
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+
+def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
+    """Print the report; 1 if a check failed."""
+    report = asyncio.run(_selftest(backend, quant))
+    if as_json:
+        click.echo(json.dumps({**asdict(report), "ok": report.ok}, indent=2))
+    else:
+        click.echo(f"{report.backend} on {report.device} ({report.dtype}), localllm {report.localllm}, {report.machine}")
+        for name, value in report.features.items():
+            click.echo(f"  {name}: {value}")
+        for check in report.checks:
+            click.echo(f"  {'ok    ' if check.ok else 'FAILED'}  {check.name}{f': {check.found}' if check.found else ''}")
+        click.echo("all is well" if report.ok else "something computes wrongly here: please report this output")
+    return 0 if report.ok else 1
+
+
+async def _selftest(backend: str | None, quant: str | None) -> Report:
+    async with loaded(config.load(), GUIDE, backend, quant) as client:
+        info = await client.load(GUIDE)  # it is loaded: this only says how
+        report = _report(info)
+        async for check in _checks(_Asker(client)):
+            report.checks.append(check)
+            say(f"{len(report.checks)} checks done")
+    return report
+
+
+def _report(info: LoadedModel) -> Report:
+    found = load(info.backend).probe()
+    features = dict(found.features) if isinstance(found, DeviceInfo) else {}
+    machine = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+    return Report(version("localllm"), machine, info.backend, info.device, features, info.dtype, info.quant)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    client: Client
+
+    async def ask(self, prompt: str, **parameters: Any) -> tuple[str, Done]:
+        text, messages = "", [{"role": "user", "content": prompt}]
+        async with aclosing(self.client.chat(GUIDE, messages, **parameters)) as events:
+            async for event in events:
+                if isinstance(event, TextPiece):
+                    text += event.text
+                elif isinstance(event, Done):
+                    return text, event
+        raise AssertionError("an answer ended without saying so")
+
+    async def texts(self, prompts: list[str], together: bool, **parameters: Any) -> list[str]:
+        if together:
+            asked: list[Awaitable[tuple[str, Done]]] = [self.ask(prompt, **parameters) for prompt in prompts]
+            return [text for text, _ in await asyncio.gather(*asked)]
+        return [(await self.ask(prompt, **parameters))[0] for prompt in prompts]
+
+
+async def _checks(asker: _Asker) -> AsyncIterator[Check]:
+    known: list[dict[str, str]] = json.loads((files("localllm.assets") / "guide" / "answers.json").read_text("utf-8"))
+    prompts, answers = [one["prompt"] for one in known], [one["answer"] for one in known]
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 80}
+    told = await asker.texts(prompts, together=False, **greedy)
+    yield _same("known answers, one after the other", told, answers)
+    told = await asker.texts(prompts, together=True, **greedy)
+    yield _same("known answers, all at once", told, answers)
+    yield await _prefix(asker, prompts[0], answers[0], greedy)
+    alone = await asker.texts(prompts[:8], together=False, seed=7, **HOT)
+    yield _same("seeded draws, drawn again", await asker.texts(prompts[:8], together=False, seed=7, **HOT), alone)
+    yield Check("other seeds draw otherwise", alone != await asker.texts(prompts[:8], together=False, seed=8, **HOT))
+    yield await _schema(asker)
+
+
+def _same(name: str, told: list[str], expected: list[str]) -> Check:
+    wrong = [(mine, right) for mine, right in zip(told, expected, strict=True) if mine.strip() != right.strip()]
+    if not wrong:
+        return Check(name, True, f"{len(told)} answers")
+    mine, right = wrong[0]
+    return Check(name, False, f"{len(wrong)} of {len(told)} differ, the first is {mine[:80]!r}, not {right[:80]!r}")
+
+
+async def _prefix(asker: _Asker, prompt: str, answer: str, greedy: dict[str, Any]) -> Check:
+    text, done = await asker.ask(prompt, **greedy)
+    reused = done.usage.cached_tokens
+    check = _same("a known answer from the prefix cache", [text], [answer])
+    return Check(check.name, check.ok and reused > 0, f"{reused} of {done.usage.prompt_tokens} tokens reused")
+
+
+async def _schema(asker: _Asker) -> Check:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    text, _ = await asker.ask("How many days has a week?", temperature=0.0, max_tokens=40, response_format=form)
+    try:
+        fits = isinstance(json.loads(text).get("n"), int)
+    except (ValueError, AttributeError):
+        fits = False
+    return Check("an answer that fits its JSON schema", fits, "" if fits else repr(text[:80]))
