@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
@@ -16,21 +17,10 @@ from .. import backends
 from ..engine.errors import SettingRefused
 from ..engine.runner import DeviceInfo, Unavailable
 from . import paths
-from .errors import ConfigError
+from .errors import ConfigError, NoBackend
 from .store import catalog
 
-PACKAGES = (
-    "localllm",
-    "torch",
-    "mlx",
-    "mlx-lm",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "llguidance",
-    "textual",
-    "huggingface_hub",
-)
+PACKAGES = ("localllm", "torch", "numpy", "safetensors", "tokenizers", "llguidance", "textual", "huggingface_hub")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +89,9 @@ class OpsReport:
 
 
 def examine_ops(reference_ops: tuple[str, ...]) -> OpsReport:
-    """Imports torch. Raises ConfigError for an op that there is not."""
+    """Imports torch. Raises NoBackend where there is none, ConfigError for an op that there is not."""
+    if find_spec("torch") is None:
+        raise NoBackend("torch is not installed: the backends here compute with ops of their own")
     from ..backends.platforms import matrix
 
     try:

@@ -9,7 +9,7 @@ from .errors import ModelRefused
 from .fields import Fields
 
 Quant = Literal["none", "int8", "int4", "fp8"]  # what we make of ordinary weights while loading
-Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "mlx"]
+Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "foreign"]
 
 SINGLE_GROUP = 32  # groups of inputs are a multiple of this
 
@@ -19,7 +19,7 @@ class Quantization:
     """A checkpoint's weight format. Which projections have it, their stored tensors say."""
 
     method: Method
-    format: Literal["int4", "int8", "fp8", "mlx"]  # mlx: any that MLX has, its files say which
+    format: Literal["int4", "int8", "fp8", "foreign"]  # foreign: only the library that wrote it reads it
     group: int = 0  # inputs that share a scale; 0: all of an output's
     block: int = 0  # outputs that share a scale, where a scale is for a block; 0: each has its own, or all one
     symmetric: bool = True  # no zero points are stored
@@ -35,7 +35,7 @@ class Quantization:
 def parse_quantization(fields: Fields, where: str = "config.json") -> Quantization | None:
     """None where config.json names no quantisation. Raises ModelRefused for what cannot be loaded, by name."""
     if "quantization" in fields and "bits" in fields.table("quantization"):
-        return Quantization("mlx", "mlx")  # quantization_config, which mlx-lm writes as well, says the same
+        return Quantization("foreign", "foreign")  # quantization_config, where it is there too, says the same
     for key in ("quantization_config", "compression_config"):
         if key in fields:
             table = fields.table(key)

@@ -30,12 +30,13 @@ HARDWARE = {
     "llamacpp": "GGUF models (llama.cpp)",
 }
 WHERE = {
+    "mlx": "MLX's own CPU device, in CI",
     "cpu": "in CI",
     "cuda": "an H200, 2026-11-21: `pytest tests/backends/test_cuda.py -k TestCuda`; some kernels have changed since",
 }
 TIERS = {
     "real": "Verified: the conformance suite runs on the hardware itself ({where})",
-    "real_otherdevice": "Verified on another device; never run on this one",
+    "real_otherdevice": "Verified on {where}; never run on this hardware",
     "contract": "Checked against the vendor's schemas; never run",
     "emulated": "Run on an emulator; never run on the hardware",
     "compile": "Compiles; never run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -58,11 +58,15 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({**asdict(report), "ok": report.ok}, indent=2))
     else:
-        click.echo(f"{report.backend} on {report.device} ({report.dtype}), localllm {report.localllm}, {report.machine}")
+        click.echo(
+            f"{report.backend} on {report.device} ({report.dtype}), localllm {report.localllm}, {report.machine}"
+        )
         for name, value in report.features.items():
             click.echo(f"  {name}: {value}")
         for check in report.checks:
-            click.echo(f"  {'ok    ' if check.ok else 'FAILED'}  {check.name}{f': {check.found}' if check.found else ''}")
+            click.echo(
+                f"  {'ok    ' if check.ok else 'FAILED'}  {check.name}{f': {check.found}' if check.found else ''}"
+            )
         click.echo("all is well" if report.ok else "something computes wrongly here: please report this output")
     return 0 if report.ok else 1
 
@@ -136,7 +140,12 @@ async def _prefix(asker: _Asker, prompt: str, answer: str, greedy: dict[str, Any
 
 
 async def _schema(asker: _Asker) -> Check:
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
     text, _ = await asker.ask("How many days has a week?", temperature=0.0, max_tokens=40, response_format=form)
     try:

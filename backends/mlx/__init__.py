@@ -48,7 +48,7 @@ def accepts(files: ModelFiles) -> str:
 
 
 def open(files: ModelFiles, budget: Budget) -> Runner:
-    from .device import open_on_mlx
+    from .opening import open_on_mlx
 
     return open_on_mlx(files, budget)
 

@@ -21,7 +21,6 @@ from .loading import Loaded
 from .residents import Residents
 from .sampler import Drawn, sample
 
-
 IDLE = 5.0  # seconds
 
 

@@ -18,7 +18,21 @@ from localllm.app import config, errors
 from localllm.app.cli import cli, main
 from localllm.app.commands import console
 
-COMMANDS = ["chat", "run", "serve", "ps", "stop", "list", "pull", "rm", "doctor", "bench", "config", "completion"]
+COMMANDS = [
+    "chat",
+    "run",
+    "serve",
+    "ps",
+    "stop",
+    "list",
+    "pull",
+    "rm",
+    "doctor",
+    "bench",
+    "selftest",
+    "config",
+    "completion",
+]
 
 
 def every_option() -> list[tuple[str, click.Option]]:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from localllm.app.commands.selftest import _same
+
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 COMMAND = [sys.executable, "-m", "localllm.app.cli"]
@@ -177,3 +179,19 @@ def test_stop_unloads_one_model(localllm: Shell) -> None:
     localllm("run", "guide", "hi", "--max-tokens", "1")
     assert localllm("stop", "guide").returncode == 0
     assert json.loads(localllm("ps", "--json").stdout) == []
+
+
+def test_selftest_says_that_all_is_well(localllm: Shell) -> None:
+    done = localllm("selftest", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] is True
+    assert report["backend"] == "cpu"
+    assert len(report["checks"]) == 6
+    assert all(check["ok"] for check in report["checks"]), report
+
+
+def test_selftest_tells_what_is_wrong() -> None:
+    assert _same("known", ["a", "b "], ["a", "b"]).ok
+    check = _same("known", ["a", "c"], ["a", "b"])
+    assert (check.ok, check.found) == (False, "1 of 2 differ, the first is 'c', not 'b'")

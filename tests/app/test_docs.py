@@ -74,6 +74,6 @@ def test_every_dependency_is_pinned_to_one_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     asked = project["dependencies"] + project["optional-dependencies"]["dev"]
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()[1:])
-    names = {re.split(r"[><=]", requirement)[0].replace("_", "-").lower() for requirement in asked}
+    names = {re.split(r"[><=\[]", requirement)[0].replace("_", "-").lower() for requirement in asked}
     assert names <= set(pins)
     assert f"torch=={pins['torch']}" in (ROOT / "Makefile").read_text("utf-8")

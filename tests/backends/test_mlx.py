@@ -23,7 +23,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from localllm import backends
 from localllm.backends import cpu, mlx
-from localllm.backends.mlx import device, sampler
+from localllm.backends.mlx import opening, sampler
 from localllm.engine import sampling as oracle
 from localllm.engine.batch import Want
 from localllm.engine.engine import Engine
@@ -43,10 +43,12 @@ SMALL = Budget(context=128, cache_bytes=2**24, max_rows=16, page_size=8, dtype="
 ONE_GROUP = None
 
 
+@pytest.mark.real_otherdevice
 class TestMlx(Conformance):
     backend = "mlx"
 
 
+@pytest.mark.real_otherdevice
 class TestMlxInOneGroup(Conformance):
     """As S0 has it: all rows in one batch cache, however long each is."""
 
@@ -55,7 +57,7 @@ class TestMlxInOneGroup(Conformance):
     @pytest.fixture(scope="class", autouse=True)
     def one_group(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device, "GROUP_COLUMNS", ONE_GROUP)
+            patch.setattr(opening, "GROUP_COLUMNS", ONE_GROUP)
             yield
 
 

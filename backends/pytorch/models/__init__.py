@@ -20,4 +20,4 @@ def accepts(files: ModelFiles) -> str:
     known, quantised = architectures(), files.config.quantization
     if files.config.model_type not in known:
         return f"the architecture {files.config.model_type:.50} is not among {', '.join(known)}"
-    return "its weights are in MLX's format" if quantised and quantised.method == "mlx" else ""
+    return "its weights are in MLX's format" if quantised and quantised.method == "foreign" else ""
