@@ -1,4 +1,4 @@
-"""`localllm selftest`: whether a backend computes right here, shown with the built-in model, whose answers are known."""
+"""`localllm selftest`: whether a backend computes right here, by the built-in model, whose answers are known."""
 
 from __future__ import annotations
 
