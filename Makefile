@@ -69,9 +69,10 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# torch comes first and alone: once it is here, nothing later asks for another build of it.
+# torch comes first and alone: once it is here, nothing later asks for another build of it. Apple silicon computes with
+# MLX and has no use for it.
 $(VENV)/.torch: $(VENV)/.made constraints.txt
-	$(PIP) --quiet torch==2.13.0
+	test "$$(uname -sm)" = "Darwin arm64" || $(PIP) --quiet torch==2.13.0
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.torch pyproject.toml
