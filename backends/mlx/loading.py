@@ -17,6 +17,7 @@ from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget
 from .caches import LayerShape
+from .experts import use_kernels
 from .trunk import Trunk
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
@@ -50,6 +51,7 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
         _quantise(model, files, budget, quant)
         quant = budget.quant
     mx.eval(model.parameters())
+    use_kernels(model)
     windows = _windows(model, files)
     trunk = Trunk(model)
     sizes = {path: weight.nbytes for path, weight in _weights(model)}

@@ -24,6 +24,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from localllm import backends
 from localllm.backends import cpu, mlx
 from localllm.backends.mlx import opening, sampler
+from localllm.backends.mlx.experts import ASKED
 from localllm.engine import sampling as oracle
 from localllm.engine.batch import Want
 from localllm.engine.engine import Engine
@@ -286,6 +287,23 @@ def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
     ).save(tmp_path)
     with pytest.raises(ModelRefused, match="ArraysCache"):
         mlx.open(read_model(tmp_path), SMALL)
+
+
+def test_own_kernel_of_experts_is_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Metal the op is its reference: the same tokens, through our way into the model."""
+    tiny = replace(EXPERTS, more={**_MOE, "hidden_size": 64, "moe_intermediate_size": 64})
+    tiny.save(tmp_path)
+    told = []
+    for asked in ("", "1"):
+        monkeypatch.setenv(ASKED, asked)
+        runner = mlx.open(read_model(tmp_path), replace(SMALL, quant="int4"))
+        kinds = {type(part).__name__ for part in runner._loaded.model.modules()}  # type: ignore[attr-defined]
+        assert ("FusedExperts" in kinds) == bool(asked)
+        talk = Conversation(runner)
+        for at in range(3):
+            talk.submit(str(at), [5, 9, 77, 30 + at], 12)
+        told.append(talk.finish())
+    assert told[0] == told[1]
 
 
 def test_architectures() -> None:
