@@ -1,4 +1,4 @@
-"""The first half of a gated MLP of experts whose weights are 4-bit numbers: both products and the gate in one launch."""
+"""The first half of a gated MLP of experts with weights of 4 bits: both products and the gate in one launch."""
 
 from __future__ import annotations
 
