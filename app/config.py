@@ -26,7 +26,8 @@ PREFIX = "LOCALLLM_"
 DEFAULT_PORT = 11811
 
 PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
-KERNELS = frozenset({"LOCALLLM_CPU_LIBRARY", "LOCALLLM_CPU_LANE"})  # for work on kernels, see docs/add-a-kernel.md
+# For work on kernels, see docs/add-a-kernel.md.
+KERNELS = frozenset({"LOCALLLM_CPU_LIBRARY", "LOCALLLM_CPU_LANE", "LOCALLLM_CUDA_LIBRARY"})
 CLIENT_ONLY = frozenset({"model"})  # read by commands; the daemon has no use for it
 
 Count = Annotated[int, Meta(ge=1)]
