@@ -10,9 +10,9 @@ from .device import Device
 
 
 class PagedKV:
-    """Keys and values of every layer, [num_pages + 1, page_size, kv heads, head dim] each; page 0 is for padding.
+    """`keys` and `values`, [layers, num_pages + 1, page_size, kv heads, head dim] each; page 0 is for padding.
 
-    Allocated once and never cleared (so the system hands out memory only as pages are used): a page is written
+    One allocation, never cleared (so the system hands out memory only as pages are used): a page is written
     before it is read, and attention reads nothing beyond a row's context.
     """
 
@@ -26,20 +26,17 @@ class PagedKV:
         dtype: torch.dtype,
         device: str,
     ) -> None:
-        shape = (num_pages + 1, page_size, kv_heads, head_dim)
-        self._layers = [
-            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-            for _ in range(layers)
-        ]
+        shape = (2, layers, num_pages + 1, page_size, kv_heads, head_dim)
+        self.keys, self.values = torch.empty(shape, dtype=dtype, device=device)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Key pages and value pages."""
-        return self._layers[index]
+        """Key pages and value pages, [num_pages + 1, page_size, kv heads, head dim] each."""
+        return self.keys[index], self.values[index]
 
     def copy(self, copies: Ints, device: Device) -> None:
         """Page copies [copies, 2] of (source, target), all read before any is written."""
         if not len(copies):
             return
         sources, targets = device.send(copies.T.astype("int64"))
-        for pages in (pages for pair in self._layers for pages in pair):
+        for pages in (*self.keys, *self.values):
             device.ops.kv.copy_pages(pages, sources, targets)
