@@ -54,7 +54,7 @@ def _with_triton(ops: Ops) -> Ops:
 def _with_library(ops: Ops) -> Ops:
     """Raises LibraryMissing where the CUDA C++ kernels were not built."""
     from ...kernels.cpu import activation, embedding, norm, rope
-    from ...kernels.cuda import kv, layer, linear
+    from ...kernels.cuda import attention, kv, layer, linear
 
     return replace(
         _with_elements(ops, activation, norm, rope),
@@ -68,6 +68,7 @@ def _with_library(ops: Ops) -> Ops:
             pack_slices=linear.pack_slices,
         ),
         kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
+        attention=Attention(paged=attention.paged_attention),
         layer=Layer(decoder=layer.decoder),
     )
 
