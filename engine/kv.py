@@ -70,6 +70,10 @@ class KVCache(Protocol):
         """Give everything back; what was shared stays for others until its room is needed."""
         ...
 
+    def forget(self) -> None:
+        """Whatever no lease holds is not found again."""
+        ...
+
     def take_copies(self) -> list[tuple[int, int]]:
         """Page copies (source, target) that the next step must do first. All targets differ."""
         ...
@@ -162,6 +166,10 @@ class PagedKV:
         for page in lease.pages[lease.shared :]:
             self._give_back(page)
 
+    def forget(self) -> None:
+        while self._tree.num_unused:
+            self._pool.give_back(self._tree.evict())
+
     def _give_back(self, page: int) -> None:
         self._copies.pop(page, None)
         self._pool.give_back(page)
@@ -238,6 +246,10 @@ class SlotKV:
         self._last[lease.slot] = lease.namespace, lease.tokens[: lease.known]
         del self._open[lease.slot]
         self._free[lease.slot] = None
+
+    def forget(self) -> None:
+        for slot in self._free:
+            self._last[slot] = None, []
 
     def take_copies(self) -> list[tuple[int, int]]:
         return []

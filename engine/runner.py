@@ -89,7 +89,10 @@ class Runner(Protocol):
     def spec(self) -> RunnerSpec: ...
 
     def run(self, batch: Batch) -> Pending:
-        """Start the step and return at once where the device allows it."""
+        """Start the step and return at once where the device allows it.
+
+        Raises OutOfMemory where nothing of the step counts and others may follow, RunnerFailed where none may.
+        """
         ...
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
