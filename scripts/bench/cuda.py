@@ -70,6 +70,7 @@ def main() -> None:
         save(
             "" if options.unchecked else options.save,
             (figure for fmt in options.formats for figure in measure(options, fmt, files, failed)),
+            part=True,
         )
     if failed:
         sys.exit(f"broke off: {', '.join(failed)}")

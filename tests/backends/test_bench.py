@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 import cuda
 import jobs
 import outputs
+import rows
 from idle import Work, idle
 from shapes import SHAPES, TINY
 from stepping import Stepped
@@ -197,8 +198,8 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     cuda.main()
     said = capsys.readouterr()
     assert "idle: this device does not say" in said.err
-    rows = [json.loads(line) for line in said.out.splitlines()]
-    names = [row["name"] for row in rows]
+    told = [json.loads(line) for line in said.out.splitlines()]
+    names = [row["name"] for row in told]
     assert len(names) == len(set(names))
     for fmt in ("bf16", "int8"):
         for what in (
@@ -212,10 +213,10 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             "4 requests of 12 in and out, off/in-turn",
         ):
             assert f"tiny shape, {fmt}, {what}" in names
-    peers = {row["name"]: row["against"] for row in rows if "against" in row}
+    peers = {row["name"]: row["against"] for row in told if "against" in row}
     assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, full"].startswith("transformers")
     assert peers["tiny shape, int8, decode, 1 row of 40 tokens, full"] == "off/in-turn"
-    assert all(row["ours"] > 0 for row in rows if row["unit"] != "millinats")
+    assert all(row["ours"] > 0 for row in told if row["unit"] != "millinats")
 
 
 @pytest.mark.real
@@ -237,6 +238,23 @@ def test_a_job_that_breaks_off_takes_no_other_with_it(
     names = [json.loads(line)["name"] for line in said.out.splitlines()]
     whole = "tiny shape, bf16, "
     assert names == [f"{whole}open, off", f"{whole}before", f"{whole}decode, 1 row of 20 tokens, off"]
+
+
+def test_a_part_replaces_rows_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "RESULTS", tmp_path)
+
+    def made(name: str, ours: int, machine: str = "here") -> rows.Row:
+        return {"name": name, "ours": ours, "machine": machine}
+
+    def kept() -> list[tuple[str, int]]:
+        found = map(json.loads, (tmp_path / "x.jsonl").read_text("utf-8").splitlines())
+        return [(row["name"], row["ours"]) for row in found]
+
+    rows.save("x", [made("a", 1, "there"), made("a", 2), made("b", 3)])
+    rows.save("x", [made("b", 4), made("c", 5)], part=True)
+    assert kept() == [("a", 1), ("a", 2), ("b", 4), ("c", 5)]
+    rows.save("x", [made("d", 6)])
+    assert kept() == [("a", 1), ("d", 6)], "the whole replaces the machine's rows"
 
 
 @pytest.mark.parametrize(
