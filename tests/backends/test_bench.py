@@ -82,10 +82,10 @@ def test_rows_decode_side_by_side_around_the_context_asked_for(runner: Runner, o
     runner._spec = replace(runner.spec, overlap=True)
     way = Stepped("way", runner, overlap=overlap)
     assert way.spec.overlap == overlap
-    for rows, context in ((1, 64), (8, 100), (8, 100), (3, 17)):  # the same again: nothing is left of the first
-        way.steady(rows, context, 12)
+    for count, context in ((1, 64), (8, 100), (8, 100), (3, 17)):  # the same again: nothing is left of the first
+        way.steady(count, context, 12)
         assert way.steps(12) > 0
-        assert way.rows == rows
+        assert way.rows == count
         assert abs(way.mean_context(12) - context) < 2
         assert way.alone(4) > 0
     assert way.first_token(150) > 0
