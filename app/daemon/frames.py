@@ -152,6 +152,8 @@ class ModelInfo(Frame):
     token_bytes: int = 0  # of weights that one token reads; 0: unknown
     reason: str = ""  # why this backend
     has_chat_template: bool = True
+    step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
+    remarks: tuple[str, ...] = ()  # what had to be done worse than it could be
 
 
 class Loaded(Frame):
@@ -234,6 +236,7 @@ class Stats(Frame):
     preemptions: int = 0
     step_host_seconds: float = 0.0
     step_seconds: float = 0.0
+    step_age: float = 0.0
 
 
 ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | AskStats | Shutdown

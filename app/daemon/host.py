@@ -245,4 +245,5 @@ def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedM
         requests=worker.held,
         idle=worker.idle,
         unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.held else None,
+        remarks=info.remarks,
     )

@@ -89,5 +89,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         cache_tokens=spec.cache_tokens,
         reason=choice.reason,
         has_chat_template=prompts.has_chat_template,
+        step_seconds=spec.step_seconds,
+        remarks=spec.remarks,
     )
     return OpenModel(info, runner, tokenizer, renderer, prompts, files.generation)

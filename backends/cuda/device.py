@@ -27,6 +27,7 @@ DEVICE = Device(
     fp8_cache=True,
     recorder=CudaRecorder,
     graphs="breakable",
+    step_seconds=120.0,  # the longest take a second, but for kernels that are compiled at their first use
 )
 
 # For what steps make on the way, the libraries' workspaces and captured graphs.

@@ -55,6 +55,7 @@ class Device:
     fp8_cache: bool = False  # its cache may be of float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
     graphs: Graphs = "full"  # what Budget.graphs "auto" means then
+    step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
 
     def send(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, without waiting for what is under way there."""

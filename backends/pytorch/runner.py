@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...engine.batch import Batch, Want
-from ...engine.errors import ModelRefused, RunnerFailed
+from ...engine.errors import ModelRefused
 from ...engine.graphs import Shape
 from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
@@ -22,6 +22,7 @@ from ...kernels.ops import Ops
 from ...kernels.ops.attention import Attention
 from ...kernels.ops.sampling import Logprobs
 from .device import Device, Recorder
+from .failures import failures
 from .graphs.breakable import Answers, BreakableReplay, Pieces
 from .graphs.full import FullReplay
 from .graphs.runner import GraphRunner
@@ -32,9 +33,6 @@ from .models import accepts
 from .references import with_references
 from .sampler import Drawn, sample
 from .sizing import cache_dtype, plan
-
-# What torch raises when a kernel, an index or an allocation fails.
-_FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
 
@@ -63,7 +61,7 @@ class TorchPending:
         self._event.record()
 
     def result(self) -> StepResult:
-        with _failures():
+        with failures("the step failed"):
             self._event.synchronize()
             tokens = self._by_row(self._tokens).astype(np.int32)
             hidden = None if self._hidden is None else self._by_row(self._hidden)
@@ -94,7 +92,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> TorchPending:
-        with _failures():
+        with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
             sent = self.inputs.send(batch)
             return self._answer(batch, sent, self.model(sent.step, self.device.ops, self.kv))
@@ -108,7 +106,7 @@ class TorchRunner:
             self.inputs.take_in(frame)
             return self.model(frame.step, ops, self.kv)
 
-        with _failures(), self._recording() as recorder:
+        with failures("capturing a step failed"), self._recording() as recorder:
             work()  # what compiles, loads or allocates at its first call must not do so while recording
             recorder.begin()
             hidden = work()
@@ -123,7 +121,7 @@ class TorchRunner:
             return self.model(step, ops, self.kv)
 
         unasked = Attention(paged=lambda query, *_: answers.place(query))
-        with _failures(), self._recording() as recorder:
+        with failures("capturing a step failed"), self._recording() as recorder:
             work(replace(self.device.ops, attention=unasked))
             pieces = Pieces(recorder, answers)
             return BreakableReplay(self, tokens, pieces.record(work, self.device.ops), pieces)
@@ -131,7 +129,7 @@ class TorchRunner:
     @torch.inference_mode()
     def replayed(self, batch: Batch, frame: Sent, hidden: Tensor, replay: Callable[[], None]) -> TorchPending:
         """The step that was captured with this frame and gave `hidden`, with the numbers of `batch`."""
-        with _failures():
+        with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
             self.inputs.fill(batch)
             replay()
@@ -140,7 +138,7 @@ class TorchRunner:
     @torch.inference_mode()
     def replayed_in_pieces(self, batch: Batch, tokens: int, hidden: Tensor, pieces: Pieces) -> TorchPending:
         """The same for a step that was captured in pieces."""
-        with _failures():
+        with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
             sent = self.inputs.fill_tokens(batch, tokens)
             pieces.replay(sent.step.rows, batch.num_tokens)
@@ -166,15 +164,6 @@ class TorchRunner:
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
         del self.model, self.kv, self.inputs, self._recorder
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """What a device reports of a step, sometimes only of a later one, as RunnerFailed."""
-    try:
-        yield
-    except _FAILURES as error:
-        raise RunnerFailed(f"the step failed: {error}") from error
 
 
 def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:

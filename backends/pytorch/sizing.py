@@ -63,6 +63,7 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
         weight_bytes=weights,
         quant=quantised.title if quantised else budget.quant if budget.quant != "none" else "",
         cache_bytes=num_pages * page,
+        step_seconds=device.step_seconds,
     )
 
 

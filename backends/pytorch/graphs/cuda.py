@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -27,10 +27,20 @@ class CudaRecorder:
         try:
             with torch.cuda.stream(self._stream):
                 yield
+        except BaseException:
+            self._throw_away()
+            raise
         finally:
             if collects:
                 gc.enable()
-            torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _throw_away(self) -> None:
+        """What was recorded in a session that failed; torch allows no pool whose recordings are all gone again."""
+        if self._graph is not None:
+            with suppress(RuntimeError):
+                self.end()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()

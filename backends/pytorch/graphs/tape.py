@@ -36,7 +36,11 @@ class Tape:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        yield
+        try:
+            yield
+        finally:
+            if self._notes is not None:
+                self.end()
 
     def begin(self) -> None:
         self._notes = _Notes()
