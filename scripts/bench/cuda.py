@@ -63,6 +63,21 @@ class Way:
         return cls(text, graphs, overlap=not rest)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One of JOBS, and the ways that it is done with; none: all."""
+
+    name: str
+    ways: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Job:
+        name, _, ways = text.partition(":")
+        if name not in JOBS:
+            raise argparse.ArgumentTypeError(f"{name}: not among {', '.join(JOBS)}")
+        return cls(name, tuple(ways.split("+")) if ways else ())
+
+
 def main() -> None:
     options, failed = _options(), list[str]()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -111,11 +126,12 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles, failed: li
         setting = replace(_asked(options, shape, told), ways=ways, peer=peer, ceilings=ceilings, has_trace=bool(gpu))
         for job in options.jobs:
             try:
-                yield from JOBS[job](setting)
-                _say(f"{job}: done")
+                chosen = [way for way in ways if way.label in job.ways] if job.ways else ways
+                yield from JOBS[job.name](replace(setting, ways=chosen))
+                _say(f"{job.name}: done")
             except Exception:  # the other jobs are worth their time all the same
                 traceback.print_exc()
-                failed.append(job)
+                failed.append(job.name)
     if before is not None:
         drift = _peaks().drift(before)
         if drift > DRIFT:
@@ -187,7 +203,8 @@ def _free(backend: Backend) -> int:
 
 def _room(options: argparse.Namespace, shape: Shape, gpu: str) -> dict[str, Any]:
     """What the largest of the jobs needs."""
-    jobs, page, together = set(options.jobs), options.page_size, list[list[int]]()  # tokens of each of their requests
+    jobs, page = {job.name for job in options.jobs}, options.page_size
+    together = list[list[int]]()  # tokens of each of the requests of one of them
     if "prefill" in jobs:
         together += [[length] for length in options.lengths]
     if "sweep" in jobs:
@@ -249,7 +266,8 @@ def _options() -> argparse.Namespace:
     add(
         "--ways", type=each(Way.parse), default=[Way.parse("auto"), Way.parse("off")], help="auto, full, off/in-turn, …"
     )
-    add("--jobs", type=words(JOBS), default=["decode", "idle", "prefill", "mixed"], help=", ".join(JOBS))
+    some = [Job(name) for name in ("decode", "idle", "prefill", "mixed")]
+    add("--jobs", type=each(Job.parse), default=some, help=f"{', '.join(JOBS)}; mixed:auto+full of these ways alone")
     add("--peers", type=words(PEERS), default=[], help=", ".join(PEERS))
     add("--cells", type=each(cell), default=CELLS, help="rows and context of steps: 1x128,64x1024")
     add("--steps", type=int, default=32, help="of a turn")
@@ -268,7 +286,10 @@ def _options() -> argparse.Namespace:
     add("--canary", type=each(int), default=[1, 16, 64, 256], help="rows of the canary model")
     add("--folder", help="where weights are written, about as many bytes as the largest has; a temporary one")
     add("--save", default="cuda", help="name of the file of results; empty: none")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := {way for job in options.jobs for way in job.ways} - {way.name for way in options.ways}:
+        parser.error(f"--jobs: {', '.join(sorted(unknown))}: not among --ways")
+    return options
 
 
 if __name__ == "__main__":

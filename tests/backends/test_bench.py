@@ -191,7 +191,7 @@ def test_lengths_of_a_sweep() -> None:
 @pytest.mark.timeout(180)
 def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     command = """cuda.py --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
-    --jobs decode,idle,prefill,sweep,mixed,even --steps 4 --rounds 2 --lengths 24 --longest 5 --requests 4 --most 12
+    --jobs decode,idle,prefill,sweep,mixed,even:off/in-turn --steps 4 --rounds 2 --lengths 24 --longest 5 --requests 4 --most 12
     --runs 1 --step-tokens 64 --check-layers 1 --canary 2 --peers transformers --save"""
     monkeypatch.setattr(sys, "argv", [*command.split(), ""])
     monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)  # takes a while, and has its own test
@@ -213,6 +213,7 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             "4 requests of 12 in and out, off/in-turn",
         ):
             assert f"tiny shape, {fmt}, {what}" in names
+        assert f"tiny shape, {fmt}, 4 requests of 12 in and out, full" not in names
     peers = {row["name"]: row["against"] for row in told if "against" in row}
     assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, full"].startswith("transformers")
     assert peers["tiny shape, int8, decode, 1 row of 40 tokens, full"] == "off/in-turn"
@@ -263,6 +264,7 @@ def test_a_part_replaces_rows_of_the_same_name(tmp_path: Path, monkeypatch: pyte
         (["--ways", "quick"], "quick: one of auto, full"),
         (["--ways", "off/out"], "in-turn"),
         (["--jobs", "x"], "x: not"),
+        (["--jobs", "decode:auto+full"], "full: not among --ways"),
     ],
 )
 def test_unknown_words_are_refused(
