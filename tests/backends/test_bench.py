@@ -192,7 +192,8 @@ def test_lengths_of_a_sweep() -> None:
 def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     command = """cuda.py --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
     --jobs decode,idle,prefill,sweep,mixed,even:off/in-turn --steps 4 --rounds 2 --lengths 24
-    --longest 5 --requests 4 --most 12 --runs 1 --step-tokens 64 --check-layers 1 --canary 2 --peers transformers --save"""
+    --longest 5 --requests 4 --most 12 --runs 1 --step-tokens 64 --check-layers 1 --canary 2
+    --peers transformers --save"""
     monkeypatch.setattr(sys, "argv", [*command.split(), ""])
     monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)  # takes a while, and has its own test
     cuda.main()
