@@ -109,6 +109,8 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles, failed: li
     checks = outputs.Checks(choice.backend, shape, files, fmt, budget, options.check_layers)
     for graphs in dict.fromkeys(() if options.unchecked else (way.graphs for way in options.ways)):
         yield from _checked(checks, graphs, options.canary, told)
+    if not options.jobs:
+        return
     before = _peaks() if gpu else None
     if before is not None:
         yield told("ceiling, read", before.read / 1e9, "GB/s")
@@ -253,7 +255,7 @@ def _options() -> argparse.Namespace:
         return parse
 
     def each(one: Callable[[str], Parsed]) -> Callable[[str], list[Parsed]]:
-        return lambda text: [one(word) for word in text.split(",")]
+        return lambda text: [one(word) for word in text.split(",") if word]
 
     def cell(text: str) -> tuple[int, int]:
         rows, _, context = text.partition("x")
@@ -267,7 +269,8 @@ def _options() -> argparse.Namespace:
         "--ways", type=each(Way.parse), default=[Way.parse("auto"), Way.parse("off")], help="auto, full, off/in-turn, …"
     )
     some = [Job(name) for name in ("decode", "idle", "prefill", "mixed")]
-    add("--jobs", type=each(Job.parse), default=some, help=f"{', '.join(JOBS)}; mixed:auto+full of these ways alone")
+    told = f"{', '.join(JOBS)}; mixed:auto+full of these ways alone; empty: only outputs are checked"
+    add("--jobs", type=each(Job.parse), default=some, help=told)
     add("--peers", type=words(PEERS), default=[], help=", ".join(PEERS))
     add("--cells", type=each(cell), default=CELLS, help="rows and context of steps: 1x128,64x1024")
     add("--steps", type=int, default=32, help="of a turn")

@@ -222,6 +222,20 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.real
+def test_outputs_alone_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "cuda.py --backend cpu --shape tiny --ways off --formats bf16,fp8 --check-layers 1 --canary 2 --jobs"
+    monkeypatch.setattr(sys, "argv", [*command.split(), "", "--save", ""])
+    monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)
+    cuda.main()
+    names = [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
+    assert [name.split(", ")[1:3] for name in names] == [
+        [fmt, what]
+        for fmt in ("bf16", "fp8")
+        for what in ("log-probabilities against float32 references", "tokens of the canary model and guide")
+    ]
+
+
+@pytest.mark.real
 def test_a_job_that_breaks_off_takes_no_other_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
