@@ -11,7 +11,7 @@ import importlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -160,9 +160,11 @@ def product(op: str, pick: random.Random) -> None:
     few_rows(floats(rows, ins), packed, bias, torch.bfloat16 if gate >= 0 else dtype, format, norm, stream, gate)
 
 
-def batch(pick: random.Random, queries: list[int], sharing: list[int]) -> Mapping[str, Any]:
+def batch(
+    pick: random.Random, queries: list[int], sharing: list[int], sizes: Sequence[int] = (1, 16, 64, 128)
+) -> Mapping[str, Any]:
     """Arguments of attention: rows with so many queries, and contexts of any length beyond them."""
-    size, kv_heads, dim = pick.choice([1, 16, 64, 128]), pick.choice([1, 2, 3, 8]), pick.choice([64, 128])
+    size, kv_heads, dim = pick.choice(sizes), pick.choice([1, 2, 3, 8]), pick.choice([64, 128])
     heads, dtype, longest = pick.choice(sharing) * kv_heads, pick.choice(HALVES), pick.choice([20, 300, 1500])
     contexts = [count + pick.randrange(longest) for count in queries]
     needed = [-(-context // size) for context in contexts]
@@ -195,6 +197,15 @@ def decode_attention(pick: random.Random) -> object:
     return paged_attention(**batch(pick, [1] * pick.choice([1, 1, 2, 7, 40]), [1, 2, 3, 4, 5, 8]))
 
 
+def extend_attention(pick: random.Random) -> None:
+    """Only on Hopper; the sizes of pages are those that it takes."""
+    from localllm.kernels.cuda.attention_extend import extend
+
+    queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
+    arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [8, 16, 64, 128, 256])
+    extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, fewest=pick.choice([1, 2, 3]))
+
+
 def beyond(pick: random.Random) -> object:
     """No kernel of its own: a page that there is not, which the sanitizer must see."""
     from localllm.kernels.cuda.attention import paged_attention
@@ -216,6 +227,7 @@ KERNELS: Mapping[str, Draw] = {
     "embedding": embedding,
     **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
     "decode_attention": decode_attention,
+    "extend_attention": extend_attention,
 }
 
 
