@@ -78,7 +78,7 @@ class Replay(Protocol):
     """A captured shape."""
 
     def run(self, batch: Batch) -> Pending:
-        """The step, of a batch of exactly this shape, as Runner.run would compute it."""
+        """The step, of a batch that fits this shape, as Runner.run would compute it."""
         ...
 
 

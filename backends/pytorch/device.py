@@ -64,7 +64,7 @@ class Device:
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy in main memory, there once an event recorded after this call has passed."""
-        return tensor.to("cpu", non_blocking=self.pinned)
+        return tensor.to("cpu", non_blocking=self.pinned, copy=True)
 
     def event(self) -> torch.Event:
         """A mark in the device's queue: record() now, synchronize() later."""

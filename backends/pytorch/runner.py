@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...engine.batch import Batch, Want
@@ -31,7 +32,7 @@ from .kv import PagedKV
 from .loading import Loader
 from .models import accepts
 from .references import with_references
-from .sampler import Drawn, sample
+from .sampler import Drawn, draw_plainly, is_plain, sample
 from .sizing import cache_dtype, plan
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
@@ -52,8 +53,8 @@ class Model(Protocol):
 class TorchPending:
     """A step on its way; its answers go to main memory as soon as they are there."""
 
-    def __init__(self, batch: Batch, sent: Sent, drawn: Drawn, hidden: Tensor | None, device: Device) -> None:
-        self._rows, self._answers = batch.num_rows, sent.answers
+    def __init__(self, rows: int, answers: NDArray[np.int64], drawn: Drawn, hidden: Tensor | None, device: Device):
+        self._rows, self._answers = rows, answers
         self._tokens = device.fetch(drawn.tokens)
         self._hidden = None if hidden is None else device.fetch(hidden)
         self._logprobs = None if drawn.logprobs is None else Logprobs(*map(device.fetch, drawn.logprobs))
@@ -63,7 +64,7 @@ class TorchPending:
     def result(self) -> StepResult:
         with failures("the step failed"):
             self._event.synchronize()
-            tokens = self._by_row(self._tokens).astype(np.int32)
+            tokens = self._by_row(self._tokens).astype(np.int32, copy=False)
             hidden = None if self._hidden is None else self._by_row(self._hidden)
             logprobs = self._logprobs
             if logprobs is None:
@@ -72,7 +73,9 @@ class TorchPending:
             return StepResult(tokens, self._by_row(logprobs.chosen), top_tokens, self._by_row(logprobs.top), hidden)
 
     def _by_row(self, answers: Tensor) -> np.ndarray:
-        found = answers.numpy()
+        found: np.ndarray = answers.numpy()
+        if len(found) == self._rows:
+            return found
         rows = np.zeros((self._rows, *found.shape[1:]), found.dtype)
         rows[self._answers] = found
         return rows
@@ -99,18 +102,21 @@ class TorchRunner:
 
     @torch.inference_mode()
     def capture(self, shape: Shape) -> FullReplay:
-        """Record steps of `shape.rows` rows with one token each."""
+        """Record steps of up to `shape.rows` rows with one token each."""
         ops, frame = self.device.ops, self.inputs.frame(shape.rows)
 
         def work() -> Tensor:
             self.inputs.take_in(frame)
-            return self.model(frame.step, ops, self.kv)
+            logits = self.model.logits(self.model(frame.step, ops, self.kv), ops)
+            self.inputs.keep(frame, draw_plainly(logits, frame.settings, self.device))
+            return logits
 
         with failures("capturing a step failed"), self._recording() as recorder:
             work()  # what compiles, loads or allocates at its first call must not do so while recording
             recorder.begin()
-            hidden = work()
-            return FullReplay(self, frame, hidden, recorder.end())
+            logits = work()
+            replay = recorder.end()
+            return FullReplay(self, frame, recorder.weak(logits), replay)
 
     @torch.inference_mode()
     def capture_in_pieces(self, tokens: int, answers: Answers) -> BreakableReplay:
@@ -127,13 +133,19 @@ class TorchRunner:
             return BreakableReplay(self, tokens, pieces.record(work, self.device.ops), pieces)
 
     @torch.inference_mode()
-    def replayed(self, batch: Batch, frame: Sent, hidden: Tensor, replay: Callable[[], None]) -> TorchPending:
-        """The step that was captured with this frame and gave `hidden`, with the numbers of `batch`."""
+    def replayed(self, batch: Batch, frame: Sent, logits: Tensor, replay: Callable[[], None]) -> TorchPending:
+        """The step that was captured with this frame and leaves `logits`, with the numbers of `batch`."""
         with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
-            self.inputs.fill(batch)
+            self.inputs.fill(batch, len(frame.answers))
             replay()
-            return self._answer(batch, frame, hidden)
+            rows = batch.num_rows
+            drawn = Drawn(self.inputs.drawn(rows), None)
+            if not is_plain(batch):
+                own = frame.first(rows)
+                drawn = sample(logits[:rows], batch, own, self.device)
+                self.inputs.keep(own, drawn.tokens)
+            return TorchPending(rows, frame.answers[:rows], drawn, None, self.device)
 
     @torch.inference_mode()
     def replayed_in_pieces(self, batch: Batch, tokens: int, hidden: Tensor, pieces: Pieces) -> TorchPending:
@@ -154,9 +166,8 @@ class TorchRunner:
         drawn = sample(self.model.logits(hidden, self.device.ops), batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
-        return TorchPending(
-            batch, sent, drawn, hidden.to(torch.float32, copy=True) if wants_hidden else None, self.device
-        )
+        kept = hidden.to(torch.float32, copy=True) if wants_hidden else None
+        return TorchPending(batch.num_rows, sent.answers, drawn, kept, self.device)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")

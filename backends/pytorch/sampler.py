@@ -23,6 +23,20 @@ class Drawn:
     logprobs: Logprobs | None
 
 
+def is_plain(batch: Batch) -> bool:
+    """The draw depends on logits and on one value of each setting a row only, and nothing else is asked for."""
+    rows = batch.sampling
+    lists = len(rows.bias_rows) or len(rows.history_rows) or len(batch.mask_rows)
+    return not lists and not (rows.logprobs >= 0).any()
+
+
+def draw_plainly(logits: Tensor, settings: dict[str, Tensor], device: Device) -> Tensor:
+    """[answers] int64 tokens of a plain batch, whatever its settings are: for steps that are captured before these are
+    known."""
+    names = ("temperature", "seed_low", "seed_high", "draw", "top_k", "top_p", "min_p")
+    return device.ops.sampling.draw(logits, Draws(*(settings[name] for name in names), most=logits.shape[1]))
+
+
 def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
     """logits [answers, vocab] float32, which may be written over."""
     rows, settings, ops = batch.sampling, sent.settings, device.ops.sampling

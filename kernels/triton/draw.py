@@ -57,7 +57,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     seeds = draws.seed_low, draws.seed_high, draws.position
     top_k, top_p, min_p = draws.top_k is not None, draws.top_p is not None, draws.min_p is not None
     _survey[(chunks, rows)](
-        logits, logits.stride(0), vocab, draws.temperature, *seeds, filters[0], *notes[:6],
+        logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters[:2], *notes[:6],
         TOP_K=top_k, TOP_P=top_p, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     _choose[(rows,)](
@@ -79,7 +79,7 @@ def _notes(logits: Tensor, rows: int, chunks: int) -> _Notes:
 
 @triton.jit
 def _survey(
-    logits, stride, vocab, temperature, seed_low, seed_high, position, top_k,
+    logits, stride, vocab, temperature, seed_low, seed_high, position, top_k, top_p,
     keys, ids, noisy, noisy_ids, maxima, sums,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -100,7 +100,10 @@ def _survey(
         into = row * chunks * CHUNK + blocks
         tl.store(maxima + into, block_largest)
         cool = 1.0 / heat
+        share = 1.0
         if TOP_P:
+            share = tl.load(top_p + row)
+        if share < 1:
             base = tl.where(block_largest > float("-inf"), block_largest, 0.0)
             tl.store(sums + into, tl.sum(tl.exp((x - base[:, None]) * cool), 1))
         limit = vocab

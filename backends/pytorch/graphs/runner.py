@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ....engine.batch import Batch, Want
 from ....engine.errors import OutOfMemory
-from ....engine.graphs import Shape, choose_shape, pad
+from ....engine.graphs import Shape, bucket
 from ....engine.lora import Adapter
 from ....engine.runner import Pending, Replay, RunnerSpec
 from .breakable import Answers
-from .full import Trimmed
 
 if TYPE_CHECKING:
     from ..runner import TorchRunner
@@ -54,9 +53,9 @@ class GraphRunner:
     def run(self, batch: Batch) -> Pending:
         spec = self._spec
         if batch.num_tokens == batch.num_rows and not (batch.wants == Want.HIDDEN).any():
-            shape = choose_shape(batch, spec.graph_rows, spec.graph_rows)
-            if shape is not None:
-                return Trimmed(self._whole[shape].run(pad(batch, *shape, spec.page_size)), batch.num_rows)
+            rows = bucket(batch.num_rows, spec.graph_rows)
+            if rows is not None:
+                return self._whole[Shape(rows, rows)].run(batch)
         at = bisect_left(spec.graph_tokens, batch.num_tokens)
         if at < len(spec.graph_tokens):
             return self._pieces[spec.graph_tokens[at]].run(batch)
