@@ -33,10 +33,11 @@ def _with_elements(ops: Ops, activation: Any, norm: Any, rope: Any) -> Ops:
 
 
 def _with_triton(ops: Ops) -> Ops:
-    from ...kernels.triton import activation, attention, draw, kv, norm, rope, sampling
+    from ...kernels.triton import activation, attention, draw, kv, linear, norm, rope, sampling
 
     return replace(
         _with_elements(ops, activation, norm, rope),
+        linear=replace(ops.linear, int8=linear.int8, int4=linear.int4, int4_wide=linear.int4_wide, fp8=linear.fp8),
         kv=replace(ops.kv, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
         sampling=Sampling(
