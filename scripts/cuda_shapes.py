@@ -114,9 +114,10 @@ def append(pick: random.Random) -> None:
 
 def copy_pages(pick: random.Random) -> None:
     count, copies = pick.randint(2, 40), pick.randint(1, 20)
-    pages = floats(count, pick.randint(1, 16), pick.randint(1, 700), dtype=pick.choice([*FLOATS, torch.float8_e4m3fn]))
+    parts, size, dim = pick.randint(1, 5), pick.randint(1, 16), pick.randint(1, 300)
+    pages = floats(parts, count, size, dim, dtype=pick.choice([*FLOATS, torch.float8_e4m3fn]))
     sources = torch.tensor([pick.randrange(count) for _ in range(copies)], device="cuda")
-    torch.ops.localllm.copy_pages(pages, sources, torch.tensor([pick.randrange(count) for _ in sources], device="cuda"))
+    torch.ops.localllm.copy_parts(pages, sources, torch.tensor([pick.randrange(count) for _ in sources], device="cuda"))
 
 
 def embedding(pick: random.Random) -> None:
@@ -223,7 +224,7 @@ KERNELS: Mapping[str, Draw] = {
     "rope": rope,
     "store": store,
     "append": append,
-    "copy_pages": copy_pages,
+    "copy_parts": copy_pages,
     "embedding": embedding,
     **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
     "decode_attention": decode_attention,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...engine.batch import Ints
 from .device import Device
+
+TOGETHER = 64  # pages of all layers that are copied by one call
 
 
 class PagedKV:
@@ -27,7 +30,9 @@ class PagedKV:
         device: str,
     ) -> None:
         shape = (2, layers, num_pages + 1, page_size, kv_heads, head_dim)
-        self.keys, self.values = torch.empty(shape, dtype=dtype, device=device)
+        pages = torch.empty(shape, dtype=dtype, device=device)
+        self.keys, self.values = pages
+        self._parts = pages.flatten(0, 1)  # keys and values of every layer
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Key pages and value pages, [num_pages + 1, page_size, kv heads, head dim] each."""
@@ -37,6 +42,8 @@ class PagedKV:
         """Page copies [copies, 2] of (source, target), all read before any is written."""
         if not len(copies):
             return
-        sources, targets = device.send(copies.T.astype("int64"))
-        for pages in (*self.keys, *self.values):
-            device.ops.kv.copy_pages(pages, sources, targets)
+        # What no copy overwrites may be read after others are written: that takes less memory.
+        together = len(copies) if np.isin(copies[:, 0], copies[:, 1]).any() else TOGETHER
+        for start in range(0, len(copies), together):
+            sources, targets = device.send(copies[start : start + together].T.astype(np.int64))
+            device.ops.kv.copy_pages(self._parts, sources, targets)
