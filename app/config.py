@@ -87,6 +87,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 @dataclass(frozen=True, slots=True)
+    step_timeout: Annotated[
+        float,
+        Meta(ge=0, description="Seconds after which a step counts as hung; 0 is 120 on a GPU, never on a CPU."),
+    ] = 0.0
 class Setting:
     """A setting as documents, flags and `localllm config` show it."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from pathlib import Path
 from ...engine.quantization import Quant
 from .. import paths
 from ..config import Settings
-from ..errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
+from ..errors import InvalidRequest, ModelNotFound, Overloaded, Stopping
 from ..store import catalog
 from .admin import LoadedModel
-from .frames import AskStats, Load, Stats
+from .frames import Load, Stats
 from .process import COMMAND, Progress, Request, Worker
 from .stream import Stream
 
@@ -42,6 +41,7 @@ class Host:
         self.deaths: dict[str, int] = {}
         self._command, self._log_dir = command, log_dir or paths.log_dir()
         self._slots: dict[str, _Slot] = {}
+        self._over_now: list[Worker] = []  # of these a process may remain, with memory that the next would miss
         self._turn = asyncio.Lock()  # two models that load at once would each count on the same free memory
         self._janitor: asyncio.Task[None] | None = None
 
@@ -118,7 +118,8 @@ class Host:
     async def stats(self) -> list[tuple[Worker, Stats | None]]:
         """Every worker and what it says of itself; None while it loads or does not answer."""
         workers = [slot.worker for slot in self._slots.values()]
-        return list(zip(workers, await asyncio.gather(*map(_ask, workers)), strict=True))
+        said = await asyncio.gather(*(worker.stats(STATS_SECONDS) for worker in workers))
+        return list(zip(workers, said, strict=True))
 
     async def loaded(self) -> list[LoadedModel]:
         limit = self.settings.idle_unload
@@ -172,7 +173,6 @@ class Host:
             threads=settings.threads,
             reference_ops=settings.reference_ops,
         )
-        worker = Worker(load, log_dir=self._log_dir, on_over=self._over, command=self._command)
         loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
         loading.add_done_callback(lambda task: task.exception())  # those who wait get it; there may be none left
         slot = self._slots[ref.id] = _Slot(ref, worker, loading)
@@ -193,9 +193,13 @@ class Host:
         if slot.leaving is None:
             log.info("unloading %s", slot.worker.model)
             slot.leaving = asyncio.create_task(self._unload(slot.worker, drain))
+            over, self._over_now = self._over_now, []
+            await asyncio.gather(*(other.gone() for other in over))
         return slot.leaving
 
     async def _unload(self, worker: Worker, drain: float) -> None:
+        for remark in info.remarks:
+            log.warning("%s: %s", worker.model, remark)
         await worker.quiet(drain)
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
@@ -212,17 +216,8 @@ class Host:
             await asyncio.sleep(min(limit / 4, 5.0))
             for slot in list(self._slots.values()):
                 if slot.worker.idle > limit:
+        self._over_now.append(worker)
                     self._leave(slot, drain=0.0)
-
-
-async def _ask(worker: Worker) -> Stats | None:
-    if worker.state != "ready":
-        return None
-    try:
-        async with asyncio.timeout(STATS_SECONDS), worker.open([AskStats(id=uuid.uuid4().hex)], weight=0) as stream:
-            return next((reply for reply in await stream.take() if isinstance(reply, Stats)), None)
-    except (TimeoutError, AppError):
-        return None
 
 
 def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedModel:

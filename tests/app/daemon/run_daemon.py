@@ -19,6 +19,8 @@ if __name__ == "__main__":
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
     logging.basicConfig(level=logging.INFO, format=lifecycle.LOG_FORMAT, stream=sys.stderr)
     process.STOP_SECONDS = 1.0
+    process.WATCH_SECONDS = float(os.environ.get("TEST_WATCH_SECONDS", process.WATCH_SECONDS))
+    process.ANSWER_SECONDS = float(os.environ.get("TEST_ANSWER_SECONDS", process.ANSWER_SECONDS))
     connection.HEAD_SECONDS = float(os.environ.get("TEST_HEAD_SECONDS", connection.HEAD_SECONDS))
     exchange.KEEP_ALIVE_SECONDS = float(os.environ.get("TEST_KEEP_ALIVE_SECONDS", exchange.KEEP_ALIVE_SECONDS))
     try:
