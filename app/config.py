@@ -83,14 +83,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 900.0
     max_body_mib: Annotated[Count, Meta(description="Largest request body in MiB.")] = 16
     max_queue: Annotated[Count, Meta(description="Requests one model may hold before new ones get 429.")] = 256
-    drain: Annotated[float, Meta(ge=0, description="Seconds a stopping daemon lets running answers finish.")] = 5.0
-
-
-@dataclass(frozen=True, slots=True)
     step_timeout: Annotated[
         float,
         Meta(ge=0, description="Seconds after which a step counts as hung; 0 is 120 on a GPU, never on a CPU."),
     ] = 0.0
+    drain: Annotated[float, Meta(ge=0, description="Seconds a stopping daemon lets running answers finish.")] = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """A setting as documents, flags and `localllm config` show it."""
 

@@ -173,6 +173,13 @@ class Host:
             threads=settings.threads,
             reference_ops=settings.reference_ops,
         )
+        worker = Worker(
+            load,
+            log_dir=self._log_dir,
+            on_over=self._over,
+            command=self._command,
+            step_timeout=settings.step_timeout,
+        )
         loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
         loading.add_done_callback(lambda task: task.exception())  # those who wait get it; there may be none left
         slot = self._slots[ref.id] = _Slot(ref, worker, loading)
@@ -184,22 +191,22 @@ class Host:
         async with self._turn:
             if worker.state == "over":  # unloaded before its turn came
                 raise worker.end_error
+            over, self._over_now = self._over_now, []
+            await asyncio.gather(*(other.gone() for other in over))
             log.info("loading %s", worker.model)
             info = await worker.start()
         log.info("loaded %s on %s (%s)", worker.model, info.backend, info.device)
+        for remark in info.remarks:
+            log.warning("%s: %s", worker.model, remark)
 
     def _leave(self, slot: _Slot, drain: float) -> asyncio.Task[None]:
         """The one task that unloads this slot; requests that come meanwhile wait for it and load anew."""
         if slot.leaving is None:
             log.info("unloading %s", slot.worker.model)
             slot.leaving = asyncio.create_task(self._unload(slot.worker, drain))
-            over, self._over_now = self._over_now, []
-            await asyncio.gather(*(other.gone() for other in over))
         return slot.leaving
 
     async def _unload(self, worker: Worker, drain: float) -> None:
-        for remark in info.remarks:
-            log.warning("%s: %s", worker.model, remark)
         await worker.quiet(drain)
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
@@ -207,6 +214,7 @@ class Host:
         slot = self._slots.get(worker.model)
         if slot is not None and slot.worker is worker:
             del self._slots[worker.model]
+        self._over_now.append(worker)
         if worker.expected_end is None and worker.info is not None:
             self.deaths[worker.model] = self.deaths.get(worker.model, 0) + 1
 
@@ -216,7 +224,6 @@ class Host:
             await asyncio.sleep(min(limit / 4, 5.0))
             for slot in list(self._slots.values()):
                 if slot.worker.idle > limit:
-        self._over_now.append(worker)
                     self._leave(slot, drain=0.0)
 
 
