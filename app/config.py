@@ -64,6 +64,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["auto", "full", "breakable", "off"],
         Meta(description="Steps a GPU replays from a recording: full is those of one token, breakable prompts too."),
     ] = "auto"
+    attention: Annotated[
+        Literal["auto", "ours", "flashinfer"],
+        Meta(description="Whose attention computes; flashinfer is for NVIDIA GPUs, and must be installed."),
+    ] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
     reference_ops: Annotated[
         tuple[str, ...],

@@ -53,6 +53,11 @@ def packed_dir(model: Path) -> Path:
     return cache_dir() / "packed" / hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
 
 
+def self_test_dir() -> Path:
+    """What the kernels' self-test found on this machine's devices; not made here."""
+    return cache_dir() / "self-test"
+
+
 def log_dir() -> Path:
     return platformdirs.user_log_path(APP)
 

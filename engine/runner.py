@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 CacheDtype = Literal["auto", "fp8"]
+AttentionChoice = Literal["auto", "ours", "flashinfer"]
 # Recorded are decode steps only; longer ones as well, by what was traced and compiled or as they are computed; none.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
 Compiler = Literal["inductor", "eager"]
@@ -145,6 +146,8 @@ class Budget:
     compiled_dir: Path | None = None  # where what it made is kept for the next time; None: where torch keeps it
     threads: int | None = None  # CPU threads; None: physical cores
     reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute plainly: finds a wrong kernel
+    attention: AttentionChoice = "auto"  # whose attention computes, where there is a choice
+    self_test_dir: Path | None = None  # where the result of the kernels' self-test is kept; None: none is made
 
 
 class Backend(Protocol):

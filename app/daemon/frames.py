@@ -61,6 +61,8 @@ class Load(Frame):
     graphs: Literal["auto", "full", "breakable", "off"] = "auto"
     threads: int = 0
     reference_ops: tuple[str, ...] = ()
+    attention: Literal["auto", "ours", "flashinfer"] = "auto"
+    self_test_dir: str = ""  # where the result of the kernels' self-test is kept; empty: none is made
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -172,6 +172,8 @@ class Host:
             graphs=settings.graphs,
             threads=settings.threads,
             reference_ops=settings.reference_ops,
+            attention=settings.attention,
+            self_test_dir=str(paths.self_test_dir()),
         )
         worker = Worker(
             load,
@@ -196,6 +198,8 @@ class Host:
             log.info("loading %s", worker.model)
             info = await worker.start()
         log.info("loaded %s on %s (%s)", worker.model, info.backend, info.device)
+        for remark in info.remarks:
+            log.warning("%s: %s", worker.model, remark)
         for remark in info.remarks:
             log.warning("%s: %s", worker.model, remark)
 

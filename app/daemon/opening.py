@@ -68,6 +68,8 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
             graphs=load.graphs,
             threads=load.threads or None,
             reference_ops=load.reference_ops,
+            attention=load.attention,
+            self_test_dir=Path(load.self_test_dir) if load.self_test_dir else None,
         ),
     )
     progress("ready", 1.0)

@@ -74,13 +74,17 @@ def _with_library(ops: Ops) -> Ops:
     )
 
 
-def _best() -> tuple[Ops, str]:
-    """(the ops, why the library is not among them)"""
-    ops = _with_triton(Ops()) if find_spec("triton") is not None else Ops()
+def _lanes() -> tuple[tuple[Ops, ...], str]:
+    """(ops, the best first and references last; why the library's are not among them)"""
+    lanes, missing = [Ops()], ""
+    if find_spec("triton") is not None:
+        lanes.insert(0, _with_triton(Ops()))
     try:
-        return _with_library(ops), ""
+        lanes.insert(0, _with_library(lanes[0]))
     except LibraryMissing as error:
-        return ops, str(error)
+        missing = str(error)
+    return tuple(lanes), missing
 
 
-OPS, MISSING = _best()
+LANES, MISSING = _lanes()
+OPS = LANES[0]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -55,6 +55,10 @@ class Device:
     fp8_cache: bool = False  # its cache may be of float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
     graphs: Graphs = "full"  # what Budget.graphs "auto" means then
+    # Its ops with another's attention, by Budget.attention's name; raises SettingRefused where that is not installed.
+    attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
+    records_attention: bool = True  # in steps recorded whole; another's may need the host for every step
+    remarks: tuple[str, ...] = ()  # what it does worse than it could, for people
     step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
 
     def send(self, array: NDArray[Any]) -> Tensor:

@@ -22,6 +22,7 @@ from ...engine.runner import Budget, Runner, RunnerSpec, StepResult
 from ...kernels.ops import Ops
 from ...kernels.ops.attention import Attention
 from ...kernels.ops.sampling import Logprobs
+from .choice import with_attention
 from .device import Device, Recorder
 from .failures import failures
 from .graphs.breakable import Answers, BreakableReplay, Pieces
@@ -183,6 +184,7 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
     config = files.config
+    device = with_attention(device, budget)
     device = replace(device, ops=with_references(device.ops, budget.reference_ops))
     dtype = DTYPES.get(budget.dtype, device.dtype)
     loader = Loader(files, budget, device, dtype)

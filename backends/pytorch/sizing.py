@@ -57,12 +57,13 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
         page_size=budget.page_size,
         num_pages=num_pages,
         overlap=device.overlap,
-        graph_rows=decode_sizes(budget.max_rows) if graphs != "off" else (),
+        graph_rows=decode_sizes(budget.max_rows) if graphs != "off" and device.records_attention else (),
         graph_tokens=token_sizes(min(max_tokens, MOST_TOKENS)) if graphs == "breakable" else (),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=quantised.title if quantised else budget.quant if budget.quant != "none" else "",
         cache_bytes=num_pages * page,
+        remarks=device.remarks,
         step_seconds=device.step_seconds,
     )
 
