@@ -29,6 +29,12 @@ GROUP = 16  # blocks that the second kernel looks at together
 WARPS = 16  # of the second kernel
 LOWEST = tl.constexpr(-0x80000000)
 
+# Where they lie depends on the number of rows, for each of which a kernel would be compiled, for seconds.
+_ANYWHERE = [
+    *("temperature", "seed_low", "seed_high", "position", "top_k", "top_p", "min_p"),
+    *("keys", "ids", "noisy", "noisy_ids", "maxima", "sums", "listed"),
+]
+
 
 class _Notes(NamedTuple):
     """What the first kernel tells the second."""
@@ -77,7 +83,7 @@ def _notes(logits: Tensor, rows: int, chunks: int) -> _Notes:
     return _Notes(keys, ids, noisy.view(as_float), noisy_ids, maxima.view(as_float), sums.view(as_float), listed)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
 def _survey(
     logits, stride, vocab, temperature, seed_low, seed_high, position, top_k, top_p,
     keys, ids, noisy, noisy_ids, maxima, sums,
@@ -120,7 +126,7 @@ def _survey(
             tl.store(noisy_ids + at, tl.min(tl.min(tl.where(score == least, tokens, LAST), 1), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
 def _choose(
     out, logits, stride, vocab, temperature, seed_low, seed_high, position, top_k, top_p, min_p,
     keys, ids, noisy, noisy_ids, maxima, sums, listed, chunks,
