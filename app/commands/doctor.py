@@ -62,8 +62,6 @@ def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
         _section("Slowed down", {"reference_ops": f"{', '.join(reference_ops)} (see localllm doctor --ops)"})
     if report.self_tests:
         _section("Self-test of kernels", report.self_tests)
-    if report.self_tests:
-        _section("Self-test of kernels", report.self_tests)
     _section("Machine", {**report.machine, "memory": memory})
     _section("Places", report.paths)
     _section("Models", {"here": str(report.models), "disk": f"{size(report.disk_free)} free", "daemon": daemon})

@@ -200,8 +200,6 @@ class Host:
         log.info("loaded %s on %s (%s)", worker.model, info.backend, info.device)
         for remark in info.remarks:
             log.warning("%s: %s", worker.model, remark)
-        for remark in info.remarks:
-            log.warning("%s: %s", worker.model, remark)
 
     def _leave(self, slot: _Slot, drain: float) -> asyncio.Task[None]:
         """The one task that unloads this slot; requests that come meanwhile wait for it and load anew."""
