@@ -48,6 +48,8 @@ def moved(value: Any, device: str, wide: bool = False) -> Any:
         return dataclasses.replace(value, **parts)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(moved(part, device, wide) for part in value))
+    if isinstance(value, tuple | list):
+        return type(value)(moved(part, device, wide) for part in value)
     return value
 
 
@@ -58,7 +60,9 @@ def answer(case: Case, op: Any, arguments: dict[str, Any]) -> list[torch.Tensor]
 
 
 def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
-    """A weight, or every weight of a layer, as the device holds it."""
+    """A weight, or every weight of a layer or of many, as the device holds it."""
+    if isinstance(value, tuple) and isinstance(value[0], DecoderLayer):
+        return ops.layer.prepare_stack([held(ops, layer, dtype) for layer in value])
     if not isinstance(value, DecoderLayer):
         return ops.linear.pack(value, dtype)
     names = ("qkv", "out", "gate_up", "down")
@@ -163,9 +167,11 @@ def test_attention_reference_means_what_it_says(case: Case) -> None:
 
 
 def test_every_op_has_a_case_and_every_case_an_op() -> None:
-    assert {case.op for case in CASES} == {name for name, _ in Ops()} - {"linear.pack_slices", "layer.prepare"}, (
-        "products show how they pack"
-    )
+    assert {case.op for case in CASES} == {name for name, _ in Ops()} - {
+        "linear.pack_slices",
+        "layer.prepare",
+        "layer.prepare_stack",
+    }, "products show how they pack"
     assert len({str(case) for case in CASES}) == len(CASES)
 
 
