@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import torch
 
-from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner
 from ...kernels.ops import Ops
@@ -68,7 +68,7 @@ def _versions() -> Iterator[str]:
 
 
 def open_on_cuda(files: ModelFiles, budget: Budget) -> Runner:
-    """Load a model. Raises ModelRefused or SettingRefused, also where the GPU has too little memory."""
+    """Load a model. Raises ModelRefused, also where the GPU has too little memory, SettingRefused or RunnerFailed."""
     torch.cuda.init()
     free, _ = torch.cuda.mem_get_info()
     # float32 is stored so where it matters to somebody: those models are small or experiments.
@@ -80,8 +80,11 @@ def open_on_cuda(files: ModelFiles, budget: Budget) -> Runner:
             ops, remarks = self_tested(LANES, device.name, own, budget.self_test_dir, gpu, _versions())
             device = replace(device, ops=ops, remarks=remarks)
         return open_runner(files, budget, device, max(0, free - WORKSPACE))
-    except torch.OutOfMemoryError as error:
+    except (OutOfMemory, torch.OutOfMemoryError) as error:
         raise ModelRefused(
             f"{files.name} does not fit into the GPU's memory: {error}",
             "close other programs, allow a smaller cache, or choose a smaller model",
         ) from error
+    except torch.AcceleratorError as error:
+        what = str(error).partition("\n")[0]
+        raise RunnerFailed(f"the GPU failed while {files.name} was loaded: {what}") from error
