@@ -255,6 +255,10 @@ class Worker:
                     case frames.LoadFailed():
                         reason = self.expected_end = frame.fault.error()
                         break
+                    case frames.Failed() if frame.fault.code == WorkerDied.code:
+                        # It leaves, and must get no more requests in the time that takes.
+                        reason = self.expected_end or WorkerDied(frame.fault.message, hint=self._last_words)
+                        break
                     case _:
                         stream = self._streams.get(frame.id)
                         if stream is not None:
@@ -295,8 +299,12 @@ class Worker:
         """Why it is over, or would be if it ended now."""
         return self.expected_end or WorkerDied(
             f"the engine process of {self.model} ended unexpectedly; the next request starts a new one",
-            hint=f"its last words are in {self.log_name} in the log folder",
+            hint=self._last_words,
         )
+
+    @property
+    def _last_words(self) -> str:
+        return f"its last words are in {self.log_name} in the log folder"
 
     def _end(self, error: AppError) -> None:
         """It is over: tell every open request, and the host. Only the first call does anything."""

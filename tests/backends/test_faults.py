@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from localllm.backends import cuda
 from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.failures import failures
@@ -20,12 +23,14 @@ from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import open_runner
 from localllm.engine.errors import EngineError, OutOfMemory, RunnerFailed
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Runner
+from localllm.engine.runner import DeviceInfo, Runner
 from localllm.kernels.ops.layer import Layer
 
 from . import canary
 from .batches import Row, make_batch
 from .conformance import BUDGET, Conversation
+
+GPU = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason="no NVIDIA GPU")
 
 NO_MEMORY = """CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.81 GiB of which \
 1.00 MiB is free. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"""
@@ -89,6 +94,17 @@ def without_memory(most: int, after: int = 0) -> Callable[[int], Exception | Non
     return fails
 
 
+def without_memory_on_gpu(most: int, after: int = 0) -> Callable[[int], Exception | None]:
+    """The same, found by the GPU's own allocator."""
+    fails = without_memory(most, after)
+
+    def allocate(tokens: int) -> None:
+        if fails(tokens) is not None:
+            torch.empty(2**60, dtype=torch.uint8, device="cuda")
+
+    return allocate
+
+
 def faulty(device: Device) -> tuple[Device, Faulty]:
     first = Faulty(device.ops.linear.embedding)
     linear = replace(device.ops.linear, embedding=first)
@@ -103,6 +119,16 @@ def device(request: pytest.FixtureRequest) -> tuple[Device, Faulty]:
 def opened(device: Device, tmp_path: Path) -> Runner:
     budget = replace(BUDGET, max_step_tokens=64)
     return open_runner(read_model(canary.save(tmp_path)), budget, device, 2**30)
+
+
+def answers_are_right(runner: Runner) -> None:
+    talk = Conversation(runner)
+    prompts = [canary.prompt(key % canary.KEYS, 30 + key, seed=key) for key in range(10)]
+    for number, prompt in enumerate(prompts):
+        talk.submit(str(number), prompt, 10)
+    talk.finish()
+    for number, prompt in enumerate(prompts):
+        assert talk.tokens[str(number)] == canary.walk(prompt, 10)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -151,14 +177,63 @@ def test_sizes_that_cannot_be_recorded_are_done_without(
     [remark] = runner.spec.remarks
     assert "memory did not suffice" in remark
     assert not _get_current_dispatch_mode_stack(), "a tape still runs"
-    first.fails = without_memory(10**6)
+    first.fails = lambda _: None
+    answers_are_right(runner)
+
+
+@GPU
+@pytest.mark.parametrize("after", [0, 1], ids=["before", "while"])
+@pytest.mark.parametrize("most", [5, 40, 0])
+def test_a_gpu_does_without_sizes_that_cannot_be_recorded(tmp_path: Path, most: int, after: int) -> None:
+    """A recording that breaks off leaves neither the stream nor the memory in disorder."""
+    from localllm.backends.cuda.device import DEVICE as ON_GPU
+
+    made, first = faulty(ON_GPU)
+    first.fails = without_memory_on_gpu(most, after)
+    runner = opened(made, tmp_path)
+    assert runner.spec.graph_rows == tuple(rows for rows in (1, 2, 4, 8, 12) if rows <= most)
+    assert runner.spec.graph_tokens == tuple(tokens for tokens in range(4, 33, 4) if tokens <= most)
+    assert "memory did not suffice" in runner.spec.remarks[-1]
+    first.fails = lambda _: None
+    for _ in range(2):
+        answers_are_right(runner)
+
+
+@GPU
+def test_a_step_without_memory_on_a_gpu(tmp_path: Path) -> None:
+    from localllm.backends.cuda.device import DEVICE as ON_GPU
+
+    made, first = faulty(replace(ON_GPU, recorder=None))
+    runner = opened(made, tmp_path)
     talk = Conversation(runner)
-    prompts = [canary.prompt(key % canary.KEYS, 30 + key, seed=key) for key in range(10)]
-    for number, prompt in enumerate(prompts):
-        talk.submit(str(number), prompt, 10)
-    talk.finish()
-    for number, prompt in enumerate(prompts):
-        assert talk.tokens[str(number)] == canary.walk(prompt, 10)
+    for _ in range(5):
+        first.fails = without_memory_on_gpu(0, after=1)
+        talk.submit("a", canary.prompt(1, 30, seed=1), 60)
+        talk.finish()
+        assert talk.finishes["a"] == "no_memory"
+        first.fails = lambda _: None
+        answers_are_right(runner)
+
+
+@GPU
+def test_many_models_come_and_go(tmp_path: Path) -> None:
+    """What the GPU and this process hold after each stays as it was after the first few."""
+    files = read_model(canary.save(tmp_path))
+    free, own = [], []
+    for _ in range(24):
+        runner = cuda.open(files, BUDGET)
+        answers_are_right(runner)
+        runner.close()
+        del runner
+        gc.collect()
+        torch.cuda.empty_cache()
+        found = cuda.probe()
+        assert isinstance(found, DeviceInfo)
+        free.append(found.free)
+        own.append(psutil.Process().memory_info().rss)
+    print("\nGPU MiB:", [value >> 20 for value in free], "own MiB:", [value >> 20 for value in own])
+    assert min(free[4:]) >= free[3] - 2**22
+    assert max(own[4:]) <= own[3] + 2**25
 
 
 def test_a_recording_that_fails_otherwise_is_no_shortage(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -24,7 +25,8 @@ if __name__ == "__main__":
     connection.HEAD_SECONDS = float(os.environ.get("TEST_HEAD_SECONDS", connection.HEAD_SECONDS))
     exchange.KEEP_ALIVE_SECONDS = float(os.environ.get("TEST_KEEP_ALIVE_SECONDS", exchange.KEEP_ALIVE_SECONDS))
     try:
-        lifecycle.run(settings, lambda at: print(at.url, flush=True), worker_command=FAKE_WORKER)
+        worker = json.loads(os.environ.get("TEST_WORKER", json.dumps(FAKE_WORKER)))
+        lifecycle.run(settings, lambda at: print(at.url, flush=True), worker_command=worker)
     except AppError as error:
         print(f"{error.code}: {error.message} ({error.hint})", flush=True)
         sys.exit(error.exit_code)
