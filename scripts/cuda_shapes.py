@@ -112,12 +112,13 @@ def append(pick: random.Random) -> None:
     torch.ops.localllm.append(qkv, *head_norms, 1e-6, 0.0, *turned, rotation, at, pages[0], pages[1])
 
 
-def copy_pages(pick: random.Random) -> None:
-    count, copies = pick.randint(2, 40), pick.randint(1, 20)
-    parts, size, dim = pick.randint(1, 5), pick.randint(1, 16), pick.randint(1, 300)
-    pages = floats(parts, count, size, dim, dtype=pick.choice([*FLOATS, torch.float8_e4m3fn]))
-    sources = torch.tensor([pick.randrange(count) for _ in range(copies)], device="cuda")
-    torch.ops.localllm.copy_parts(pages, sources, torch.tensor([pick.randrange(count) for _ in sources], device="cuda"))
+def copy_parts(pick: random.Random) -> None:
+    """Copies within each of several caches; some pages that there are not."""
+    count, copies, dtype = pick.randint(2, 40), pick.randint(1, 20), pick.choice([*FLOATS, torch.float8_e4m3fn])
+    pages = floats(pick.randint(1, 6), count, pick.randint(1, 16), pick.randint(1, 300)).to(dtype)
+    sources = torch.randint(-1, count + 1, (min(copies, count),), device="cuda")
+    targets = torch.randperm(count + 2, device="cuda")[: len(sources)] - 1
+    torch.ops.localllm.copy_parts(pages, sources, targets)
 
 
 def embedding(pick: random.Random) -> None:
@@ -224,7 +225,7 @@ KERNELS: Mapping[str, Draw] = {
     "rope": rope,
     "store": store,
     "append": append,
-    "copy_parts": copy_pages,
+    "copy_parts": copy_parts,
     "embedding": embedding,
     **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
     "decode_attention": decode_attention,
