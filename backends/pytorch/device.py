@@ -34,6 +34,10 @@ class Recorder(Protocol):
         """What repeats all that was computed since `begin`."""
         ...
 
+    def call(self, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        """function(*given), which may compute by other means than torch's ops, within a recording or outside."""
+        ...
+
     def weak(self, tensor: Tensor) -> Tensor:
         """The tensor for a replay, which does not keep its memory from later recordings."""
         ...

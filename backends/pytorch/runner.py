@@ -26,15 +26,17 @@ from .choice import with_attention
 from .device import Device, Recorder
 from .failures import failures
 from .graphs.breakable import Answers, BreakableReplay, Pieces
+from .graphs.compiling import Compiler
 from .graphs.full import FullReplay
 from .graphs.runner import GraphRunner
+from .graphs.split import SplitModel
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
 from .loading import Loader
 from .models import accepts
 from .references import with_references
 from .sampler import Drawn, draw_plainly, is_plain, sample
-from .sizing import cache_dtype, plan
+from .sizing import cache_dtype, chosen_graphs, plan
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
 
@@ -83,12 +85,18 @@ class TorchPending:
 
 
 class TorchRunner:
-    """See engine.runner.Runner."""
+    """See engine.runner.Runner. With a compiler, steps of more than a token per row go through what it makes of the
+    model's forward."""
 
-    def __init__(self, model: Model, kv: PagedKV, spec: RunnerSpec, device: Device) -> None:
+    def __init__(
+        self, model: Model, kv: PagedKV, spec: RunnerSpec, device: Device, compiler: Compiler | None = None
+    ) -> None:
         self.model, self.kv, self._spec, self.device = model, kv, spec, device
         self.inputs = Inputs(spec, device)
         self._recorder = None if device.recorder is None else device.recorder()
+        self.prompts: Callable[[Step, Ops, PagedKV], Tensor] = model
+        if compiler is not None and self._recorder is not None:
+            self.prompts = SplitModel(model, kv, device.ops, compiler, self._recorder.call)
 
     @property
     def spec(self) -> RunnerSpec:
@@ -99,7 +107,8 @@ class TorchRunner:
         with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
             sent = self.inputs.send(batch)
-            return self._answer(batch, sent, self.model(sent.step, self.device.ops, self.kv))
+            model = self.prompts if batch.num_tokens > batch.num_rows else self.model
+            return self._answer(batch, sent, model(sent.step, self.device.ops, self.kv))
 
     @torch.inference_mode()
     def capture(self, shape: Shape) -> FullReplay:
@@ -125,7 +134,7 @@ class TorchRunner:
         step = self.inputs.token_frame(tokens)
 
         def work(ops: Ops) -> Tensor:
-            return self.model(step, ops, self.kv)
+            return self.prompts(step, ops, self.kv)
 
         unasked = Attention(paged=lambda query, *_: answers.place(query))
         with failures("capturing a step failed"), self._recording() as recorder:
@@ -175,7 +184,7 @@ class TorchRunner:
 
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
-        del self.model, self.kv, self.inputs, self._recorder
+        del self.model, self.prompts, self.kv, self.inputs, self._recorder
 
 
 def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:
@@ -203,5 +212,6 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
             cache_dtype(budget, dtype, device),
             device.name,
         )
-    runner = TorchRunner(model, kv, spec, device)
+    compiler = Compiler(budget.compiler, budget.compiled_dir) if chosen_graphs(budget, device) == "split" else None
+    runner = TorchRunner(model, kv, spec, device, compiler)
     return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner

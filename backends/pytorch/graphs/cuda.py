@@ -53,6 +53,9 @@ class CudaRecorder:
         replay: Callable[[], None] = graph.replay
         return replay
 
+    def call(self, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        return function(*given)
+
     def weak(self, tensor: Tensor) -> Tensor:
         """The same memory, without keeping it from what is recorded later."""
         internals = cast(Any, torch._C)
