@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import re
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +14,11 @@ import torch
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.judge import answer, moved
 from localllm.kernels.ops.kv import KV
 from localllm.kernels.ops.linear import Linear
 from localllm.kernels.ops.norm import Norm
 from localllm.kernels.ops.rope import Rope
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_ops import answer, moved
 
 pytestmark = [
     pytest.mark.real,
