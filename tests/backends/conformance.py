@@ -71,6 +71,38 @@ class Conversation:
         return self.tokens
 
 
+def crowd(rows: int) -> Budget:
+    """Room for so many rows of `check_crowd`, but not for all that they come to hold."""
+    return replace(BUDGET, max_rows=rows, max_step_tokens=512, cache_bytes=6 * rows * page_bytes(PAGE, 1, 64, 1, 4))
+
+
+def check_crowd(runner: Runner, rows: int) -> None:
+    """Requests that begin alike come and go until so many have run side by side, and some were preempted: each gives
+    the known tokens."""
+    rng = np.random.default_rng(rows)
+    talk = Conversation(runner)
+    bases = [canary.prompt(key, 70, seed=key) for key in range(canary.KEYS)]
+    prompts: dict[str, list[int]] = {}
+    most = 0
+    while len(prompts) < 2 * rows or talk.engine.has_work:
+        for _ in range(rows // 8 if len(prompts) < 2 * rows else 0):
+            name, base = f"r{len(prompts)}", bases[int(rng.integers(canary.KEYS))]
+            tail = rng.integers(0, canary.SYMBOLS, int(rng.integers(1, 12))).tolist()
+            prompts[name] = [*base[: int(rng.integers(22, 60))], *tail]
+            talk.submit(name, prompts[name], int(rng.integers(1, 110)))
+        if rng.random() < 0.2:
+            talk.engine.cancel(str(rng.choice(list(prompts))))
+        talk.step()
+        most = max(most, talk.engine.stats().running)
+    for name, prompt in prompts.items():
+        assert talk.tokens[name] == canary.walk(prompt, len(talk.tokens[name])), name
+    stats = talk.engine.stats()
+    assert most == rows
+    assert stats.preemptions > 0
+    assert stats.prefix_hit_tokens > 0
+    assert sum(reason == "length" for reason in talk.finishes.values()) > rows // 2
+
+
 @pytest.mark.real
 class Conformance:
     """Subclass with `backend` set; `carries` is False where a step cannot use tokens still on the device, and

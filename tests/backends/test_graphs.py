@@ -22,7 +22,7 @@ from localllm.kernels.ops.layer import Layer
 
 from . import canary
 from .batches import Row, make_batch
-from .conformance import BUDGET, Conformance, Conversation, Planned
+from .conformance import BUDGET, Conformance, Conversation, Planned, check_crowd, crowd
 
 TAPED = replace(DEVICE, recorder=Tape)
 
@@ -100,6 +100,12 @@ def test_replayed_draws_are_those_of_each_request_alone(
     for at, sampling in enumerate(asked):
         talk.submit(f"r{at}", prompts[at], 30, sampling)
     assert talk.finish() == alone
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_crowd_is_replayed(tmp_path: Path, overlap: bool) -> None:
+    runner = open_runner(read_model(canary.save(tmp_path)), crowd(64), TAPED, 2**30)
+    check_crowd(Planned(runner, overlap=overlap), 64)
 
 
 def test_no_graphs_where_none_are_wanted(tmp_path: Path) -> None:
