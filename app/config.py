@@ -61,9 +61,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 0.0
     max_rows: Annotated[Count, Meta(description="Requests computed together in one step.")] = 64
     graphs: Annotated[
-        Literal["auto", "full", "breakable", "off"],
-        Meta(description="Steps a GPU replays from a recording: full is those of one token, breakable prompts too."),
+        Literal["auto", "full", "split", "breakable", "off"],
+        Meta(
+            description="Steps a GPU replays from a recording: full is those of one token, breakable prompts too, "
+            "split prompts that were compiled before."
+        ),
     ] = "auto"
+    compiler: Annotated[
+        Literal["inductor", "eager"],
+        Meta(description="Of the prompts of split graphs: torch's, which fuses, or none, which starts sooner."),
+    ] = "inductor"
     attention: Annotated[
         Literal["auto", "ours", "flashinfer"],
         Meta(description="Whose attention computes; flashinfer is for NVIDIA GPUs, and must be installed."),

@@ -58,7 +58,9 @@ class Load(Frame):
     cache_mib: int = 0
     cache_share: float = 0.0
     max_rows: int = 64
-    graphs: Literal["auto", "full", "breakable", "off"] = "auto"
+    graphs: Literal["auto", "full", "split", "breakable", "off"] = "auto"
+    compiler: Literal["inductor", "eager"] = "inductor"
+    compiled_dir: str = ""  # where what it made is kept for the next time; empty: where torch keeps it
     threads: int = 0
     reference_ops: tuple[str, ...] = ()
     attention: Literal["auto", "ours", "flashinfer"] = "auto"

@@ -170,6 +170,8 @@ class Host:
             cache_share=settings.cache_share,
             max_rows=settings.max_rows,
             graphs=settings.graphs,
+            compiler=settings.compiler,
+            compiled_dir=str(paths.compiled_dir()),
             threads=settings.threads,
             reference_ops=settings.reference_ops,
             attention=settings.attention,

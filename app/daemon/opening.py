@@ -66,6 +66,8 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
             quant=load.quant,
             packed_dir=Path(load.packed_dir) if load.packed_dir else None,
             graphs=load.graphs,
+            compiler=load.compiler,
+            compiled_dir=Path(load.compiled_dir) if load.compiled_dir else None,
             threads=load.threads or None,
             reference_ops=load.reference_ops,
             attention=load.attention,

@@ -32,7 +32,7 @@ from weights import stand_in
 from localllm import backends
 from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.request import Sampling
-from localllm.engine.runner import Backend, Budget, CacheDtype, Graphs, Unavailable, page_bytes
+from localllm.engine.runner import Backend, Budget, CacheDtype, Compiler, Graphs, Unavailable, page_bytes
 
 if TYPE_CHECKING:
     from localllm.kernels.benchmark.device_ceilings import Peaks
@@ -107,6 +107,7 @@ def measure(
     budget = Budget(
         quant=FORMATS[fmt],  # type: ignore[arg-type]
         cache_dtype=options.cache_dtype,
+        compiler=options.compiler,
         max_step_tokens=options.step_tokens,
         page_size=options.page_size,
     )
@@ -297,6 +298,7 @@ def _options() -> argparse.Namespace:
     add("--temperature", type=float, default=0.6, help="of mixed and even")
     add("--step-tokens", type=int, default=8192)
     add("--cache-dtype", choices=get_args(CacheDtype), default="auto")
+    add("--compiler", choices=get_args(Compiler), default="inductor", help="of ways with graphs split")
     add("--page-size", type=int, default=16)
     add("--check-layers", type=int, default=4, help="of the model whose outputs are checked; 0: all")
     add("--unchecked", action="store_true", help="for trying things: outputs may be wrong, and no figure is kept")

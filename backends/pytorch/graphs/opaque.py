@@ -72,31 +72,33 @@ def computing(model: Model, forward: Forward | None = None) -> Iterator[None]:
             _FORWARD.reset(step)
 
 
-torch.library.define("localllm::attend", "(Tensor(a!) qkv, Tensor cos, Tensor sin, Tensor(b!) out, int site) -> ()")
-torch.library.define("localllm::product", "(Tensor x, Tensor weight, int outs, ScalarType dtype) -> Tensor")
+torch.library.define(
+    "localllm_graphs::attend", "(Tensor(a!) qkv, Tensor cos, Tensor sin, Tensor(b!) out, int site) -> ()"
+)
+torch.library.define("localllm_graphs::product", "(Tensor x, Tensor weight, int outs, ScalarType dtype) -> Tensor")
 
 
-@torch.library.impl("localllm::attend", "default")
+@torch.library.impl("localllm_graphs::attend", "default")
 def _attend(qkv: Tensor, cos: Tensor, sin: Tensor, out: Tensor, site: int) -> None:
     step = _FORWARD.get()
     out.copy_(step.model.sites[site].attend(qkv, cos, sin, step.model.ops, step.slots, step.rows))
 
 
-@torch.library.register_fake("localllm::attend")
+@torch.library.register_fake("localllm_graphs::attend")
 def _(qkv: Tensor, cos: Tensor, sin: Tensor, out: Tensor, site: int) -> None:
     pass
 
 
-@torch.library.impl("localllm::product", "default")
+@torch.library.impl("localllm_graphs::product", "default")
 def _product(x: Tensor, weight: Tensor, outs: int, dtype: torch.dtype) -> Tensor:
     model = _MODEL.get()
     return model.products[weight.data_ptr()](x, model.ops, dtype)
 
 
-@torch.library.register_fake("localllm::product")
+@torch.library.register_fake("localllm_graphs::product")
 def _(x: Tensor, weight: Tensor, outs: int, dtype: torch.dtype) -> Tensor:
     return x.new_empty((*x.shape[:-1], outs), dtype=dtype)
 
 
-attend = torch.ops.localllm.attend.default
-product = torch.ops.localllm.product.default
+attend = torch.ops.localllm_graphs.attend.default
+product = torch.ops.localllm_graphs.product.default
