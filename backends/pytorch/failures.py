@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ...engine.errors import OutOfMemory, RunnerFailed
+from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 
 # What torch raises when a kernel, an index or an allocation fails.
 _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
@@ -25,9 +25,29 @@ def failures(what: str) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        text = _brief(error)
-        short = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in text for word in _SHORTAGES)
-        raise (OutOfMemory if short else RunnerFailed)(f"{what}: {text}") from error
+        raise (OutOfMemory if _is_shortage(error) else RunnerFailed)(f"{what}: {_brief(error)}") from error
+
+
+@contextmanager
+def load_failures(model: str) -> Iterator[None]:
+    """Too little memory for a model becomes ModelRefused, a device that breaks RunnerFailed. Others may be bugs."""
+    try:
+        yield
+    except (OutOfMemory, *_FAILURES) as error:
+        if isinstance(error, OutOfMemory) or _is_shortage(error):
+            raise ModelRefused(
+                f"{model} does not fit into the device's memory: {_brief(error)}",
+                "close other programs, allow a smaller cache, or choose a smaller model",
+            ) from error
+        if isinstance(error, torch.AcceleratorError):
+            raise RunnerFailed(f"the device failed while {model} was loaded: {_brief(error)}") from error
+        raise
+
+
+def _is_shortage(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(word in str(error) for word in _SHORTAGES)
 
 
 def _brief(error: Exception) -> str:

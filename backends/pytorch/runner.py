@@ -24,7 +24,7 @@ from ...kernels.ops.attention import Attention
 from ...kernels.ops.sampling import Logprobs
 from .choice import with_attention
 from .device import Device, Recorder
-from .failures import failures
+from .failures import failures, load_failures
 from .graphs.breakable import Answers, BreakableReplay, Pieces
 from .graphs.compiling import Compiler
 from .graphs.full import FullReplay
@@ -188,10 +188,18 @@ class TorchRunner:
 
 
 def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:
-    """Load a model; `free` is the device's free memory in bytes. Raises ModelRefused or SettingRefused."""
+    """Load a model; `free` is the device's free memory in bytes.
+
+    Raises ModelRefused, also where that does not suffice, SettingRefused, or RunnerFailed when the device breaks.
+    """
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
+    with load_failures(files.name):
+        return _load(files, budget, device, free)
+
+
+def _load(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:
     config = files.config
     device = with_attention(device, budget)
     device = replace(device, ops=with_references(device.ops, budget.reference_ops))

@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from localllm.backends import cuda
 from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch import runner as runner_module
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.failures import failures
 from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import open_runner
-from localllm.engine.errors import EngineError, OutOfMemory, RunnerFailed
+from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import DeviceInfo, Runner
 from localllm.kernels.ops.layer import Layer
@@ -197,6 +198,36 @@ def test_a_gpu_does_without_sizes_that_cannot_be_recorded(tmp_path: Path, most: 
     first.fails = lambda _: None
     for _ in range(2):
         answers_are_right(runner)
+
+
+def test_a_model_that_finds_no_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="does not fit into the device's memory") as refused:
+        open_runner(read_model(canary.save(tmp_path)), replace(BUDGET, cache_bytes=2**60), DEVICE, 2**30)
+    assert "smaller cache" in refused.value.hint
+
+
+@GPU
+def test_a_model_that_finds_no_memory_on_a_gpu_is_refused(tmp_path: Path) -> None:
+    """And the next one is not."""
+    files = read_model(canary.save(tmp_path))
+    with pytest.raises(ModelRefused, match="CUDA out of memory"):
+        cuda.open(files, replace(BUDGET, cache_bytes=2**45))
+    answers_are_right(cuda.open(files, BUDGET))
+
+
+def test_a_device_that_breaks_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise torch.AcceleratorError(ILLEGAL)
+
+    monkeypatch.setattr(runner_module, "PagedKV", broken)
+    with pytest.raises(RunnerFailed, match=r"failed while .* was loaded: CUDA error: an illegal memory access"):
+        open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
+
+
+def test_a_bug_of_ours_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "PagedKV", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size"):
+        open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
 
 
 @GPU
