@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused
-from ...engine.graphs import Shape
 from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner, RunnerSpec, StepResult
@@ -111,9 +110,9 @@ class TorchRunner:
             return self._answer(batch, sent, model(sent.step, self.device.ops, self.kv))
 
     @torch.inference_mode()
-    def capture(self, shape: Shape) -> FullReplay:
-        """Record steps of up to `shape.rows` rows with one token each."""
-        ops, frame = self.device.ops, self.inputs.frame(shape.rows)
+    def capture(self, rows: int) -> FullReplay:
+        """Record steps of up to so many rows with one token each."""
+        ops, frame = self.device.ops, self.inputs.frame(rows)
 
         def work() -> Tensor:
             self.inputs.take_in(frame)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from localllm import backends
-from localllm.engine import graphs
 from localllm.engine.batch import Batch, Want
 from localllm.engine.engine import Engine
 from localllm.engine.lora import Adapter
@@ -246,18 +245,6 @@ class Conformance:
         for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
             result = runner.run(make_batch([rows[at] for at in order], canary.VOCAB)).result()
             assert result.tokens.tolist() == [expected[at] for at in order]
-
-    @pytest.mark.parametrize(("rows", "tokens"), [(3, 60), (4, 64), (8, 90), (12, 66)])
-    def test_padding_is_inert(self, runner: Runner, spec: RunnerSpec, rows: int, tokens: int) -> None:
-        """Neither this step nor the next notices inert rows before or beside it."""
-        first, second = canary.prompt(1, 26, seed=1), canary.prompt(3, 30, seed=2)
-        pages = range(1, 7), range(7, 13)
-        for want in (Row(first, 0, pages[0]), Row([canary.walk(first, 1)[0]], 26, pages[0])):
-            batch = make_batch([want, Row(second, 0, pages[1])], canary.VOCAB)
-            alone = runner.run(batch).result().tokens
-            padded = runner.run(graphs.pad(batch, rows, tokens, PAGE)).result().tokens
-            assert padded[:2].tolist() == alone.tolist()
-            assert alone[0] in canary.walk(first, 2)
 
     def test_carry_equals_known_tokens(self, runner: Runner, spec: RunnerSpec) -> None:
         """A row that carries follows its token through a change of rows; the host never learns it in between."""

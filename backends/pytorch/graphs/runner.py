@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ....engine.batch import Batch, Want
 from ....engine.errors import OutOfMemory
-from ....engine.graphs import Shape, bucket
+from ....engine.graphs import bucket
 from ....engine.lora import Adapter
 from ....engine.runner import Pending, Replay, RunnerSpec
 from .breakable import Answers
@@ -31,17 +31,16 @@ class GraphRunner:
     def __init__(self, inner: TorchRunner) -> None:
         self._inner = inner
         spec, answers = inner.spec, Answers()
-        shapes = [Shape(rows, rows) for rows in spec.graph_rows]
         self._pieces = _captured(spec.graph_tokens, lambda tokens: inner.capture_in_pieces(tokens, answers))
-        self._whole = _captured(shapes, inner.capture)
-        lacking = len(spec.graph_tokens) + len(shapes) - len(self._pieces) - len(self._whole)
+        self._whole = _captured(spec.graph_rows, inner.capture)
+        lacking = len(spec.graph_tokens) + len(spec.graph_rows) - len(self._pieces) - len(self._whole)
         self._spec = spec
         if lacking:
             remark = f"the memory did not suffice to record steps of {lacking} sizes: they run as they are, slower"
             log.warning("%s", remark)
             self._spec = replace(
                 spec,
-                graph_rows=tuple(sorted(shape.rows for shape in self._whole)),
+                graph_rows=tuple(sorted(self._whole)),
                 graph_tokens=tuple(sorted(self._pieces)),
                 remarks=(*spec.remarks, remark),
             )
@@ -55,7 +54,7 @@ class GraphRunner:
         if batch.num_tokens == batch.num_rows and not (batch.wants == Want.HIDDEN).any():
             rows = bucket(batch.num_rows, spec.graph_rows)
             if rows is not None:
-                return self._whole[Shape(rows, rows)].run(batch)
+                return self._whole[rows].run(batch)
         at = bisect_left(spec.graph_tokens, batch.num_tokens)
         if at < len(spec.graph_tokens):
             return self._pieces[spec.graph_tokens[at]].run(batch)
