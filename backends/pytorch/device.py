@@ -59,6 +59,7 @@ class Device:
     fp8_cache: bool = False  # its cache may be of float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
     graphs: Graphs = "full"  # what Budget.graphs "auto" means then
+    layer_work: float = float("inf")  # multiplications that it makes while the host launches a layer's kernels
     # Its ops with another's attention, by Budget.attention's name; raises SettingRefused where that is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
     records_attention: bool = True  # in steps recorded whole; another's may need the host for every step

@@ -24,6 +24,7 @@ from localllm.backends.pytorch.graphs.split import SplitModel
 from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.inputs import Step
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.engine.batch import Batch, Want
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Budget, Runner
@@ -115,26 +116,26 @@ def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
                 assert found.equal(split.whole(step, TAPED.ops))
 
 
+def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
+    """A step of so many tokens in up to three rows, all of whose hidden states are asked for."""
+    drawn = random.integers(0, vocab, tokens).tolist()
+    cuts = sorted({0, tokens, *random.integers(1, tokens, 2).tolist()})
+    rows = [
+        Row(drawn[start:stop], 0, range(1 + 8 * at, 9 + 8 * at), want=Want.HIDDEN)
+        for at, (start, stop) in enumerate(pairwise(cuts))
+    ]
+    return make_batch(rows, vocab)
+
+
 @pytest.mark.parametrize("tiny", KINDS)
 def test_replays_equal_what_they_recorded(tmp_path: Path, tiny: str) -> None:
     """At a size, to the bit: the same numbers in the same places."""
     runner = opened(tiny, tmp_path)
-    assert isinstance(runner, TorchRunner)
-    random = np.random.default_rng(3)
-    graphs = GraphRunner(runner)
+    graphs, random = GraphRunner(runner), np.random.default_rng(3)
     for _ in range(40):
-        size = int(random.choice(graphs.spec.graph_tokens))
-        tokens = random.integers(0, VOCAB, size).tolist()
-        cuts = sorted({0, size, *random.integers(1, size, 2).tolist()})
-        rows = [
-            Row(tokens[start:stop], 0, range(1 + 8 * at, 9 + 8 * at)) for at, (start, stop) in enumerate(pairwise(cuts))
-        ]
-        batch = make_batch(rows, VOCAB)
-        replayed, ran = [], []
-        for computed, into in ((graphs, replayed), (runner, ran)):
-            batch = replace(batch, wants=np.full(len(rows), 2, np.uint8))  # hidden states
-            into.append(computed.run(batch).result().hidden)
-        assert np.array_equal(replayed[0], ran[0])
+        batch = at_random(random, int(random.choice(graphs.spec.graph_tokens)), VOCAB)
+        replayed, ran = (one.run(batch).result().hidden for one in (graphs, runner))
+        assert np.array_equal(replayed, ran)
 
 
 @BY_INDUCTOR
@@ -213,6 +214,13 @@ def test_models_come_and_go(tmp_path: Path) -> None:
     assert [held() for held in left] == [None, None, None]
     with torch.inference_mode():
         other.prompts(step, TAPED.ops, other.kv)
+
+
+def test_steps_that_keep_the_device_busy_are_not_recorded(tmp_path: Path) -> None:
+    canary.save(tmp_path)
+    layer = 128 * (2 * (2 + 1) * 64 + 3 * 1280)  # weights that a token is multiplied with
+    device = replace(TAPED, layer_work=layer * 31.0)
+    assert open_runner(read_model(tmp_path), EAGER, device, 2**30).spec.graph_tokens == tuple(range(4, 29, 4))
 
 
 def test_a_forward_that_looks_at_a_length_is_refused() -> None:
