@@ -14,9 +14,7 @@ constexpr int HELD = 2;  // blocks that a processor holds; here three would spil
 #else
 constexpr int HELD = 3;
 #endif
-#ifndef LEAST
-#define LEAST 1
-#endif
+constexpr int LEAST = 2;   // blocks of a chunk; fewer are not worth a merge
 constexpr int AHEAD = 16;  // parts that a merge reads at once
 
 __device__ int32_t arrivals[MOST_PAIRS];  // [rows, kv_heads]: parts that are done. Zero between calls
@@ -123,7 +121,15 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, i
   finish<T, D>(args, start, kv_head * args.group + own, sums, peak, total, lane);
 }
 
-template <class T, int D>
+// Where the pages of a block's first positions stand is brought near.
+__device__ inline void expect(const DecodeArgs& args, int row, int block, int warp, int lane) {
+  Row seen = measured(args, row);
+  int position = min(seen.low + block * BLOCK + warp * STEP + lane % STEP, seen.end - 1);
+  const int32_t* from = args.page_table + row * args.table_row + (position >> args.page_shift);
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
+}
+
+template <class T, int D, class C>
 __global__ void __launch_bounds__(WARPS * 32, HELD) decode_kernel(const __grid_constant__ DecodeArgs args) {
   __shared__ Meeting<D> meeting;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -136,9 +142,10 @@ __global__ void __launch_bounds__(WARPS * 32, HELD) decode_kernel(const __grid_c
   const int stop = min(at + share, every);
   auto [row, passed] = found(args, at, lane);
   const int64_t head_at = kv_head * args.head;
-  bool begun_already = false;
-  Warp<T, D> own;
-  if (at >= stop) await_previous();
+  Warp<T, D, C> own;
+  if (at < stop) expect(args, row, at - passed, warp, lane);
+  await_previous();  // rows and pages are nothing that a kernel of ours writes; all else may be written until here
+  let_next_begin();
   for (; at < stop; row++) {
     const Row seen = measured(args, row);
     const int upto = min(stop, passed + seen.blocks), start = args.row_starts[row];
@@ -151,11 +158,6 @@ __global__ void __launch_bounds__(WARPS * 32, HELD) decode_kernel(const __grid_c
         return (page << args.page_shift) + (position & ((1 << args.page_shift) - 1));
       };
       int slot = slot_of(base + lane % STEP), next = slot_of(base + BLOCK + lane % STEP);
-      if (!begun_already) {  // rows and pages are nothing that a kernel of ours writes; all else may still be written
-        await_previous();
-        let_next_begin();
-        begun_already = true;
-      }
       own.start();
       own.ask(static_cast<const T*>(args.query) + start * args.query_token +
                   (kv_head * args.group + own.g) * args.query_head,
@@ -226,10 +228,12 @@ void decode(DecodeArgs args, cudaStream_t stream) {
   auto start = [&](auto kernel) {
     launch_early(kernel, int64_t(args.chunks) * args.kv_heads, WARPS * 32, 0, stream, args);
   };
-  auto with = [&](auto zero) {
+  auto of = [&](auto zero, auto cached) {
     using T = decltype(zero);
-    args.dim == 64 ? start(decode_kernel<T, 64>) : start(decode_kernel<T, 128>);
+    using C = decltype(cached);
+    args.dim == 64 ? start(decode_kernel<T, 64, C>) : start(decode_kernel<T, 128, C>);
   };
+  auto with = [&](auto zero) { args.e4m3 ? of(zero, __nv_fp8_e4m3{}) : of(zero, zero); };
   args.type == Type::bf16 ? with(__nv_bfloat16{}) : with(__half{});
   check_launch("decode_attention");
 }

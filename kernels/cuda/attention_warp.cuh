@@ -24,6 +24,35 @@ __device__ inline uint4 fetch(const void* from, bool wanted) {
   return got;
 }
 
+__device__ inline uint2 fetch_half(const void* from, bool wanted) {
+  uint2 got = make_uint2(0, 0);
+  if (wanted)
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(got.x), "=r"(got.y) : "l"(from));
+  return got;
+}
+
+// Eight neighbours of the cache as they are loaded, and as they are multiplied: float8_e4m3 as float16, which holds it.
+template <class C>
+struct Eight {
+  using Loaded = uint4;
+  using Multiplied = C;
+  static __device__ inline uint4 load(const C* from, bool wanted) { return fetch(from, wanted); }
+  static __device__ inline uint4 wide(uint4 loaded) { return loaded; }
+};
+template <>
+struct Eight<__nv_fp8_e4m3> {
+  using Loaded = uint2;
+  using Multiplied = __half;
+  static __device__ inline uint2 load(const __nv_fp8_e4m3* from, bool wanted) { return fetch_half(from, wanted); }
+  static __device__ inline uint32_t two(uint32_t bytes) {
+    __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bytes), __NV_E4M3);
+    return both.x | uint32_t(both.y) << 16;
+  }
+  static __device__ inline uint4 wide(uint2 loaded) {
+    return make_uint4(two(loaded.x & 0xffff), two(loaded.x >> 16), two(loaded.y & 0xffff), two(loaded.y >> 16));
+  }
+};
+
 template <class T>
 __device__ inline void multiply(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                 uint32_t b1);
@@ -74,15 +103,28 @@ __device__ inline float column_sum(float x) {
 }
 
 // What a warp knows of its part: of heads 2 t and 2 t + 1, t = lane % 4. acc holds 16 dims a tile; see Warp::attend.
-template <class T, int D>
+// The cache is of C: T, or e4m3.
+template <class T, int D, class C = T>
 struct Warp {
+  using H = typename Eight<C>::Multiplied;
   float acc[D / 16][4];
   float peak[2], total[2];
-  uint4 key[2][D / 32], value[4][D / 64], query[D / 32];
+  typename Eight<C>::Loaded key[2][D / 32], value[4][D / 64];
+  uint4 query[D / 32];
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
   __device__ void ask(const T* from, bool there) {
-    for (int j = 0; j < D / 32; j++) query[j] = fetch(from + j * 32 + t * 8, there);
+    for (int j = 0; j < D / 32; j++) query[j] = multiplied(fetch(from + j * 32 + t * 8, there));
+  }
+  // A query of T, as the cache is multiplied.
+  static __device__ uint4 multiplied(uint4 query) {
+    if constexpr (sizeof(C) == sizeof(T)) {
+      return query;
+    } else {
+      const T* eight = reinterpret_cast<const T*>(&query);
+      auto two = [&](int i) { return pair<H>(to_float(eight[i]), to_float(eight[i + 1])); };
+      return make_uint4(two(0), two(2), two(4), two(6));
+    }
   }
   __device__ void start() {
     for (int i = 0; i < D / 16; i++)
@@ -96,9 +138,9 @@ struct Warp {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       int64_t at = head + __shfl_sync(ALL, slot, g + 8 * half) * args.slot + t * 8;
-      const T* from = static_cast<const T*>(args.keys) + at;
+      const C* from = static_cast<const C*>(args.keys) + at;
 #pragma unroll
-      for (int j = 0; j < D / 32; j++) key[half][j] = fetch(from + j * 32, base + g + 8 * half < last);
+      for (int j = 0; j < D / 32; j++) key[half][j] = Eight<C>::load(from + j * 32, base + g + 8 * half < last);
     }
   }
 
@@ -106,9 +148,9 @@ struct Warp {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       int own = 2 * t + i % 2 + 8 * (i / 2);
-      const T* from = static_cast<const T*>(args.values) + head + __shfl_sync(ALL, slot, own) * args.slot + g * 8;
+      const C* from = static_cast<const C*>(args.values) + head + __shfl_sync(ALL, slot, own) * args.slot + g * 8;
 #pragma unroll
-      for (int v = 0; v < D / 64; v++) value[i][v] = fetch(from + v * 64, base + own < last);
+      for (int v = 0; v < D / 64; v++) value[i][v] = Eight<C>::load(from + v * 64, base + own < last);
     }
   }
 
@@ -117,8 +159,9 @@ struct Warp {
     float scores[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < D / 32; j++) {
-      multiply<T>(scores, key[0][j].x, key[1][j].x, key[0][j].y, key[1][j].y, query[j].x, query[j].y);
-      multiply<T>(scores, key[0][j].z, key[1][j].z, key[0][j].w, key[1][j].w, query[j].z, query[j].w);
+      uint4 low = Eight<C>::wide(key[0][j]), high = Eight<C>::wide(key[1][j]);
+      multiply<H>(scores, low.x, high.x, low.y, high.y, query[j].x, query[j].y);
+      multiply<H>(scores, low.z, high.z, low.w, high.w, query[j].z, query[j].w);
     }
 #pragma unroll
     for (int c = 0; c < 4; c++) {
@@ -136,23 +179,26 @@ struct Warp {
 #pragma unroll
       for (int i = 0; i < D / 16; i++) acc[i][h] *= shrink, acc[i][2 + h] *= shrink;
     }
-    weights[0] = transposed(pair<T>(scores[0], scores[1]));
-    weights[1] = transposed(pair<T>(scores[2], scores[3]));
+    weights[0] = transposed(pair<H>(scores[0], scores[1]));
+    weights[1] = transposed(pair<H>(scores[2], scores[3]));
   }
 
   // acc[v * 4 + e][c] is of dim v * 64 + g * 8 + 2 e + c / 2 and head 2 t + c % 2.
   __device__ void attend(const uint32_t (&weights)[2]) {
 #pragma unroll
-    for (int v = 0; v < D / 64; v++)
+    for (int v = 0; v < D / 64; v++) {
+      uint4 wide[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) wide[i] = Eight<C>::wide(value[i][v]);
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         uint32_t x[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-          x[i] = e == 0 ? value[i][v].x : e == 1 ? value[i][v].y : e == 2 ? value[i][v].z : value[i][v].w;
-        multiply<T>(acc[v * 4 + e], __byte_perm(x[0], x[1], 0x5410), __byte_perm(x[0], x[1], 0x7632),
+        for (int i = 0; i < 4; i++) x[i] = e == 0 ? wide[i].x : e == 1 ? wide[i].y : e == 2 ? wide[i].z : wide[i].w;
+        multiply<H>(acc[v * 4 + e], __byte_perm(x[0], x[1], 0x5410), __byte_perm(x[0], x[1], 0x7632),
                     __byte_perm(x[2], x[3], 0x5410), __byte_perm(x[2], x[3], 0x7632), weights[0], weights[1]);
       }
+    }
   }
 };
 
