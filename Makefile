@@ -1,7 +1,7 @@
 # make chat   set up what is missing, then chat with the built-in model
 # make test   set up what is missing, then every check and test
 # make test-all  what make test does, and what takes longer: out-of-bounds reads and writes, the examination of guide
-# make bench  every figure of this machine, with nothing else running; takes many minutes and 5 GB of disk
+# make bench  every figure of this machine, its GPU too, with nothing else running; takes many minutes and 5 GB of disk
 # make build  the CPU's kernels after a change to them; MAX_JOBS=1 leaves the other cores free, CUDA=1 adds a GPU's
 # Set-up lives in .venv and takes minutes once; after that both start in seconds.
 
@@ -18,7 +18,7 @@ ifdef MAX_JOBS
 export CMAKE_BUILD_PARALLEL_LEVEL := $(MAX_JOBS)
 endif
 
-.PHONY: build chat test test-all lint bench clean
+.PHONY: build chat test test-all lint bench bench-cuda clean
 
 chat: $(VENV)/.runtime
 	@$(REBUILD) >/dev/null || true
@@ -54,6 +54,13 @@ bench: $(VENV)/.dev
 	$(BIN)/python scripts/bench/overhead.py
 	$(BIN)/python scripts/bench/kernels.py
 	$(BIN)/python scripts/bench/cpu.py
+	@why=$$($(BIN)/python -c 'from localllm.backends import cuda; print(getattr(cuda.probe(), "reason", ""))'); \
+	  if [ -n "$$why" ]; then echo "not measured on a GPU: $$why"; else $(MAKE) bench-cuda; fi
+
+# The kernels of an NVIDIA GPU, then models on it; make bench does it where there is one.
+bench-cuda: $(VENV)/.dev
+	for part in kernels linear attention steps; do $(BIN)/python scripts/bench/cuda_$$part.py || exit 1; done
+	$(BIN)/python scripts/bench/cuda.py --shape qwen3-0.6b,qwen3-8b,llama-8b
 
 clean:
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .pytest_cache .ruff_cache

@@ -26,9 +26,8 @@ PREFIX = "LOCALLLM_"
 DEFAULT_PORT = 11811
 
 PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
-KERNELS = frozenset(
-    {"LOCALLLM_CPU_LIBRARY", "LOCALLLM_CPU_LANE", "LOCALLLM_METAL_KERNELS"}
-)  # for work on kernels, see docs/add-a-kernel.md
+# For work on kernels, see docs/add-a-kernel.md.
+KERNELS = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY LOCALLLM_METAL_KERNELS".split())
 CLIENT_ONLY = frozenset({"model"})  # read by commands; the daemon has no use for it
 
 Count = Annotated[int, Meta(ge=1)]
@@ -62,8 +61,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 0.0
     max_rows: Annotated[Count, Meta(description="Requests computed together in one step.")] = 64
     graphs: Annotated[
-        Literal["auto", "full", "breakable", "off"],
-        Meta(description="Steps a GPU replays from a recording: full is those of one token, breakable prompts too."),
+        Literal["auto", "full", "split", "breakable", "off"],
+        Meta(
+            description="Steps a GPU replays from a recording: full is those of one token, breakable prompts too, "
+            "split prompts that were compiled before."
+        ),
+    ] = "auto"
+    compiler: Annotated[
+        Literal["inductor", "eager"],
+        Meta(description="Of the prompts of split graphs: torch's, which fuses, or none, which starts sooner."),
+    ] = "inductor"
+    attention: Annotated[
+        Literal["auto", "ours", "flashinfer"],
+        Meta(description="Whose attention computes; flashinfer is for NVIDIA GPUs, and must be installed."),
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
     reference_ops: Annotated[
@@ -84,6 +94,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 900.0
     max_body_mib: Annotated[Count, Meta(description="Largest request body in MiB.")] = 16
     max_queue: Annotated[Count, Meta(description="Requests one model may hold before new ones get 429.")] = 256
+    step_timeout: Annotated[
+        float,
+        Meta(ge=0, description="Seconds after which a step counts as hung; 0 is 120 on a GPU, never on a CPU."),
+    ] = 0.0
     drain: Annotated[float, Meta(ge=0, description="Seconds a stopping daemon lets running answers finish.")] = 5.0
 
 

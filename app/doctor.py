@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from .. import backends
+from ..backends import findings
 from ..engine.errors import SettingRefused
 from ..engine.runner import DeviceInfo, Unavailable
 from . import paths
@@ -46,6 +47,7 @@ class Report:
     reason: str
     hint: str
     paths: dict[str, str]
+    self_tests: dict[str, str]  # what that of its kernels found on each device so far
     disk_free: int  # bytes where models are kept
     models: int
     versions: dict[str, str]
@@ -73,6 +75,7 @@ def examine(backend: str = backends.AUTO) -> Report:
         reason=reason,
         hint=hint,
         paths=dict(_places()),
+        self_tests=findings.told(paths.self_test_dir()),
         disk_free=shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free,
         models=len(catalog.available()),
         versions={name: found for name in PACKAGES if (found := _version(name))},

@@ -89,6 +89,12 @@ class Overloaded(AppError):
     exit_code, status, type, code = 6, 429, "rate_limit_error", "server_overloaded"
 
 
+class OutOfMemory(AppError):
+    """The device's memory did not suffice for a step: its requests are lost, all others go on."""
+
+    exit_code, status, type, code = 6, 503, "server_error", "out_of_memory"
+
+
 class Stopping(AppError):
     exit_code, status, type, code = 6, 503, "server_error", "server_stopping"
 

@@ -53,6 +53,17 @@ def packed_dir(model: Path) -> Path:
     return cache_dir() / "packed" / hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
 
 
+def compiled_dir() -> Path:
+    """What torch's compiler made of models, for the next start; not made here. Placed by the same variable as there."""
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return Path(chosen).expanduser() if chosen else cache_dir() / "compiled"
+
+
+def self_test_dir() -> Path:
+    """What the kernels' self-test found on this machine's devices; not made here."""
+    return cache_dir() / "self-test"
+
+
 def log_dir() -> Path:
     return platformdirs.user_log_path(APP)
 

@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from .errors import EngineError, RunnerFailed
+from .errors import EngineError, OutOfMemory, RunnerFailed
 from .kv import make_cache
 from .lora import Adapter, AdapterPool
 from .request import Delta, Request
 from .runner import Pending, Runner
 from .scheduler import Scheduler
 from .stats import Stats
+
+# Steps without memory, one right after the other, that a runner is forgiven: a new one is planned by what is free then.
+MOST_SHORTAGES = 2
 
 
 def _ignore(_: object) -> None:
@@ -25,8 +28,9 @@ class Engine:
 
     After start() a thread of its own makes the steps and calls `on_deltas` once after each, with everything new;
     every request that was accepted ends with exactly one delta that has a `finish`, unless a step fails: then
-    `on_failure` is called once, with the requests that are lost, and the engine is closed. Both callbacks come on
-    that thread and should return soon. Without start(), step() makes one step on the caller's thread.
+    `on_failure` is called once, with the requests that are lost, the engine takes no more, and the runner is left to
+    close(), as closing a broken device may hang. A step without memory ends its own requests only. Both callbacks come
+    on that thread and should return soon. Without start(), step() makes one step on the caller's thread.
     submit, cancel, stats and the adapter methods may be called from any thread.
     """
 
@@ -46,6 +50,9 @@ class Engine:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._host_seconds = self._step_seconds = 0.0
+        self._began: float | None = None  # when the step under way did
+        self._shortages = 0
+        self._left_open = False  # the runner, after a failure
 
     def submit(self, request: Request) -> None:
         """Take a request in. Raises RequestRefused for what can never run, EngineError when closed."""
@@ -71,8 +78,12 @@ class Engine:
 
     def stats(self) -> Stats:
         with self._state:
+            began = self._began
             return replace(
-                self._scheduler.stats(), step_host_seconds=self._host_seconds, step_seconds=self._step_seconds
+                self._scheduler.stats(),
+                step_host_seconds=self._host_seconds,
+                step_seconds=self._step_seconds,
+                step_age=0.0 if began is None else time.perf_counter() - began,
             )
 
     @property
@@ -85,12 +96,17 @@ class Engine:
         began = time.perf_counter()
         with self._state:
             batch = self._scheduler.schedule()
-        planned = time.perf_counter()
-        started = self._runner.run(batch) if batch is not None else None
+        planned = self._began = time.perf_counter()
+        try:
+            started = self._runner.run(batch) if batch is not None else None
+        except OutOfMemory as error:
+            return self._step_without_memory(error)
+        if batch is not None:
+            self._shortages = 0
         if self._overlap:
             started, self._in_flight = self._in_flight, started
         result = started.result() if started is not None else None
-        computed = time.perf_counter()
+        computed, self._began = time.perf_counter(), None
         with self._state:
             deltas = self._scheduler.commit(result) if result is not None else []
             deltas += self._scheduler.take_ended()
@@ -101,6 +117,19 @@ class Engine:
             elif not deltas and self._scheduler.has_work:
                 raise EngineError("requests wait, but none can be computed: this is a bug in the scheduler")
         return deltas
+
+    def _step_without_memory(self, error: OutOfMemory) -> list[Delta]:
+        """The step planned last is lost; the one before ends as ever."""
+        self._shortages += 1
+        if self._shortages > MOST_SHORTAGES:
+            raise error
+        before, self._in_flight = self._in_flight, None
+        result = before.result() if before is not None else None
+        self._began = None
+        with self._state:
+            deltas = self._scheduler.commit(result) if result is not None else []
+            self._scheduler.give_up(str(error))
+            return deltas + self._scheduler.take_ended()
 
     def start(self) -> None:
         """Begin to make steps on a thread of its own, which sleeps while there is nothing to do."""
@@ -118,6 +147,10 @@ class Engine:
                 self._runner.close()
         elif self._thread is not threading.current_thread():
             self._thread.join()
+            with self._state:
+                close, self._left_open = self._left_open, False
+            if close:
+                self._runner.close()
 
     def _loop(self) -> None:
         try:
@@ -128,7 +161,7 @@ class Engine:
             self._end_rest()
         except Exception as error:  # whatever broke, nothing of the step can be trusted: say so once and end
             self._fail(error)
-        finally:
+        else:
             self._runner.close()
 
     def _wait_for_work(self) -> bool:
@@ -149,7 +182,7 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         with self._state:
-            self._closed = True
+            self._closed = self._left_open = True
             lost = self._scheduler.request_ids
         failure = RunnerFailed(str(error) or type(error).__name__, lost)
         failure.__cause__ = error

@@ -46,6 +46,10 @@ class SettingRefused(EngineError):
         super().__init__(message)
 
 
+class OutOfMemory(EngineError):
+    """A step found too little memory on the device: nothing of it counts, what was computed before stands."""
+
+
 class RunnerFailed(EngineError):
     """The backend failed while computing a step: the engine is closed and the requests named here are lost."""
 

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A sequence's hold on cache memory. `pages` may change under it: build each step's page table anew."""
+    """A sequence's hold on cache memory. `pages` may change under it, and `changes` with them."""
 
     namespace: Adapter | None
     cached: int  # first positions whose KV is there already
     capacity: int  # positions that fit; KVCache.grow raises it
     pages: array[int] = field(default_factory=lambda: array("i"))  # page of positions i * page_size …, with pages
+    changes: int = 0  # of pages, so far
     slot: int = -1  # with slots
     node: Node | None = None  # with pages: the deepest of them that stands in the prefix tree
     shared: int = 0  # with pages: how many, from the first, stand there
@@ -68,6 +69,10 @@ class KVCache(Protocol):
 
     def close(self, lease: Lease) -> None:
         """Give everything back; what was shared stays for others until its room is needed."""
+        ...
+
+    def forget(self) -> None:
+        """Whatever no lease holds is not found again."""
         ...
 
     def take_copies(self) -> list[tuple[int, int]]:
@@ -127,6 +132,7 @@ class PagedKV:
             return False
         for _ in range(missing):
             lease.pages.append(self._pool.take() if len(self._pool) else self._tree.evict())
+        lease.changes += missing > 0
         lease.capacity = len(lease.pages) * self._page_size
         return True
 
@@ -143,6 +149,7 @@ class PagedKV:
                 self._tree.use(equal)
                 self._give_back(lease.pages[index])
                 lease.pages[index] = equal.page
+                lease.changes += 1
                 lease.node = equal
         lease.shared = max(lease.shared, full)
 
@@ -161,6 +168,10 @@ class PagedKV:
         self._tree.release(lease.node)
         for page in lease.pages[lease.shared :]:
             self._give_back(page)
+
+    def forget(self) -> None:
+        while self._tree.num_unused:
+            self._pool.give_back(self._tree.evict())
 
     def _give_back(self, page: int) -> None:
         self._copies.pop(page, None)
@@ -238,6 +249,10 @@ class SlotKV:
         self._last[lease.slot] = lease.namespace, lease.tokens[: lease.known]
         del self._open[lease.slot]
         self._free[lease.slot] = None
+
+    def forget(self) -> None:
+        for slot in self._free:
+            self._last[slot] = None, []
 
     def take_copies(self) -> list[tuple[int, int]]:
         return []

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .kv import Lease
     from .lora import Adapter
 
-Finish = Literal["stop", "length", "cancelled", "failed"]
+Finish = Literal["stop", "length", "cancelled", "failed", "no_memory"]
 
 MAX_TOP_LOGPROBS = 20
 
@@ -132,4 +132,4 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where asked for, else empty
     finish: Finish | None = None  # set on the request's last delta, and on no other
     cached: int = 0  # prompt tokens served from the prefix cache (set on every delta)
-    error: str = ""  # the reason of finish == "failed": this request's grammar or adapter, not the engine
+    error: str = ""  # the reason of "failed" (this request's grammar or adapter) and of "no_memory" (its step's)

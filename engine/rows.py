@@ -41,6 +41,8 @@ class BatchBuilder:
     def __init__(self) -> None:
         self._drawing: list[Sequence | None] = []  # the sequence of each row that wants a token
         self._sampling = _parameters(self._drawing)
+        self._held: list[tuple[Lease, int]] = []  # each row's lease, and how often its pages had changed
+        self._table: Ints = np.zeros((0, 0), np.int32)  # the pages of these
 
     def build(self, rows: list[Row], copies: list[tuple[int, int]]) -> Batch:
         starts, ends = [row.start for row in rows], [row.end for row in rows]
@@ -59,7 +61,7 @@ class BatchBuilder:
             tokens=np.array(tokens, np.int32),
             positions=np.arange(len(tokens), dtype=np.int32) + np.repeat(offsets, counts),
             row_starts=row_starts,
-            page_table=_page_table(rows),
+            page_table=self._page_table(rows),
             slots=np.array([row.lease.slot for row in rows], np.int32),
             adapters=np.array([row.sequence.adapter_slot for row in rows], np.int32),
             carry=np.array([row.carry for row in rows], np.int32),
@@ -69,6 +71,24 @@ class BatchBuilder:
             masks=np.stack([row.mask for row in rows if row.mask is not None]) if masked else NO_MASKS,
             copies=np.array(copies, np.int32) if copies else NO_COPIES,
         )
+
+    def _page_table(self, rows: list[Row]) -> Ints:
+        """That of the step before where it still holds; else a new one, for which only what changed is looked up."""
+        held = [(row.lease, row.lease.changes) for row in rows]
+        if held == self._held:
+            return self._table
+        table = np.zeros((len(rows), max([len(row.lease.pages) for row in rows])), np.int32)
+        alike = len(held) == len(self._held)
+        if alike:
+            width = min(table.shape[1], self._table.shape[1])
+            table[:, :width] = self._table[:, :width]
+        for index, now in enumerate(held):
+            if not alike or now != self._held[index]:
+                pages = now[0].pages
+                table[index, : len(pages)] = pages
+                table[index, len(pages) :] = 0
+        self._held, self._table = held, table
+        return table
 
     def _sampling_rows(self, rows: list[Row], ends: list[int]) -> SamplingRows:
         drawing = [row.sequence if row.wants_token else None for row in rows]
@@ -92,13 +112,6 @@ class BatchBuilder:
             history_prompt=table[1],
             history_output=table[2],
         )
-
-
-def _page_table(rows: list[Row]) -> Ints:
-    table = np.zeros((len(rows), max(len(row.lease.pages) for row in rows)), np.int32)
-    for index, row in enumerate(rows):
-        table[index, : len(row.lease.pages)] = row.lease.pages
-    return table
 
 
 def _parameters(drawing: list[Sequence | None]) -> SamplingRows:

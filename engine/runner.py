@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 CacheDtype = Literal["auto", "fp8"]
-Graphs = Literal["auto", "full", "breakable", "off"]  # decode steps only, longer ones too, none
+AttentionChoice = Literal["auto", "ours", "flashinfer"]
+# Recorded are decode steps only; longer ones as well, by what was traced and compiled or as they are computed; none.
+Graphs = Literal["auto", "full", "split", "breakable", "off"]
+Compiler = Literal["inductor", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class RunnerSpec:
     weight_bytes: int = 0  # as held in memory
     token_bytes: int = 0  # of weights that computing one token reads; 0: unknown
     cache_bytes: int = 0  # all KV memory
+    step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
+    remarks: tuple[str, ...] = ()  # what had to be done worse than it could be, for people
 
     @property
     def cache_tokens(self) -> int:
@@ -74,7 +79,7 @@ class Replay(Protocol):
     """A captured shape."""
 
     def run(self, batch: Batch) -> Pending:
-        """The step, of a batch of exactly this shape, as Runner.run would compute it."""
+        """The step, of a batch that fits this shape, as Runner.run would compute it."""
         ...
 
 
@@ -89,7 +94,10 @@ class Runner(Protocol):
     def spec(self) -> RunnerSpec: ...
 
     def run(self, batch: Batch) -> Pending:
-        """Start the step and return at once where the device allows it."""
+        """Start the step and return at once where the device allows it.
+
+        Raises OutOfMemory where nothing of the step counts and others may follow, RunnerFailed where none may.
+        """
         ...
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
@@ -135,8 +143,12 @@ class Budget:
     quant: Quant = "none"  # make the weights smaller while loading
     packed_dir: Path | None = None  # where weights made smaller are kept for the next time; None: nowhere
     graphs: Graphs = "auto"  # whether steps are captured and replayed, where the device can
+    compiler: Compiler = "inductor"  # of the pieces of split graphs
+    compiled_dir: Path | None = None  # where what it made is kept for the next time; None: where torch keeps it
     threads: int | None = None  # CPU threads; None: physical cores
     reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute plainly: finds a wrong kernel
+    attention: AttentionChoice = "auto"  # whose attention computes, where there is a choice
+    self_test_dir: Path | None = None  # where the result of the kernels' self-test is kept; None: none is made
 
 
 class Backend(Protocol):

@@ -222,6 +222,13 @@ class Scheduler:
         self._stats.tokens_out += len(deltas)
         return deltas
 
+    def give_up(self, error: str) -> None:
+        """The step planned last was not computed, and the one before is committed: its requests end."""
+        for row in self._launched.pop():
+            if row.sequence.finish is None:
+                self._end_early(row.sequence, "no_memory", error)
+        self._cache.forget()  # what the step was to write counted as shared already
+
     def _take_in(self, sequence: Sequence, token: int, index: int, result: StepResult) -> Delta:
         request, error = sequence.request, ""
         finish: Finish | None = None

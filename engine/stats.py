@@ -20,3 +20,4 @@ class Stats:
     preemptions: int = 0
     step_host_seconds: float = 0.0  # planning and taking in steps: what the engine itself costs
     step_seconds: float = 0.0  # all of it, the backend's work included
+    step_age: float = 0.0  # seconds since the step under way began, 0 between steps: hangs show in it

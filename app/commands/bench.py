@@ -41,6 +41,7 @@ class Result:
     throughput: dict[int, float]  # answers at once -> all their tokens
     memory_gbps: float | None = None  # what the memory that the model computes from can be read at, where it is known
     memory_share: float | None = None  # of that, what decoding alone reads the weights at; over 1: they stay in cache
+    remarks: tuple[str, ...] = ()  # what had to be done worse than it could be
 
 
 def bench(
@@ -65,6 +66,8 @@ def bench(
     if result.memory_gbps is not None and result.memory_share is not None:
         share = f"writing alone reads weights at {result.memory_share:.0%} of that"
         click.echo(f"  memory               {result.memory_gbps:10.1f} GB/s when read; {share}")
+    for remark in result.remarks:
+        click.echo(f"  remark               {remark}")
     return 0
 
 
@@ -100,6 +103,7 @@ async def _bench(
         throughput={count: median(found) for count, found in rates.items()},
         memory_gbps=speed,
         memory_share=share,
+        remarks=info.remarks,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from .. import config
-from ..client import Client
+from ..client import Client, LoadedModel
 from ..doctor import OpsReport, Report, Verdict, examine, examine_ops
 from ..errors import AppError, DaemonUnreachable, NoBackend
 from .console import size
@@ -36,12 +36,18 @@ async def _daemon(settings: config.Settings) -> str:
     """Its state in words; it is not started for this."""
     try:
         async with await Client.connect(settings, start=False) as client:
-            models = [f"{model.id} ({model.quant})" if model.quant else model.id for model in await client.loaded()]
+            models = [named(model) for model in await client.loaded()]
     except DaemonUnreachable:
         return "not running"
     except (AppError, OSError) as error:
         return f"cannot be asked: {error}"
     return f"running, with {', '.join(models)} loaded" if models else "running, with no model loaded"
+
+
+def named(model: LoadedModel) -> str:
+    """A loaded model, with what is to be known of it."""
+    told = "; ".join(filter(None, (model.quant, *model.remarks)))
+    return f"{model.id} ({told})" if told else model.id
 
 
 def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
@@ -54,6 +60,8 @@ def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
     memory = f"{size(report.memory['available'])} free of {size(report.memory['total'])}"
     if reference_ops:
         _section("Slowed down", {"reference_ops": f"{', '.join(reference_ops)} (see localllm doctor --ops)"})
+    if report.self_tests:
+        _section("Self-test of kernels", report.self_tests)
     _section("Machine", {**report.machine, "memory": memory})
     _section("Places", report.paths)
     _section("Models", {"here": str(report.models), "disk": f"{size(report.disk_free)} free", "daemon": daemon})

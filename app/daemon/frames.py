@@ -58,9 +58,13 @@ class Load(Frame):
     cache_mib: int = 0
     cache_share: float = 0.0
     max_rows: int = 64
-    graphs: Literal["auto", "full", "breakable", "off"] = "auto"
+    graphs: Literal["auto", "full", "split", "breakable", "off"] = "auto"
+    compiler: Literal["inductor", "eager"] = "inductor"
+    compiled_dir: str = ""  # where what it made is kept for the next time; empty: where torch keeps it
     threads: int = 0
     reference_ops: tuple[str, ...] = ()
+    attention: Literal["auto", "ours", "flashinfer"] = "auto"
+    self_test_dir: str = ""  # where the result of the kernels' self-test is kept; empty: none is made
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -152,6 +156,8 @@ class ModelInfo(Frame):
     token_bytes: int = 0  # of weights that one token reads; 0: unknown
     reason: str = ""  # why this backend
     has_chat_template: bool = True
+    step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
+    remarks: tuple[str, ...] = ()  # what had to be done worse than it could be
 
 
 class Loaded(Frame):
@@ -234,6 +240,7 @@ class Stats(Frame):
     preemptions: int = 0
     step_host_seconds: float = 0.0
     step_seconds: float = 0.0
+    step_age: float = 0.0
 
 
 ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | AskStats | Shutdown

@@ -12,7 +12,7 @@ from ..chat.answer import Choice
 from ..chat.grammar import TokenGrammar
 from ..chat.prompt import Prompt
 from ..chat.sampling import sampling_of
-from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from ..errors import ContextTooLong, InvalidRequest, OutOfMemory, UnsupportedParameter
 from .frames import Finished, Generate, Piece
 from .opening import OpenModel
 
@@ -35,9 +35,14 @@ class Generation:
         return [choice.echo(text) for choice in self.choices.values()]
 
     def take(self, delta: Delta) -> Piece | None:
-        """Raises InvalidRequest when the request fails by its own doing."""
+        """Raises InvalidRequest when the request fails by its own doing, OutOfMemory when its step had none."""
         if delta.finish == "failed":
             raise InvalidRequest(f"the answer had to stop: {delta.error}")
+        if delta.finish == "no_memory":
+            raise OutOfMemory(
+                f"the answer had to stop: {delta.error}",
+                hint="try again; a smaller cache leaves more room for steps (settings cache_share and cache_mib)",
+            )
         return self.choices[delta.request_id].take(delta)
 
     def finished(self, *, cancelled: bool = False) -> Finished:

@@ -26,7 +26,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import AppError, Forbidden, InvalidRequest, Overloaded, Stopping, Unauthorized, WorkerDied
+from ..errors import AppError, Forbidden, InvalidRequest, OutOfMemory, Overloaded, Stopping, Unauthorized, WorkerDied
 from .body import ClientGone
 from .connection import MAX_HEAD
 from .replies import error_body
@@ -51,7 +51,7 @@ def is_local(scope: Scope) -> bool:
 def error_response(error: AppError, headers: dict[str, str] | None = None) -> Response:
     """An error as a whole response, with what tells clients whether to try again."""
     sent = dict(headers or {})
-    if isinstance(error, Overloaded | Stopping):
+    if isinstance(error, Overloaded | OutOfMemory | Stopping):
         sent["retry-after"] = RETRY_AFTER_SECONDS
     elif error.status >= 500 and not isinstance(error, WorkerDied):
         sent["x-should-retry"] = "false"

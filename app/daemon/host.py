@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from pathlib import Path
 from ...engine.quantization import Quant
 from .. import paths
 from ..config import Settings
-from ..errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
+from ..errors import InvalidRequest, ModelNotFound, Overloaded, Stopping
 from ..store import catalog
 from .admin import LoadedModel
-from .frames import AskStats, Load, Stats
+from .frames import Load, Stats
 from .process import COMMAND, Progress, Request, Worker
 from .stream import Stream
 
@@ -42,6 +41,7 @@ class Host:
         self.deaths: dict[str, int] = {}
         self._command, self._log_dir = command, log_dir or paths.log_dir()
         self._slots: dict[str, _Slot] = {}
+        self._over_now: list[Worker] = []  # of these a process may remain, with memory that the next would miss
         self._turn = asyncio.Lock()  # two models that load at once would each count on the same free memory
         self._janitor: asyncio.Task[None] | None = None
 
@@ -118,7 +118,8 @@ class Host:
     async def stats(self) -> list[tuple[Worker, Stats | None]]:
         """Every worker and what it says of itself; None while it loads or does not answer."""
         workers = [slot.worker for slot in self._slots.values()]
-        return list(zip(workers, await asyncio.gather(*map(_ask, workers)), strict=True))
+        said = await asyncio.gather(*(worker.stats(STATS_SECONDS) for worker in workers))
+        return list(zip(workers, said, strict=True))
 
     async def loaded(self) -> list[LoadedModel]:
         limit = self.settings.idle_unload
@@ -169,10 +170,20 @@ class Host:
             cache_share=settings.cache_share,
             max_rows=settings.max_rows,
             graphs=settings.graphs,
+            compiler=settings.compiler,
+            compiled_dir=str(paths.compiled_dir()),
             threads=settings.threads,
             reference_ops=settings.reference_ops,
+            attention=settings.attention,
+            self_test_dir=str(paths.self_test_dir()),
         )
-        worker = Worker(load, log_dir=self._log_dir, on_over=self._over, command=self._command)
+        worker = Worker(
+            load,
+            log_dir=self._log_dir,
+            on_over=self._over,
+            command=self._command,
+            step_timeout=settings.step_timeout,
+        )
         loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
         loading.add_done_callback(lambda task: task.exception())  # those who wait get it; there may be none left
         slot = self._slots[ref.id] = _Slot(ref, worker, loading)
@@ -184,9 +195,13 @@ class Host:
         async with self._turn:
             if worker.state == "over":  # unloaded before its turn came
                 raise worker.end_error
+            over, self._over_now = self._over_now, []
+            await asyncio.gather(*(other.gone() for other in over))
             log.info("loading %s", worker.model)
             info = await worker.start()
         log.info("loaded %s on %s (%s)", worker.model, info.backend, info.device)
+        for remark in info.remarks:
+            log.warning("%s: %s", worker.model, remark)
 
     def _leave(self, slot: _Slot, drain: float) -> asyncio.Task[None]:
         """The one task that unloads this slot; requests that come meanwhile wait for it and load anew."""
@@ -203,6 +218,7 @@ class Host:
         slot = self._slots.get(worker.model)
         if slot is not None and slot.worker is worker:
             del self._slots[worker.model]
+        self._over_now.append(worker)
         if worker.expected_end is None and worker.info is not None:
             self.deaths[worker.model] = self.deaths.get(worker.model, 0) + 1
 
@@ -213,16 +229,6 @@ class Host:
             for slot in list(self._slots.values()):
                 if slot.worker.idle > limit:
                     self._leave(slot, drain=0.0)
-
-
-async def _ask(worker: Worker) -> Stats | None:
-    if worker.state != "ready":
-        return None
-    try:
-        async with asyncio.timeout(STATS_SECONDS), worker.open([AskStats(id=uuid.uuid4().hex)], weight=0) as stream:
-            return next((reply for reply in await stream.take() if isinstance(reply, Stats)), None)
-    except (TimeoutError, AppError):
-        return None
 
 
 def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedModel:
@@ -245,4 +251,5 @@ def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedM
         requests=worker.held,
         idle=worker.idle,
         unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.held else None,
+        remarks=info.remarks,
     )

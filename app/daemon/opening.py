@@ -66,8 +66,12 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
             quant=load.quant,
             packed_dir=Path(load.packed_dir) if load.packed_dir else None,
             graphs=load.graphs,
+            compiler=load.compiler,
+            compiled_dir=Path(load.compiled_dir) if load.compiled_dir else None,
             threads=load.threads or None,
             reference_ops=load.reference_ops,
+            attention=load.attention,
+            self_test_dir=Path(load.self_test_dir) if load.self_test_dir else None,
         ),
     )
     progress("ready", 1.0)
@@ -89,5 +93,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         cache_tokens=spec.cache_tokens,
         reason=choice.reason,
         has_chat_template=prompts.has_chat_template,
+        step_seconds=spec.step_seconds,
+        remarks=spec.remarks,
     )
     return OpenModel(info, runner, tokenizer, renderer, prompts, files.generation)

@@ -1,4 +1,12 @@
-"""One worker process: started, spoken to over a socket pair, watched, stopped."""
+"""One worker process: started, spoken to over a socket pair, watched, stopped.
+
+What ends it unasked, and what shows it:
+
+    killed, crashed, out of its protocol    the socket closes, or says what no frame is
+    the engine failed                       it tells its requests so and exits at once
+    a step hangs (a kernel that never ends) its figures say how long the step has run
+    it hangs itself                         it gives no figures
+"""
 
 from __future__ import annotations
 
@@ -12,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,16 +30,20 @@ import msgspec
 from ..config import PREFIX
 from ..errors import AppError, BodyTooLarge, InvalidRequest, WorkerDied
 from . import frames
-from .frames import Cancel, Detokenize, Generate, Load, ModelInfo, Tokenize
+from .frames import AskStats, Cancel, Detokenize, Generate, Load, ModelInfo, Stats, Tokenize
 from .stream import Stream
 
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.daemon.worker")
 STOP_SECONDS = 5.0  # from Shutdown to SIGKILL
+GONE_SECONDS = 10.0  # from SIGKILL until it is waited for no longer: a driver may hold a process for a while
+WATCH_SECONDS = 5.0  # between two looks at a worker that holds requests
+ANSWER_SECONDS = 30.0  # within which it gives its figures: its loop computes nothing, so a slow step is no excuse
 LOG_BYTES = 2**20  # of a worker's log, twice: the running file and the one before
+LOG_READ = 2**16  # bytes at a time; a longer line is broken
 
 log = logging.getLogger(__name__)
 
-Request = Generate | Tokenize | Detokenize | frames.AskStats
+Request = Generate | Tokenize | Detokenize | AskStats
 Progress = Callable[[str, float], None]  # words for people, 0…1
 
 
@@ -38,10 +51,18 @@ class Worker:
     """An engine process for one model.
 
     Once it is over, for whatever reason, every open stream has its error, `state` is "over" and `on_over` was called.
+    One that hangs is ended: a step has taken longer than `step_timeout` seconds (0: than the model's backend allows),
+    or it does not answer.
     """
 
     def __init__(
-        self, load: Load, *, log_dir: Path, on_over: Callable[[Worker], None], command: Sequence[str] = COMMAND
+        self,
+        load: Load,
+        *,
+        log_dir: Path,
+        on_over: Callable[[Worker], None],
+        command: Sequence[str] = COMMAND,
+        step_timeout: float = 0.0,
     ) -> None:
         self.load_frame = load
         self.state: Literal["loading", "ready", "over"] = "loading"
@@ -54,10 +75,12 @@ class Worker:
         self._quiet.set()
         self._idle_since = time.monotonic()
         self._command, self._log_dir, self._on_over = command, log_dir, on_over
+        self._step_timeout = step_timeout
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def model(self) -> str:
@@ -127,6 +150,16 @@ class Worker:
         self._writer.write(packed)
         return stream
 
+    async def stats(self, seconds: float) -> Stats | None:
+        """What it says of itself; None when it is not ready, or does not say so within so many seconds."""
+        if self.state != "ready":
+            return None
+        try:
+            async with asyncio.timeout(seconds), self.open([AskStats(id=uuid.uuid4().hex)], weight=0) as stream:
+                return next((reply for reply in await stream.take() if isinstance(reply, Stats)), None)
+        except (TimeoutError, AppError):
+            return None
+
     async def quiet(self, seconds: float) -> None:
         """Returns when it holds no request, or after so many seconds."""
         try:
@@ -159,6 +192,38 @@ class Worker:
             if task is not asyncio.current_task():
                 await asyncio.wait([task], timeout=STOP_SECONDS)
 
+    async def gone(self) -> None:
+        """Returns when its process is no more, and so what it held of the device is free; or after GONE_SECONDS."""
+        if self._process is not None:
+            try:
+                async with asyncio.timeout(GONE_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                log.warning("worker of %s (pid %d) is over, but its process remains", self.model, self.pid)
+
+    async def _watch(self, info: ModelInfo) -> None:
+        """End it when it hangs. Two looks in a row must say so: the first may follow a stop of the whole machine."""
+        limit = self._step_timeout or info.step_seconds
+        pause = min(WATCH_SECONDS, limit / 4) if limit else WATCH_SECONDS
+        before = ""
+        while self.state == "ready":
+            await asyncio.sleep(pause)
+            hung = await self._look(limit) if self.held else ""
+            if hung and before and self.state == "ready":
+                log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, hung)
+                self._end(
+                    WorkerDied(f"the engine process of {self.model} hung: {hung}; the next request starts a new one")
+                )
+                await self.kill()
+            before = hung
+
+    async def _look(self, limit: float) -> str:
+        """How it hangs; empty: it does not."""
+        stats = await self.stats(ANSWER_SECONDS)
+        if stats is None:
+            return f"it gave no answer for {ANSWER_SECONDS:.0f} s"
+        return f"a step took more than {limit:g} s" if 0 < limit < stats.step_age else ""
+
     def _close(self, stream: Stream) -> None:
         """The reader of a stream is done: cancel what runs, forget it."""
         if stream.ids[0] not in self._streams:
@@ -186,8 +251,13 @@ class Worker:
                         self.state, self.info = "ready", frame.info
                         self._idle_since = time.monotonic()
                         loaded.set_result(frame.info)
+                        self._watching = asyncio.create_task(self._watch(frame.info))
                     case frames.LoadFailed():
                         reason = self.expected_end = frame.fault.error()
+                        break
+                    case frames.Failed() if frame.fault.code == WorkerDied.code:
+                        # It leaves, and must get no more requests in the time that takes.
+                        reason = self.expected_end or WorkerDied(frame.fault.message, hint=self._last_words)
                         break
                     case _:
                         stream = self._streams.get(frame.id)
@@ -229,8 +299,12 @@ class Worker:
         """Why it is over, or would be if it ended now."""
         return self.expected_end or WorkerDied(
             f"the engine process of {self.model} ended unexpectedly; the next request starts a new one",
-            hint=f"its last words are in {self.log_name} in the log folder",
+            hint=self._last_words,
         )
+
+    @property
+    def _last_words(self) -> str:
+        return f"its last words are in {self.log_name} in the log folder"
 
     def _end(self, error: AppError) -> None:
         """It is over: tell every open request, and the host. Only the first call does anything."""
@@ -245,6 +319,8 @@ class Worker:
         self.held = 0
         self._quiet.set()
         self._over.set()
+        if self._watching is not None and self._watching is not asyncio.current_task():
+            self._watching.cancel()
         self._on_over(self)
 
     async def _keep_log(self, process: asyncio.subprocess.Process) -> None:
@@ -259,7 +335,19 @@ class Worker:
         except OSError as error:
             log.warning("no log for the worker of %s: %s", self.model, error)
             sink = logging.NullHandler()
-        while data := await process.stdout.read(2**16):
-            text = data.decode("utf-8", "replace").rstrip("\n")
-            sink.emit(logging.LogRecord(__name__, logging.INFO, "", 0, "%s", (text,), None))
+        rest = b""  # of a line whose end has not come
+        while data := await process.stdout.read(LOG_READ):
+            lines, ended, rest = (rest + data).rpartition(b"\n")
+            if ended:
+                _log_to(sink, lines)
+            if len(rest) > LOG_READ:
+                _log_to(sink, rest)
+                rest = b""
+        if rest:
+            _log_to(sink, rest)
         sink.close()
+
+
+def _log_to(sink: logging.Handler, lines: bytes) -> None:
+    text = lines.decode("utf-8", "replace")
+    sink.emit(logging.LogRecord(__name__, logging.INFO, "", 0, "%s", (text,), None))

@@ -7,7 +7,7 @@ tokenizing and compiling run in threads; the engine has a thread of its own and 
     daemon ◄──frames── loop ◄──────── deltas, one wake-up per step ────┘
 
 Exit codes: 0 when told to stop or when the daemon is gone, 1 when the engine failed or the model could not be loaded,
-2 when the daemon broke the protocol.
+2 when the daemon broke the protocol. With the last two it leaves at once: a broken device may hang whoever closes it.
 """
 
 from __future__ import annotations
@@ -49,17 +49,20 @@ class Worker:
         self._by_request: dict[str, Generation] = {}  # by engine request id
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[int] = self._loop.create_future()
-        self._loading = False
+        self._loading = self._broken = False
         self._model: OpenModel | None = None
         self._engine: Engine | None = None
 
     async def serve(self) -> int:
-        """Load, answer until told to stop, close."""
+        """Load, answer until told to stop, close, but for what a failed engine leaves behind."""
         self._spawn(self._read())
         code = await self._over
         await self._outbox.flush()
         if self._loading:
             os._exit(code)  # a thread may read weights for minutes yet, and nobody waits for them any more
+        if self._broken:
+            self._outbox.close()
+            return code
         self._outbox.let_all_pass()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
@@ -209,10 +212,11 @@ class Worker:
         self._outbox.leave()
 
     def _on_failure(self, error: RunnerFailed) -> None:
-        """On the engine's thread: the engine is closed and everything in it lost."""
+        """On the engine's thread: the engine takes no more, and everything in it is lost."""
         self._loop.call_soon_threadsafe(self._die, error)
 
     def _die(self, error: RunnerFailed) -> None:
+        self._broken = True
         fault = self._fault(error)
         lost = [*self._running, *self._preparing]
         self._running.clear()
@@ -265,7 +269,10 @@ class Worker:
 
 async def _serve(descriptor: int) -> int:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
-    return await Worker(reader, writer).serve()
+    code = await Worker(reader, writer).serve()
+    if code:
+        os._exit(code)  # no thread is waited for, and nothing of the device is closed
+    return code
 
 
 def main() -> int:

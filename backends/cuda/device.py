@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import MappingProxyType
 
 import torch
 
-from ...engine.errors import ModelRefused
+from ...engine.errors import SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner
+from ...kernels.ops import Ops
+from ...kernels.ops.layer import Layer
 from ..pytorch.device import Device
 from ..pytorch.graphs.cuda import CudaRecorder
-from ..pytorch.runner import open_runner
-from .ops import OPS
+from ..pytorch.runner import DTYPES, open_runner
+from ..pytorch.selftest import self_tested
+from .driver import Driver
+from .ops import LANES, MISSING, OPS
+
+
+def _flashinfer(ops: Ops) -> Ops:
+    if find_spec("flashinfer") is None:
+        raise SettingRefused(
+            "attention flashinfer: FlashInfer is not installed",
+            "install localllm[flashinfer], or leave attention at auto",
+        )
+    from ...kernels.flashinfer.attention import attention
+
+    own = Layer(decoder=ops.layer.decoder, prepare=ops.layer.prepare)  # more layers in one go have their own attention
+    return replace(ops, attention=attention(ops.attention), layer=own)
+
 
 DEVICE = Device(
     "cuda",
@@ -27,22 +49,35 @@ DEVICE = Device(
     fp8_cache=True,
     recorder=CudaRecorder,
     graphs="breakable",
+    layer_work=1.4e11,  # an H200 and 0.3 ms, and half as much again
+    layer_work=1.4e11,  # an H200 and 0.3 ms, and half as much again
+    attentions=MappingProxyType({"flashinfer": _flashinfer}),
+    step_seconds=120.0,  # the longest take a second, but for kernels that are compiled at their first use
 )
 
 # For what steps make on the way, the libraries' workspaces and captured graphs.
 WORKSPACE = 2**30  # bytes
 
 
+def _versions() -> Iterator[str]:
+    """What kernels' answers depend on, beside torch and the GPU."""
+    yield Driver().version()
+    yield "no Triton" if find_spec("triton") is None else version("triton")
+    if not MISSING:
+        from ...kernels.cuda import find_library
+
+        yield hashlib.sha256(find_library().read_bytes()).hexdigest()
+
+
 def open_on_cuda(files: ModelFiles, budget: Budget) -> Runner:
-    """Load a model. Raises ModelRefused or SettingRefused, also where the GPU has too little memory."""
+    """Load a model. Raises ModelRefused, SettingRefused or RunnerFailed."""
     torch.cuda.init()
     free, _ = torch.cuda.mem_get_info()
     # float32 is stored so where it matters to somebody: those models are small or experiments.
     dtype = torch.float32 if files.config.dtype == "float32" else torch.bfloat16
-    try:
-        return open_runner(files, budget, replace(DEVICE, dtype=dtype), max(0, free - WORKSPACE))
-    except torch.OutOfMemoryError as error:
-        raise ModelRefused(
-            f"{files.name} does not fit into the GPU's memory: {error}",
-            "close other programs, allow a smaller cache, or choose a smaller model",
-        ) from error
+    device = replace(DEVICE, dtype=dtype)
+    if budget.self_test_dir is not None:
+        gpu, own = torch.cuda.get_device_name(), DTYPES.get(budget.dtype, dtype)
+        ops, remarks = self_tested(LANES, device.name, own, budget.self_test_dir, gpu, _versions())
+        device = replace(device, ops=ops, remarks=remarks)
+    return open_runner(files, budget, device, max(0, free - WORKSPACE))

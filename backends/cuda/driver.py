@@ -38,6 +38,16 @@ class Driver:
         if status != 0:
             raise DriverFailed(f"the NVIDIA driver does not start (cuInit gave error {status})")
 
+    def version(self) -> str:
+        """Of the driver; of the CUDA that it speaks where the management library does not tell."""
+        text, spoken = ctypes.create_string_buffer(96), ctypes.c_int()
+        with suppress(OSError):
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
+                return text.value.decode(errors="replace")
+        self._cuda.cuDriverGetVersion(ctypes.byref(spoken))
+        return f"CUDA {spoken.value}"
+
     def first(self) -> Gpu:
         """The GPU that CUDA counts as 0. Raises DriverFailed where there is none."""
         count = ctypes.c_int()

@@ -33,10 +33,11 @@ def _with_elements(ops: Ops, activation: Any, norm: Any, rope: Any) -> Ops:
 
 
 def _with_triton(ops: Ops) -> Ops:
-    from ...kernels.triton import activation, attention, draw, kv, norm, rope, sampling
+    from ...kernels.triton import activation, attention, draw, kv, linear, norm, rope, sampling
 
     return replace(
         _with_elements(ops, activation, norm, rope),
+        linear=replace(ops.linear, int8=linear.int8, int4=linear.int4, int4_wide=linear.int4_wide, fp8=linear.fp8),
         kv=replace(ops.kv, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
         sampling=Sampling(
@@ -54,7 +55,7 @@ def _with_triton(ops: Ops) -> Ops:
 def _with_library(ops: Ops) -> Ops:
     """Raises LibraryMissing where the CUDA C++ kernels were not built."""
     from ...kernels.cpu import activation, embedding, norm, rope
-    from ...kernels.cuda import kv, layer, linear
+    from ...kernels.cuda import attention, kv, layer, linear
 
     return replace(
         _with_elements(ops, activation, norm, rope),
@@ -68,17 +69,22 @@ def _with_library(ops: Ops) -> Ops:
             pack_slices=linear.pack_slices,
         ),
         kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
+        attention=Attention(paged=attention.paged_attention),
         layer=Layer(decoder=layer.decoder),
     )
 
 
-def _best() -> tuple[Ops, str]:
-    """(the ops, why the library is not among them)"""
-    ops = _with_triton(Ops()) if find_spec("triton") is not None else Ops()
+def _lanes() -> tuple[tuple[Ops, ...], str]:
+    """(ops, the best first and references last; why the library's are not among them)"""
+    lanes, missing = [Ops()], ""
+    if find_spec("triton") is not None:
+        lanes.insert(0, _with_triton(Ops()))
     try:
-        return _with_library(ops), ""
+        lanes.insert(0, _with_library(lanes[0]))
     except LibraryMissing as error:
-        return ops, str(error)
+        missing = str(error)
+    return tuple(lanes), missing
 
 
-OPS, MISSING = _best()
+LANES, MISSING = _lanes()
+OPS = LANES[0]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -34,6 +34,10 @@ class Recorder(Protocol):
         """What repeats all that was computed since `begin`."""
         ...
 
+    def call(self, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        """function(*given), which may compute by other means than torch's ops, within a recording or outside."""
+        ...
+
     def weak(self, tensor: Tensor) -> Tensor:
         """The tensor for a replay, which does not keep its memory from later recordings."""
         ...
@@ -55,6 +59,12 @@ class Device:
     fp8_cache: bool = False  # its cache may be of float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
     graphs: Graphs = "full"  # what Budget.graphs "auto" means then
+    layer_work: float = float("inf")  # multiplications that it makes while the host launches a layer's kernels
+    # Its ops with another's attention, by Budget.attention's name; raises SettingRefused where that is not installed.
+    attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
+    records_attention: bool = True  # in steps recorded whole; another's may need the host for every step
+    remarks: tuple[str, ...] = ()  # what it does worse than it could, for people
+    step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
 
     def send(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, without waiting for what is under way there."""
@@ -63,7 +73,7 @@ class Device:
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy in main memory, there once an event recorded after this call has passed."""
-        return tensor.to("cpu", non_blocking=self.pinned)
+        return tensor.to("cpu", non_blocking=self.pinned, copy=True)
 
     def event(self) -> torch.Event:
         """A mark in the device's queue: record() now, synchronize() later."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -46,6 +46,11 @@ class Sent:
     answer_rows: Tensor  # the same
     settings: dict[str, Tensor]  # per answer: the columns of SamplingRows that have one value per row
 
+    def first(self, rows: int) -> Sent:
+        """The same of so many rows only, where all are answered."""
+        settings = {name: column[:rows] for name, column in self.settings.items()}
+        return replace(self, answers=self.answers[:rows], answer_rows=self.answer_rows[:rows], settings=settings)
+
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTEGERS = ("top_k", "draw", "seed_low", "seed_high")
@@ -70,6 +75,7 @@ class Inputs:
         self._device = torch.zeros(words, dtype=torch.int32, device=device.name)
         self._drawn = torch.zeros(self._most_rows, dtype=torch.int32, device=device.name)
         self._tables: Tensor | None = None  # of captured steps, made when the first asks for it
+        self._in_tables: tuple[NDArray[Any], int] | None = None  # the page table that is there, and of how many rows
 
     def send(self, batch: Batch) -> Sent:
         """Start the copy. Tokens carried over are taken in from what `keep` was given last."""
@@ -87,27 +93,60 @@ class Inputs:
             self._ops.sampling.carry(sent.step.tokens, sent.carried.ends, sent.carried.carry, self._drawn)
 
     def frame(self, rows: int) -> Sent:
-        """Where `fill` puts a step of so many rows with one token each, all of which are answered: views of a fixed
-        place, whose numbers may change between the replays of what was captured with them. Now they are inert rows."""
+        """Where `fill` puts a step of up to so many rows with one token each, all of which are answered: views of a
+        fixed place, whose numbers may change between the replays of what was captured with them. Now they are inert
+        rows."""
+        where = self._device.device
         if self._tables is None:
-            self._tables = torch.zeros(self._most_rows, self._pages, dtype=torch.int32, device=self._device.device)
-        sizes = {name: count * rows + more for name, (count, more) in _FRAME.items()}
-        parts = dict(zip(sizes, self._device[: sum(sizes.values())].split(list(sizes.values())), strict=True))
-        parts["page_table"] = self._tables[:rows]
-        at = torch.arange(rows + 1, dtype=torch.int32, device=self._device.device)
-        inert = {"row_starts": at, "context_lens": 1, "last": at[:rows], "ends": at[:rows], "carry": -1}
+            self._tables = torch.zeros(self._most_rows, self._pages, dtype=torch.int32, device=where)
+        self._tables[:rows] = 0
+        self._in_tables = None
+        sizes = [2 * rows, *[rows] * len(_FRAME), len(_FLOATS) * rows, len(_INTEGERS) * rows]
+        parts = dict(
+            zip(
+                ("slots", *_FRAME, "floats", "integers"),
+                self._device.split_with_sizes([*sizes, len(self._device) - sum(sizes)]),
+                strict=False,
+            )
+        )
         for name, part in parts.items():
-            part.copy_(torch.as_tensor(inert.get(name, 0)))
-        parts["answers"].view(torch.int64).copy_(at[:rows])
+            part.fill_(_FRAME.get(name, 0))
+        order = torch.arange(rows + 1, dtype=torch.int32, device=where)
+        own = order[:rows]
+        parts |= {
+            "row_starts": order,
+            "last": own,
+            "ends": own,
+            "answers": own.long(),
+            "page_table": self._tables[:rows],
+        }
         return _read(parts, (1,) * rows, (self._context,) * rows, np.arange(rows), carried=True, exact=False)
 
-    def fill(self, batch: Batch) -> None:
-        """Start the copy of a step into its `frame`."""
+    def fill(self, batch: Batch, rows: int) -> None:
+        """Start the copy of a step into the `frame` of so many rows, filled up with inert ones."""
         assert self._tables is not None
-        columns, _ = self._columns(batch, np.arange(batch.num_rows), carried=True)
-        width = batch.page_table.shape[1]
-        table = self._copy(columns, width)["page_table"]
-        self._tables[: batch.num_rows, :width].copy_(table)
+        host, own, table = next(self._hosts), batch.num_rows, batch.page_table
+        page = table[np.arange(own), batch.positions // self._page_size].astype(np.int64)
+        slots = page * self._page_size + batch.positions % self._page_size
+        columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_settings(batch)]
+        fixed = (2 + len(columns)) * rows
+        numbers = host.numpy()
+        _put(numbers[: 2 * rows].view(np.int64), slots, 0)
+        for at, (column, inert) in enumerate(zip(columns, _INERT, strict=True), start=2):
+            _put(numbers[at * rows : (at + 1) * rows], column, inert)
+        known = self._in_tables is not None and self._in_tables[0] is table and self._in_tables[1] == rows
+        size = fixed if known else fixed + rows * table.shape[1]
+        if not known:
+            _put(numbers[fixed:size].reshape(rows, -1), table, 0)
+        copied = self._device[:size]
+        copied.copy_(host[:size], non_blocking=True)
+        if not known:
+            self._tables[:rows, : table.shape[1]].copy_(copied[fixed:].view(rows, -1))
+            self._in_tables = table, rows
+
+    def drawn(self, rows: int) -> Tensor:
+        """[rows] int32, what `keep` was given last, until the next step."""
+        return self._drawn[:rows]
 
     def token_frame(self, tokens: int) -> Step:
         """Where `fill_tokens` puts a step of up to so many tokens: views of a fixed place. What depends on the rows has
@@ -152,7 +191,7 @@ class Inputs:
     def _columns(
         self, batch: Batch, answers: NDArray[np.int64], carried: bool
     ) -> tuple[dict[str, list[NDArray[Any]]], _Lens]:
-        """What is copied, in the order of _FRAME, the page table last; words of 4 bytes, those of 8 first."""
+        """What is copied, the page table last; words of 4 bytes, those of 8 first."""
         lens = batch.row_starts[1:] - batch.row_starts[:-1]
         contexts = batch.context_lens
         ends = batch.row_starts[1:] - 1
@@ -166,7 +205,7 @@ class Inputs:
             "last": [ends[answers]],
             "row_starts": [batch.row_starts],
             "context_lens": [contexts],
-            **_settings(batch, answers),
+            **_of_answers(batch, answers),
         }
         if carried:
             columns |= {"ends": [ends], "carry": [batch.carry]}
@@ -194,20 +233,15 @@ class _Lens:
 
 _FIXED = ("slots", "answers", "tokens", "positions", "last")  # what of a step with many tokens has a fixed place
 
-# Words of a captured decode step's columns: so many for each row, and more.
-_FRAME = {
-    "slots": (2, 0),
-    "answers": (2, 0),
-    "tokens": (1, 0),
-    "positions": (1, 0),
-    "last": (1, 0),
-    "row_starts": (1, 1),
-    "context_lens": (1, 0),
-    "floats": (len(_FLOATS), 0),
-    "integers": (len(_INTEGERS), 0),
-    "ends": (1, 0),
-    "carry": (1, 0),
-}
+# Columns of a captured decode step, one word a row, with what inert rows hold; slots come before, settings after.
+_FRAME = {"tokens": 0, "positions": 0, "context_lens": 1, "carry": -1}
+_INERT = (*_FRAME.values(), *[0] * len(_SETTINGS))
+
+
+def _put(place: NDArray[Any], values: NDArray[Any], inert: int) -> None:
+    """The values, and what is inert in the rest of the place."""
+    place[: len(values)] = values
+    place[len(values) :] = inert
 
 
 def _read(
@@ -232,11 +266,16 @@ def _read(
     )
 
 
-def _settings(batch: Batch, answers: NDArray[np.int64]) -> dict[str, list[NDArray[Any]]]:
-    """Of the rows that want an answer; floats by their bits."""
+def _of_answers(batch: Batch, answers: NDArray[np.int64]) -> dict[str, list[NDArray[Any]]]:
+    """Settings of the rows that want an answer."""
+    columns = _settings(batch)
+    if len(answers) < batch.num_rows:
+        columns = [column[answers] for column in columns]
+    return {"floats": columns[: len(_FLOATS)], "integers": columns[len(_FLOATS) :]}
+
+
+def _settings(batch: Batch) -> list[NDArray[Any]]:
+    """In the order of _SETTINGS, floats by their bits."""
     rows = batch.sampling
     halves = rows.seed.astype("<u8").view("<i4").reshape(-1, 2).T
-    floats, integers = [getattr(rows, name).view(np.int32) for name in _FLOATS], [rows.top_k, rows.draw, *halves]
-    if len(answers) < batch.num_rows:
-        floats, integers = ([column[answers] for column in columns] for columns in (floats, integers))
-    return {"floats": floats, "integers": integers}
+    return [*(getattr(rows, name).view(np.int32) for name in _FLOATS), rows.top_k, rows.draw, *halves]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...engine.batch import Ints
 from .device import Device
 
+TOGETHER = 64  # pages of all layers that are copied by one call
+
 
 class PagedKV:
-    """Keys and values of every layer, [num_pages + 1, page_size, kv heads, head dim] each; page 0 is for padding.
+    """`keys` and `values`, [layers, num_pages + 1, page_size, kv heads, head dim] each; page 0 is for padding.
 
-    Allocated once and never cleared (so the system hands out memory only as pages are used): a page is written
+    One allocation, never cleared (so the system hands out memory only as pages are used): a page is written
     before it is read, and attention reads nothing beyond a row's context.
     """
 
@@ -26,20 +29,21 @@ class PagedKV:
         dtype: torch.dtype,
         device: str,
     ) -> None:
-        shape = (num_pages + 1, page_size, kv_heads, head_dim)
-        self._layers = [
-            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-            for _ in range(layers)
-        ]
+        shape = (2, layers, num_pages + 1, page_size, kv_heads, head_dim)
+        pages = torch.empty(shape, dtype=dtype, device=device)
+        self.keys, self.values = pages
+        self._parts = pages.flatten(0, 1)  # keys and values of every layer
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Key pages and value pages."""
-        return self._layers[index]
+        """Key pages and value pages, [num_pages + 1, page_size, kv heads, head dim] each."""
+        return self.keys[index], self.values[index]
 
     def copy(self, copies: Ints, device: Device) -> None:
         """Page copies [copies, 2] of (source, target), all read before any is written."""
         if not len(copies):
             return
-        sources, targets = device.send(copies.T.astype("int64"))
-        for pages in (pages for pair in self._layers for pages in pair):
-            device.ops.kv.copy_pages(pages, sources, targets)
+        # What no copy overwrites may be read after others are written: that takes less memory.
+        together = len(copies) if np.isin(copies[:, 0], copies[:, 1]).any() else TOGETHER
+        for start in range(0, len(copies), together):
+            sources, targets = device.send(copies[start : start + together].T.astype(np.int64))
+            device.ops.kv.copy_pages(self._parts, sources, targets)

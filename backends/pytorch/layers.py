@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,8 +15,6 @@ from .inputs import Step
 from .kv import PagedKV
 from .rotary import Rotary
 from .weights import Weights
-
-Turns = Mapping[LayerKind, tuple[Tensor, Tensor]]  # cos and sin of the step's positions
 
 
 class RMSNorm:
@@ -30,10 +28,12 @@ class RMSNorm:
 
 
 class Layer(Protocol):
-    def __call__(
-        self, x: Tensor, stream: Tensor, step: Step, turns: Turns, ops: Ops, kv: PagedKV
-    ) -> tuple[Tensor, Tensor]:
-        """(x, stream) -> the layer's own (x, stream); x is still to be added to the residual stream."""
+    @property
+    def kind(self) -> LayerKind: ...
+
+    @property
+    def parts(self) -> Any:
+        """As the device's `layer.prepare` made it."""
         ...
 
 
@@ -69,7 +69,7 @@ class DenseLayer:
         def norm(part: str, size: int = width) -> Tensor | None:
             return weights.take(f"{name}.{part}.weight", (size,)) if part else None
 
-        self.index, self.kind = index, config.layer_kinds[index]
+        self.kind = config.layer_kinds[index]
         self.parts = weights.prepare(
             DecoderLayer(
                 before_attention=weights.take(f"{name}.{norms.before_attention}.weight", (width,)),
@@ -98,13 +98,6 @@ class DenseLayer:
             )
         )
 
-    def __call__(
-        self, x: Tensor, stream: Tensor, step: Step, turns: Turns, ops: Ops, kv: PagedKV
-    ) -> tuple[Tensor, Tensor]:
-        cos, sin = turns[self.kind]
-        keys, values = kv.layer(self.index)
-        return ops.layer.decoder(ops, self.parts, x, stream, cos, sin, step.rows, step.slots, keys, values)
-
 
 class Decoder:
     """Embedding, layers, norm and head."""
@@ -122,6 +115,7 @@ class Decoder:
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embedding, self.dtype = weights.embedding("model.embed_tokens", (vocab, hidden)), weights.dtype
         self.layers = [layer(index) for index in range(config.num_layers)]
+        self.stack = weights.prepare_stack([one.parts for one in self.layers])
         self.norm = RMSNorm(weights, "model.norm", config.hidden_size, config.norm_eps, norm_offset)
         self.head = (
             weights.tied_head("model.embed_tokens", "lm_head", vocab, hidden)
@@ -130,15 +124,16 @@ class Decoder:
         )
         self.embedding_scale, self.soft_cap = embedding_scale, config.logit_soft_cap
         device = self.embedding.device.type
-        self.rotaries = {kind: Rotary(rope, context, device) for kind, rope in config.ropes.items()}
+        self.rotaries = [Rotary(rope, context, device) for rope in config.ropes.values()]
+        self.turn_of = [list(config.ropes).index(one.kind) for one in self.layers]
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """Last hidden states of the tokens that `step.last` names [rows, hidden], normalised; writes the cache."""
-        turns = {kind: rotary.rows(step.positions) for kind, rotary in self.rotaries.items()}
+        turns = [rotary.rows(step.positions) for rotary in self.rotaries]
         x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale, self.dtype)
         stream = torch.zeros_like(x)
-        for layer in self.layers:
-            x, stream = layer(x, stream, step, turns, ops, kv)
+        where = turns, self.turn_of, step.rows, step.slots, kv.keys, kv.values
+        x, stream = ops.layer.decoders(ops, self.stack, x, stream, *where)
         return self.norm.add(x.index_select(0, step.last), stream.index_select(0, step.last), ops)[0]
 
     def logits(self, hidden: Tensor, ops: Ops) -> Tensor:

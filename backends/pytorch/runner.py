@@ -10,31 +10,32 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...engine.batch import Batch, Want
-from ...engine.errors import ModelRefused, RunnerFailed
-from ...engine.graphs import Shape
+from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner, RunnerSpec, StepResult
 from ...kernels.ops import Ops
 from ...kernels.ops.attention import Attention
 from ...kernels.ops.sampling import Logprobs
+from .choice import with_attention
 from .device import Device, Recorder
+from .failures import failures, load_failures
 from .graphs.breakable import Answers, BreakableReplay, Pieces
+from .graphs.compiling import Compiler
 from .graphs.full import FullReplay
 from .graphs.runner import GraphRunner
+from .graphs.split import SplitModel
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
 from .loading import Loader
 from .models import accepts
 from .references import with_references
-from .sampler import Drawn, sample
-from .sizing import cache_dtype, plan
-
-# What torch raises when a kernel, an index or an allocation fails.
-_FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
+from .sampler import Drawn, draw_plainly, is_plain, sample
+from .sizing import cache_dtype, chosen_graphs, plan
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
 
@@ -54,8 +55,8 @@ class Model(Protocol):
 class TorchPending:
     """A step on its way; its answers go to main memory as soon as they are there."""
 
-    def __init__(self, batch: Batch, sent: Sent, drawn: Drawn, hidden: Tensor | None, device: Device) -> None:
-        self._rows, self._answers = batch.num_rows, sent.answers
+    def __init__(self, rows: int, answers: NDArray[np.int64], drawn: Drawn, hidden: Tensor | None, device: Device):
+        self._rows, self._answers = rows, answers
         self._tokens = device.fetch(drawn.tokens)
         self._hidden = None if hidden is None else device.fetch(hidden)
         self._logprobs = None if drawn.logprobs is None else Logprobs(*map(device.fetch, drawn.logprobs))
@@ -63,9 +64,9 @@ class TorchPending:
         self._event.record()
 
     def result(self) -> StepResult:
-        with _failures():
+        with failures("the step failed"):
             self._event.synchronize()
-            tokens = self._by_row(self._tokens).astype(np.int32)
+            tokens = self._by_row(self._tokens).astype(np.int32, copy=False)
             hidden = None if self._hidden is None else self._by_row(self._hidden)
             logprobs = self._logprobs
             if logprobs is None:
@@ -74,19 +75,27 @@ class TorchPending:
             return StepResult(tokens, self._by_row(logprobs.chosen), top_tokens, self._by_row(logprobs.top), hidden)
 
     def _by_row(self, answers: Tensor) -> np.ndarray:
-        found = answers.numpy()
+        found: np.ndarray = answers.numpy()
+        if len(found) == self._rows:
+            return found
         rows = np.zeros((self._rows, *found.shape[1:]), found.dtype)
         rows[self._answers] = found
         return rows
 
 
 class TorchRunner:
-    """See engine.runner.Runner."""
+    """See engine.runner.Runner. With a compiler, steps of more than a token per row go through what it makes of the
+    model's forward."""
 
-    def __init__(self, model: Model, kv: PagedKV, spec: RunnerSpec, device: Device) -> None:
+    def __init__(
+        self, model: Model, kv: PagedKV, spec: RunnerSpec, device: Device, compiler: Compiler | None = None
+    ) -> None:
         self.model, self.kv, self._spec, self.device = model, kv, spec, device
         self.inputs = Inputs(spec, device)
         self._recorder = None if device.recorder is None else device.recorder()
+        self.prompts: Callable[[Step, Ops, PagedKV], Tensor] = model
+        if compiler is not None and self._recorder is not None:
+            self.prompts = SplitModel(model, kv, device.ops, compiler, self._recorder.call)
 
     @property
     def spec(self) -> RunnerSpec:
@@ -94,25 +103,29 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> TorchPending:
-        with _failures():
+        with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
             sent = self.inputs.send(batch)
-            return self._answer(batch, sent, self.model(sent.step, self.device.ops, self.kv))
+            model = self.prompts if batch.num_tokens > batch.num_rows else self.model
+            return self._answer(batch, sent, model(sent.step, self.device.ops, self.kv))
 
     @torch.inference_mode()
-    def capture(self, shape: Shape) -> FullReplay:
-        """Record steps of `shape.rows` rows with one token each."""
-        ops, frame = self.device.ops, self.inputs.frame(shape.rows)
+    def capture(self, rows: int) -> FullReplay:
+        """Record steps of up to so many rows with one token each."""
+        ops, frame = self.device.ops, self.inputs.frame(rows)
 
         def work() -> Tensor:
             self.inputs.take_in(frame)
-            return self.model(frame.step, ops, self.kv)
+            logits = self.model.logits(self.model(frame.step, ops, self.kv), ops)
+            self.inputs.keep(frame, draw_plainly(logits, frame.settings, self.device))
+            return logits
 
-        with _failures(), self._recording() as recorder:
+        with failures("capturing a step failed"), self._recording() as recorder:
             work()  # what compiles, loads or allocates at its first call must not do so while recording
             recorder.begin()
-            hidden = work()
-            return FullReplay(self, frame, hidden, recorder.end())
+            logits = work()
+            replay = recorder.end()
+            return FullReplay(self, frame, recorder.weak(logits), replay)
 
     @torch.inference_mode()
     def capture_in_pieces(self, tokens: int, answers: Answers) -> BreakableReplay:
@@ -120,27 +133,33 @@ class TorchRunner:
         step = self.inputs.token_frame(tokens)
 
         def work(ops: Ops) -> Tensor:
-            return self.model(step, ops, self.kv)
+            return self.prompts(step, ops, self.kv)
 
         unasked = Attention(paged=lambda query, *_: answers.place(query))
-        with _failures(), self._recording() as recorder:
+        with failures("capturing a step failed"), self._recording() as recorder:
             work(replace(self.device.ops, attention=unasked))
             pieces = Pieces(recorder, answers)
             return BreakableReplay(self, tokens, pieces.record(work, self.device.ops), pieces)
 
     @torch.inference_mode()
-    def replayed(self, batch: Batch, frame: Sent, hidden: Tensor, replay: Callable[[], None]) -> TorchPending:
-        """The step that was captured with this frame and gave `hidden`, with the numbers of `batch`."""
-        with _failures():
+    def replayed(self, batch: Batch, frame: Sent, logits: Tensor, replay: Callable[[], None]) -> TorchPending:
+        """The step that was captured with this frame and leaves `logits`, with the numbers of `batch`."""
+        with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
-            self.inputs.fill(batch)
+            self.inputs.fill(batch, len(frame.answers))
             replay()
-            return self._answer(batch, frame, hidden)
+            rows = batch.num_rows
+            drawn = Drawn(self.inputs.drawn(rows), None)
+            if not is_plain(batch):
+                own = frame.first(rows)
+                drawn = sample(logits[:rows], batch, own, self.device)
+                self.inputs.keep(own, drawn.tokens)
+            return TorchPending(rows, frame.answers[:rows], drawn, None, self.device)
 
     @torch.inference_mode()
     def replayed_in_pieces(self, batch: Batch, tokens: int, hidden: Tensor, pieces: Pieces) -> TorchPending:
         """The same for a step that was captured in pieces."""
-        with _failures():
+        with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
             sent = self.inputs.fill_tokens(batch, tokens)
             pieces.replay(sent.step.rows, batch.num_tokens)
@@ -156,33 +175,32 @@ class TorchRunner:
         drawn = sample(self.model.logits(hidden, self.device.ops), batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
-        return TorchPending(
-            batch, sent, drawn, hidden.to(torch.float32, copy=True) if wants_hidden else None, self.device
-        )
+        kept = hidden.to(torch.float32, copy=True) if wants_hidden else None
+        return TorchPending(batch.num_rows, sent.answers, drawn, kept, self.device)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
 
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
-        del self.model, self.kv, self.inputs, self._recorder
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """What a device reports of a step, sometimes only of a later one, as RunnerFailed."""
-    try:
-        yield
-    except _FAILURES as error:
-        raise RunnerFailed(f"the step failed: {error}") from error
+        del self.model, self.prompts, self.kv, self.inputs, self._recorder
 
 
 def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:
-    """Load a model; `free` is the device's free memory in bytes. Raises ModelRefused or SettingRefused."""
+    """Load a model; `free` is the device's free memory in bytes.
+
+    Raises ModelRefused, also where that does not suffice, SettingRefused, or RunnerFailed when the device breaks.
+    """
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
+    with load_failures(files.name):
+        return _load(files, budget, device, free)
+
+
+def _load(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:
     config = files.config
+    device = with_attention(device, budget)
     device = replace(device, ops=with_references(device.ops, budget.reference_ops))
     dtype = DTYPES.get(budget.dtype, device.dtype)
     loader = Loader(files, budget, device, dtype)
@@ -201,5 +219,6 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
             cache_dtype(budget, dtype, device),
             device.name,
         )
-    runner = TorchRunner(model, kv, spec, device)
+    compiler = Compiler(budget.compiler, budget.compiled_dir) if chosen_graphs(budget, device) == "split" else None
+    runner = TorchRunner(model, kv, spec, device, compiler)
     return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner

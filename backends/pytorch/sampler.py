@@ -23,18 +23,32 @@ class Drawn:
     logprobs: Logprobs | None
 
 
+def is_plain(batch: Batch) -> bool:
+    """The draw depends on logits and on one value of each setting a row only, and nothing else is asked for."""
+    rows = batch.sampling
+    lists = len(rows.bias_rows) or len(rows.history_rows) or len(batch.mask_rows)
+    return not lists and not (rows.logprobs >= 0).any()
+
+
+def draw_plainly(logits: Tensor, settings: dict[str, Tensor], device: Device) -> Tensor:
+    """[answers] int64 tokens of a plain batch, whatever its settings are: for steps that are captured before these are
+    known."""
+    return device.ops.sampling.draw(logits, _draws(settings, logits.shape[1]))
+
+
 def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
     """logits [answers, vocab] float32, which may be written over."""
     rows, settings, ops = batch.sampling, sent.settings, device.ops.sampling
     answers, place = sent.answers, _places(batch, sent)
-    most = int(rows.logprobs[answers].max(initial=-1))
+    listed = int(rows.logprobs[answers].max(initial=-1))
     raw = logits
     if len(rows.bias_rows) or len(rows.history_rows) or len(batch.mask_rows):
-        logits = logits.clone() if most >= 0 else logits
+        logits = logits.clone() if listed >= 0 else logits
         _adjust(logits, batch, place, settings, device)
     heat = rows.temperature[answers]
-    tokens = ops.draw(logits, _draws(rows, answers, settings, logits.shape[1])) if heat.any() else ops.greedy(logits)
-    return Drawn(tokens, ops.logprobs(raw, tokens, most) if most >= 0 else None)
+    most = _most(rows, answers, logits.shape[1])
+    tokens = ops.draw(logits, _draws(settings, most)) if heat.any() else ops.greedy(logits)
+    return Drawn(tokens, ops.logprobs(raw, tokens, listed) if listed >= 0 else None)
 
 
 def _places(batch: Batch, sent: Sent) -> NDArray[np.int64]:
@@ -67,19 +81,25 @@ def _adjust(
         ops.mask(logits, owners, words)
 
 
-def _draws(rows: SamplingRows, answers: NDArray[np.int64], settings: dict[str, Tensor], vocab: int) -> Draws:
+def _most(rows: SamplingRows, answers: NDArray[np.int64], vocab: int) -> int:
+    """See Draws.most: a row with a nucleus and no top_k may need every value in order; all others their own top_k."""
     heated = rows.temperature[answers] > 0
-    top_k, top_p, min_p = rows.top_k[answers], rows.top_p[answers], rows.min_p[answers]
-    limited, nucleus = (top_k > 0) & heated, (top_p < 1) & heated
-    # A row with a nucleus and no top_k may need every value in order; all others their own top_k at most.
-    most = vocab if (nucleus & ~limited).any() else min(vocab, int(top_k[limited].max(initial=1)))
+    top_k = rows.top_k[answers]
+    limited = (top_k > 0) & heated
+    if ((rows.top_p[answers] < 1) & heated & ~limited).any():
+        return vocab
+    return min(vocab, int(top_k[limited].max(initial=1)))
+
+
+def _draws(settings: dict[str, Tensor], most: int) -> Draws:
+    """With all filters, those that are off for every row too: they cost nothing, and kernels are of one kind."""
     return Draws(
         temperature=settings["temperature"],
         seed_low=settings["seed_low"],
         seed_high=settings["seed_high"],
         position=settings["draw"],
-        top_k=settings["top_k"] if limited.any() else None,
-        top_p=settings["top_p"] if nucleus.any() else None,
-        min_p=settings["min_p"] if (min_p[heated] > 0).any() else None,
+        top_k=settings["top_k"],
+        top_p=settings["top_p"],
+        min_p=settings["min_p"],
         most=most,
     )

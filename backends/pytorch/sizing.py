@@ -6,12 +6,13 @@ import torch
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.graphs import decode_sizes, token_sizes
+from ...engine.modelconfig import ModelConfig
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, RunnerSpec, page_bytes
+from ...engine.runner import Budget, Graphs, RunnerSpec, page_bytes
 from .device import Device
 
-# Of a step that is worth capturing: beyond, launching it takes less than computing it.
-MOST_TOKENS = 1024
+# Of a step that is captured: what the largest makes on the way is kept as long as the model is.
+MOST_TOKENS = 2048
 
 
 def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weights: int, device: Device) -> RunnerSpec:
@@ -46,7 +47,7 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
             f"cache, but {_size(num_pages * page)} are allowed",
             "ask for a shorter context, or allow a larger cache",
         )
-    graphs = "off" if device.recorder is None else device.graphs if budget.graphs == "auto" else budget.graphs
+    graphs = chosen_graphs(budget, device)
     max_tokens = max(budget.max_step_tokens or device.step_tokens, budget.max_rows)
     return RunnerSpec(
         vocab_size=config.vocab_size,
@@ -57,13 +58,29 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
         page_size=budget.page_size,
         num_pages=num_pages,
         overlap=device.overlap,
-        graph_rows=decode_sizes(budget.max_rows) if graphs != "off" else (),
-        graph_tokens=token_sizes(min(max_tokens, MOST_TOKENS)) if graphs == "breakable" else (),
+        graph_rows=decode_sizes(budget.max_rows) if graphs != "off" and device.records_attention else (),
+        graph_tokens=token_sizes(_most_tokens(config, max_tokens, device)) if graphs in ("split", "breakable") else (),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=quantised.title if quantised else budget.quant if budget.quant != "none" else "",
         cache_bytes=num_pages * page,
+        remarks=device.remarks,
+        step_seconds=device.step_seconds,
     )
+
+
+def _most_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:
+    """Of a step that is worth capturing: beyond, computing a layer takes longer than launching it."""
+    heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    weights = config.hidden_size * (heads + 3 * config.intermediate_size)
+    return int(min(max_tokens, MOST_TOKENS, device.layer_work / weights))
+
+
+def chosen_graphs(budget: Budget, device: Device) -> Graphs:
+    """What is recorded on this device; never "auto"."""
+    if device.recorder is None:
+        return "off"
+    return device.graphs if budget.graphs == "auto" else budget.graphs
 
 
 def cache_dtype(budget: Budget, dtype: torch.dtype, device: Device) -> torch.dtype:

@@ -160,6 +160,10 @@ class Weights:
         """The layer as the device's `layer.decoder` takes it."""
         return self._device.ops.layer.prepare(layer)
 
+    def prepare_stack(self, layers: Sequence[Any]) -> Any:
+        """All of a model's, each as `prepare` made it, as the device's `layer.decoders` takes them."""
+        return self._device.ops.layer.prepare_stack(layers)
+
     def close(self) -> None:
         """Raises ModelRefused for tensors that the model did not ask for."""
         self._tensors.close()

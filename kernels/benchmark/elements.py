@@ -66,7 +66,7 @@ class Model:
     def copies(self, pages: int) -> Arguments:
         """Each of as many pages to one that is not among them."""
         numbers = torch.randperm(2 * pages)
-        everything = self.random(2 * pages, PAGE, self.kv_heads, self.dim)
+        everything = self.random(1, 2 * pages, PAGE, self.kv_heads, self.dim)
         return {"pages": everything, "sources": numbers[:pages], "targets": numbers[pages:]}
 
     def append(self, tokens: int) -> Arguments:

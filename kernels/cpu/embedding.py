@@ -17,7 +17,7 @@ def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.d
     dtype = dtype or weight.dtype
     if not {dtype, weight.dtype} <= FLOATS or tokens.dtype != torch.int32:
         return reference.embedding(tokens, weight, scale, dtype)
-    out = weight.new_empty((len(tokens), weight.shape[1]), dtype=dtype)
+    out = weight.new_empty((tokens.shape[0], weight.shape[1]), dtype=dtype)
     _embedding(out, tokens, weight, _rounded(scale, dtype))
     return out
 

@@ -23,7 +23,9 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
-    _copy_pages(pages, sources.contiguous(), targets.contiguous())
+    sources, targets = sources.contiguous(), targets.contiguous()
+    for part in pages:
+        _copy_pages(part, sources, targets)
 
 
 def append(

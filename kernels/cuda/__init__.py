@@ -6,6 +6,7 @@ its wrappers of norms, gated activations, rotation and the embedding serve tenso
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -13,10 +14,18 @@ import torch
 from ..cpu import LibraryMissing
 
 NAME = "localllm_cuda.so"
+CHOSEN = "LOCALLLM_CUDA_LIBRARY"  # an environment variable that names another file
 
 
 def find_library() -> Path:
-    """What a checkout has built, else what the package was installed with. Raises LibraryMissing."""
+    """What LOCALLLM_CUDA_LIBRARY names, else what a checkout has built, else what the package was installed with.
+
+    Raises LibraryMissing.
+    """
+    if chosen := os.environ.get(CHOSEN):
+        if Path(chosen).is_file():
+            return Path(chosen)
+        raise LibraryMissing(f"{CHOSEN} names {chosen}, which is no file")
     own = Path(__file__).resolve().parent
     for folder in (own.parent.parent / "build" / "kernels" / "cuda", own, *map(Path, __path__)):
         if (folder / NAME).is_file():

@@ -10,7 +10,8 @@
 namespace localllm::cuda {
 
 struct DecodeArgs {
-  Type type;  // of query, cache and out: bf16 or f16
+  Type type;  // of query and out, and of the cache: bf16 or f16
+  bool e4m3;  // the cache is of float8_e4m3fn instead
   int dim;    // 64 or 128
   void* out;  // [tokens, heads, dim], dense
   const void* query;

@@ -3,6 +3,7 @@ reads faster; all else is Triton's, or the reference's."""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -17,6 +18,7 @@ else:
 
 _decode = torch.ops.localllm.decode_attention.default
 
+CONVERTING = (8, 9)  # compute capability from which float8_e4m3fn is converted in hardware
 DIMS = (64, 128)
 TYPES = (torch.bfloat16, torch.float16)
 MOST_SHARING = 8  # as in attention.h
@@ -45,6 +47,11 @@ def paged_attention(
     return out
 
 
+@cache
+def _converts(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= CONVERTING
+
+
 def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
     heads, dim = query.shape[1:]
     size, kv_heads = key_pages.shape[1:3]
@@ -53,7 +60,7 @@ def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) 
     return (
         max(rows.query_lens) == 1
         and query.dtype in TYPES
-        and key_pages.dtype == query.dtype
+        and (key_pages.dtype == query.dtype or (key_pages.dtype == torch.float8_e4m3fn and _converts(query.device)))
         and dim in DIMS
         and heads <= MOST_SHARING * kv_heads
         and len(rows.query_lens) * kv_heads <= MOST_PAIRS

@@ -36,12 +36,22 @@ void store_op(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Te
   store(args, Queue(key));
 }
 
-void copy_pages_op(Tensor pages, Tensor sources, Tensor targets) {
-  CopyPagesArgs args = copy_pages_arguments({"copy_pages", pages}, pages, sources, targets);
-  if (args.copies * args.page_bytes == 0) return;
-  Tensor between = torch::stable::new_empty(pages, {args.copies * args.page_bytes}, ScalarType::Byte);
+// pages [parts, pages, …]
+void copy_parts_op(Tensor pages, Tensor sources, Tensor targets) {
+  Op op("copy_parts", pages);
+  Argument all(op, "pages", pages), from(op, "sources", sources), to(op, "targets", targets);
+  if (all.dims() < 2) refuse(op.name, ": pages has no parts");
+  all.dense();
+  from.shaped({ANY}).of(ScalarType::Long).below(all.size(1));
+  to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(1));
+  CopyPartsArgs args{};
+  args.pages = all.data(), args.sources = from.data<int64_t>(), args.targets = to.data<int64_t>();
+  args.parts = all.size(0), args.copies = from.size(0), args.limit = all.size(1);
+  args.page_bytes = all.count() ? all.count() / (args.parts * args.limit) * all.bytes() : 0;
+  if (args.bytes() == 0) return;
+  Tensor between = torch::stable::new_empty(pages, {args.bytes()}, ScalarType::Byte);
   args.shared = between.data_ptr();
-  copy_pages(args, Queue(pages));
+  copy_parts(args, Queue(pages));
 }
 
 void append_op(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
@@ -59,6 +69,10 @@ void embedding_op(Tensor out, Tensor tokens, Tensor weight, double scale) {
 
 }  // namespace
 
+STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
+  library.def("copy_parts(Tensor(a!) pages, Tensor sources, Tensor targets) -> ()");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("rms_norm", TORCH_BOX(&rms_norm_op));
   library.impl("add_rms_norm", TORCH_BOX(&add_rms_norm_op));
@@ -66,7 +80,7 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("gate", TORCH_BOX(&gate_op));
   library.impl("rope", TORCH_BOX(&rope_op));
   library.impl("store", TORCH_BOX(&store_op));
-  library.impl("copy_pages", TORCH_BOX(&copy_pages_op));
+  library.impl("copy_parts", TORCH_BOX(&copy_parts_op));
   library.impl("append", TORCH_BOX(&append_op));
   library.impl("embedding", TORCH_BOX(&embedding_op));
 }

@@ -24,13 +24,14 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   Argument contexts(op, "context_lens", context_lens), pages(op, "page_table", page_table);
   from.shaped({ANY, ANY, ANY});
   to.shaped({from.size(0), from.size(1), from.size(2)}).of(from.type()).dense();
-  keys.shaped({ANY, ANY, ANY, from.size(2)}).of(from.type());
-  values.shaped({keys.size(0), keys.size(1), keys.size(2), keys.size(3)}).of(from.type());
+  bool e4m3 = keys.type() == ScalarType::Float8_e4m3fn;
+  keys.shaped({ANY, ANY, ANY, from.size(2)}).of(e4m3 ? keys.type() : from.type());
+  values.shaped({keys.size(0), keys.size(1), keys.size(2), keys.size(3)}).of(keys.type());
   pages.shaped({ANY, ANY}).of(ScalarType::Int).dense_rows();
   starts.shaped({pages.size(0) + 1}).of(ScalarType::Int).dense();
   contexts.shaped({pages.size(0)}).of(ScalarType::Int).dense();
   DecodeArgs args{};
-  args.type = from.number(), args.dim = (int)from.size(2);
+  args.type = from.number(), args.e4m3 = e4m3, args.dim = (int)from.size(2);
   if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
   int64_t kv_heads = keys.size(2), size = keys.size(1), rows = pages.size(0);
   if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * MOST_SHARING)

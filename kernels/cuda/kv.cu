@@ -28,27 +28,33 @@ __global__ void put(const T* key, const T* value, C* keys, C* values, const int6
   }
 }
 
-// Copies of bytes between a list of pages and a dense buffer, one way or the other.
+// Copies of bytes between a list of pages in every part and a dense buffer, one way or the other: a block takes a page.
 template <class T, bool GATHER>
-__global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t copies, int64_t each, int64_t limit) {
-  for (int64_t i = blockIdx.x * int64_t(THREADS) + threadIdx.x; i < copies * each; i += gridDim.x * int64_t(THREADS)) {
-    if (ids[i / each] < 0 || ids[i / each] >= limit) continue;
-    T* page = pages + ids[i / each] * each + i % each;
-    if (GATHER)
-      buffer[i] = *page;
-    else
-      *page = buffer[i];
+__global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t parts, int64_t copies, int64_t each,
+                     int64_t limit) {
+  for (int64_t item = blockIdx.x; item < parts * copies; item += gridDim.x) {
+    int64_t id = ids[item % copies];
+    if (id < 0 || id >= limit) continue;
+    T* page = pages + (item / copies * limit + id) * each;
+    T* kept = buffer + item * each;
+    for (int64_t i = threadIdx.x; i < each; i += THREADS) {
+      if (GATHER)
+        kept[i] = page[i];
+      else
+        page[i] = kept[i];
+    }
   }
 }
 
 template <class T>
-void copy(const CopyPagesArgs& args, cudaStream_t stream) {
+void copy(const CopyPartsArgs& args, cudaStream_t stream) {
   int64_t each = args.page_bytes / sizeof(T);
-  unsigned blocks = blocks_for(args.copies * each);
+  int64_t items = args.parts * args.copies;
+  unsigned blocks = unsigned(items < MAX_GRID ? items : MAX_GRID);
   auto* pages = static_cast<T*>(args.pages);
   auto* buffer = static_cast<T*>(args.shared);
-  move<T, true><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.sources, args.copies, each, args.limit);
-  move<T, false><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.targets, args.copies, each, args.limit);
+  move<T, true><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.sources, args.parts, args.copies, each, args.limit);
+  move<T, false><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.targets, args.parts, args.copies, each, args.limit);
 }
 
 }  // namespace
@@ -82,13 +88,13 @@ void store(const StoreArgs& args, cudaStream_t stream) {
   check_launch("store");
 }
 
-void copy_pages(const CopyPagesArgs& args, cudaStream_t stream) {
-  if (args.copies == 0 || args.page_bytes == 0) return;
+void copy_parts(const CopyPartsArgs& args, cudaStream_t stream) {
+  if (args.bytes() == 0) return;
   if (aligned({args.pages, args.shared}, {args.page_bytes}))
     copy<int4>(args, stream);
   else
     copy<char>(args, stream);
-  check_launch("copy_pages");
+  check_launch("copy_parts");
 }
 
 }  // namespace localllm::cuda

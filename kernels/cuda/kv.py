@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..cpu import norm, rope
 from ..cpu.floats import FLOATS
-from ..cpu.kv import copy_pages, heads_dense
+from ..cpu.kv import heads_dense
 from ..ops import kv as reference
 from ..ops.kv import Rotation
 from ..ops.norm import Norm
@@ -17,6 +17,7 @@ __all__ = ["append", "copy_pages", "store"]
 
 _store = torch.ops.localllm.store.default
 _append = torch.ops.localllm.append.default
+_copy_parts = torch.ops.localllm.copy_parts.default
 _ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
 
 
@@ -26,6 +27,10 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
         _store(heads_dense(key), heads_dense(value), key_pages, value_pages, slots)
     else:
         reference.store(key, value, key_pages, value_pages, slots)
+
+
+def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
+    _copy_parts(pages, sources.contiguous(), targets.contiguous())
 
 
 _parts = reference.composed(Norm(rms=norm.rms_norm), Rope(neox=rope.rope, interleaved=rope.interleaved_rope), store)

@@ -139,7 +139,18 @@ def _packed(weight: Weight) -> Packed:
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_few(x, weight) and _beats_torch(x.numel() // weight.ins, weight, dtype):
         return _few(x, weight, bias, dtype)
-    return reference.dense(x, weight.data if isinstance(weight, Packed) else weight, bias, dtype)
+    plain = weight.data if isinstance(weight, Packed) else weight
+    if dtype == torch.float32 and x.is_cuda and x.dtype == plain.dtype == torch.bfloat16:
+        return _unrounded(x, plain, bias)
+    return reference.dense(x, plain, bias, dtype)
+
+
+def _unrounded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product's own float32 sums; torch's linear would round them, to be widened again in another pass."""
+    out = torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32)
+    if bias is not None:
+        out += bias
+    return out.view(*x.shape[:-1], len(weight))
 
 
 def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -153,7 +164,7 @@ def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype 
     if _is_few(x, weight):
         return _few(x, weight, bias, dtype)
     if TRITON and isinstance(weight, Packed):
-        return _nibbles(_triton().as_rounded(x, weight.group), weight, bias, dtype or x.dtype)
+        return _nibbles(_triton().rounded(x, weight.group), weight, bias, dtype or x.dtype)
     plain = weight.plain() if isinstance(weight, Packed) else weight
     return (_triton().int4 if TRITON else reference.linear_int4.int4)(x, plain, bias, dtype)
 

@@ -43,32 +43,46 @@ class Ops:
             for op in fields(held):
                 yield f"{family.name}.{op.name}", getattr(held, op.name)
 
+    def title(self, name: str) -> str:
+        """Who computes "family.name", for people."""
+        found = dict(self)[name]
+        if found is dict(Ops())[name]:
+            return "reference"
+        return f"{found.__module__.split('.kernels.')[-1]}.{found.__name__}"
+
     def with_references(self, names: Iterable[str]) -> Ops:
         """These ops, but the named ones ("family.name", "family" or "all") back at their references.
 
-        An op made of others in one go goes back with any of them, or the one that was named would still be in there.
-        A reference cannot read what a device packed or prepared: that goes back with it. Raises KeyError with a name
-        that there is not.
+        Raises KeyError with a name that there is not.
         """
-        plain, changed = Ops(), self
+        return self.with_ops_of(Ops(), names)
+
+    def with_ops_of(self, other: Ops, names: Iterable[str]) -> Ops:
+        """These ops, but the named ones ("family.name", "family" or "all") from `other`.
+
+        An op made of others in one go goes with any of them, or the one that was named would still be in there. One
+        set of ops cannot read what another packed or prepared: that goes with it. Raises KeyError with a name that
+        there is not.
+        """
+        changed = self
         for name in names:
             if name == "all":
-                return plain
+                return other
             family, _, op = name.partition(".")
-            if family not in {part.name for part in fields(plain)}:
+            if family not in {part.name for part in fields(other)}:
                 raise KeyError(name)
-            if op and op not in {part.name for part in fields(getattr(plain, family))}:
+            if op and op not in {part.name for part in fields(getattr(other, family))}:
                 raise KeyError(name)
-            chosen = {family: {op} if op else {part.name for part in fields(getattr(plain, family))}}
+            chosen = {family: {op} if op else {part.name for part in fields(getattr(other, family))}}
             if family == "linear" and op != "embedding":
                 chosen[family].add("pack_slices")
             if family in ("norm", "rope") or name == "kv.store":
                 chosen.setdefault("kv", set()).add("append")
             if family != "sampling" and name not in ("linear.embedding", "kv.copy_pages"):
-                chosen["layer"] = {"decoder", "prepare"}
+                chosen["layer"] = {part.name for part in fields(other.layer)}
             for held, ops in chosen.items():
-                references = {one: getattr(getattr(plain, held), one) for one in ops}
-                changed = replace(changed, **{held: replace(getattr(changed, held), **references)})
+                taken = {one: getattr(getattr(other, held), one) for one in ops}
+                changed = replace(changed, **{held: replace(getattr(changed, held), **taken)})
         return changed
 
 
@@ -77,14 +91,7 @@ class MultiPlatformOp:
 
     def __init__(self, name: str, platforms: Mapping[str, Ops]) -> None:
         self.name = name
-        reference = dict(Ops())[name]
-        chosen = {platform: dict(ops)[name] for platform, ops in platforms.items()}
-        self.implementations: Mapping[str, str] = {
-            platform: "reference"
-            if found is reference
-            else f"{found.__module__.split('.kernels.')[-1]}.{found.__name__}"
-            for platform, found in chosen.items()
-        }
+        self.implementations: Mapping[str, str] = {platform: ops.title(name) for platform, ops in platforms.items()}
 
     @classmethod
     def matrix(cls, platforms: Mapping[str, Ops]) -> list[MultiPlatformOp]:

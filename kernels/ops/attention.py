@@ -182,7 +182,10 @@ def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any):
 
 _MIXED = [(1, 9), (1, 1), (1, 16), (5, 5), (3, 12), (3, 3), (1, 6)]
 
+_WIDE = {"heads": 8, "kv_heads": 2, "dim": 128, "page_size": 16}  # as models have them
+
 CASES = [
+    Case("attention.paged", "decode-wide", _inputs([(1, 9), (1, 300), (1, 64)], **_WIDE)),
     Case("attention.paged", "one-row", _inputs([(1, 10)])),
     Case("attention.paged", "one-row-whole-pages", _inputs([(1, 8)])),
     Case("attention.paged", "decode", _inputs([(1, 9), (1, 1), (1, 16), (1, 7)])),
@@ -203,4 +206,5 @@ CASES = [
     Case("attention.paged", "many-queries-window", _inputs([(70, 150)], window=40, page_size=16)),
     Case("attention.paged", "large-pages", _inputs(_MIXED, page_size=16, dim=64)),
     Case("attention.paged", "page-size-one", _inputs(_MIXED, page_size=1)),
+    Case("attention.paged", "mixed-wide", _inputs([(33, 290), (1, 64), (130, 130)], **_WIDE)),
 ]

@@ -37,11 +37,13 @@ def _put(x: Tensor, pages: Tensor, slots: Tensor) -> None:
 
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """pages[targets] = pages[sources], in place; all sources are read before any target is written.
+    """pages[:, targets] = pages[:, sources], in place; all sources are read before any target is written.
 
-    pages [pages, page_size, kv heads, dim]; sources and targets [copies], targets distinct.
+    pages [parts, pages, page_size, kv heads, dim], contiguous: a part for the keys of each layer, one for its values.
+    sources and targets [copies] int64, targets distinct. It takes memory for all that is copied.
     """
-    pages.index_copy_(0, targets, pages.index_select(0, sources))
+    held = pages.view(torch.uint8) if pages.itemsize == 1 else pages  # of float8 it knows the bytes only
+    held.index_copy_(1, targets, held.index_select(1, sources))
 
 
 def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[..., Tensor]:
@@ -108,10 +110,10 @@ def _store(tokens: int, cache: torch.dtype | None = None):
     return make
 
 
-def _copies(sources: list[int], targets: list[int]):
+def _copies(sources: list[int], targets: list[int], parts: int = 3, dim: int = 16, cache: torch.dtype | None = None):
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        pages = torch.randn(6, 4, 2, 16, generator=generator).to(dtype)
-        return {"pages": pages, "sources": torch.tensor(sources), "targets": torch.tensor(targets)}
+        pages = torch.randn(parts, 6, 4, 2, dim, generator=generator).to(cache or dtype)
+        return {"pages": pages, "sources": torch.tensor(sources).long(), "targets": torch.tensor(targets).long()}
 
     return make
 
@@ -177,4 +179,9 @@ CASES = [
     Case("kv.copy_pages", "chain", _copies([1, 2, 3], [2, 3, 4]), mutates=("pages",)),
     Case("kv.copy_pages", "swap", _copies([1, 2], [2, 1]), mutates=("pages",)),
     Case("kv.copy_pages", "fan-out", _copies([3, 3], [1, 5]), mutates=("pages",)),
+    Case("kv.copy_pages", "one-part", _copies([5, 1], [1, 0], parts=1), mutates=("pages",)),
+    Case("kv.copy_pages", "many-parts", _copies([2, 4, 0], [0, 2, 3], parts=64), mutates=("pages",)),
+    Case("kv.copy_pages", "odd-page", _copies([2, 4], [4, 3], dim=7), mutates=("pages",)),
+    Case("kv.copy_pages", "float8", _copies([2, 4], [4, 3], cache=_FP8), mutates=("pages",)),
+    Case("kv.copy_pages", "none", _copies([], []), mutates=("pages",)),
 ]

@@ -1,8 +1,9 @@
-"""A decoder layer as one op. What it means is its parts one after the other; a device may do them in one go."""
+"""A decoder layer as one op, and all of a model's. What they mean is their parts one after the other; a device may do
+them in one go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -69,7 +70,7 @@ def decoder(
     """
     norm = ops.norm
     x, stream = norm.add_rms(x, stream, layer.before_attention, layer.eps, layer.offset)
-    qkv = layer.qkv(x, ops).view(len(x), -1, layer.dim)
+    qkv = layer.qkv(x, ops).view(x.shape[0], -1, layer.dim)
     head_norms = layer.query_norm, layer.key_norm, layer.eps, layer.offset
     query = ops.kv.append(qkv, *head_norms, cos, sin, layer.rotation, slots, key_pages, value_pages)
     options = layer.scale, layer.window, layer.soft_cap, layer.sinks
@@ -84,15 +85,42 @@ def decoder(
     return x, stream
 
 
+def prepare_stack(layers: Sequence[Any]) -> Any:
+    """All layers of a model, each as `prepare` made it, as this device's `decoders` wants them; here: as they are."""
+    return tuple(layers)
+
+
+def decoders(
+    ops: Ops,
+    stack: Iterable[Any],
+    x: Tensor,
+    stream: Tensor,
+    turns: Sequence[tuple[Tensor, Tensor]],
+    turn_of: Sequence[int],
+    rows: Rows,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`decoder` for one layer after the other. turns are the (cos, sin) of every way in which layers rotate, turn_of
+    [layers] says which of them each does; keys and values [layers, pages, page_size, kv heads, dim] are their pages."""
+    for layer, turn, *pages in zip(stack, turn_of, keys, values, strict=True):
+        x, stream = ops.layer.decoder(ops, layer, x, stream, *turns[turn], rows, slots, *pages)
+    return x, stream
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Which implementation of a whole layer a device uses; `decoder` is given what `prepare` made, once, at load."""
+    """Which implementation of whole layers a device uses; `decoder` is given what `prepare` made, `decoders` what
+    `prepare_stack` made of those, once, at load."""
 
     decoder: Callable[..., tuple[Tensor, Tensor]] = decoder
     prepare: Callable[[DecoderLayer], Any] = prepare
+    decoders: Callable[..., tuple[Tensor, Tensor]] = decoders
+    prepare_stack: Callable[[Sequence[Any]], Any] = prepare_stack
 
 
-def _inputs(
+def inputs(
     lens: list[tuple[int, int]],  # of each row: queries, context
     heads: int = 4,
     kv_heads: int = 2,
@@ -100,6 +128,7 @@ def _inputs(
     hidden: int = 48,
     inner: int = 72,
     *,
+    layers: int = 0,  # more than one layer, in a stack
     bias: bool = False,
     head_norms: bool = True,
     after_norms: bool = False,
@@ -107,7 +136,9 @@ def _inputs(
     gate: Gate = "silu_and_mul",
     page_size: int = 4,
     **options: Any,
-):
+) -> Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]:
+    """Makes the arguments of a random `decoder`, or of `decoders`, for cases and other tests."""
+
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         from . import Ops
 
@@ -121,68 +152,92 @@ def _inputs(
         def norm(wanted: bool, width: int) -> Tensor | None:
             return random(width, size=0.1, mean=1.0 - offset) if wanted else None
 
-        layer = DecoderLayer(
-            random(hidden, size=0.1, mean=1.0 - offset),
-            random(hidden, size=0.1, mean=1.0 - offset),
-            norm(after_norms, hidden),
-            norm(after_norms, hidden),
-            norm(head_norms, dim),
-            norm(head_norms, dim),
-            product((heads + 2 * kv_heads) * dim, hidden),
-            product(hidden, heads * dim),
-            product(2 * inner, hidden),
-            product(hidden, inner),
-            gate,
-            "neox",
-            dim,
-            1e-6,
-            offset,
-            dim**-0.5,
-            **options,
-        )
+        def layer() -> DecoderLayer:
+            return DecoderLayer(
+                random(hidden, size=0.1, mean=1.0 - offset),
+                random(hidden, size=0.1, mean=1.0 - offset),
+                norm(after_norms, hidden),
+                norm(after_norms, hidden),
+                norm(head_norms, dim),
+                norm(head_norms, dim),
+                product((heads + 2 * kv_heads) * dim, hidden),
+                product(hidden, heads * dim),
+                product(2 * inner, hidden),
+                product(hidden, inner),
+                gate,
+                "neox",
+                dim,
+                1e-6,
+                offset,
+                dim**-0.5,
+                **options,
+            )
+
+        own = tuple(layer() for _ in range(max(layers, 1)))
         queries, contexts = ([one[i] for one in lens] for i in (0, 1))
         each = -(-max(contexts) // page_size)
         table = torch.randperm(len(lens) * each, generator=generator).view(len(lens), each).int() + 1
         at = [
             int(table[row, place // page_size]) * page_size + place % page_size
-            for row, (own, context) in enumerate(lens)
-            for place in range(context - own, context)
+            for row, (queried, context) in enumerate(lens)
+            for place in range(context - queried, context)
         ]
         tokens = sum(queries)
         angle = torch.rand(tokens, dim // 2, generator=generator) * 100.0
         starts = torch.tensor([0, *queries]).cumsum(0).int()
-        pages = random(2, len(lens) * each + 1, page_size, kv_heads, dim)
-        return {
+        pages = random(2, len(own), len(lens) * each + 1, page_size, kv_heads, dim)
+        turn = angle.cos(), angle.sin()
+        step = {
             "ops": Ops(),
-            "layer": layer,
             "x": random(tokens, hidden),
             "stream": random(tokens, hidden),
-            "cos": angle.cos(),
-            "sin": angle.sin(),
             "rows": Rows(starts, torch.tensor(contexts).int(), table, tuple(queries), tuple(contexts)),
             "slots": torch.tensor(at),
-            "key_pages": pages[0],
-            "value_pages": pages[1],
         }
+        if layers:
+            return {
+                **step,
+                "stack": own,
+                "turns": [turn],
+                "turn_of": [0] * layers,
+                "keys": pages[0],
+                "values": pages[1],
+            }
+        cache = {"key_pages": pages[0, 0], "value_pages": pages[1, 0]}
+        return {**step, **cache, "layer": own[0], "cos": turn[0], "sin": turn[1]}
 
     return make
 
 
 _MIXED = [(1, 9), (1, 1), (5, 5), (3, 12), (1, 6)]
+_WIDE: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 256, "inner": 192, "page_size": 16}
 _TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 4e-2}
 
 CASES = [
-    Case("layer.decoder", label, make, _TOLERANCES, mutates=("key_pages", "value_pages"), packs=("layer",))
-    for label, make in [
-        ("one-row", _inputs([(1, 10)])),
-        ("decode", _inputs([(1, 9), (1, 1), (1, 16), (1, 7)])),
-        ("prompt", _inputs([(33, 33)])),
-        ("mixed", _inputs(_MIXED)),
-        ("plain-heads", _inputs(_MIXED, head_norms=False)),
-        ("bias", _inputs(_MIXED, bias=True)),
-        ("gemma", _inputs(_MIXED, after_norms=True, offset=1.0, gate="gelu_tanh_and_mul", window=4)),
-        ("soft-cap", _inputs(_MIXED, soft_cap=2.0, gate="gelu_and_mul")),
-        ("sinks", _inputs(_MIXED, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))),
-        ("odd-shape", _inputs(_MIXED, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
-    ]
+    *(
+        Case("layer.decoder", label, make, _TOLERANCES, mutates=("key_pages", "value_pages"), packs=("layer",))
+        for label, make in [
+            ("one-row", inputs([(1, 10)])),
+            ("decode", inputs([(1, 9), (1, 1), (1, 16), (1, 7)])),
+            ("prompt", inputs([(33, 33)])),
+            ("mixed", inputs(_MIXED)),
+            ("plain-heads", inputs(_MIXED, head_norms=False)),
+            ("bias", inputs(_MIXED, bias=True)),
+            ("gemma", inputs(_MIXED, after_norms=True, offset=1.0, gate="gelu_tanh_and_mul", window=4)),
+            ("soft-cap", inputs(_MIXED, soft_cap=2.0, gate="gelu_and_mul")),
+            ("sinks", inputs(_MIXED, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))),
+            ("odd-shape", inputs(_MIXED, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
+        ]
+    ),
+    *(
+        Case("layer.decoders", label, make, _TOLERANCES, mutates=("keys", "values"), packs=("stack",))
+        for label, make in [
+            ("one-row", inputs([(1, 10)], layers=3)),
+            ("decode", inputs([(1, 9), (1, 1), (1, 16), (1, 7)], layers=2)),
+            ("mixed", inputs(_MIXED, layers=2)),
+            ("wide", inputs([(1, 150)], layers=2, **_WIDE)),
+            ("wide-rows", inputs([(1, 9), (1, 1), (1, 300)], layers=3, **_WIDE)),
+            ("wide-plain-heads", inputs([(1, 33)], layers=2, head_norms=False, bias=True, **_WIDE)),
+        ]
+    ),
 ]

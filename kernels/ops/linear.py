@@ -121,6 +121,8 @@ CASES = [
     Case("linear.dense", "deep", _product(4, 3000, 33), packs=_WEIGHT),
     Case("linear.dense", "bias", _product(5, 64, 50, bias=True), packs=_WEIGHT),
     Case("linear.dense", "head", _product(3, 64, 500, dtype=torch.float32), packs=_WEIGHT),
+    Case("linear.dense", "head-of-many", _product(40, 64, 500, dtype=torch.float32), packs=_WEIGHT),
+    Case("linear.dense", "head-with-bias", _product(33, 72, 50, bias=True, dtype=torch.float32), packs=_WEIGHT),
     Case("linear.dense", "other-weight-type", _narrow, _F32_BF16, packs=_WEIGHT),
     Case("linear.embedding", "plain", _lookup(1.0)),
     Case("linear.embedding", "scaled", _lookup(32**0.5), _F32_BF16),

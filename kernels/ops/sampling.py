@@ -76,7 +76,7 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """[rows] int64: temperature, top_k, top_p, min_p, then the largest of value + Gumbel noise. May write logits.
+    """[rows] int64: temperature, top_k, top_p, min_p, then the largest of value + Gumbel noise. Logits stay.
 
     The filters never remove the largest value, so a greedy row is one without noise.
     """

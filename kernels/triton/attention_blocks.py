@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Where these lie depends on the numbers of rows and tokens; a kernel for each place would be compiled as it comes up.
+ROWS = ["tiles", "row_starts", "context_lens", "page_table"]
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

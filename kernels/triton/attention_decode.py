@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_blocks import LOG2_E, attend_blocks, merge_lines
+from .attention_blocks import LOG2_E, ROWS, attend_blocks, merge_lines
 
 LANES = tl.constexpr(128)  # tiles that are looked at together
 
@@ -68,7 +68,7 @@ def _found(
     return tile, passed, every
 
 
-@triton.jit(do_not_specialize=["count", "chunks", "table_row", "window"])
+@triton.jit(do_not_specialize=["count", "chunks", "table_row", "window"], do_not_specialize_on_alignment=ROWS)
 def decode(
     out, query, keys, values, sinks, tiles, row_starts, context_lens, page_table, partial, stats, counters,
     query_token, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head, out_token, table_row,

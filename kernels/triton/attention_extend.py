@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_blocks import LOG2_E, attend_blocks
+from .attention_blocks import LOG2_E, ROWS, attend_blocks
 
 
-@triton.jit(do_not_specialize=["table_row", "window"])
+@triton.jit(do_not_specialize=["table_row", "window"], do_not_specialize_on_alignment=ROWS)
 def extend(
     out, query, keys, values, sinks, tiles, row_starts, context_lens, page_table,
     query_token, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head, out_token, table_row,

@@ -29,6 +29,12 @@ GROUP = 16  # blocks that the second kernel looks at together
 WARPS = 16  # of the second kernel
 LOWEST = tl.constexpr(-0x80000000)
 
+# Where they lie depends on the number of rows, for each of which a kernel would be compiled, for seconds.
+_ANYWHERE = [
+    *("temperature", "seed_low", "seed_high", "position", "top_k", "top_p", "min_p"),
+    *("keys", "ids", "noisy", "noisy_ids", "maxima", "sums", "listed"),
+]
+
 
 class _Notes(NamedTuple):
     """What the first kernel tells the second."""
@@ -57,7 +63,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     seeds = draws.seed_low, draws.seed_high, draws.position
     top_k, top_p, min_p = draws.top_k is not None, draws.top_p is not None, draws.min_p is not None
     _survey[(chunks, rows)](
-        logits, logits.stride(0), vocab, draws.temperature, *seeds, filters[0], *notes[:6],
+        logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters[:2], *notes[:6],
         TOP_K=top_k, TOP_P=top_p, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     _choose[(rows,)](
@@ -77,9 +83,9 @@ def _notes(logits: Tensor, rows: int, chunks: int) -> _Notes:
     return _Notes(keys, ids, noisy.view(as_float), noisy_ids, maxima.view(as_float), sums.view(as_float), listed)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
 def _survey(
-    logits, stride, vocab, temperature, seed_low, seed_high, position, top_k,
+    logits, stride, vocab, temperature, seed_low, seed_high, position, top_k, top_p,
     keys, ids, noisy, noisy_ids, maxima, sums,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -100,7 +106,10 @@ def _survey(
         into = row * chunks * CHUNK + blocks
         tl.store(maxima + into, block_largest)
         cool = 1.0 / heat
+        share = 1.0
         if TOP_P:
+            share = tl.load(top_p + row)
+        if share < 1:
             base = tl.where(block_largest > float("-inf"), block_largest, 0.0)
             tl.store(sums + into, tl.sum(tl.exp((x - base[:, None]) * cool), 1))
         limit = vocab
@@ -117,7 +126,7 @@ def _survey(
             tl.store(noisy_ids + at, tl.min(tl.min(tl.where(score == least, tokens, LAST), 1), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
 def _choose(
     out, logits, stride, vocab, temperature, seed_low, seed_high, position, top_k, top_p, min_p,
     keys, ids, noisy, noisy_ids, maxima, sums, listed, chunks,

@@ -1,6 +1,7 @@
-"""Products with int4 and fp8 weights for many rows: weights become floats in registers and meet tensor cores.
+"""Products with int8, int4 and fp8 weights.
 
-Sums are of float32. `turned` int4 weights and records are those of kernels/cuda/linear.py, others those of kernels/ops.
+With few rows, weights of int4 and fp8 become floats in registers and meet tensor cores; with more, in memory, and torch
+multiplies them. Sums are of float32. int8 is torch's product of whole numbers, rounded before and scaled after.
 """
 
 from __future__ import annotations
@@ -12,32 +13,12 @@ from torch import Tensor
 
 from ..ops import linear_fp8, linear_int4, linear_int8
 from ..ops.linear import Fp8, Int4, Int8
+from .round_rows import as_rounded, round_rows, scale_back
+from .widen import weights_of, widened
 
 WARPS, STAGES = 8, 3
+FEW = 16  # rows; with more it is sooner to write the weights as floats and let torch multiply (H200: 2 to 7 times)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@triton.jit
-def _nibbles(data, outputs, first, ins, pitch, TURNED: tl.constexpr, BLOCK_K: tl.constexpr, bound):
-    """[BLOCK_N, BLOCK_K] whole numbers 0…15 of the inputs from `first` on."""
-    at = first // 2 + tl.arange(0, BLOCK_K // 2)
-    place = at
-    if TURNED:  # words of 64 bytes, a 4 x 4 matrix
-        word = at % 64 // 4
-        place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
-    inside = (outputs < bound)[:, None] & (2 * at < ins)[None, :]
-    pair = tl.load(data + outputs.to(tl.int64)[:, None] * pitch + place[None, :], mask=inside, other=0)
-    return tl.interleave(pair & 15, pair >> 4)
-
-
-@triton.jit
-def _e4m3(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr, bound):
-    """[BLOCK_N, BLOCK_K] float32. The bits of an e4m3 are those of a float 2^120 times smaller."""
-    at = first + tl.arange(0, BLOCK_K)
-    inside = (outputs < bound)[:, None] & (at < ins)[None, :]
-    byte = tl.load(data + outputs.to(tl.int64)[:, None] * pitch + at[None, :], mask=inside, other=0).to(tl.int32)
-    bits = ((byte & 0x80) << 24) | ((byte & 0x7F) << 20)
-    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
 
 
 @triton.jit
@@ -68,26 +49,12 @@ def _product(
     there = output < outs
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, ins, BLOCK_K):
+        weights, factor = weights_of(
+            data, scale, zero, output, first, outs, ins, subs, sub, pitch, NIBBLES, TURNED, BLOCK_K
+        )
         k = first + tl.arange(0, BLOCK_K)
         inside = (row < rows)[:, None] & (k < ins)[None, :]
         held = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
-        part = first // sub
-        if TURNED:
-            place = (output // 8 * subs + part) * 8 + output % 8
-        else:
-            place = output * subs + part
-        if NIBBLES:
-            whole = _nibbles(data, output, first, ins, pitch, TURNED, BLOCK_K, outs).to(tl.float32)
-            if TURNED:
-                record = tl.load(scale + place, mask=there, other=0)
-                factor = (record & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-                weights = whole - (record >> 16).to(tl.float32)[:, None]
-            else:
-                factor = tl.load(scale + place, mask=there, other=0.0).to(tl.float32)
-                weights = whole - tl.load(zero + place, mask=there, other=0).to(tl.float32)[:, None]
-        else:
-            factor = tl.load(scale + place, mask=there, other=0.0)
-            weights = _e4m3(data, output, first, ins, pitch, BLOCK_K, outs)
         product = tl.dot(held, tl.trans(weights.to(held.dtype)), input_precision="ieee")
         sums += product * factor[None, :]
     if HAS_BIAS:
@@ -96,10 +63,8 @@ def _product(
     tl.store(to, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None, :])
 
 
-def rows_of_block(rows: int) -> int:
-    if rows <= 16 and torch.version.hip is None:  # one of AMD's GPUs runs out of registers with 16
-        return 16
-    return 32 if rows <= 32 else 64
+def rows_of_block() -> int:
+    return 16 if torch.version.hip is None else 32  # one of AMD's GPUs runs out of registers with 16
 
 
 def depth_of_block(sub: int, ins: int, nibbles: bool) -> int:
@@ -127,7 +92,16 @@ def product(
     out = x.new_empty(rows, outs, dtype=dtype or x.dtype)
     if out.numel() == 0:
         return out
-    block_m = rows_of_block(rows)
+    if rows > FEW:
+        for start, weights in widened(data, scale, zero, outs, ins, sub, x.dtype, turned, nibbles):
+            to = slice(start, start + len(weights))
+            if bias is None and out.dtype == x.dtype:
+                torch.mm(x, weights.t(), out=out[:, to])
+            else:
+                part = torch.mm(x, weights.t())
+                out[:, to] = part if bias is None else part.float() + bias[to]
+        return out
+    block_m = rows_of_block()
     block_k = depth_of_block(sub, ins, nibbles)
     subs = -(-ins // sub)
     grid = (triton.cdiv(rows, block_m), triton.cdiv(outs, 64))
@@ -143,25 +117,24 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
     """W8A8 by torch's product of int8, for the shapes that it takes."""
     outs, ins = weight.data.shape
     flat = x.reshape(-1, ins)
-    if not x.is_cuda or len(flat) <= 16 or ins % 16 or outs % 8 or ins == 0:
+    if not x.is_cuda or len(flat) <= FEW or ins % 16 or outs % 8 or ins == 0:
         return linear_int8.int8(x, weight, bias, dtype)
-    whole, scale = linear_int8.rounded(flat)
-    broken = ~scale.isfinite()  # a NaN has no int8; its scale makes all of the row NaN
-    sums = torch._int_mm(whole.masked_fill(broken, 0.0).to(torch.int8), weight.data.t())
-    out = sums.float() * (scale * weight.scale.float())
-    out = out if bias is None else out + bias.float()
-    return out.to(dtype or x.dtype).view(*x.shape[:-1], outs)
+    whole, scale = round_rows(flat if flat.stride(-1) == 1 else flat.contiguous())
+    sums = torch._int_mm(whole, weight.data.t())
+    return scale_back(sums, scale, weight.scale, bias, dtype or x.dtype).view(*x.shape[:-1], outs)
 
 
 def int4(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """W4A8: x becomes what its rounded groups stand for, and keeps its type."""
     if x.dtype not in _FLOATS:
         return linear_int4.int4(x, weight, bias, dtype)
-    return int4_wide(as_rounded(x, weight.group), weight, bias, dtype)
+    return int4_wide(rounded(x, weight.group), weight, bias, dtype)
 
 
-def as_rounded(x: Tensor, group: int) -> Tensor:
+def rounded(x: Tensor, group: int) -> Tensor:
     """Each group of inputs of x rounded to int8 (linear_int8.rounded), in x's type."""
+    if group & (group - 1) == 0 and group <= 1024 and x.stride(-1) == 1:
+        return as_rounded(x.reshape(-1, x.shape[-1]), group).view(x.shape)
     padded = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
     whole, scale = linear_int8.rounded(padded)
     return (whole * scale).flatten(-2)[..., : x.shape[-1]].to(x.dtype)

@@ -22,6 +22,12 @@ CHUNK = 16  # such blocks for each program
 SPAN = 4096  # tokens that a program of the others looks at
 ENTRIES = 256
 
+# Lists lie anywhere among a step's numbers and are of any length; a kernel made for each place and length would be
+# compiled, for a second or more, when it first comes up.
+_LISTS = ["rows", "tokens", "values", "in_prompt", "in_output", "repetition", "presence", "frequency", "words"]
+_STEPS = ["tokens", "ends", "carried", "drawn"]
+_NOTES = ["keys", "ids"]
+
 
 def carry(tokens: Tensor, ends: Tensor, carried: Tensor, drawn: Tensor) -> None:
     rows = len(ends)
@@ -108,7 +114,7 @@ def _covered(logits: Tensor) -> bool:
     return logits.dtype == torch.float32 and logits.stride(1) == 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=_STEPS)
 def _carry(tokens, ends, carried, drawn, rows, ENTRIES: tl.constexpr):
     row = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     source = tl.load(carried + row, mask=row < rows, other=-1)
@@ -116,7 +122,7 @@ def _carry(tokens, ends, carried, drawn, rows, ENTRIES: tl.constexpr):
     tl.store(tokens + end, tl.load(drawn + source, mask=source >= 0), mask=source >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=_LISTS)
 def _bias(logits, stride, rows, tokens, values, count, ENTRIES: tl.constexpr):
     entry = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     row = tl.load(rows + entry, mask=entry < count, other=-1).to(tl.int64)
@@ -125,7 +131,7 @@ def _bias(logits, stride, rows, tokens, values, count, ENTRIES: tl.constexpr):
     tl.atomic_add(logits + row * stride + token, value, mask=row >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=_LISTS)
 def _penalise(
     logits, stride, rows, tokens, in_prompt, in_output, repetition, presence, frequency, count, ENTRIES: tl.constexpr
 ):
@@ -143,7 +149,7 @@ def _penalise(
     tl.store(logits + at, x, mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_LISTS)
 def _mask(logits, stride, vocab, rows, words, words_per_row, SPAN: tl.constexpr):
     """Program (chunk, entry)."""
     entry = tl.program_id(1)
@@ -155,7 +161,7 @@ def _mask(logits, stride, vocab, rows, words, words_per_row, SPAN: tl.constexpr)
     tl.store(logits + row * stride + token, nothing, mask=forbidden & (token < vocab) & (row >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_NOTES)
 def _largest(logits, stride, vocab, keys, ids, SPAN: tl.constexpr):
     """Program (chunk, row): the key of a chunk's largest logit, and its token."""
     chunk, row = tl.program_id(0), tl.program_id(1)
@@ -167,7 +173,7 @@ def _largest(logits, stride, vocab, keys, ids, SPAN: tl.constexpr):
     tl.store(ids + at, tl.min(tl.where(key == largest, tokens, LAST), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_NOTES)
 def _larger(out, keys, ids, chunks, CHUNKS: tl.constexpr):
     """Program `row`: the smallest token among the largest."""
     row = tl.program_id(0)
@@ -192,7 +198,7 @@ def _add_up(logits, stride, vocab, keys, sums, CHUNK: tl.constexpr, BLOCK: tl.co
     tl.store(sums + at, base + tl.log(tl.sum(tl.exp(x - base[:, None]), 1)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _likeliest(
     chosen, top_tokens, top, logits, stride, vocab, tokens, keys, sums, blocks, k,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,

@@ -1,10 +1,10 @@
-"""One shape on a GPU, through the engine as the daemon drives it: steps, prompts, throughput, and what the GPU waits.
+"""Shapes on a GPU, through the engine as the daemon drives it: steps, prompts, throughput, and what the GPU waits.
 
-`python scripts/bench/cuda.py --shape llama-8b --ways full,off`. Weights are random, made at the start; outputs are
-checked first, and nothing is measured where one is wrong. `--ways` names ways to run the model, which take turns round
-by round: what `graphs` of a runner may be, with `/in-turn` for one that does not plan ahead. All are compared with
-transformers in eager mode (`--peers transformers`), and with the last of them. The device's ceilings are measured
-before and after. Any backend will do: `--backend cpu --shape tiny` shows that everything runs.
+`python scripts/bench/cuda.py --shape qwen3-0.6b,llama-8b --ways full,off`. Weights are random, made at the start;
+outputs are checked first, and nothing is measured where one is wrong. `--ways` names ways to run the model, which take
+turns round by round: what `graphs` of a runner may be, with `/in-turn` for one that does not plan ahead. All are
+compared with transformers in eager mode (`--peers transformers`), and with the last of them. The device's ceilings are
+measured before and after. Any backend will do: `--backend cpu --shape tiny` shows that everything runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weights import stand_in
 from localllm import backends
 from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.request import Sampling
-from localllm.engine.runner import Backend, Budget, CacheDtype, Graphs, Unavailable, page_bytes
+from localllm.engine.runner import Backend, Budget, CacheDtype, Compiler, Graphs, Unavailable, page_bytes
 
 if TYPE_CHECKING:
     from localllm.kernels.benchmark.device_ceilings import Peaks
@@ -63,21 +63,41 @@ class Way:
         return cls(text, graphs, overlap=not rest)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One of JOBS, and the ways that it is done with; none: all."""
+
+    name: str
+    ways: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Job:
+        name, _, ways = text.partition(":")
+        if name not in JOBS:
+            raise argparse.ArgumentTypeError(f"{name}: not among {', '.join(JOBS)}")
+        return cls(name, tuple(ways.split("+")) if ways else ())
+
+    def does(self, way: str) -> bool:
+        return not self.ways or way in self.ways
+
+
 def main() -> None:
-    options, failed = _options(), list[str]()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        files = stand_in(SHAPES[options.shape], Path(folder))
-        save(
-            "" if options.unchecked else options.save,
-            (figure for fmt in options.formats for figure in measure(options, fmt, files, failed)),
-        )
+    options, failed, exact = _options(), list[str](), set[Graphs]()
+    for name in options.shape:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            files = stand_in(SHAPES[name], Path(folder))
+            rows = (one for fmt in options.formats for one in measure(options, name, fmt, files, exact, failed))
+            save("" if options.unchecked else options.save, rows, part=True)
     if failed:
         sys.exit(f"broke off: {', '.join(failed)}")
 
 
-def measure(options: argparse.Namespace, fmt: str, files: ModelFiles, failed: list[str]) -> Iterator[Row]:
-    """Everything that was asked for, in one format; jobs that broke off are added to `failed`."""
-    shape, choice = SHAPES[options.shape], backends.choose(options.backend, files)
+def measure(
+    options: argparse.Namespace, name: str, fmt: str, files: ModelFiles, exact: set[Graphs], failed: list[str]
+) -> Iterator[Row]:
+    """Everything that was asked for of a shape, in one format; jobs that broke off are added to `failed`. Models whose
+    tokens are known are asked only of ways that are not yet known to be `exact`."""
+    shape, choice = SHAPES[name], backends.choose(options.backend, files)
     gpu = "" if choice.info.main_memory else choice.info.name
     held = fmt if options.cache_dtype == "auto" else f"{fmt}, {options.cache_dtype} cache"
 
@@ -87,12 +107,18 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles, failed: li
     budget = Budget(
         quant=FORMATS[fmt],  # type: ignore[arg-type]
         cache_dtype=options.cache_dtype,
+        compiler=options.compiler,
         max_step_tokens=options.step_tokens,
         page_size=options.page_size,
     )
     checks = outputs.Checks(choice.backend, shape, files, fmt, budget, options.check_layers)
     for graphs in dict.fromkeys(() if options.unchecked else (way.graphs for way in options.ways)):
-        yield from _checked(checks, graphs, options.canary, told)
+        yield _near(checks, graphs, told)
+        if graphs not in exact:
+            yield _exact(checks, graphs, options.canary, told)
+            exact.add(graphs)
+    if not options.jobs:
+        return
     before = _peaks() if gpu else None
     if before is not None:
         yield told("ceiling, read", before.read / 1e9, "GB/s")
@@ -102,7 +128,11 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles, failed: li
     with ExitStack() as stack:
         ways = []
         for way in options.ways:
-            stepped, figure = _opened(choice.backend, files, replace(budget, **_room(options, shape, gpu)), way, told)
+            jobs = {job.name for job in options.jobs if job.does(way.name)}
+            if not jobs:
+                continue
+            room = replace(budget, **_room(options, jobs, shape, gpu))
+            stepped, figure = _opened(choice.backend, files, room, way, told)
             stack.callback(stepped.close)
             ways.append(stepped)
             yield figure
@@ -110,11 +140,12 @@ def measure(options: argparse.Namespace, fmt: str, files: ModelFiles, failed: li
         setting = replace(_asked(options, shape, told), ways=ways, peer=peer, ceilings=ceilings, has_trace=bool(gpu))
         for job in options.jobs:
             try:
-                yield from JOBS[job](setting)
-                _say(f"{job}: done")
+                chosen = [way for way in ways if job.does(way.label)]
+                yield from JOBS[job.name](replace(setting, ways=chosen))
+                _say(f"{job.name}: done")
             except Exception:  # the other jobs are worth their time all the same
                 traceback.print_exc()
-                failed.append(job)
+                failed.append(job.name)
     if before is not None:
         drift = _peaks().drift(before)
         if drift > DRIFT:
@@ -138,15 +169,19 @@ def _asked(options: argparse.Namespace, shape: Shape, told: Callable[..., Row]) 
     )
 
 
-def _checked(checks: outputs.Checks, graphs: Graphs, rows: list[int], told: Callable[..., Row]) -> Iterator[Row]:
+def _near(checks: outputs.Checks, graphs: Graphs, told: Callable[..., Row]) -> Row:
     """Raises outputs.WrongOutput."""
     found = checks.log_probabilities(graphs)
     name, most = f"log-probabilities against float32 references, graphs {graphs}", round(1e3 * found.most, 2)
-    yield told(name, 1e3 * found.mean, "millinats", most=most, compared=found.compared, layers=checks.layers)
     _say(f"graphs {graphs}: log-probabilities checked")
-    exact = checks.canary(graphs, rows) + checks.guide(graphs)
-    yield told(f"tokens of the canary model and guide, all right, graphs {graphs}", exact, "tokens")
+    return told(name, 1e3 * found.mean, "millinats", most=most, compared=found.compared, layers=checks.layers)
+
+
+def _exact(checks: outputs.Checks, graphs: Graphs, rows: list[int], told: Callable[..., Row]) -> Row:
+    """Raises outputs.WrongOutput."""
+    right = checks.canary(graphs, rows) + checks.guide(graphs)
     _say(f"graphs {graphs}: the canary model and guide checked")
+    return told(f"tokens of the canary model and guide, all right, graphs {graphs}", right, "tokens")
 
 
 def _say(what: str) -> None:
@@ -184,9 +219,9 @@ def _free(backend: Backend) -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def _room(options: argparse.Namespace, shape: Shape, gpu: str) -> dict[str, Any]:
+def _room(options: argparse.Namespace, jobs: set[str], shape: Shape, gpu: str) -> dict[str, Any]:
     """What the largest of the jobs needs."""
-    jobs, page, together = set(options.jobs), options.page_size, list[list[int]]()  # tokens of each of their requests
+    page, together = options.page_size, list[list[int]]()  # tokens of each of the requests of one of them
     if "prefill" in jobs:
         together += [[length] for length in options.lengths]
     if "sweep" in jobs:
@@ -235,7 +270,7 @@ def _options() -> argparse.Namespace:
         return parse
 
     def each(one: Callable[[str], Parsed]) -> Callable[[str], list[Parsed]]:
-        return lambda text: [one(word) for word in text.split(",")]
+        return lambda text: [one(word) for word in text.split(",") if word]
 
     def cell(text: str) -> tuple[int, int]:
         rows, _, context = text.partition("x")
@@ -243,12 +278,14 @@ def _options() -> argparse.Namespace:
 
     add = parser.add_argument
     add("--backend", default=backends.AUTO)
-    add("--shape", choices=SHAPES, default="qwen3-0.6b")
+    add("--shape", type=words(SHAPES), default=["qwen3-0.6b"], help=", ".join(SHAPES))
     add("--formats", type=words(FORMATS), default=["bf16"])
     add(
         "--ways", type=each(Way.parse), default=[Way.parse("auto"), Way.parse("off")], help="auto, full, off/in-turn, …"
     )
-    add("--jobs", type=words(JOBS), default=["decode", "idle", "prefill", "mixed"], help=", ".join(JOBS))
+    some = [Job(name) for name in ("decode", "idle", "prefill", "mixed")]
+    told = f"{', '.join(JOBS)}; mixed:auto+full of these ways alone; empty: only outputs are checked"
+    add("--jobs", type=each(Job.parse), default=some, help=told)
     add("--peers", type=words(PEERS), default=[], help=", ".join(PEERS))
     add("--cells", type=each(cell), default=CELLS, help="rows and context of steps: 1x128,64x1024")
     add("--steps", type=int, default=32, help="of a turn")
@@ -261,13 +298,17 @@ def _options() -> argparse.Namespace:
     add("--temperature", type=float, default=0.6, help="of mixed and even")
     add("--step-tokens", type=int, default=8192)
     add("--cache-dtype", choices=get_args(CacheDtype), default="auto")
+    add("--compiler", choices=get_args(Compiler), default="inductor", help="of ways with graphs split")
     add("--page-size", type=int, default=16)
     add("--check-layers", type=int, default=4, help="of the model whose outputs are checked; 0: all")
     add("--unchecked", action="store_true", help="for trying things: outputs may be wrong, and no figure is kept")
     add("--canary", type=each(int), default=[1, 16, 64, 256], help="rows of the canary model")
     add("--folder", help="where weights are written, about as many bytes as the largest has; a temporary one")
     add("--save", default="cuda", help="name of the file of results; empty: none")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := {way for job in options.jobs for way in job.ways} - {way.name for way in options.ways}:
+        parser.error(f"--jobs: {', '.join(sorted(unknown))}: not among --ways")
+    return options
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Attention over pages on the GPU here: microseconds, share of the bound, and torch's own attention beside it.
+"""Attention over pages on the GPU here: microseconds, share of the bound, and the peers beside it: torch's own, which
+is spared the pages, and FlashInfer where it is installed, whose plan is spared.
 
 `python scripts/bench/cuda_attention.py`. Decode against the read bandwidth of this process, prompts against the rate of
-a bfloat16 product; torch's is spared the pages, and its faster implementation counts. Random data of more than the
-second-level cache, which take turns; medians of interleaved replays of CUDA graphs.
+a bfloat16 product; of a peer's implementations the fastest counts. Random data of more than the second-level cache,
+which take turns; medians of interleaved replays of CUDA graphs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import flashinfer_peer
 import torch
 import triton
 import triton.language as tl
@@ -25,11 +27,14 @@ from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.triton import attention as in_triton
 
-PAGE, DIM = 16, 128
+DIM = 128
 ROUNDS = 7
 BEYOND_CACHE = 300_000_000  # bytes
 MOST_SETS = 40
+LEAST_CALLS = 4  # of a replay, which takes a while to start
 READ = 1 << 31  # bytes
+TORCH = "flash", "cudnn"
+FLASHINFER = "flashinfer", "flashinfer, tensor cores"
 
 Call = Callable[..., object]
 
@@ -40,12 +45,14 @@ class Case:
     heads: int = 32
     kv_heads: int = 8
     window: int = 0
+    page: int = 16
 
     def __str__(self) -> str:
         queries, context = self.lens[0]
         alike = len(set(self.lens)) == 1
         what = f"{len(self.lens)} x {queries} of {context}" if alike else f"{len(self.lens)} of 100 to {context}"
-        return f"{what}, {self.heads}/{self.kv_heads} heads" + (f", window {self.window}" if self.window else "")
+        more = (f", window {self.window}" if self.window else "") + (f", pages of {self.page}" * (self.page != 16))
+        return f"{what}, {self.heads}/{self.kv_heads} heads{more}"
 
     @property
     def bytes(self) -> int:
@@ -60,12 +67,12 @@ class Case:
 RAGGED = [(1, context) for context in range(6400, 0, -100)]
 DECODE = [
     *(Case([(1, context)]) for context in (128, 1024, 8192, 32768)),
-    *(Case([(1, context)], heads=16) for context in (128, 1024)),
-    *(Case([(1, 4096)] * rows) for rows in (4, 16, 32)),
+    *(Case([(1, context)] * rows) for rows, context in ((4, 1024), (4, 8192), (16, 1024), (16, 4096), (64, 512))),
+    Case([(1, 4096)] * 32),
     Case([(1, 32768)] * 8),
-    Case([(1, 1024)] * 64, heads=16),
-    Case([(1, 1024)] * 256, heads=16),
-    Case([(1, 512)] * 256),
+    *(Case([(1, context)] * rows, heads=16) for rows, context in ((1, 1024), (8, 4096), (64, 1024), (256, 1024))),
+    *(Case([(1, context)] * rows, 28, 4) for rows, context in ((1, 4096), (16, 4096), (64, 1024))),
+    *(Case([(1, context)] * rows, page=64) for rows, context in ((1, 1024), (32, 4096), (8, 32768))),
     Case(RAGGED),
     Case([(1, 8192)] * 16, window=1024),
 ]
@@ -116,7 +123,7 @@ def product_rate() -> float:
 
 def inputs(case: Case) -> list[dict[str, Any]]:
     """Sets that share their rows, as layers do, and have a cache each."""
-    needed = [-(-context // PAGE) for _, context in case.lens]
+    needed = [-(-context // case.page) for _, context in case.lens]
     table = torch.zeros(len(needed), max(needed), dtype=torch.int32)
     for own, ids in zip(table, (torch.randperm(sum(needed)) + 1).int().split(needed), strict=True):
         own[: len(ids)] = ids
@@ -124,8 +131,8 @@ def inputs(case: Case) -> list[dict[str, Any]]:
     starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
     rows = Rows(starts, torch.tensor(contexts).int().cuda(), table.cuda(), queries, contexts)
     sets = []
-    for _ in range(max(1, min(MOST_SETS, BEYOND_CACHE // case.bytes + 1))):
-        cache = torch.randn(2, sum(needed) + 1, PAGE, case.kv_heads, DIM, device="cuda", dtype=torch.bfloat16)
+    for _ in range(min(MOST_SETS, BEYOND_CACHE // case.bytes + 1)):
+        cache = torch.randn(2, sum(needed) + 1, case.page, case.kv_heads, DIM, device="cuda", dtype=torch.bfloat16)
         query = torch.randn(sum(queries), case.heads, DIM, device="cuda", dtype=torch.bfloat16)
         sets.append({"query": query, "key_pages": cache[0], "value_pages": cache[1], "rows": rows})
     return [{**one, "scale": DIM**-0.5, "window": case.window} for one in sets]
@@ -151,13 +158,13 @@ def peers(case: Case, sets: int) -> Mapping[str, list[Callable[[], object]]]:
     }
 
 
-def replays(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
+def replays(calls: Sequence[Callable[[], object]], times: int) -> Callable[[], None]:
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
+        for call in (*calls,) * times:
             call()
     return graph.replay
 
@@ -165,20 +172,24 @@ def replays(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
 def timed(case: Case, implementations: Mapping[str, Call]) -> Mapping[str, float]:
     """Microseconds of each, ours checked first."""
     sets = inputs(case)
+    turns = -(-LEAST_CALLS // len(sets))
     expected = reference(**sets[0])
     calls: dict[str, Callable[[], None]] = {}
     for name, implementation in implementations.items():
         torch.testing.assert_close(implementation(**sets[0]), expected, rtol=2e-2, atol=2e-2)
-        calls[name] = replays([lambda one=one, f=implementation: f(**one) for one in sets])
-    for name, others in peers(case, len(sets)).items():
+        calls[name] = replays([lambda one=one, f=implementation: f(**one) for one in sets], turns)
+    theirs = {**flashinfer_peer.decode(sets), **peers(case, len(sets))}
+    for name, others in theirs.items():
+        if name in FLASHINFER:
+            torch.testing.assert_close(others[0](), expected, rtol=2e-2, atol=2e-2)
         try:
-            calls[name] = replays(others)
+            calls[name] = replays(others, turns)
         except RuntimeError as error:  # no such implementation for this case
             print(f"{case}: {name}: {str(error)[:100]}", file=sys.stderr)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS + 1):
         for name, call in calls.items():
-            times[name].append(milliseconds(call) * 1e3 / len(sets))
+            times[name].append(milliseconds(call) * 1e3 / (turns * len(sets)))
     return {name: statistics.median(own[1:]) for name, own in times.items()}
 
 
@@ -199,11 +210,16 @@ def measure() -> Iterator[Row]:
             mine = dict(implementations) if kind == "decode" else {"triton": in_triton.paged_attention}
             times = timed(case, mine)
             bound = max(case.bytes / read, case.operations / rate)
-            theirs = [times[name] for name in ("flash", "cudnn") if name in times]
             for name in mine:
-                peer = {"peer": round(min(theirs), 2), "ratio": min(theirs) / times[name]} if theirs else {}
                 title = f"{kind}, {name}, {case}"
-                yield row(title, times[name], "µs", bound_share=bound / times[name], device=device, **peer)
+                beside = {**against("", TORCH, times, name), **against("flashinfer_", FLASHINFER, times, name)}
+                yield row(title, times[name], "µs", bound_share=bound / times[name], device=device, **beside)
+
+
+def against(prefix: str, peers: Sequence[str], times: Mapping[str, float], name: str) -> dict[str, float]:
+    """The fastest of the peers that were timed, and how many times as long it took."""
+    best = min((times[peer] for peer in peers if peer in times), default=None)
+    return {} if best is None else {f"{prefix}peer": round(best, 2), f"{prefix}ratio": round(best / times[name], 3)}
 
 
 if __name__ == "__main__":

@@ -48,17 +48,23 @@ def row(
     }
 
 
-def save(name: str, rows: Iterable[Row]) -> None:
-    """Print the rows as they come; once all are there, keep them beside those of other machines, if a name is given."""
+def save(name: str, rows: Iterable[Row], *, part: bool = False) -> None:
+    """Print the rows as they come; once all are there, keep them beside those of other machines, if a name is given.
+
+    This machine's older rows go; where these are only a `part` of what there is to measure, those of the same names."""
     made = []
     for figure in rows:
         made.append(figure)
         print(json.dumps(figure, ensure_ascii=False), flush=True)
     if not name:
         return
-    file, machines = RESULTS / f"{name}.jsonl", {figure["machine"] for figure in made}
+
+    def key(figure: Row) -> tuple[str, ...]:
+        return (figure["machine"], figure["name"]) if part else (figure["machine"],)
+
+    file, replaced = RESULTS / f"{name}.jsonl", {key(figure) for figure in made}
     kept = file.read_text("utf-8").splitlines() if file.exists() else []
-    lines = [line for line in kept if json.loads(line)["machine"] not in machines]
+    lines = [line for line in kept if key(json.loads(line)) not in replaced]
     lines += [json.dumps(figure, ensure_ascii=False) for figure in made]
     RESULTS.mkdir(exist_ok=True)
     file.write_text("\n".join(lines) + "\n", "utf-8")

@@ -9,10 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localllm import backends
 from localllm.app import doctor
+from localllm.app.client import LoadedModel
+from localllm.app.commands.doctor import named
 from localllm.app.errors import ConfigError, NoBackend
 from localllm.kernels.ops import Ops
 
@@ -34,6 +37,13 @@ def test_a_backend_that_cannot_run_is_reported_not_raised() -> None:
     report = doctor.examine("no-such-backend")
     assert report.choice == ""
     assert "no-such-backend" in report.reason
+
+
+def test_what_a_loaded_model_could_do_better_is_said() -> None:
+    model = LoadedModel(id="guide", state="ready", pid=1)
+    assert named(model) == "guide"
+    better = msgspec.structs.replace(model, quant="int8", remarks=("no memory to record steps",))
+    assert named(better) == "guide (int8; no memory to record steps)"
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

@@ -69,3 +69,10 @@ def test_weights_made_smaller_are_kept_beside_the_model_where_that_may_be(
     monkeypatch.setattr(paths.os, "access", lambda *_: False)
     assert paths.cache_dir() in paths.packed_dir(tmp_path).parents
     assert paths.packed_dir(tmp_path) != paths.packed_dir(tmp_path / "other")
+
+
+def test_what_torch_compiled_is_where_torch_is_told_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert paths.compiled_dir() == paths.cache_dir() / "compiled"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    assert paths.compiled_dir() == Path("/elsewhere")

@@ -116,6 +116,15 @@ def test_an_op_there_is_not_is_refused_by_name(folder: Path) -> None:
     worker.close()
 
 
+def test_an_attention_there_is_not_is_refused_by_name(folder: Path) -> None:
+    worker = WorkerProcess()
+    refused = worker.load(folder, attention="flashinfer", backend="cpu")
+    assert isinstance(refused, frames.LoadFailed)
+    assert refused.fault.message == "attention flashinfer is not for cpu"
+    assert refused.fault.hint == "leave it at auto"
+    worker.close()
+
+
 def test_a_chat(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     result = one(worker, temperature=0.0, max_tokens=24, logprobs=0)
     prompt = tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)

@@ -140,8 +140,9 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     assert isinstance(await made.read(), frames.Loaded)
     yield made
     writer.close()
-    await asyncio.wait_for(made.served, 20)
-    assert made.engine.closed
+    code = await asyncio.wait_for(made.served, 20)
+    assert made.engine.closed == (code == 0), "closing what is broken may hang"
+    model.close()
     await writer.wait_closed()
 
 
@@ -185,6 +186,20 @@ async def test_a_failed_request_fails_alone(bench: Bench) -> None:
     assert failed.fault.code == "invalid_request"
     assert "too complex" in failed.fault.message
     assert f"{name}/1" in bench.engine.cancelled
+    await bench.say(f"{other}/0", "fine", "stop")
+    assert isinstance((await bench.until_end(other))[-1], Finished)
+
+
+async def test_a_step_without_memory_fails_its_requests_and_no_others(bench: Bench) -> None:
+    name, other = await bench.started(n=2), await bench.started()
+    await bench.say(f"{name}/0", "ab")
+    lost = Delta(f"{name}/1", (), finish="no_memory", error="the step failed: CUDA out of memory")
+    await asyncio.to_thread(bench.engine.on_deltas, [lost])
+    failed = (await bench.until_end(name))[-1]
+    assert failed.fault.code == "out_of_memory"
+    assert "CUDA out of memory" in failed.fault.message
+    assert "cache_share" in failed.fault.hint
+    assert f"{name}/0" in bench.engine.cancelled
     await bench.say(f"{other}/0", "fine", "stop")
     assert isinstance((await bench.until_end(other))[-1], Finished)
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from localllm import backends
-from localllm.engine import graphs
 from localllm.engine.batch import Batch, Want
 from localllm.engine.engine import Engine
 from localllm.engine.lora import Adapter
@@ -69,6 +68,38 @@ class Conversation:
         while self.engine.has_work:
             self.step()
         return self.tokens
+
+
+def crowd(rows: int) -> Budget:
+    """Room for so many rows of `check_crowd`, but not for all that they come to hold."""
+    return replace(BUDGET, max_rows=rows, max_step_tokens=512, cache_bytes=6 * rows * page_bytes(PAGE, 1, 64, 1, 4))
+
+
+def check_crowd(runner: Runner, rows: int) -> None:
+    """Requests that begin alike come and go until so many have run side by side, and some were preempted: each gives
+    the known tokens."""
+    rng = np.random.default_rng(rows)
+    talk = Conversation(runner)
+    bases = [canary.prompt(key, 70, seed=key) for key in range(canary.KEYS)]
+    prompts: dict[str, list[int]] = {}
+    most = 0
+    while len(prompts) < 2 * rows or talk.engine.has_work:
+        for _ in range(rows // 8 if len(prompts) < 2 * rows else 0):
+            name, base = f"r{len(prompts)}", bases[int(rng.integers(canary.KEYS))]
+            tail = rng.integers(0, canary.SYMBOLS, int(rng.integers(1, 12))).tolist()
+            prompts[name] = [*base[: int(rng.integers(22, 60))], *tail]
+            talk.submit(name, prompts[name], int(rng.integers(1, 110)))
+        if rng.random() < 0.2:
+            talk.engine.cancel(str(rng.choice(list(prompts))))
+        talk.step()
+        most = max(most, talk.engine.stats().running)
+    for name, prompt in prompts.items():
+        assert talk.tokens[name] == canary.walk(prompt, len(talk.tokens[name])), name
+    stats = talk.engine.stats()
+    assert most == rows
+    assert stats.preemptions > 0
+    assert stats.prefix_hit_tokens > 0
+    assert sum(reason == "length" for reason in talk.finishes.values()) > rows // 2
 
 
 @pytest.mark.real
@@ -214,18 +245,6 @@ class Conformance:
         for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
             result = runner.run(make_batch([rows[at] for at in order], canary.VOCAB)).result()
             assert result.tokens.tolist() == [expected[at] for at in order]
-
-    @pytest.mark.parametrize(("rows", "tokens"), [(3, 60), (4, 64), (8, 90), (12, 66)])
-    def test_padding_is_inert(self, runner: Runner, spec: RunnerSpec, rows: int, tokens: int) -> None:
-        """Neither this step nor the next notices inert rows before or beside it."""
-        first, second = canary.prompt(1, 26, seed=1), canary.prompt(3, 30, seed=2)
-        pages = range(1, 7), range(7, 13)
-        for want in (Row(first, 0, pages[0]), Row([canary.walk(first, 1)[0]], 26, pages[0])):
-            batch = make_batch([want, Row(second, 0, pages[1])], canary.VOCAB)
-            alone = runner.run(batch).result().tokens
-            padded = runner.run(graphs.pad(batch, rows, tokens, PAGE)).result().tokens
-            assert padded[:2].tolist() == alone.tolist()
-            assert alone[0] in canary.walk(first, 2)
 
     def test_carry_equals_known_tokens(self, runner: Runner, spec: RunnerSpec) -> None:
         """A row that carries follows its token through a change of rows; the host never learns it in between."""

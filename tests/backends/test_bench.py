@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 import cuda
 import jobs
 import outputs
+import rows
 from idle import Work, idle
 from shapes import SHAPES, TINY
 from stepping import Stepped
@@ -81,10 +82,10 @@ def test_rows_decode_side_by_side_around_the_context_asked_for(runner: Runner, o
     runner._spec = replace(runner.spec, overlap=True)
     way = Stepped("way", runner, overlap=overlap)
     assert way.spec.overlap == overlap
-    for rows, context in ((1, 64), (8, 100), (8, 100), (3, 17)):  # the same again: nothing is left of the first
-        way.steady(rows, context, 12)
+    for count, context in ((1, 64), (8, 100), (8, 100), (3, 17)):  # the same again: nothing is left of the first
+        way.steady(count, context, 12)
         assert way.steps(12) > 0
-        assert way.rows == rows
+        assert way.rows == count
         assert abs(way.mean_context(12) - context) < 2
         assert way.alone(4) > 0
     assert way.first_token(150) > 0
@@ -190,20 +191,20 @@ def test_lengths_of_a_sweep() -> None:
 @pytest.mark.timeout(180)
 def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     command = """cuda.py --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
-    --jobs decode,idle,prefill,sweep,mixed,even --steps 4 --rounds 2 --lengths 24 --longest 5 --requests 4 --most 12
-    --runs 1 --step-tokens 64 --check-layers 1 --canary 2 --peers transformers --save"""
+    --jobs decode,idle,prefill,sweep,mixed,even:off/in-turn --steps 4 --rounds 2 --lengths 24
+    --longest 5 --requests 4 --most 12 --runs 1 --step-tokens 64 --check-layers 1 --canary 2
+    --peers transformers --save"""
     monkeypatch.setattr(sys, "argv", [*command.split(), ""])
     monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)  # takes a while, and has its own test
     cuda.main()
     said = capsys.readouterr()
     assert "idle: this device does not say" in said.err
-    rows = [json.loads(line) for line in said.out.splitlines()]
-    names = [row["name"] for row in rows]
+    told = [json.loads(line) for line in said.out.splitlines()]
+    names = [row["name"] for row in told]
     assert len(names) == len(set(names))
     for fmt in ("bf16", "int8"):
         for what in (
             "log-probabilities against float32 references, graphs full",
-            "tokens of the canary model and guide, all right, graphs off",
             "decode, 1 row of 40 tokens, full",
             "decode, 4 rows of 64 tokens, off/in-turn",
             "first token of a prompt of 24, full",
@@ -212,10 +213,24 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             "4 requests of 12 in and out, off/in-turn",
         ):
             assert f"tiny shape, {fmt}, {what}" in names
-    peers = {row["name"]: row["against"] for row in rows if "against" in row}
+        assert f"tiny shape, {fmt}, 4 requests of 12 in and out, full" not in names
+    exact = "tokens of the canary model and guide, all right, graphs"
+    assert [name for name in names if exact in name] == [f"tiny shape, bf16, {exact} {way}" for way in ("full", "off")]
+    peers = {row["name"]: row["against"] for row in told if "against" in row}
     assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, full"].startswith("transformers")
     assert peers["tiny shape, int8, decode, 1 row of 40 tokens, full"] == "off/in-turn"
-    assert all(row["ours"] > 0 for row in rows if row["unit"] != "millinats")
+    assert all(row["ours"] > 0 for row in told if row["unit"] != "millinats")
+
+
+@pytest.mark.real
+def test_outputs_alone_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "cuda.py --backend cpu --shape tiny --ways off --formats bf16,fp8 --check-layers 1 --canary 2 --jobs"
+    monkeypatch.setattr(sys, "argv", [*command.split(), "", "--save", ""])
+    monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)
+    cuda.main()
+    names = [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
+    near, exact = "log-probabilities against float32 references", "tokens of the canary model and guide"
+    assert [name.split(", ")[1:3] for name in names] == [["bf16", near], ["bf16", exact], ["fp8", near]]
 
 
 @pytest.mark.real
@@ -239,12 +254,30 @@ def test_a_job_that_breaks_off_takes_no_other_with_it(
     assert names == [f"{whole}open, off", f"{whole}before", f"{whole}decode, 1 row of 20 tokens, off"]
 
 
+def test_a_part_replaces_rows_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "RESULTS", tmp_path)
+
+    def made(name: str, ours: int, machine: str = "here") -> rows.Row:
+        return {"name": name, "ours": ours, "machine": machine}
+
+    def kept() -> list[tuple[str, int]]:
+        found = map(json.loads, (tmp_path / "x.jsonl").read_text("utf-8").splitlines())
+        return [(row["name"], row["ours"]) for row in found]
+
+    rows.save("x", [made("a", 1, "there"), made("a", 2), made("b", 3)])
+    rows.save("x", [made("b", 4), made("c", 5)], part=True)
+    assert kept() == [("a", 1), ("a", 2), ("b", 4), ("c", 5)]
+    rows.save("x", [made("d", 6)])
+    assert kept() == [("a", 1), ("d", 6)], "the whole replaces the machine's rows"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--ways", "quick"], "quick: one of auto, full"),
         (["--ways", "off/out"], "in-turn"),
         (["--jobs", "x"], "x: not"),
+        (["--jobs", "decode:auto+full"], "full: not among --ways"),
     ],
 )
 def test_unknown_words_are_refused(

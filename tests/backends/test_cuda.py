@@ -14,7 +14,7 @@ from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import DeviceInfo, Runner
 
 from . import canary
-from .conformance import BUDGET, Conformance, Conversation
+from .conformance import BUDGET, Conformance, Conversation, Planned, check_crowd, crowd
 
 pytestmark = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}")
 
@@ -72,6 +72,14 @@ def test_a_thousand_replays_equal_known_tokens(runner: Runner) -> None:
     talk.finish()
     for name, prompt in prompts.items():
         assert talk.tokens[name] == canary.walk(prompt, len(talk.tokens[name])), name
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("rows", [16, 64, 256])
+def test_a_crowd_gives_known_tokens(tmp_path, rows: int, overlap: bool) -> None:
+    """With joins, leaves, preemption and prefix hits."""
+    runner = cuda.open(read_model(canary.save(tmp_path)), crowd(rows))
+    check_crowd(Planned(runner, overlap=overlap), rows)
 
 
 def test_models_come_and_go_without_leaving_memory_behind(tmp_path) -> None:

@@ -15,13 +15,14 @@ from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import open_runner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Runner
+from localllm.engine.request import Sampling
+from localllm.engine.runner import Graphs, Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.layer import Layer
 
 from . import canary
 from .batches import Row, make_batch
-from .conformance import BUDGET, Conformance
+from .conformance import BUDGET, Conformance, Conversation, Planned, check_crowd, crowd
 
 TAPED = replace(DEVICE, recorder=Tape)
 
@@ -65,6 +66,46 @@ class TestTapedInPieces(Conformance):
             prompt = canary.prompt(1, length, seed=length)
             found = runner.run(make_batch([Row(prompt, 0, range(1, 9))], canary.VOCAB)).result()
             assert found.tokens.tolist() == canary.walk(prompt, 1)
+
+
+PLAIN = [
+    Sampling(),
+    Sampling(temperature=6.0, seed=1),
+    Sampling(temperature=6.0, top_k=3, seed=2),
+    Sampling(temperature=6.0, top_p=0.7, seed=3),
+    Sampling(temperature=6.0, top_k=40, top_p=0.9, min_p=0.1, seed=4),
+]
+OTHERS = [
+    replace(PLAIN[1], logprobs=2),
+    Sampling(logit_bias=tuple((token, 12.0) for token in range(0, canary.VOCAB, 2))),
+    replace(PLAIN[3], repetition_penalty=1.5),
+]
+
+
+@pytest.mark.parametrize("graphs", ["full", "off"])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("asked", [PLAIN, [*PLAIN, *OTHERS]], ids=["plain", "others"])
+def test_replayed_draws_are_those_of_each_request_alone(
+    tmp_path: Path, graphs: Graphs, overlap: bool, asked: list[Sampling]
+) -> None:
+    """What is drawn within a recording, and after it, as by a runner without recordings, one request at a time."""
+    files = read_model(canary.save(tmp_path))
+    prompts = [canary.prompt(at % canary.KEYS, 30 + at, seed=at) for at in range(len(asked))]
+    alone = {}
+    for at, sampling in enumerate(asked):
+        talk = Conversation(open_runner(files, replace(BUDGET, graphs="off"), TAPED, 2**30))
+        talk.submit(f"r{at}", prompts[at], 30, sampling)
+        alone |= talk.finish()
+    talk = Conversation(Planned(open_runner(files, replace(BUDGET, graphs=graphs), TAPED, 2**30), overlap=overlap))
+    for at, sampling in enumerate(asked):
+        talk.submit(f"r{at}", prompts[at], 30, sampling)
+    assert talk.finish() == alone
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_crowd_is_replayed(tmp_path: Path, overlap: bool) -> None:
+    runner = open_runner(read_model(canary.save(tmp_path)), crowd(64), TAPED, 2**30)
+    check_crowd(Planned(runner, overlap=overlap), 64)
 
 
 def test_no_graphs_where_none_are_wanted(tmp_path: Path) -> None:

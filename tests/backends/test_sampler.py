@@ -11,16 +11,21 @@ import torch
 
 from localllm.backends.cpu import device as cpu
 from localllm.backends.pytorch.inputs import Inputs
-from localllm.backends.pytorch.sampler import sample
+from localllm.backends.pytorch.sampler import Drawn, sample
 from localllm.engine import sampling as oracle
 from localllm.engine.batch import Want
 from localllm.engine.request import Sampling
 from localllm.engine.runner import RunnerSpec
+from localllm.kernels.ops.sampling import Logprobs
 
 from .batches import Row, make_batch
 
 VOCAB = 333
 DEVICES = [cpu.DEVICE]
+if torch.cuda.is_available():
+    from localllm.backends.cuda import device as cuda
+
+    DEVICES.append(cuda.DEVICE)
 SPEC = RunnerSpec(VOCAB, max_tokens=64, max_rows=64, max_context=64, cache="pages", page_size=16, num_pages=8)
 
 
@@ -30,7 +35,8 @@ def draw(device: Any, logits: np.ndarray, rows: list[Row]) -> tuple[np.ndarray, 
     sent = Inputs(SPEC, device).send(batch)
     with torch.inference_mode():
         drawn = sample(torch.from_numpy(logits[sent.answers]).to(device.name), batch, sent, device)
-    return drawn, oracle.sample(logits, batch)
+    listed = None if drawn.logprobs is None else Logprobs(*(one.cpu() for one in drawn.logprobs))
+    return Drawn(drawn.tokens.cpu(), listed), oracle.sample(logits, batch)
 
 
 def random_sampling(rng: np.random.Generator) -> Sampling:
@@ -126,8 +132,8 @@ def test_draws_follow_the_distribution(device: Any, name: str) -> None:
         batch = make_batch(rows, vocab)
         sent = Inputs(SPEC, device).send(batch)
         with torch.inference_mode():
-            drawn = sample(torch.from_numpy(spread.copy()), batch, sent, device)
-        counts += np.bincount(drawn.tokens.numpy(), minlength=vocab)
+            drawn = sample(torch.from_numpy(spread).to(device.name, copy=True), batch, sent, device)
+        counts += np.bincount(drawn.tokens.cpu().numpy(), minlength=vocab)
     left = oracle.candidates(logits, make_batch([Row([1], 0, [1], sampling=settings)], vocab).sampling, 0, None)
     expected = np.exp(oracle.log_softmax(left)) * counts.sum()
     possible = expected > 0

@@ -6,11 +6,12 @@ import random
 import threading
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
 from localllm.engine.batch import Batch
 from localllm.engine.engine import Engine
-from localllm.engine.errors import ContextOverflow, EngineError, RunnerFailed
+from localllm.engine.errors import ContextOverflow, EngineError, OutOfMemory, RunnerFailed
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
 
@@ -281,3 +282,99 @@ def test_a_scheduler_that_is_stuck_is_told_and_does_not_spin(monkeypatch) -> Non
     monkeypatch.setattr(engine._scheduler, "schedule", lambda: None)
     with pytest.raises(EngineError, match="bug in the scheduler"):
         engine.step()
+
+
+@dataclass
+class Short(TokenDevice):
+    """Finds too little memory for the steps with these numbers, some of whose work it has done by then."""
+
+    short_at: frozenset[int] = frozenset()
+
+    def run(self, batch: Batch) -> Step:
+        if len(self.batches) not in self.short_at:
+            return super().run(batch)
+        self.check(batch)
+        self.batches.append(batch)
+
+        def spoil() -> None:
+            self.cells[batch.copies[:, 1]] = 77
+            rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
+            size = self.cells.shape[1]
+            self.cells[self.places(batch)[rows, batch.positions // size], batch.positions % size] = 77
+
+        self.queue.append(spoil)
+        raise OutOfMemory("too little memory for a step")
+
+
+IN_SLOTS = replace(SPEC, cache="slots", num_slots=6, num_pages=0, max_rows=6)
+
+
+@pytest.mark.parametrize("spec", [SPEC, OVERLAP, replace(OVERLAP, num_pages=24), IN_SLOTS], ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_step_without_memory_ends_its_own_requests_only(spec, seed: int) -> None:
+    """What it left half done in pages that equal prompts would share is never read."""
+    choose = random.Random(seed)
+    device = Short(spec, short_at=frozenset(choose.sample(range(40), 4)))
+    engine = Engine(device)
+    beginning = tuple(choose.randrange(96) for _ in range(20))
+    requests, deltas = [], []
+    for number in range(40):
+        own = tuple(choose.randrange(96) for _ in range(choose.randrange(1, 30)))
+        start = beginning if number % 2 else beginning[: choose.randrange(21)]
+        requests.append(Request(f"r{number}", start + own, choose.randrange(1, 12)))
+        engine.submit(requests[-1])
+        for _ in range(choose.randrange(4)):
+            deltas += engine.step()
+    deltas += finish_all(engine)
+    ends = {delta.request_id: delta for delta in deltas if delta.finish}
+    assert len(ends) == 40
+    lost = {name for name, delta in ends.items() if delta.finish == "no_memory"}
+    rows = sum(device.batches[at].num_rows for at in device.short_at if at < len(device.batches))
+    assert 0 < len(lost) <= rows
+    assert all("too little memory" in ends[name].error for name in lost)
+    out = outputs(deltas)
+    for each in requests:
+        wanted = solo(each)
+        assert out[each.id] == (wanted[: len(out[each.id])] if each.id in lost else wanted)
+    assert engine.stats().cache_used == 0
+
+
+def test_a_device_that_stays_without_memory_is_given_up() -> None:
+    engine, app = start(Short(OVERLAP, short_at=frozenset(range(100))))
+    for number in range(8):
+        engine.submit(Request(f"r{number}", (number, 2), 5))
+        app.wait(ended=min(number + 1, 2), failures=int(number >= 2))
+        if app.failures:
+            break
+    assert [delta.finish for delta in app.deltas] == ["no_memory"] * 2
+    assert app.failures[0].request_ids == ("r2",)
+    assert isinstance(app.failures[0].__cause__, OutOfMemory)
+    engine.close()
+
+
+def test_a_broken_device_is_closed_by_who_closes_the_engine() -> None:
+    """Closing may hang on it, so nothing waits for that before the failure is told."""
+    device = TokenDevice(SPEC, fail_at=0)
+    engine, app = start(device)
+    engine.submit(Request("a", (1, 2), 20))
+    app.wait(failures=1)
+    assert engine._thread is not None
+    engine._thread.join(30)
+    assert not device.closed
+    engine.close()
+    assert device.closed
+    engine.close()
+
+
+def test_how_long_a_step_has_run() -> None:
+    device = Gate(SPEC)
+    engine, app = start(device)
+    assert engine.stats().step_age == 0.0
+    engine.submit(Request("a", (1, 2), 1))
+    assert device.asked.acquire(timeout=30)
+    ages = engine.stats().step_age, engine.stats().step_age
+    assert 0 < ages[0] < ages[1] < 30
+    device.gate.release()
+    app.wait(ended=1)
+    engine.close()
+    assert engine.stats().step_age == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -452,3 +453,12 @@ def test_a_backend_that_forgets_logprobs_is_told() -> None:
     engine.submit(request("a", 3, sampling=Sampling(logprobs=1)))
     with pytest.raises(EngineError, match="no log-probabilities"):
         finish_all(engine)
+
+
+def test_a_page_table_is_made_anew_only_when_a_page_changes() -> None:
+    engine, device = engine_of(request("a", 6, 12), request("b", 9, 12))  # pages of 4
+    finish_all(engine)
+    tables = [(batch.page_table, batch.context_lens.tolist()) for batch in device.batches if batch.num_rows == 2]
+    for (before, lens), (table, _) in pairwise(tables[1:]):
+        full = any(length % SPEC.page_size == 0 for length in lens)
+        assert (table is before) == (not full)

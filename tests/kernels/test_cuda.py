@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import re
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +14,11 @@ import torch
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.judge import answer, moved
 from localllm.kernels.ops.kv import KV
 from localllm.kernels.ops.linear import Linear
 from localllm.kernels.ops.norm import Norm
 from localllm.kernels.ops.rope import Rope
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_ops import answer, moved
 
 pytestmark = [
     pytest.mark.real,
@@ -161,7 +157,7 @@ def refused() -> list[tuple[str, tuple[Any, ...], str]]:
         ("rope", (f(2, 1, 6), f(2, 4), f(2, 4), 0), "rope: cos turns 8 dimensions, heads have 6"),
         ("rope", (f(2, 1, 8), f(2, 4), f(2, 4), 2), "rope: rotation is 2, 0 to 1 expected"),
         ("store", (f(2, 1, 4), f(2, 1, 4), pages, pages, slots), "slots is int32, int64 expected"),
-        ("copy_pages", (f(3, 4), slots.long(), f(3).long()), "targets has shape [3], [2] expected"),
+        ("copy_parts", (f(1, 3, 4), slots.long(), f(3).long()), "targets has shape [3], [2] expected"),
     ]
 
 

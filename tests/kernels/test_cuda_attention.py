@@ -46,6 +46,7 @@ def drawn(seed: int) -> dict[str, Any]:
         seed=seed,
         window=pick.choice([0, 0, 0, 1, 7, 63, 64, 65, 200]),
         soft_cap=pick.choice([0.0, 0.0, 2.0]),
+        cache=pick.choice([None, None, torch.float8_e4m3fn]),
     )
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from localllm import kernels
 
-ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
+ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
 KERNELS = {
     "activation": "gated",
     "append": "append_vectors",
     "attention": "decode_kernel",
+    "attention_extend": "extend_kernel",
     "embedding": "look_up",
     "kv": "put",
     "linear_dense": "few_rows",
@@ -51,7 +52,7 @@ def test_compiles_for_every_architecture(stem, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    entries = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\d+)'", done.stderr)
+    entries = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\w+)'", done.stderr)
     for number in ARCHITECTURES:
         assert any(KERNELS[stem] in name and target == number for name, target in entries), number
     spills = [int(count) for count in re.findall(r"(\d+) bytes spill stores", done.stderr)]

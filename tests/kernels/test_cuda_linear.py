@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +13,9 @@ import torch
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import silu_and_mul
 from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.judge import answer, moved
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 from localllm.kernels.ops.norm import add_rms_norm
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_ops import answer, moved
 
 pytestmark = [
     pytest.mark.real,

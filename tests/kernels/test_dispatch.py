@@ -13,8 +13,7 @@ import torch
 from localllm.backends.cpu.device import DEVICE
 from localllm.kernels.ops import CASES
 from localllm.kernels.ops.case import Case
-
-from .test_ops import answer, held
+from localllm.kernels.ops.judge import answer, held
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 

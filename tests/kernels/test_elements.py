@@ -227,7 +227,7 @@ def test_more_workers_than_work() -> None:
         FAST.kv.store(*x.view(rows, 2, 8, 1025).unbind(1), *pages, torch.arange(rows))
         assert torch.equal(pages[:, :rows].flatten(1), x.view(rows, 2, -1).transpose(0, 1).flatten(1))
         FAST.kv.copy_pages(pages, torch.tensor([0]), torch.tensor([1]))
-        assert torch.equal(pages[1], pages[0])
+        assert torch.equal(pages[:, 1], pages[:, 0])
         assert torch.equal(FAST.sampling.greedy(x), x.argmax(-1))
         chosen = FAST.sampling.logprobs(x, torch.zeros(rows, dtype=torch.int64), 0).chosen
         near(chosen, x.double().log_softmax(-1)[:, 0], 2e-6)

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from localllm.backends.cpu import device as cpu
-from localllm.kernels.ops import CASES, MultiPlatformOp, Ops
+from localllm.kernels.ops import CASES, MultiPlatformOp, Ops, judge
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.layer import DecoderLayer
+from localllm.kernels.ops.judge import answer, moved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,34 +37,6 @@ TARGETS = [
     *(Target(f"cpu-{lane}", cpu.OPS, "cpu", lane) for lane in LANES),
     *(Target(f"cpu-{lane}-3-workers", cpu.OPS, "cpu", lane, workers=3) for lane in LANES[-1:]),
 ]
-
-
-def moved(value: Any, device: str, wide: bool = False) -> Any:
-    """A fresh copy on the device; floats in float64 where wide."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, torch.float64 if wide and value.is_floating_point() else value.dtype, copy=True)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {part.name: moved(getattr(value, part.name), device, wide) for part in dataclasses.fields(value)}
-        return dataclasses.replace(value, **parts)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(part, device, wide) for part in value))
-    return value
-
-
-def answer(case: Case, op: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
-    returned = op(**arguments)
-    answers = [returned] if isinstance(returned, torch.Tensor) else list(returned or ())
-    return [arguments[name] for name in case.mutates] + answers
-
-
-def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
-    """A weight, or every weight of a layer, as the device holds it."""
-    if not isinstance(value, DecoderLayer):
-        return ops.linear.pack(value, dtype)
-    names = ("qkv", "out", "gate_up", "down")
-    products = {name: getattr(value, name) for name in names}
-    packed = {name: one._replace(weight=ops.linear.pack(one.weight, dtype)) for name, one in products.items()}
-    return ops.layer.prepare(dataclasses.replace(value, **packed))
 
 
 @pytest.fixture
@@ -93,10 +65,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 @cache
 def asked(number: int, dtype: torch.dtype) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """The case's arguments, and the reference's answer in float64."""
-    case = CASES[number]
-    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
-    wide = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
-    return arguments, answer(case, dict(Ops())[case.op], wide)
+    return judge.asked(CASES[number], dict(Ops())[CASES[number].op], dtype)
 
 
 @pytest.mark.real
@@ -106,10 +75,7 @@ def test_op_equals_reference(target: Target, number: int) -> None:
     case = CASES[number]
     for dtype, tolerance in case.tolerances.items():
         arguments, expected = asked(number, dtype)
-        given = {name: moved(value, target.device) for name, value in arguments.items()}
-        given |= {name: held(target.ops, given[name], dtype) for name in case.packs}
-        if "ops" in given:
-            given["ops"] = target.ops
+        given = judge.given(case, target.ops, arguments, target.device, dtype)
         found = answer(case, dict(target.ops)[case.op], given)
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
@@ -163,9 +129,11 @@ def test_attention_reference_means_what_it_says(case: Case) -> None:
 
 
 def test_every_op_has_a_case_and_every_case_an_op() -> None:
-    assert {case.op for case in CASES} == {name for name, _ in Ops()} - {"linear.pack_slices", "layer.prepare"}, (
-        "products show how they pack"
-    )
+    assert {case.op for case in CASES} == {name for name, _ in Ops()} - {
+        "linear.pack_slices",
+        "layer.prepare",
+        "layer.prepare_stack",
+    }, "products show how they pack"
     assert len({str(case) for case in CASES}) == len(CASES)
 
 

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map
 
 from localllm.backends.cpu.device import DEVICE
 from localllm.kernels.ops import CASES
-
-from .test_ops import answer, held
+from localllm.kernels.ops.judge import answer, held
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 

@@ -1,8 +1,9 @@
-"""The Triton products compiled for every target, in the blocks of few rows and of many."""
+"""What the Triton products are made of, compiled for every target."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import TARGETS, Build, Target, compile_for, spilled
 
-from localllm.kernels.triton import linear
+from localllm.kernels.triton import linear, round_rows, widen
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 
@@ -24,20 +25,43 @@ RECORDS = {  # of turned int4, of int4 as loaded, of fp8
 }
 
 
-def build(label: str, rows: int, depth: int) -> Build:
+def build(label: str, amd: bool) -> Build:
+    """As rows_of_block and depth_of_block choose."""
     types, nibbles, turned = RECORDS[label]
-    block_m = linear.rows_of_block(rows)
-    constants: dict[str, Any] = {"NIBBLES": nibbles, "TURNED": turned, "HAS_BIAS": True}
-    constants |= {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_K": depth}
+    constants: dict[str, Any] = {"NIBBLES": nibbles, "TURNED": turned, "HAS_BIAS": True, "BLOCK_M": 32 if amd else 16}
+    constants |= {"BLOCK_N": 64, "BLOCK_K": 32 if amd or not nibbles else 64}
     arguments = {**NUMBERS, **POINTERS, **types}
-    return Build(f"{label}-{rows}", linear._product, arguments, constants, linear.WARPS, linear.STAGES)
+    return Build(label, linear._product, arguments, constants, linear.WARPS, linear.STAGES)
+
+
+def widening(label: str) -> Build:
+    types, nibbles, turned = RECORDS[label]
+    constants = {"NIBBLES": nibbles, "TURNED": turned, "BLOCK_N": widen.BLOCK, "BLOCK_K": 64}
+    return Build(f"widen-{label}", widen._widen, {**NUMBERS, **POINTERS, **types, "start": "i32"}, constants, 4, 3)
+
+
+def rounding() -> Iterator[Build]:
+    numbers = dict.fromkeys(("rows", "ins", "outs", "x_stride"), "i32")
+    floats = dict.fromkeys(("scales", "row_scale", "scale", "bias"), "*fp32")
+    shared = {**numbers, **floats, "x": "*bf16"}
+    of_rows, of_groups, back = (getattr(round_rows, name) for name in ("_round_rows", "_round_groups", "_scale_back"))
+    yield Build("round-rows", of_rows, {**shared, "out": "*i8"}, {"BLOCK": 2048}, 8, 3)
+    for group in (32, 128):
+        yield Build(
+            f"round-{group}", of_groups, {**shared, "out": "*bf16"}, {"GROUP": group, "ROWS": 2048 // group}, 4, 3
+        )
+    sums = {**shared, "sums": "*i32", "out": "*bf16"}
+    yield Build("scale-back", back, sums, {"HAS_BIAS": True, "BLOCK": 2048}, 8, 3)
 
 
 RUNS = [
-    (target, build(label, rows, 32 if label == "fp8" or target.backend == "hip" else 64))
+    (target, one)
     for target in TARGETS
-    for label in RECORDS
-    for rows in ((17, 512) if target.backend == "hip" else (16, 17, 512))
+    for one in (
+        *(build(label, target.backend == "hip") for label in RECORDS),
+        *map(widening, RECORDS),
+        *rounding(),
+    )
 ]
 
 

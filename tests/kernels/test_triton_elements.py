@@ -19,6 +19,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.judge import answer, moved
 from localllm.kernels.ops.kv import KV
 from localllm.kernels.ops.norm import Norm
 from localllm.kernels.ops.rope import Rope
@@ -27,7 +28,6 @@ from localllm.kernels.triton import activation, kv, norm, rope, sampling
 
 sys.path.insert(0, str(Path(__file__).parent))
 from oracle_draws import FILTERS, SHAPES, draws, expected_token
-from test_ops import answer, moved
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.case import Case
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_ops import answer, moved
+from localllm.kernels.ops.judge import answer, moved
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -44,3 +40,18 @@ def test_op_equals_reference(case: Case, dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         found.cpu().double(), expected.double(), rtol=0.0, atol=case.tolerances[dtype] * scale, equal_nan=True
     )
+
+
+@pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_what_is_no_number_breaks_its_row_alone(op: str, broken: float) -> None:
+    from localllm.kernels.triton import linear
+
+    case = next(case for case in CASES if case.op == f"linear.{op}" and str(case).endswith("33-rows"))
+    device, dtype = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
+    given = {k: moved(v, device) for k, v in case.make(torch.Generator().manual_seed(7), dtype).items()}
+    given["x"][5, 3] = broken
+    found = getattr(linear, op)(**given).isfinite()
+    assert not found[5].any()
+    assert found[:5].all()
+    assert found[6:].all()

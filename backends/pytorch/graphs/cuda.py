@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -27,10 +27,20 @@ class CudaRecorder:
         try:
             with torch.cuda.stream(self._stream):
                 yield
+        except BaseException:
+            self._throw_away()
+            raise
         finally:
             if collects:
                 gc.enable()
-            torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _throw_away(self) -> None:
+        """What was recorded in a session that failed; torch allows no pool whose recordings are all gone again."""
+        if self._graph is not None:
+            with suppress(RuntimeError):
+                self.end()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -42,6 +52,9 @@ class CudaRecorder:
         graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def call(self, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        return function(*given)
 
     def weak(self, tensor: Tensor) -> Tensor:
         """The same memory, without keeping it from what is recorded later."""

@@ -1,7 +1,8 @@
 """Decode steps captured whole: one recording for each number of rows, replayed with new numbers in the same places.
 
-All that a step computes up to the last hidden states is in the recording: taking in carried tokens, embedding, layers,
-norm. The head over the vocabulary and the draw follow as ever: they depend on what each request asked for.
+All that a step computes is in the recording, from taking in carried tokens to keeping those that are drawn: one launch,
+and one copy back. Filters that are off for a row cost it nothing, so that one recording serves all plain draws. What
+rows ask for beyond (penalties, masks, log-probabilities, …) follows as ever, from the recording's logits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ....engine.batch import Batch
-from ....engine.runner import Pending, StepResult
+from ....engine.runner import Pending
 
 if TYPE_CHECKING:
     from ..inputs import Sent
@@ -20,23 +21,11 @@ if TYPE_CHECKING:
 
 
 class FullReplay:
-    """See engine.runner.Replay."""
+    """See engine.runner.Replay, for batches of up to as many rows as its frame has, one token each. `logits` are what a
+    replay leaves, until the next one."""
 
-    def __init__(self, runner: TorchRunner, frame: Sent, hidden: Tensor, replay: Callable[[], None]) -> None:
-        self._runner, self._frame, self._hidden, self._replay = runner, frame, hidden, replay
+    def __init__(self, runner: TorchRunner, frame: Sent, logits: Tensor, replay: Callable[[], None]) -> None:
+        self._runner, self._frame, self._logits, self._replay = runner, frame, logits, replay
 
     def run(self, batch: Batch) -> Pending:
-        return self._runner.replayed(batch, self._frame, self._hidden, self._replay)
-
-
-class Trimmed:
-    """A step without the inert rows at its end."""
-
-    def __init__(self, padded: Pending, rows: int) -> None:
-        self._padded, self._rows = padded, rows
-
-    def result(self) -> StepResult:
-        found, own = self._padded.result(), slice(self._rows)
-        if found.logprobs is None or found.top_tokens is None or found.top_logprobs is None:
-            return StepResult(found.tokens[own])
-        return StepResult(found.tokens[own], found.logprobs[own], found.top_tokens[own], found.top_logprobs[own])
+        return self._runner.replayed(batch, self._frame, self._logits, self._replay)

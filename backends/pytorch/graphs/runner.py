@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from ....engine.batch import Batch, Want
-from ....engine.graphs import Shape, choose_shape, pad
+from ....engine.errors import OutOfMemory
+from ....engine.graphs import bucket
 from ....engine.lora import Adapter
 from ....engine.runner import Pending, Replay, RunnerSpec
 from .breakable import Answers
-from .full import Trimmed
 
 if TYPE_CHECKING:
     from ..runner import TorchRunner
 
+Size = TypeVar("Size")
+
+log = logging.getLogger(__name__)
+
 
 class GraphRunner:
-    """See engine.runner.Runner. Captures what the spec names: decode steps whole, longer ones in pieces."""
+    """See engine.runner.Runner. Captures what the spec of the runner in it names: decode steps whole, longer ones in
+    pieces. Its own spec names those for which the memory sufficed."""
 
     def __init__(self, inner: TorchRunner) -> None:
         self._inner = inner
         spec, answers = inner.spec, Answers()
-        # The largest first: what it needs on the way serves the smaller ones as well.
-        self._pieces: dict[int, Replay] = {
-            tokens: inner.capture_in_pieces(tokens, answers) for tokens in reversed(spec.graph_tokens)
-        }
-        self._whole: dict[Shape, Replay] = {
-            shape: inner.capture(shape) for shape in (Shape(rows, rows) for rows in reversed(spec.graph_rows))
-        }
+        self._pieces = _captured(spec.graph_tokens, lambda tokens: inner.capture_in_pieces(tokens, answers))
+        self._whole = _captured(spec.graph_rows, inner.capture)
+        lacking = len(spec.graph_tokens) + len(spec.graph_rows) - len(self._pieces) - len(self._whole)
+        self._spec = spec
+        if lacking:
+            remark = f"the memory did not suffice to record steps of {lacking} sizes: they run as they are, slower"
+            log.warning("%s", remark)
+            self._spec = replace(
+                spec,
+                graph_rows=tuple(sorted(self._whole)),
+                graph_tokens=tuple(sorted(self._pieces)),
+                remarks=(*spec.remarks, remark),
+            )
 
     @property
     def spec(self) -> RunnerSpec:
-        return self._inner.spec
+        return self._spec
 
     def run(self, batch: Batch) -> Pending:
-        spec = self._inner.spec
+        spec = self._spec
         if batch.num_tokens == batch.num_rows and not (batch.wants == Want.HIDDEN).any():
-            shape = choose_shape(batch, spec.graph_rows, spec.graph_rows)
-            if shape is not None:
-                return Trimmed(self._whole[shape].run(pad(batch, *shape, spec.page_size)), batch.num_rows)
+            rows = bucket(batch.num_rows, spec.graph_rows)
+            if rows is not None:
+                return self._whole[rows].run(batch)
         at = bisect_left(spec.graph_tokens, batch.num_tokens)
         if at < len(spec.graph_tokens):
             return self._pieces[spec.graph_tokens[at]].run(batch)
@@ -53,3 +68,12 @@ class GraphRunner:
         self._whole.clear()
         self._pieces.clear()
         self._inner.close()
+
+
+def _captured(sizes: Sequence[Size], capture: Callable[[Size], Replay]) -> dict[Size, Replay]:
+    """A replay of each size, but of those for which the memory does not suffice."""
+    made = {}
+    for size in reversed(sizes):  # the largest first: what it needs on the way serves the smaller ones as well
+        with suppress(OutOfMemory):
+            made[size] = capture(size)
+    return made

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ class Daemon:
             self.process.stdout.close()
             self.errors.close()
             self.http.close()
+
+
+def until(pool: Executor, daemon: Daemon, **more: Any) -> tuple[Future[httpx.Response], Callable[[], None]]:
+    """Ask for an answer that ends when it is told to: itself, and what tells it (all that have not ended)."""
+    end = daemon.folder / "end"
+    end.unlink(missing_ok=True)
+    return pool.submit(daemon.chat, f"until {end}", **more), end.touch
+
+
+def snapshot(daemon: Daemon, name: str) -> Path:
+    """The folder of the model test/NAME."""
+    return daemon.folder / "hub" / f"models--test--{name}" / "snapshots" / "0123456789abcdef"
 
 
 def environment(folder: Path) -> dict[str, str]:

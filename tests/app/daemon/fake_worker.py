@@ -10,8 +10,13 @@ Run as the real one is: `fake_worker.py --fd N`.
     breaks           characters that split lines      body             what was asked, as JSON
     stopped          the engine gives it up           silent           an end without a reason
     noise            prints 5 MB to its log          garbage          bytes that are no frame
+    until FILE       a piece every 20 ms until the file is there
+    stall            one piece, then its figures tell of a step that does not end
+    freeze SECONDS   one piece, then nothing at all for so long, then the end
+    linger           one piece, then the connection closes, and later the process ends
 
-Its figure `cache_used` is the number of answers it is giving.
+Its figure `cache_used` is the number of answers it is giving. A model whose folder holds a file `wait` loads until that
+is gone.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ import os
 import signal
 import socket
 import sys
+import time
+from pathlib import Path
 
 import msgspec
 
@@ -36,6 +43,7 @@ class FakeWorker:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.answers: dict[str, asyncio.Task[None]] = {}
+        self.stalled = 0.0  # since when
         self.model = ""
 
     def send(self, frame: frames.Frame) -> None:
@@ -67,7 +75,13 @@ class FakeWorker:
                 running = len(self.answers)
                 self.send(
                     frames.Stats(
-                        id=frame.id, running=running, waiting=0, cache_tokens=100, cache_used=running, preemptions=7
+                        id=frame.id,
+                        running=running,
+                        waiting=0,
+                        cache_tokens=100,
+                        cache_used=running,
+                        preemptions=7,
+                        step_age=time.monotonic() - self.stalled if self.stalled else 0.0,
                     )
                 )
             case frames.Shutdown():
@@ -91,6 +105,8 @@ class FakeWorker:
                 for step in range(4):
                     self.send(frames.Loading(stage="reading weights", done=step / 4))
                     await asyncio.sleep(0.1)
+        for _ in iter((Path(frame.path) / "wait").exists, False):
+            await asyncio.sleep(0.02)
         backend = "cpu" if frame.backend == "auto" else frame.backend
         self.send(
             frames.Loaded(
@@ -106,6 +122,7 @@ class FakeWorker:
                     weight_bytes=1000,
                     cache_bytes=24,
                     cache_tokens=100,
+                    remarks=("no memory for this",) if frame.model == "test/other" else (),
                 )
             )
         )
@@ -144,6 +161,18 @@ class FakeWorker:
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "hang":
                     await asyncio.sleep(3600)
+                case "stall":
+                    self.stalled = time.monotonic()
+                    await asyncio.sleep(3600)
+                case "freeze":
+                    await self.writer.drain()
+                    _block(float(rest))
+                    self.send(Piece(id=name, choice=choice, finish="stop"))
+                case "linger":
+                    await self.writer.drain()
+                    self.writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+                    _block(0.7)
+                    os._exit(1)
                 case "fail":
                     self.send(Failed(id=name, fault=Fault(code="internal_error", message="a step failed")))
                     return
@@ -165,6 +194,10 @@ class FakeWorker:
                 for number in range(int(rest)):
                     yield _piece(asked, f"{number} ")
                     yield None
+            case "until":
+                while not Path(rest).exists():
+                    yield _piece(asked, "more ")
+                    yield None
             case "flood" | "loud":
                 for number in range(int(rest)):
                     yield _piece(asked, f"{number} ", loud=verb == "loud")
@@ -181,11 +214,11 @@ class FakeWorker:
                 yield _piece(asked, "a\u2028b\u2029c\x85d\x0be\r\nf\n\ng")
             case "body":
                 yield _piece(asked, msgspec.json.encode(asked).decode())
-            case "crash" | "fail":
+            case "crash" | "fail" | "stall" | "freeze" | "linger":
                 yield _piece(asked, "one ")
             case "noise":
-                for line in range(50_000):
-                    print(f"{line:06d} {'x' * 92}", flush=line == 49_999)
+                # At once, so that no read of the pipe ends where a line does.
+                print("\n".join(f"{line:06d} {'x' * 92}" for line in range(50_000)), flush=True)
             case "hang" | "silent" | "stopped":
                 return
             case _:
@@ -202,6 +235,11 @@ def _piece(asked: Generate, text: str, *, loud: bool = False) -> Piece:
         ]
         logprobs = [PieceLogprob(token=text, id=1, bytes=list(text.encode()), logprob=-0.5, top=top)]
     return Piece(id="", text=text, tokens=1, logprobs=logprobs)
+
+
+def _block(seconds: float) -> None:
+    """Hold up the whole process."""
+    time.sleep(seconds)
 
 
 def _text(asked: Generate) -> str:

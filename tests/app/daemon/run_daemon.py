@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -19,10 +20,13 @@ if __name__ == "__main__":
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
     logging.basicConfig(level=logging.INFO, format=lifecycle.LOG_FORMAT, stream=sys.stderr)
     process.STOP_SECONDS = 1.0
+    process.WATCH_SECONDS = float(os.environ.get("TEST_WATCH_SECONDS", process.WATCH_SECONDS))
+    process.ANSWER_SECONDS = float(os.environ.get("TEST_ANSWER_SECONDS", process.ANSWER_SECONDS))
     connection.HEAD_SECONDS = float(os.environ.get("TEST_HEAD_SECONDS", connection.HEAD_SECONDS))
     exchange.KEEP_ALIVE_SECONDS = float(os.environ.get("TEST_KEEP_ALIVE_SECONDS", exchange.KEEP_ALIVE_SECONDS))
     try:
-        lifecycle.run(settings, lambda at: print(at.url, flush=True), worker_command=FAKE_WORKER)
+        worker = json.loads(os.environ.get("TEST_WORKER", json.dumps(FAKE_WORKER)))
+        lifecycle.run(settings, lambda at: print(at.url, flush=True), worker_command=worker)
     except AppError as error:
         print(f"{error.code}: {error.message} ({error.hint})", flush=True)
         sys.exit(error.exit_code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from .conftest import Daemon
+from .conftest import Daemon, snapshot, until
 from .test_wire import wait_until
 
 
@@ -30,6 +31,12 @@ def load(daemon: Daemon, model: str, **more: Any) -> list[Any]:
 def unload(daemon: Daemon, model: str) -> int:
     with daemon.local() as client:
         return client.post("/admin/unload", json={"model": model}, timeout=30).status_code
+
+
+def deaths(daemon: Daemon) -> float:
+    """Workers of test/echo that ended without being asked, as /metrics counts them."""
+    lines = httpx.get(f"{daemon.url}/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("localllm_worker_restarts_total{"))
 
 
 def worker_pids(daemon: Daemon) -> list[int]:
@@ -54,6 +61,12 @@ def test_load_tells_how_it_goes(daemon: Daemon) -> None:
     assert unload(daemon, "test/slow") == 200
     assert "test/slow" not in daemon.loaded()
     assert unload(daemon, "test/slow") == 404
+
+
+def test_load_tells_what_could_be_better(daemon: Daemon) -> None:
+    assert load(daemon, "test/other")[-1]["remarks"] == ["no memory for this"]
+    assert load(daemon, "test/echo")[-1]["remarks"] == []
+    unload(daemon, "test/other")
 
 
 def test_asking_for_another_backend_loads_anew(daemon: Daemon) -> None:
@@ -107,8 +120,7 @@ def test_a_killed_worker_is_an_error_within_a_second_and_then_replaced(daemon: D
         assert "x-should-retry" not in answer.headers
     assert daemon.chat("echo a").status_code == 200
     assert daemon.loaded()["test/echo"]["pid"] != pid
-    deaths = [line for line in httpx.get(f"{daemon.url}/metrics").text.splitlines() if "restarts_total{" in line]
-    assert float(deaths[0].rsplit(" ", 1)[1]) >= 1
+    assert deaths(daemon) >= 1
 
 
 def test_a_worker_that_crashes_over_a_request(daemon: Daemon) -> None:
@@ -138,6 +150,57 @@ def test_a_hanging_worker_does_not_hold_the_others(daemon: Daemon) -> None:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_worker_whose_step_never_ends_is_replaced(start_daemon: Callable[..., Daemon], stream: bool) -> None:
+    daemon = start_daemon(step_timeout=1.0)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(daemon.chat, "slow 100000")
+        wait_until(lambda: daemon.loaded().get("test/echo", {}).get("cache_used") == 1)
+        pid = daemon.loaded()["test/echo"]["pid"]
+        stalled = daemon.chat("stall", stream=stream)
+        answers = [(stalled, stream), (other.result(), False)]
+    for answer, streamed in answers:
+        assert answer.status_code == (200 if streamed else 500)
+        error = events(answer.text)[-1]["error"] if streamed else answer.json()["error"]
+        assert (error["code"], "a step took more than 1 s" in error["message"]) == ("worker_died", True)
+    assert daemon.chat("echo a").status_code == 200
+    assert not psutil.pid_exists(pid)
+    assert deaths(daemon) == 1
+    assert "hangs" in daemon.log
+
+
+def test_a_worker_that_says_nothing_is_replaced(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(env={"TEST_WATCH_SECONDS": "0.1", "TEST_ANSWER_SECONDS": "2"})
+    error = events(daemon.chat("freeze 3600", stream=True).text)[-1]["error"]
+    assert (error["code"], "it gave no answer" in error["message"]) == ("worker_died", True)
+    assert daemon.chat("echo a").status_code == 200
+    assert deaths(daemon) == 1
+
+
+def test_what_does_not_hang_is_left_alone(start_daemon: Callable[..., Daemon]) -> None:
+    """A long step of a backend that knows no longest one, and a worker that misses one look."""
+    daemon = start_daemon(env={"TEST_WATCH_SECONDS": "0.05", "TEST_ANSWER_SECONDS": "3"})
+    assert daemon.chat("freeze 4").status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        stalled = pool.submit(daemon.chat, "stall")
+        wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 1)
+        time.sleep(0.5)  # ten looks
+        assert not stalled.done()
+        assert unload(daemon, "test/echo") == 200
+        assert stalled.result().json()["error"]["code"] == "server_stopping"
+    assert deaths(daemon) == 0
+
+
+def test_the_next_worker_waits_until_the_process_before_is_gone(daemon: Daemon) -> None:
+    """It may hold the device's memory until then."""
+    daemon.chat("echo a")
+    pid = daemon.loaded()["test/echo"]["pid"]
+    assert daemon.chat("linger").json()["error"]["code"] == "worker_died"
+    assert psutil.pid_exists(pid)
+    assert daemon.chat("echo a").status_code == 200
+    assert not psutil.pid_exists(pid)
+
+
 def test_keep_alives_while_nothing_comes(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(env={"TEST_KEEP_ALIVE_SECONDS": "0.1"})
     body = {"model": "test/echo", "messages": [{"role": "user", "content": "hang"}], "stream": True}
@@ -150,10 +213,21 @@ def test_keep_alives_while_nothing_comes(start_daemon: Callable[..., Daemon]) ->
 
 def test_an_idle_model_is_unloaded_and_a_busy_one_is_not(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(idle_unload=0.3)
-    assert daemon.chat("slow 40").status_code == 200  # takes longer than that
-    assert daemon.loaded()["test/echo"]["unload_in"] is not None
+    with ThreadPoolExecutor(1) as pool:
+        running, end = until(pool, daemon)
+        wait_until(lambda: daemon.loaded().get("test/echo", {}).get("cache_used") == 1)
+        assert daemon.loaded()["test/echo"]["unload_in"] is None
+        time.sleep(0.6)
+        assert daemon.loaded()["test/echo"]["requests"] == 1
+        end()
+        assert running.result().status_code == 200
     wait_until(lambda: not daemon.loaded() and not worker_pids(daemon))
     assert daemon.chat("echo a").status_code == 200
+
+
+def test_when_an_idle_model_will_be_unloaded(daemon: Daemon) -> None:
+    daemon.chat("echo a")
+    assert 0 < daemon.loaded()["test/echo"]["unload_in"] <= 900
 
 
 def test_a_full_queue_is_429_with_retry_after(start_daemon: Callable[..., Daemon]) -> None:
@@ -162,17 +236,18 @@ def test_a_full_queue_is_429_with_retry_after(start_daemon: Callable[..., Daemon
     never = daemon.chat("echo a", n=3)  # trying again would not help
     assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(daemon.chat, "slow 50") for _ in range(2)]
+        (first, end), (second, _) = until(pool, daemon), until(pool, daemon)
         wait_until(lambda: daemon.loaded()["test/echo"]["requests"] == 2)
         refused = daemon.chat("echo a", stream=True)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
         assert refused.headers["retry-after"] == "1"
-        assert [answer.result().status_code for answer in waiting] == [200, 200]
+        end()
+        assert [first.result().status_code, second.result().status_code] == [200, 200]
     assert daemon.chat("echo a").status_code == 200
 
 
 def test_only_our_own_client_may_name_a_folder(daemon: Daemon) -> None:
-    folder = daemon.folder / "hub" / "models--test--echo" / "snapshots" / "0123456789abcdef"
+    folder = snapshot(daemon, "echo")
     assert load(daemon, str(folder))[-1]["id"] == str(folder)
     assert daemon.chat("echo a", model=str(folder)).status_code == 404  # not even now that it is loaded
     with daemon.local() as client:
@@ -196,11 +271,14 @@ def test_ctrl_c_at_the_terminal_is_for_the_daemon_alone(daemon: Daemon) -> None:
 
 def test_a_model_unloaded_while_it_loads(daemon: Daemon) -> None:
     with ThreadPoolExecutor(1) as pool:
+        wait = snapshot(daemon, "slow") / "wait"
+        wait.touch()
         asking = pool.submit(daemon.chat, "echo a", model="test/slow")
         wait_until(lambda: "test/slow" in daemon.loaded())
         assert daemon.loaded()["test/slow"]["state"] == "loading"
         assert unload(daemon, "test/slow") == 200
         answer = asking.result()
+        wait.unlink()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
     assert "test/slow" not in daemon.loaded()
     assert daemon.chat("echo a", model="test/slow").status_code == 200
@@ -217,20 +295,22 @@ def test_an_answer_that_outlasts_the_drain_of_an_unload_learns_why(start_daemon:
         assert "test/echo was unloaded" in running.result().text
 
 
-def test_who_comes_while_a_model_leaves_gets_it_anew(daemon: Daemon) -> None:
-    daemon.chat("echo a", model="test/other")
-    pid = daemon.loaded()["test/other"]["pid"]
-    with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(daemon.chat, "slow 25", model="test/other")
-        wait_until(lambda: daemon.loaded()["test/other"]["requests"] == 1)
-        before = daemon.log.count("unloading test/other")
-        leaving = pool.submit(unload, daemon, "test/other")
-        wait_until(lambda: daemon.log.count("unloading test/other") > before)
-        assert daemon.chat("echo a", model="test/other").status_code == 200
-        assert leaving.result() == 200
+def test_who_comes_while_a_model_leaves_gets_it_anew(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(drain=30.0)
+    daemon.chat("echo a")
+    pid = daemon.loaded()["test/echo"]["pid"]
+    with ThreadPoolExecutor(3) as pool:
+        running, end = until(pool, daemon)
+        wait_until(lambda: daemon.loaded()["test/echo"]["requests"] == 1)
+        leaving = pool.submit(unload, daemon, "test/echo")
+        wait_until(lambda: "unloading test/echo" in daemon.log)
+        coming = pool.submit(daemon.chat, "echo a")
+        time.sleep(0.1)
+        assert not coming.done()
+        end()
+        assert (coming.result().status_code, leaving.result()) == (200, 200)
         assert running.result().status_code == 200  # it had the time of the drain
-    assert daemon.loaded()["test/other"]["pid"] != pid
-    unload(daemon, "test/other")
+    assert daemon.loaded()["test/echo"]["pid"] != pid
 
 
 def test_a_worker_cannot_fill_the_disk_with_its_log(daemon: Daemon) -> None:
@@ -238,6 +318,10 @@ def test_a_worker_cannot_fill_the_disk_with_its_log(daemon: Daemon) -> None:
     logs = daemon.folder / "state" / "localllm" / "log"
     newest = logs / "worker-test--echo.log"
     wait_until(lambda: newest.read_text().endswith(f"049999 {'x' * 92}\n"))
+    text = (logs / "worker-test--echo.log.1").read_text() + newest.read_text()
+    numbers = re.findall(r"^(\d{6}) x{92}$", text, re.MULTILINE)
+    assert [int(number) for number in numbers] == [*range(50_000 - len(numbers), 50_000)], "lines as they were printed"
+    assert len(numbers) > 2**20 / 100
     assert sum(file.stat().st_size for file in logs.glob("worker-test--echo.log*")) < 2 * 2**20 + 2**17
 
 

@@ -22,7 +22,7 @@ from localllm.app.daemon import background
 from localllm.app.daemon.owner import Owner, owner_pid
 from localllm.app.errors import ConfigError, DaemonUnreachable, PortTaken, StorageFailed
 
-from .conftest import Daemon, environment
+from .conftest import Daemon, environment, until
 from .test_wire import wait_until
 
 Start = Callable[..., Daemon]
@@ -41,16 +41,17 @@ def folder(short_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_sigterm_lets_running_answers_end(start_daemon: Start) -> None:
-    daemon = start_daemon(drain=10.0)
+    daemon = start_daemon(drain=30.0)
     daemon.chat("echo a")
     with ThreadPoolExecutor(2) as pool:
-        streamed, whole = pool.submit(daemon.chat, "slow 50", stream=True), pool.submit(daemon.chat, "slow 50")
+        (streamed, end), (whole, _) = until(pool, daemon, stream=True), until(pool, daemon)
         wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 2)
         daemon.process.send_signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{daemon.url}/health").json()["status"] == "stopping")
         refused = daemon.chat("echo a")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
         assert "retry-after" in refused.headers
+        end()
         assert streamed.result().text.endswith("data: [DONE]\n\n")
         assert whole.result().json()["choices"][0]["finish_reason"] == "stop"
     assert daemon.process.wait(10) == 0

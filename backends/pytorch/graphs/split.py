@@ -1,0 +1,166 @@
+"""Prompts through a forward that was traced, cut at its attentions, and compiled (SGLang's piecewise graphs).
+
+    tokens -> [piece] -> attend 0 -> [piece] -> attend 1 -> … -> [piece] -> hidden        2 · layers + 1 parts
+
+It computes what the model does, for any number of tokens; recorded by what records breakable steps, its pieces become
+graphs, and attention runs between them with the rows of each step. The weights are inputs of the pieces, so that those
+of most layers are one kind and are compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from ....kernels.ops import Ops, linear
+from ....kernels.ops.attention import Attention, Rows
+from ....kernels.ops.layer import Layer
+from ....kernels.ops.linear import parts
+from ....kernels.ops.projection import Product
+from ..inputs import Step
+from ..kv import PagedKV
+from . import cutting, opaque
+from .compiling import Compiled, Compiler
+from .cutting import Part
+from .opaque import Forward, Model, Site, computing
+
+EXAMPLE = (23, 5)  # tokens and answers of the step that is traced: any will do that are no sizes of a model
+FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+
+Forwards = Callable[[Step, Ops, Any], Tensor]  # as runner.Model is called
+Call = Callable[..., tuple[Tensor, ...]]
+
+
+class SplitModel:
+    """See runner.Model, of which it is made; `call` is Recorder.call. A compiler that fuses is given what ops mean,
+    another one the ops themselves, as far as torch dispatches them."""
+
+    @torch.inference_mode()
+    def __init__(self, model: Forwards, kv: PagedKV, ops: Ops, compiler: Compiler, call: Call) -> None:
+        self.compiler, self._call = compiler, call
+        tracing = _Tracing(Ops() if compiler.fuses else ops, kv)
+        self._graph = cutting.traced(tracing.forward(model), *tracing.example())
+        self._model = Model(tracing.sites, tracing.products, ops)
+        nodes = self._graph.graph.nodes
+        self._given = [node for node in nodes if node.op == "placeholder"]
+        self._held = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
+        (answer,) = (node for node in nodes if node.op == "output")
+        (self._hidden,) = answer.all_input_nodes
+        self.parts: list[tuple[Part, Compiled | Site]] = [
+            (part, compiler.piece(part) if part.op is None else tracing.sites[_site(part.op)])
+            for part in cutting.cut(self._graph, _is_attention, _answers)
+        ]
+
+    def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
+        """Hidden states [answers, hidden], with keys and values in the cache the model was traced with."""
+        answers = len(step.last)
+        last = F.pad(step.last, (0, max(0, 2 - answers)))  # a single one would be compiled on its own,
+        given = step.tokens.clone(), step.positions.clone(), last  # and so would one that lies elsewhere in its memory
+        values = self._held | dict(zip(self._given, given, strict=True))
+        made: tuple[Tensor, ...]
+        for part, does in self.parts:
+            read = [values[node] for node in part.inputs]
+            if isinstance(does, Site):
+                qkv, cos, sin = read
+                made = (does.attend(qkv, cos, sin, ops, step.slots, step.rows).contiguous(),)
+            else:
+                made = self._call(partial(self.computed, does), *read)
+            values.update(zip(part.outputs, made, strict=True))
+            del read, made
+            for node in part.spent:
+                del values[node]
+        return values[self._hidden][:answers]
+
+    def whole(self, step: Step, ops: Ops) -> Tensor:
+        """The same by the graph before it was cut, op by op."""
+        model = replace(self._model, ops=ops)
+        with computing(model, Forward(model, step.slots, step.rows)):
+            found: Tensor = self._graph(step.tokens, step.positions, step.last)
+            return found
+
+    def computed(self, piece: Compiled, *given: Tensor) -> tuple[Tensor, ...]:
+        """What one piece makes of its inputs."""
+        with computing(self._model):
+            return piece(*given)
+
+
+def _is_attention(node: fx.Node) -> bool:
+    return node.target is opaque.attend
+
+
+def _answers(attention: fx.Node) -> fx.Node:
+    out = attention.args[3]
+    assert isinstance(out, fx.Node)
+    return out
+
+
+def _site(attention: fx.Node) -> int:
+    site = attention.args[4]
+    assert isinstance(site, int)
+    return site
+
+
+class _Tracing:
+    """Ops for one trace, which notes what the opaque ones will need."""
+
+    def __init__(self, ops: Ops, kv: PagedKV) -> None:
+        self._device = kv.keys.device
+        self.keys, self.values = list(kv.keys), list(kv.values)  # as a cache has them; traced, views would not be real
+        self.sites: list[Site] = []
+        self.products: dict[int, Product] = {}
+        self._appended: tuple[Any, ...] = ()
+        self._ops = replace(
+            ops,
+            kv=replace(ops.kv, append=self._append),
+            attention=Attention(paged=self._attend),
+            linear=replace(ops.linear, **{name: self._product(name) for name in FORMATS}),
+            layer=Layer(),
+        )
+
+    def example(self) -> tuple[Tensor, ...]:
+        tokens, answers = EXAMPLE
+        return tuple(torch.zeros(size, dtype=torch.int32, device=self._device) for size in (tokens, tokens, answers))
+
+    def forward(self, model: Forwards) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Of tokens, positions and last, as in Step; nothing else of a step is looked at."""
+        none = torch.empty(0, dtype=torch.int32, device=self._device)
+        rows = Rows(none, none, none.view(0, 0), (), ())
+
+        def forward(tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+            return model(Step(tokens, positions, none, last, rows), self._ops, self)
+
+        return forward
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.keys[index], self.values[index]
+
+    def _append(self, qkv: Tensor, *others: Any) -> Tensor:
+        """Noted until attention, which comes next, and whose op it is a part of."""
+        self._appended = qkv, *others
+        return qkv.narrow(1, 0, qkv.shape[1] - 2 * others[-1].shape[2])
+
+    def _attend(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows, *options: Any) -> Tensor:
+        qkv, *head_norms, cos, sin, rotation, _, _, _ = self._appended
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        opaque.attend(qkv, cos, sin, out, len(self.sites))
+        self.sites.append(Site(tuple(head_norms), rotation, key_pages, value_pages, options))
+        return out
+
+    def _product(self, name: str) -> Callable[..., Tensor]:
+        """Plain weights are torch's to multiply; packed ones are known to their device's product only."""
+
+        def product(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+            if isinstance(weight, Tensor):
+                return linear.dense(x, weight, bias, dtype)
+            first = parts(weight)[0]
+            self.products[first.data_ptr()] = Product(name, weight, bias)
+            outs = len(first) if first.dim() == 2 else weight.outs
+            return opaque.product(x, first, outs, dtype or x.dtype)
+
+        return product

@@ -1,0 +1,116 @@
+"""The kernels' self-test: before a model is served, every op of a device computes its small cases, and one that is
+wrong, fails or answers NaN is left to the next lane that is right, at last to the reference.
+
+    lanes    CUDA C++   Triton   reference
+    op a        ok
+    op b      wrong       ok                   -> Triton computes b, and the runner says why
+    op c      wrong      fails    (judges)
+
+What was found is kept in a file, named after all that could change it, so that later starts test nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ... import kernels
+from ...engine.errors import ModelRefused
+from ...kernels.ops import CASES, Ops
+from ...kernels.ops.case import Case
+from ...kernels.ops.judge import answer, asked, fault, given
+from ..findings import Findings
+
+LONGEST_REASON = 160  # characters
+MOST_CASES = 8  # of an op, spread over all: a kernel that works here at all has its tests elsewhere
+
+Verify = Callable[[str, Ops], str]  # an op of these, by name -> what is wrong with it; empty: nothing
+
+
+def choose(lanes: Sequence[Ops], verify: Verify) -> tuple[Ops, tuple[str, ...]]:
+    """The first lane's ops, each that fails replaced by the first lane's that does not, and for people what was
+    replaced and why. The last lane is the references, which `verify` finds right."""
+    ops, *others = lanes
+    told = []
+    for name, _ in lanes[0]:
+        reason = verify(name, ops)
+        if reason:
+            instead = next(trial for lane in others if not verify(name, trial := ops.with_ops_of(lane, [name])))
+            told.append(f"{name}: {instead.title(name)} instead of {ops.title(name)}, which {reason}")
+            ops = instead
+    return ops, tuple(told)
+
+
+def self_tested(
+    lanes: Sequence[Ops], device: str, dtype: torch.dtype, folder: Path, on: str, versions: Iterable[str]
+) -> tuple[Ops, tuple[str, ...]]:
+    """`choose` by the cases, or by what an earlier start found in the folder: for torch's `device`, models of `dtype`.
+
+    `on` is the device for people; `versions` say what else the outcome depends on. Raises ModelRefused when a kernel
+    breaks the device; the next start does without it.
+    """
+    key = hashlib.sha256("\n".join([on, str(dtype), torch.__version__, _sources(), *versions]).encode()).hexdigest()
+    findings = Findings.read(folder / f"{device}-{key[:16]}.json", on)
+    known = dict(findings.verdicts)
+
+    def verify(name: str, ops: Ops) -> str:
+        title = f"{name}: {ops.title(name)}"
+        if ops.title(name) == "reference":
+            return ""
+        if title not in findings.verdicts:
+            findings.verdicts[title] = _fault(name, ops, device, dtype)
+            if not _usable(device):
+                findings.write()
+                raise ModelRefused(
+                    f"the kernel of {name} broke {on} in its self-test: {findings.verdicts[title]}",
+                    "load the model again: the next start does without that kernel",
+                )
+        return findings.verdicts[title]
+
+    ops, fallbacks = choose(lanes, verify)
+    if findings.verdicts != known:
+        findings.write(fallbacks)
+    return ops, fallbacks
+
+
+def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
+    for case in _few([case for case in CASES if case.op == name]):
+        own = dtype if dtype in case.tolerances else next(iter(case.tolerances))
+        arguments, expected = asked(case, dict(Ops())[name], own)
+        try:
+            found = answer(case, dict(ops)[name], given(case, ops, arguments, device, own))
+            wrong = fault(found, expected, case.tolerances[own])
+        except Exception as error:  # whatever a compiler or a driver says
+            wrong = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:LONGEST_REASON]
+        if wrong:
+            return f"{wrong} (case {case.label})"
+    return ""
+
+
+def _few(cases: list[Case]) -> list[Case]:
+    """The first, the last, and some in between."""
+    if len(cases) <= MOST_CASES:
+        return cases
+    return [cases[at * (len(cases) - 1) // (MOST_CASES - 1)] for at in range(MOST_CASES)]
+
+
+def _usable(device: str) -> bool:
+    """After some errors a device answers nothing any more."""
+    try:
+        return torch.ones(1, device=device).item() == 1.0
+    except RuntimeError:
+        return False
+
+
+@cache
+def _sources() -> str:
+    """Of all kernels and cases that are Python."""
+    digest = hashlib.sha256()
+    for folder in map(Path, kernels.__path__):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

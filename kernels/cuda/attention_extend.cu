@@ -1,0 +1,119 @@
+// Prompt attention at the rate of Hopper's matrix units, after FlashAttention-3 (Shah et al., 2024).
+//
+// A tile is some queries of a row times the heads that share a kv head, 128 lines; it is multiplied with 128 positions
+// of the cache at a time, the newest first. One warp of a block finds tiles and copies queries, keys and values into
+// shared memory; two warpgroups compute 64 lines each. They take turns at the matrix units, so that one computes its
+// weights while the other multiplies, and each lets its next scores begin before its last answers are done.
+//
+// Blocks stay, and claim tile after tile: of a row the one with the longest context first, its kv heads side by side,
+// whose keys and values so are read from the second-level cache.
+#include <algorithm>
+
+#include "overlap.cuh"
+#include "attention_extend_tile.cuh"
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "attention_extend_carry.cuh"
+#include "attention_extend_compute.cuh"
+#endif
+
+namespace localllm::cuda {
+namespace {
+
+// Elsewhere than on Hopper it is empty, and no op starts it.
+template <class T, int DIM, bool CAP>
+__global__ __launch_bounds__(THREADS, 1) void extend_kernel(const __grid_constant__ Maps maps,
+                                                            const __grid_constant__ ExtendArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ char memory[];
+  auto& shared = *reinterpret_cast<Shared<T, DIM>*>(memory + (-(int)hopper::address(memory) & (hopper::ATOM - 1)));
+  int warpgroup = __shfl_sync(ALL, (int)threadIdx.x / GROUP, 0), thread = threadIdx.x % GROUP, lane = thread % 32;
+  if (threadIdx.x == 0) {
+    constexpr int WARPS = COMPUTING / 32;
+    for (int i = 0; i < 2; i++) init(shared.query_full[i], 1), init(shared.query_empty[i], WARPS);
+    for (int i = 0; i < STAGES; i++) {
+      init(shared.keys_full[i], 1), init(shared.keys_empty[i], WARPS);
+      init(shared.values_full[i], 1), init(shared.values_empty[i], WARPS);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  let_next_begin();
+  await_previous();
+  if (warpgroup == 2) {
+    leave_registers<40>();
+    int unit = min(args.page_size, BLOCK);
+    if (thread < 32) Carrier<T, DIM>{args, maps, shared, lane, unit, BLOCK / unit}.run();
+  } else {
+    take_registers<232>();
+    Computer<T, DIM, CAP>{args, shared, warpgroup, thread, lane}.run();
+  }
+#endif
+}
+
+decltype(&cuTensorMapEncodeTiled) encoder() {
+  static auto found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (!found) throw std::runtime_error("extend_attention: this driver copies no tensors");
+  return found;
+}
+
+// Lengths, distances (bytes, from the second dimension on) and the box, the fastest dimension first.
+template <int DIMS>
+CUtensorMap map_of(Type type, const void* from, const cuuint64_t (&lengths)[DIMS],
+                   const cuuint64_t (&strides)[DIMS - 1], const cuuint32_t (&box)[DIMS]) {
+  CUtensorMap map;
+  cuuint32_t steps[DIMS];
+  std::fill(steps, steps + DIMS, 1);
+  CUtensorMapDataType data = type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  CUresult result = encoder()(&map, data, DIMS, const_cast<void*>(from), lengths, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw std::runtime_error("extend_attention: the driver refuses a tensor: " + std::to_string(result));
+  return map;
+}
+
+// Eights of slots, so that a tile's rows lie evenly however many pages it is of.
+CUtensorMap cache_map(const ExtendArgs& args, const void* pages) {
+  cuuint64_t slot = args.slot * 2, halves = args.dim / 64;
+  cuuint32_t eights = std::min(args.page_size, BLOCK) / 8;
+  return map_of<5>(args.type, pages, {64, 8, halves, cuuint64_t(args.kv_heads), cuuint64_t(args.slots / 8)},
+                   {slot, 128, cuuint64_t(args.head) * 2, slot * 8}, {64, 8, cuuint32_t(halves), 1, eights});
+}
+
+CUtensorMap query_map(const ExtendArgs& args) {
+  cuuint32_t group = args.group;
+  return map_of<3>(args.type, args.query,
+                   {cuuint64_t(args.dim), cuuint64_t(args.kv_heads) * group, cuuint64_t(args.tokens)},
+                   {cuuint64_t(args.query_head) * 2, cuuint64_t(args.query_token) * 2}, {64, group, LINES / group});
+}
+
+template <class T, int DIM, bool CAP>
+void start(const Maps& maps, const ExtendArgs& args, cudaStream_t stream) {
+  auto kernel = extend_kernel<T, DIM, CAP>;
+  constexpr int bytes = SHARED_BYTES<T, DIM>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  int64_t blocks = std::min<int64_t>(args.tiles * args.kv_heads, gpu().processors);
+  launch_early(kernel, blocks, THREADS, bytes, stream, maps, args);
+  check_launch("extend_attention");
+}
+
+template <class T>
+void start(const Maps& maps, const ExtendArgs& args, cudaStream_t stream) {
+  bool cap = args.cap > 0.f;
+  if (args.dim == 64) return cap ? start<T, 64, true>(maps, args, stream) : start<T, 64, false>(maps, args, stream);
+  return cap ? start<T, 128, true>(maps, args, stream) : start<T, 128, false>(maps, args, stream);
+}
+
+}  // namespace
+
+void extend(const ExtendArgs& args, cudaStream_t stream) {
+  Maps maps{query_map(args), cache_map(args, args.keys), cache_map(args, args.values)};
+  args.type == Type::bf16 ? start<__nv_bfloat16>(maps, args, stream) : start<__half>(maps, args, stream);
+}
+
+}  // namespace localllm::cuda

@@ -1,0 +1,84 @@
+"""Prompt attention at the rate of Hopper's matrix units (attention_extend.cu): rows with several queries."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ..ops.attention import Rows
+
+_extend = getattr(torch.ops.localllm, "extend_attention", None)  # built for Hopper only
+
+DIMS = (64, 128)
+TYPES = (torch.bfloat16, torch.float16)
+LINES = 128  # of a tile, as in attention_extend.h
+FEW = 4  # queries up to which a row is rather read in parts, by several blocks
+IDLE = 4  # times as many processors as tiles: then so are longer rows
+LONG = 1024  # positions, in which case that is worth it
+
+
+def serves(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
+    """Whether `extend` takes this batch, and is the faster one for it."""
+    heads, dim = query.shape[1:]
+    size, kv_heads = key_pages.shape[1:3]
+    if max(rows.query_lens) <= FEW or _extend is None or query.dtype not in TYPES or dim not in DIMS:
+        return False
+    token, head, one = query.stride()
+    page, slot, cache_head, cache_one = key_pages.stride()
+    return (
+        key_pages.dtype == query.dtype
+        and heads <= LINES * kv_heads
+        and size >= 8
+        and (size % 128 == 0 if size >= 128 else 128 % size == 0)
+        and one == cache_one == 1
+        and page == slot * size
+        and value_pages.stride() == key_pages.stride()
+        and not any(stride % 8 for stride in (token, head, slot, cache_head))
+        and not any(tensor.data_ptr() % 16 for tensor in (query, key_pages, value_pages))
+        and _hopper(query.device)
+        and not _leaves_idle(rows, heads // kv_heads, kv_heads, query.device)
+    )
+
+
+def extend(
+    out: Tensor,
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+    fewest: int = 2,
+) -> None:
+    """kernels/ops/attention.py's paged attention into `out` [tokens, heads, dim], of the rows that have `fewest`
+    queries or more; others are left alone. Not to run on one device twice at the same time."""
+    sinks = None if sinks is None else sinks.float()
+    tiles = tiles_of(rows, query.shape[1] // key_pages.shape[2], fewest)
+    starts, contexts, table = rows.row_starts, rows.context_lens, rows.page_table
+    torch.ops.localllm.extend_attention.default(
+        *(out, query, key_pages, value_pages, starts, contexts, table, sinks),
+        *(scale, window, soft_cap, fewest, tiles),
+    )
+
+
+def tiles_of(rows: Rows, group: int, fewest: int) -> int:
+    """A tile is some queries of a row, times the heads that share a kv head."""
+    key = "extend", group, fewest
+    if key not in rows.plans:
+        each = LINES // group
+        rows.plans[key] = sum(-(-queries // each) for queries in rows.query_lens if queries >= fewest)
+    return rows.plans[key]
+
+
+def _leaves_idle(rows: Rows, group: int, kv_heads: int, device: torch.device) -> bool:
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return tiles_of(rows, group, FEW + 1) * kv_heads * IDLE <= processors and max(rows.contexts) >= LONG
+
+
+@cache
+def _hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)

@@ -1,0 +1,263 @@
+// Prompt attention: a warpgroup multiplies, weighs, and writes the answers. Hopper only.
+#pragma once
+
+#include "attention_extend_tile.cuh"
+
+namespace localllm::cuda {
+namespace {
+
+using namespace hopper;
+
+constexpr int CLEARED = 3;  // the barrier behind the two of the warpgroups' turns
+constexpr float LOG2_E = 1.4426950408889634f;
+
+__device__ inline float power_of_2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
+template <class T>
+__device__ inline uint32_t pair(float low, float high);
+template <>
+__device__ inline uint32_t pair<__nv_bfloat16>(float low, float high) {
+  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<uint32_t*>(&both);
+}
+template <>
+__device__ inline uint32_t pair<__half>(float low, float high) {
+  __half2 both = __floats2half2_rn(low, high);
+  return *reinterpret_cast<uint32_t*>(&both);
+}
+
+// Nobody reads it, but it keeps its place among barriers and products, and what it is computed from comes before.
+__device__ inline void keep(float& shared, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address(&shared)), "f"(x) : "memory");
+}
+
+// A warpgroup's work. A thread has two lines: scores[4 j + 2 r + c] is of line r and position 8 j + 2 * (lane % 4) + c
+// of the block; sums likewise of dims.
+template <class T, int DIM, bool CAP>
+struct Computer {
+  const ExtendArgs& args;
+  Shared<T, DIM>& shared;
+  int warpgroup, thread, lane;  // in the warpgroup, in the warp
+  Ring<STAGES> keys{}, values{};
+  float scores[BLOCK / 2], sums[DIM / 2];
+  uint32_t weights[BLOCK / 16][4];  // scores, as the first operand of the next product
+  float peak[2], total[2], shrink[2];
+  int seen[2];  // the line's position, less the thread's first of a block
+  float scale;  // of scores, to powers of two
+
+  __device__ int line(int r) const { return warpgroup * 64 + thread / 32 * 16 + lane / 4 + 8 * r; }
+
+  __device__ void release(uint64_t& empty) const {
+    if (lane == 0) arrive(empty);
+  }
+
+  __device__ void multiply_keys(const T* query) {
+    uint64_t from = tile(query + warpgroup * 64 * 64, ATOM, 0);
+    uint64_t to = tile(shared.keys[keys.at], DIM / 64 * ATOM, 0);
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++)
+      multiply<T>(scores, further(from, k / 4 * LINES * 128 + k % 4 * 32), further(to, k / 4 * ATOM + k % 4 * 32),
+                  k > 0);
+    commit_products();
+  }
+
+  __device__ void multiply_values() {
+    uint64_t to = tile(shared.values[values.at], DIM / 64 * ATOM, ATOM);
+#pragma unroll
+    for (int k = 0; k < BLOCK / 16; k++) multiply<T>(sums, weights[k], further(to, k * 2 * (DIM / 64) * ATOM));
+    commit_products();
+  }
+
+  // What a line does not see becomes -inf, be it NaN.
+  __device__ void hide(int block, int window) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int last = seen[r] - block * BLOCK, first = window > 0 ? last - window : -1;
+#pragma unroll
+      for (int i = 0; i < BLOCK / 4; i++) {
+        int at = i / 2 * 8 + i % 2;
+        float& score = scores[i / 2 * 4 + 2 * r + i % 2];
+        score = at <= last && at > first ? score : -INFINITY;
+      }
+    }
+  }
+
+  // Online softmax (Milakov & Gimelshein, 2018): scores become weights; `shrink` is what the sums so far are worth.
+  __device__ void weigh() {
+    if constexpr (CAP) {
+      float inner = 2.f * LOG2_E * args.scale / args.cap;
+#pragma unroll
+      for (float& score : scores)  // tanh x = 1 - 2 / (e^2x + 1)
+        score = score == -INFINITY ? score : 1.f - __fdividef(2.f, power_of_2(fminf(score * inner, 120.f)) + 1.f);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float higher = peak[r];
+#pragma unroll
+      for (int i = 0; i < BLOCK / 4; i++) higher = fmaxf(higher, scores[i / 2 * 4 + 2 * r + i % 2]);
+      higher = fmaxf(higher, __shfl_xor_sync(ALL, higher, 1));
+      higher = fmaxf(higher, __shfl_xor_sync(ALL, higher, 2));
+      float level = higher == -INFINITY ? 0.f : higher * scale;
+      shrink[r] = power_of_2(fmaf(peak[r], scale, -level));
+      peak[r] = higher;
+      float sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < BLOCK / 4; i++) {
+        float& score = scores[i / 2 * 4 + 2 * r + i % 2];
+        score = power_of_2(fmaf(score, scale, -level));
+        sum += score;
+      }
+      total[r] = total[r] * shrink[r] + sum;
+    }
+  }
+
+  __device__ void pack() {
+#pragma unroll
+    for (int k = 0; k < BLOCK / 16; k++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) weights[k][i] = pair<T>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+  }
+
+  __device__ bool partly_seen(const Tile& tile, int block) const {
+    int last = tile.before + tile.count - 1;
+    return (block + 1) * BLOCK - 1 > tile.before || (args.window > 0 && block * BLOCK <= last - args.window);
+  }
+
+  // Weights of zero do not hide a NaN: values beyond the context become zero. Whole pages of them were not read.
+  __device__ void clear_values(int valid) {
+    await(shared.values_full[values.at], values.parity);
+    char* tile = reinterpret_cast<char*>(shared.values[values.at]);
+    constexpr int PIECES = DIM / 8;  // of 16 bytes
+    for (int i = valid * PIECES + warpgroup * GROUP + thread; i < BLOCK * PIECES; i += COMPUTING) {
+      int position = i / PIECES, piece = i % PIECES;
+      int at = (position / 8 * (DIM / 64) + piece / 8) * ATOM + position % 8 * 128 + piece % 8 * 16;
+      *reinterpret_cast<uint4*>(tile + at) = make_uint4(0, 0, 0, 0);
+    }
+    publish_writes();
+    sync_some(CLEARED, COMPUTING);
+  }
+
+  __device__ void start(const Tile& tile) {
+#pragma unroll
+    for (float& sum : sums) sum = 0.f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      peak[r] = -INFINITY, total[r] = 0.f;
+      seen[r] = tile.before + min(line(r) / args.group, tile.count - 1) - 2 * (lane % 4);
+    }
+  }
+
+  __device__ void attend(const Tile& tile, const T* query, uint64_t& query_empty) {
+    int block = tile.high;
+    await(shared.keys_full[keys.at], keys.parity);
+    begin_products();
+    multiply_keys(query);
+    await_products<0>();
+    hold(scores);
+    release(shared.keys_empty[keys.at]);
+    keys.next();
+    hide(block, args.window);
+    weigh();
+    pack();
+    if (int valid = tile.context - block * BLOCK; valid < BLOCK) clear_values(max(valid, 0));
+    while (block-- > tile.low) {
+      await(shared.keys_full[keys.at], keys.parity);
+      sync_some(1 + warpgroup, COMPUTING);
+      hold(scores);
+      hold(sums);
+      begin_products();
+      multiply_keys(query);
+      await(shared.values_full[values.at], values.parity);
+      multiply_values();
+      arrive_some(2 - warpgroup, COMPUTING);
+      await_products<1>();
+      hold(scores);
+      release(shared.keys_empty[keys.at]);
+      keys.next();
+      if (partly_seen(tile, block)) hide(block, args.window);
+      weigh();
+      keep(shared.weighed[warpgroup * GROUP + thread], total[0] + total[1]);  // else ptxas awaits the answers first
+      await_products<0>();
+      hold(sums);
+      release(shared.values_empty[values.at]);
+      values.next();
+      pack();
+#pragma unroll
+      for (int i = 0; i < DIM / 2; i++) sums[i] *= shrink[i / 2 % 2];
+    }
+    release(query_empty);
+    await(shared.values_full[values.at], values.parity);
+    hold(sums);
+    begin_products();
+    multiply_values();
+    await_products<0>();
+    hold(sums);
+    release(shared.values_empty[values.at]);
+    values.next();
+  }
+
+  // The answers of a line, which four lanes hold; each writes 16 bytes of 64 at a time.
+  __device__ void write(const Tile& tile) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int own = line(r) / args.group, head = tile.kv_head * args.group + line(r) % args.group;
+      float all = total[r];
+      all += __shfl_xor_sync(ALL, all, 1);
+      all += __shfl_xor_sync(ALL, all, 2);
+      int64_t token = tile.token + own;
+      bool live = own < tile.count && token < args.tokens;
+      if (args.sinks && live) all += power_of_2(args.sinks[head] * LOG2_E - peak[r] * scale);
+      float share = all > 0.f ? 1.f / all : 0.f;
+      T* to = static_cast<T*>(args.out) + (token * args.kv_heads * args.group + head) * DIM + lane % 4 * 8;
+#pragma unroll
+      for (int j = 0; j < DIM / 8; j += 4) {
+        uint32_t mine[4], turned[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float* two = &sums[4 * (j + i) + 2 * r];
+          mine[i] = pair<T>(two[0] * share, two[1] * share);
+        }
+        turn(mine, turned);
+        if (live) *reinterpret_cast<uint4*>(to + j * 8) = make_uint4(turned[0], turned[1], turned[2], turned[3]);
+      }
+    }
+  }
+
+  // Lane l of four gets what lane i has as its l-th, as its i-th.
+  __device__ void turn(const uint32_t (&mine)[4], uint32_t (&turned)[4]) const {
+    int l = lane % 4;
+    uint32_t swapped[4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {  // the halves that lanes 0, 1 and 2, 3 owe each other
+      uint32_t other = __shfl_xor_sync(ALL, l < 2 ? mine[2 + i] : mine[i], 2);
+      swapped[i] = l < 2 ? mine[i] : other;
+      swapped[2 + i] = l < 2 ? other : mine[2 + i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      uint32_t other = __shfl_xor_sync(ALL, l % 2 ? swapped[i] : swapped[i + 1], 1);
+      turned[i] = l % 2 ? other : swapped[i];
+      turned[i + 1] = l % 2 ? swapped[i + 1] : other;
+    }
+  }
+
+  __device__ void run() {
+    scale = (CAP ? args.cap : args.scale) * LOG2_E;
+    if (warpgroup == 1) arrive_some(1, COMPUTING);  // the first turn is the first warpgroup's
+    for (Ring<2> queries;; queries.next()) {
+      await(shared.query_full[queries.at], queries.parity);
+      Tile tile = shared.tiles[queries.at];
+      if (!tile.count) break;
+      start(tile);
+      attend(tile, shared.query[queries.at], shared.query_empty[queries.at]);
+      write(tile);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace localllm::cuda

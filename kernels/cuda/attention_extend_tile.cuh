@@ -1,0 +1,56 @@
+// What a block of prompt attention works on, and where it lies in shared memory.
+#pragma once
+
+#include "attention_extend.h"
+#include "hopper.cuh"
+
+namespace localllm::cuda {
+namespace {
+
+constexpr int LINES = EXTEND_LINES, BLOCK = 128, STAGES = 2;
+constexpr int GROUP = 128, THREADS = 3 * GROUP, COMPUTING = 2 * GROUP;
+constexpr unsigned ALL = 0xffffffff;
+
+struct Maps {
+  CUtensorMap query, keys, values;
+};
+
+// Queries first … first + count - 1 of a row, of the heads of a kv head.
+struct Tile {
+  int token;    // of the first query
+  int count;    // of queries; 0: there are no more tiles
+  int before;   // positions before the first query
+  int context;  // of the row
+  int kv_head, row;
+  int low, high;  // blocks of positions that are seen
+};
+
+__device__ int32_t claimed, finished;  // tiles, and blocks that found no more. Zero between calls
+
+template <class T, int DIM>
+struct Shared {
+  static constexpr int BYTES = LINES * DIM * 2;  // of a buffer
+  T query[2][LINES * DIM];       // [dim / 64][line][64]
+  T keys[STAGES][BLOCK * DIM];   // [position / 8][dim / 64][8][64]
+  T values[STAGES][BLOCK * DIM];  // alike
+  uint64_t query_full[2], query_empty[2];
+  uint64_t keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
+  Tile tiles[2];
+  float weighed[COMPUTING];  // see keep in attention_extend_compute.cuh
+};
+
+// Counts through a ring of buffers.
+template <int SIZE>
+struct Ring {
+  int at = 0, parity = 0;
+  __device__ void next() {
+    if (++at == SIZE) at = 0, parity ^= 1;
+  }
+};
+
+// Of Shared, and up to a whole atom before it.
+template <class T, int DIM>
+constexpr int SHARED_BYTES = int(sizeof(Shared<T, DIM>)) + hopper::ATOM;
+
+}  // namespace
+}  // namespace localllm::cuda

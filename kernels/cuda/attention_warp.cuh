@@ -1,0 +1,206 @@
+// What a warp does for decode attention: scores of 16 positions at a time, and the sum of their values.
+//
+// Scores are computed as S^T = K Q^T and answers as O^T = V^T P^T, so that the heads that share a kv head are the eight
+// columns of m16n8k16 and nothing is wasted on padding. The order of the summed index is free, if both operands keep
+// to it: lanes load 16 bytes of what they multiply themselves.
+#pragma once
+
+#include "attention.h"
+#include "overlap.cuh"
+
+namespace localllm::cuda {
+namespace {
+
+constexpr int STEP = 16;  // positions
+constexpr unsigned ALL = 0xffffffff;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+__device__ inline uint4 fetch(const void* from, bool wanted) {
+  uint4 got = make_uint4(0, 0, 0, 0);  // what lies beyond a context may be NaN
+  if (wanted)
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(got.x), "=r"(got.y), "=r"(got.z), "=r"(got.w)
+                 : "l"(from));
+  return got;
+}
+
+__device__ inline uint2 fetch_half(const void* from, bool wanted) {
+  uint2 got = make_uint2(0, 0);
+  if (wanted)
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(got.x), "=r"(got.y) : "l"(from));
+  return got;
+}
+
+// Eight neighbours of the cache as they are loaded, and as they are multiplied: float8_e4m3 as float16, which holds it.
+template <class C>
+struct Eight {
+  using Loaded = uint4;
+  using Multiplied = C;
+  static __device__ inline uint4 load(const C* from, bool wanted) { return fetch(from, wanted); }
+  static __device__ inline uint4 wide(uint4 loaded) { return loaded; }
+};
+template <>
+struct Eight<__nv_fp8_e4m3> {
+  using Loaded = uint2;
+  using Multiplied = __half;
+  static __device__ inline uint2 load(const __nv_fp8_e4m3* from, bool wanted) { return fetch_half(from, wanted); }
+  static __device__ inline uint32_t two(uint32_t bytes) {
+    __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bytes), __NV_E4M3);
+    return both.x | uint32_t(both.y) << 16;
+  }
+  static __device__ inline uint4 wide(uint2 loaded) {
+    return make_uint4(two(loaded.x & 0xffff), two(loaded.x >> 16), two(loaded.y & 0xffff), two(loaded.y >> 16));
+  }
+};
+
+template <class T>
+__device__ inline void multiply(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                uint32_t b1);
+template <>
+__device__ inline void multiply<__nv_bfloat16>(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+template <>
+__device__ inline void multiply<__half>(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                        uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+template <class T>
+__device__ inline uint32_t pair(float low, float high);
+template <>
+__device__ inline uint32_t pair<__nv_bfloat16>(float low, float high) {
+  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<uint32_t*>(&both);
+}
+template <>
+__device__ inline uint32_t pair<__half>(float low, float high) {
+  __half2 both = __floats2half2_rn(low, high);
+  return *reinterpret_cast<uint32_t*>(&both);
+}
+
+__device__ inline uint32_t transposed(uint32_t matrix) {  // 8 x 8 of 16 bits across the warp
+  uint32_t other;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(matrix));
+  return other;
+}
+
+// Over the lanes that hold the same column.
+__device__ inline float column_max(float x) {
+  for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, distance));
+  return x;
+}
+__device__ inline float column_sum(float x) {
+  for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(ALL, x, distance);
+  return x;
+}
+
+// What a warp knows of its part: of heads 2 t and 2 t + 1, t = lane % 4. acc holds 16 dims a tile; see Warp::attend.
+// The cache is of C: T, or e4m3.
+template <class T, int D, class C = T>
+struct Warp {
+  using H = typename Eight<C>::Multiplied;
+  float acc[D / 16][4];
+  float peak[2], total[2];
+  typename Eight<C>::Loaded key[2][D / 32], value[4][D / 64];
+  uint4 query[D / 32];
+  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+
+  __device__ void ask(const T* from, bool there) {
+    for (int j = 0; j < D / 32; j++) query[j] = multiplied(fetch(from + j * 32 + t * 8, there));
+  }
+  // A query of T, as the cache is multiplied.
+  static __device__ uint4 multiplied(uint4 query) {
+    if constexpr (sizeof(C) == sizeof(T)) {
+      return query;
+    } else {
+      const T* eight = reinterpret_cast<const T*>(&query);
+      auto two = [&](int i) { return pair<H>(to_float(eight[i]), to_float(eight[i + 1])); };
+      return make_uint4(two(0), two(2), two(4), two(6));
+    }
+  }
+  __device__ void start() {
+    for (int i = 0; i < D / 16; i++)
+      for (int c = 0; c < 4; c++) acc[i][c] = 0.f;
+    peak[0] = peak[1] = -INFINITY;
+    total[0] = total[1] = 0.f;
+  }
+
+  // Lane l's slot is that of position base + l % 16.
+  __device__ void load_keys(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int64_t at = head + __shfl_sync(ALL, slot, g + 8 * half) * args.slot + t * 8;
+      const C* from = static_cast<const C*>(args.keys) + at;
+#pragma unroll
+      for (int j = 0; j < D / 32; j++) key[half][j] = Eight<C>::load(from + j * 32, base + g + 8 * half < last);
+    }
+  }
+
+  __device__ void load_values(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int own = 2 * t + i % 2 + 8 * (i / 2);
+      const C* from = static_cast<const C*>(args.values) + head + __shfl_sync(ALL, slot, own) * args.slot + g * 8;
+#pragma unroll
+      for (int v = 0; v < D / 64; v++) value[i][v] = Eight<C>::load(from + v * 64, base + own < last);
+    }
+  }
+
+  // Weights of positions base + g and base + g + 8 for two heads, as the second operand of the next product.
+  __device__ void weigh(const DecodeArgs& args, int base, int last, uint32_t (&weights)[2]) {
+    float scores[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+      uint4 low = Eight<C>::wide(key[0][j]), high = Eight<C>::wide(key[1][j]);
+      multiply<H>(scores, low.x, high.x, low.y, high.y, query[j].x, query[j].y);
+      multiply<H>(scores, low.z, high.z, low.w, high.w, query[j].z, query[j].w);
+    }
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      float score = scores[c] * args.scale;
+      if (args.cap > 0.f) score = tanhf(score / args.cap) * args.cap;
+      scores[c] = base + g + 8 * (c / 2) < last ? score * LOG2_E : -INFINITY;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float higher = fmaxf(peak[h], column_max(fmaxf(scores[h], scores[2 + h])));
+      float shrink = exp2f(peak[h] - higher);
+      peak[h] = higher;
+      scores[h] = exp2f(scores[h] - higher), scores[2 + h] = exp2f(scores[2 + h] - higher);
+      total[h] = total[h] * shrink + scores[h] + scores[2 + h];
+#pragma unroll
+      for (int i = 0; i < D / 16; i++) acc[i][h] *= shrink, acc[i][2 + h] *= shrink;
+    }
+    weights[0] = transposed(pair<H>(scores[0], scores[1]));
+    weights[1] = transposed(pair<H>(scores[2], scores[3]));
+  }
+
+  // acc[v * 4 + e][c] is of dim v * 64 + g * 8 + 2 e + c / 2 and head 2 t + c % 2.
+  __device__ void attend(const uint32_t (&weights)[2]) {
+#pragma unroll
+    for (int v = 0; v < D / 64; v++) {
+      uint4 wide[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) wide[i] = Eight<C>::wide(value[i][v]);
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = e == 0 ? wide[i].x : e == 1 ? wide[i].y : e == 2 ? wide[i].z : wide[i].w;
+        multiply<H>(acc[v * 4 + e], __byte_perm(x[0], x[1], 0x5410), __byte_perm(x[0], x[1], 0x7632),
+                    __byte_perm(x[2], x[3], 0x5410), __byte_perm(x[2], x[3], 0x7632), weights[0], weights[1]);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace localllm::cuda

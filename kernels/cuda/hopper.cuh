@@ -1,0 +1,152 @@
+// Hopper's own instructions (sm_90a): tensor copies, barriers that count their bytes, products of a warpgroup.
+//
+// Tiles in shared memory lie as copies with a swizzle of 128 bytes leave them, from multiples of 1024 bytes on: rows of
+// 64 16-bit numbers, eight of them an atom. Used only where __CUDA_ARCH_FEAT_SM90_ALL is defined.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace localllm::cuda::hopper {
+
+constexpr int ATOM = 1024;  // bytes
+
+__device__ inline uint32_t address(const void* shared) { return (uint32_t)__cvta_generic_to_shared(shared); }
+
+// A barrier's phase ends when `count` have arrived and all bytes that were expected are there.
+__device__ inline void init(uint64_t& barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(&barrier)), "r"(count));
+}
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void arrive(uint64_t& barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(&barrier)) : "memory");
+}
+__device__ inline void arrive_expecting(uint64_t& barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(&barrier)), "r"(bytes)
+               : "memory");
+}
+// Until the phase of this parity has ended; that before the first counts as odd.
+__device__ inline void await(uint64_t& barrier, int parity) {
+  uint32_t done = 0;
+  while (!done)
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(address(&barrier)), "r"(parity)
+        : "memory");
+}
+
+// Barriers of some of a block's threads.
+__device__ inline void sync_some(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void arrive_some(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// What this thread wrote to shared memory is seen by copies and products that a barrier orders after it.
+__device__ inline void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+template <int REGISTERS>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+__device__ inline void leave_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// A box of the tensor, from these coordinates on; what lies outside of the tensor is zeros.
+__device__ inline void copy_box(void* to, const CUtensorMap& map, uint64_t& barrier, int x0, int x1, int x2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];" ::"r"(address(to)),
+      "l"(&map), "r"(address(&barrier)), "r"(x0), "r"(x1), "r"(x2)
+      : "memory");
+}
+__device__ inline void copy_box(void* to, const CUtensorMap& map, uint64_t& barrier, int x0, int x1, int x2, int x3,
+                                int x4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "[%2];" ::"r"(address(to)),
+      "l"(&map), "r"(address(&barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+      : "memory");
+}
+
+// Where a product finds a tile. `down`: bytes from one eight of the rows to the next; `across`: from one 64 of the
+// columns to the next, which counts only where columns are what is not summed over.
+__device__ inline uint64_t tile(const void* from, int down, int across) {
+  return uint64_t((address(from) & 0x3ffff) >> 4) | uint64_t(across >> 4) << 16 | uint64_t(down >> 4) << 32 |
+         uint64_t(1) << 62;
+}
+__device__ inline uint64_t further(uint64_t tile, int bytes) { return tile + (bytes >> 4); }
+
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ inline void await_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Keeps the compiler from moving what it does with these registers to the other side.
+template <int N>
+__device__ inline void hold(float (&registers)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+#define SUMS_32                                                                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_64                                                                                                    \
+  SUMS_32                                                                                                          \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define HELD_8(sum, i) \
+  "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
+      "+f"(sum[i + 6]), "+f"(sum[i + 7])
+#define HELD_32(sum, i) HELD_8(sum, i), HELD_8(sum, i + 8), HELD_8(sum, i + 16), HELD_8(sum, i + 24)
+
+// sum [64, 128] = (adding ? sum : 0) + A [64, 16] B [128, 16]^T, both tiles in shared memory, rows first.
+template <class T>
+__device__ inline void multiply(float (&sum)[64], uint64_t a, uint64_t b, bool adding);
+
+// sum [64, 2 * N] += A [64, 16] B [16, 2 * N], A in registers, B a tile in shared memory, rows first.
+template <class T, int N>
+__device__ inline void multiply(float (&sum)[N], const uint32_t (&a)[4], uint64_t b);
+
+#define PRODUCTS_OF(T, NAME)                                                                                        \
+  template <>                                                                                                       \
+  __device__ inline void multiply<T>(float (&sum)[64], uint64_t a, uint64_t b, bool adding) {                        \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME \
+                 " {" SUMS_64 "}, %64, %65, p, 1, 1, 0, 0; }"                                                       \
+                 : HELD_32(sum, 0), HELD_32(sum, 32)                                                                \
+                 : "l"(a), "l"(b), "r"((int)adding));                                                               \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  __device__ inline void multiply<T>(float (&sum)[64], const uint32_t (&a)[4], uint64_t b) {                        \
+    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME  \
+                 " {" SUMS_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"                                         \
+                 : HELD_32(sum, 0), HELD_32(sum, 32)                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                             \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  __device__ inline void multiply<T>(float (&sum)[32], const uint32_t (&a)[4], uint64_t b) {                        \
+    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME   \
+                 " {" SUMS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"                                         \
+                 : HELD_32(sum, 0)                                                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                             \
+  }
+
+PRODUCTS_OF(__nv_bfloat16, "bf16")
+PRODUCTS_OF(__half, "f16")
+
+#undef PRODUCTS_OF
+#undef HELD_32
+#undef HELD_8
+#undef SUMS_64
+#undef SUMS_32
+
+}  // namespace localllm::cuda::hopper

@@ -1,0 +1,1 @@
+"""Attention by FlashInfer, a library of others (https://github.com/flashinfer-ai/flashinfer), where it is installed."""

@@ -1,0 +1,114 @@
+"""Attention over the paged cache by FlashInfer; see kernels/ops/attention.py for what it means.
+
+FlashInfer plans a step on the host from exact lengths, once for all layers with the same options, so that no step can
+be recorded whole. What it does not cover (sinks, odd heads, float32, a cache in fp8) is computed by our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from torch import Tensor
+
+from ..ops.attention import Attention, Rows
+
+WORKSPACE = 128 << 20  # bytes, what it recommends
+DIMS = (64, 128, 256)
+TYPES = (torch.bfloat16, torch.float16)
+IN_FLIGHT = 3  # steps whose plans may still be on their way to the device when the next is made
+
+
+def attention(ours: Attention) -> Attention:
+    """FlashInfer's, and `ours` for the rest."""
+
+    def paged_attention(
+        query: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        rows: Rows,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        if sinks is not None or not rows.exact or not _covered(query, key_pages, value_pages):
+            return ours.paged(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks)
+        options = (
+            *(query.shape[1], *key_pages.shape[1:], query.dtype, query.device),
+            *(scale, window, soft_cap),
+        )
+        key = "flashinfer", options
+        if key not in rows.plans:
+            rows.plans[key] = _planned(rows, options)
+        answer: Tensor = rows.plans[key].run(query, (key_pages, value_pages))
+        return answer
+
+    return Attention(paged=paged_attention)
+
+
+def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
+    return (
+        query.dtype in TYPES
+        and key_pages.dtype == query.dtype
+        and query.shape[2] in DIMS
+        and query.stride(2) == 1
+        and key_pages.stride() == value_pages.stride()
+        and key_pages.is_contiguous()
+    )
+
+
+class Ring:
+    """Planners that take turns: the plan of a step is copied from a planner's own host memory, which the next plan
+    must not write before the copy is done."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._turns = [(make(), torch.cuda.Event()) for _ in range(IN_FLIGHT)]
+
+    def plan(self, *arguments: Any, **options: Any) -> Any:
+        """The planner, which has planned these."""
+        planner, done = self._turns[0]
+        self._turns = [*self._turns[1:], self._turns[0]]
+        done.synchronize()
+        planner.plan(*arguments, **options)
+        done.record()
+        return planner
+
+
+@cache
+def _ring(options: Hashable, device: torch.device) -> Ring:
+    return Ring(lambda: BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD", backend="fa2"))
+
+
+@cache
+def _workspace(device: torch.device) -> Tensor:
+    """Calls on a device follow one another, and share it."""
+    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def _planned(rows: Rows, options: tuple[Any, ...]) -> Any:
+    heads, size, kv_heads, dim, dtype, device, scale, window, soft_cap = options
+    contexts = np.array(rows.contexts)
+    pages = -(-contexts // size)
+    starts = np.concatenate([[0], pages.cumsum()])
+    width = rows.page_table.shape[1]
+    # where each row's pages stand in the table
+    at = np.arange(starts[-1]) + np.repeat(np.arange(len(pages)) * width - starts[:-1], pages)
+    queries = np.concatenate([[0], np.cumsum(rows.query_lens)])
+    return _ring(options, device).plan(
+        torch.from_numpy(queries.astype(np.int32)),
+        torch.from_numpy(starts.astype(np.int32)),
+        rows.page_table.flatten().index_select(0, torch.from_numpy(at).to(device, non_blocking=True)),
+        torch.from_numpy(((contexts - 1) % size + 1).astype(np.int32)),
+        *(heads, kv_heads, dim, size),
+        causal=True,
+        sm_scale=scale,
+        window_left=window - 1 if window else -1,
+        logits_soft_cap=soft_cap or None,
+        q_data_type=dtype,
+        kv_data_type=dtype,
+    )

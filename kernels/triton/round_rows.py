@@ -1,0 +1,95 @@
+"""Activations rounded to int8 and products of whole numbers scaled back, a pass each (kernels/ops/linear_int8.py)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _whole(values, largest):
+    """Values * (127 / largest) as whole numbers in float32; zeros stay zeros."""
+    limit = tl.where(largest == 0.0, 1.0, largest)
+    factor = tl.div_rn(tl.full(limit.shape, 127.0, tl.float32), limit)
+    whole = (values * factor + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is left is a whole number, ties to even
+    return tl.where(largest == 0.0, 0.0, whole)
+
+
+@triton.jit
+def _round_rows(out, scales, x, ins, x_stride, BLOCK: tl.constexpr):
+    """A row of x as int8, and its scale: NaN where a value is no number. A program for each row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    largest = tl.zeros((BLOCK,), tl.float32)
+    broken = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, ins, BLOCK):
+        values = tl.load(x + row * x_stride + first + at, mask=first + at < ins, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(values))
+        broken |= tl.where(tl.abs(values) < float("inf"), 0, 1)
+    top = tl.max(largest, 0)
+    wrong = tl.max(broken, 0) > 0
+    tl.store(scales + row, tl.where(wrong, float("nan"), top / 127.0))
+    top = tl.where(wrong, 0.0, top)
+    for first in range(0, ins, BLOCK):
+        inside = first + at < ins
+        values = tl.load(x + row * x_stride + first + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row * ins + first + at, _whole(values, top).to(tl.int8), mask=inside)
+
+
+@triton.jit
+def _round_groups(out, x, rows, ins, x_stride, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """What the rounded values of a group stand for, in x's type. A program for a group of ROWS rows."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    at = tl.arange(0, GROUP)[None, :]
+    k = tl.program_id(1) * GROUP + at
+    inside = (row < rows) & (k < ins)
+    values = tl.load(x + row * x_stride + k, mask=inside, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(values), 1)[:, None]
+    wrong = tl.max(tl.where(tl.abs(values) < float("inf"), 0, 1), 1)[:, None] > 0
+    largest = tl.where(wrong, 0.0, largest)
+    held = tl.where(wrong, float("nan"), _whole(values, largest) * (largest / 127.0))
+    tl.store(out + row * ins + k, held.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scale_back(out, sums, row_scale, scale, bias, outs, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    """out = sums * (row_scale * scale) + bias: BLOCK outputs of a row for each program."""
+    row = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = output < outs
+    factor = tl.load(row_scale + row) * tl.load(scale + output, mask=there, other=0.0).to(tl.float32)
+    result = tl.load(sums + row * outs + output, mask=there, other=0).to(tl.float32) * factor
+    if HAS_BIAS:
+        result += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * outs + output, result.to(out.dtype.element_ty), mask=there)
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """([rows, ins] int8, [rows] float32 scales) of x [rows, ins], the last dimension dense."""
+    out, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32)
+    if out.numel():
+        _round_rows[(len(x),)](out, scales, x, x.shape[1], x.stride(0), BLOCK=2048, num_warps=8)
+    return out, scales
+
+
+def as_rounded(x: Tensor, group: int) -> Tensor:
+    """[rows, ins] in x's type: each group of inputs, a power of two, rounded to int8 and scaled back."""
+    out = x.new_empty(x.shape)
+    if out.numel():
+        each = max(1, 2048 // group)
+        grid = (triton.cdiv(len(x), each), triton.cdiv(x.shape[1], group))
+        _round_groups[grid](out, x, len(x), x.shape[1], x.stride(0), GROUP=group, ROWS=each, num_warps=4)
+    return out
+
+
+def scale_back(sums: Tensor, row_scale: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[rows, outs] in dtype, of sums [rows, outs] int32, dense."""
+    rows, outs = sums.shape
+    out = sums.new_empty(sums.shape, dtype=dtype)
+    if out.numel():
+        grid = (rows, triton.cdiv(outs, 2048))
+        with_bias = bias if bias is not None else scale
+        _scale_back[grid](out, sums, row_scale, scale, with_bias, outs, bias is not None, BLOCK=2048, num_warps=8)
+    return out

@@ -1,0 +1,271 @@
+"""Every CUDA C++ kernel over random shapes, for compute-sanitizer to watch: see scripts/sanitize_cuda.
+
+`python scripts/cuda_shapes.py [--shapes 200] [kernel ...]`; `--list` names the kernels. What comes out is compared by
+the tests; here it is only computed, in shapes that are small, odd, not aligned and of every type that a kernel takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Weight
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
+
+Draw = Callable[[random.Random], object]  # computes one random shape
+
+
+def floats(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def rows_apart(pick: random.Random, *shape: int, dtype: torch.dtype) -> Tensor:
+    """Random numbers whose rows may lie apart, and begin anywhere."""
+    apart, first = pick.choice([0, 0, 1, 8, 24]), pick.choice([0, 0, 1, 3, 8])
+    width = 1
+    for size in shape[1:]:
+        width *= size
+    whole = floats(shape[0], first + width + apart, dtype=dtype)
+    return whole[:, first : first + width].unflatten(1, shape[1:])
+
+
+def width(pick: random.Random, most: int = 3000) -> int:
+    return pick.choice([pick.randint(1, most), 8 * pick.randint(1, most // 8)])
+
+
+def rms_norm(pick: random.Random) -> None:
+    dim, dtype = width(pick, 9000), pick.choice(FLOATS)
+    heads = pick.randint(1, 9), pick.randint(1, 8), dim % 300 + 1
+    shape = heads if pick.random() < 0.4 else (pick.randint(1, 40), dim)
+    x, weight = rows_apart(pick, *shape, dtype=dtype), floats(shape[-1], dtype=pick.choice([dtype, torch.float32]))
+    torch.ops.localllm.rms_norm(x.new_empty(shape), x, weight, 1e-6, pick.choice([0.0, 1.0]))
+
+
+def add_rms_norm(pick: random.Random) -> None:
+    rows, dim, dtype = pick.randint(1, 40), width(pick, 9000), pick.choice(FLOATS)
+    x, residual = rows_apart(pick, rows, dim, dtype=dtype), floats(rows, dim, dtype=dtype)
+    torch.ops.localllm.add_rms_norm(x.new_empty(rows, dim), x, residual, floats(dim, dtype=dtype), 1e-6, 0.0)
+
+
+def layer_norm(pick: random.Random) -> None:
+    rows, dim, dtype = pick.randint(1, 40), width(pick, 9000), pick.choice(FLOATS)
+    x, bias = rows_apart(pick, rows, dim, dtype=dtype), floats(dim, dtype=dtype) if pick.random() < 0.5 else None
+    torch.ops.localllm.layer_norm(x.new_empty(rows, dim), x, floats(dim, dtype=dtype), bias, 1e-6)
+
+
+def gate(pick: random.Random) -> None:
+    rows, dim = pick.randint(1, 40), width(pick)
+    x = rows_apart(pick, rows, 2 * dim, dtype=pick.choice(FLOATS))
+    torch.ops.localllm.gate(x.new_empty(rows, dim), x, pick.randint(0, 2))
+
+
+def angles(pick: random.Random, tokens: int, dim: int) -> tuple[Tensor, Tensor]:
+    angle = torch.rand(tokens, pick.choice([dim // 2, dim // 4, pick.randint(0, dim // 2)]), device="cuda")
+    return angle.cos(), angle.sin()
+
+
+def head_dim(pick: random.Random) -> int:
+    return pick.choice([32, 64, 80, 96, 128, 192, 256, pick.randint(1, 300)])
+
+
+def rope(pick: random.Random) -> None:
+    tokens, heads, dim = pick.randint(1, 40), pick.randint(1, 9), head_dim(pick)
+    x = rows_apart(pick, tokens, heads, dim, dtype=pick.choice(FLOATS))
+    torch.ops.localllm.rope(x, *angles(pick, tokens, dim), pick.randint(0, 1))
+
+
+def slots(pick: random.Random, tokens: int, most: int) -> Tensor:
+    """Some lie beyond the cache, and are left out."""
+    chosen = pick.sample(range(most), tokens)
+    return torch.tensor([pick.choice([-1, most]) if pick.random() < 0.1 else at for at in chosen], device="cuda")
+
+
+def store(pick: random.Random) -> None:
+    tokens, heads, dim, dtype = pick.randint(1, 40), pick.randint(1, 4), head_dim(pick), pick.choice(FLOATS)
+    key, value = (rows_apart(pick, tokens, heads, dim, dtype=dtype) for _ in range(2))
+    pages = floats(2, 12, 4, heads, dim).to(pick.choice([*FLOATS, torch.float8_e4m3fn]))
+    torch.ops.localllm.store(key, value, pages[0], pages[1], slots(pick, tokens, 48))
+
+
+def append(pick: random.Random) -> None:
+    tokens, heads, kv_heads, dim = pick.randint(1, 40), pick.randint(1, 9), pick.randint(1, 4), head_dim(pick)
+    dtype = pick.choice(FLOATS)
+    norms = floats(2, dim, dtype=pick.choice([dtype, torch.float32]))
+    head_norms = (norms[0], norms[1]) if pick.random() < 0.7 else (None, None)
+    qkv = rows_apart(pick, tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+    pages = floats(2, 12, 4, kv_heads, dim).to(pick.choice([dtype, torch.float8_e4m3fn]))
+    turned, rotation = angles(pick, tokens, dim), pick.randint(0, 1)
+    at = slots(pick, tokens, 48)
+    torch.ops.localllm.append(qkv, *head_norms, 1e-6, 0.0, *turned, rotation, at, pages[0], pages[1])
+
+
+def copy_parts(pick: random.Random) -> None:
+    """Copies within each of several caches; some pages that there are not."""
+    count, copies, dtype = pick.randint(2, 40), pick.randint(1, 20), pick.choice([*FLOATS, torch.float8_e4m3fn])
+    pages = floats(pick.randint(1, 6), count, pick.randint(1, 16), pick.randint(1, 300)).to(dtype)
+    sources = torch.randint(-1, count + 1, (min(copies, count),), device="cuda")
+    targets = torch.randperm(count + 2, device="cuda")[: len(sources)] - 1
+    torch.ops.localllm.copy_parts(pages, sources, targets)
+
+
+def embedding(pick: random.Random) -> None:
+    rows, words, dim, dtype = pick.randint(1, 300), pick.randint(1, 500), width(pick), pick.choice(FLOATS)
+    tokens = torch.randint(-1, words + 1, (rows,), device="cuda", dtype=torch.int32)
+    out = torch.empty(rows, dim, device="cuda", dtype=dtype)
+    torch.ops.localllm.embedding(out, tokens, floats(words, dim, dtype=pick.choice([dtype, torch.bfloat16])), 2.0)
+
+
+def weight(pick: random.Random, op: str, outs: int, ins: int) -> Weight:
+    def below(top: int, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randint(top, shape, device="cuda", dtype=torch.int32).to(dtype)
+
+    group = pick.choice([32, 64, 128, 256]) if op.startswith("int4") else pick.choice([64, 128, ins])
+    scale = torch.rand(outs, -(-ins // group), device="cuda") / ins
+    match op:
+        case "int8":
+            return Int8(below(255, outs, ins, dtype=torch.int8), scale[:, 0].contiguous())
+        case "fp8":
+            return Fp8(floats(outs, ins).to(torch.float8_e4m3fn), scale, group)
+        case "int4" | "int4_wide":
+            data = below(256, outs, -(-ins // 2), dtype=torch.uint8)
+            return Int4(data, scale.half(), below(17, *scale.shape, dtype=torch.uint8), group, ins)
+    return floats(outs, ins)
+
+
+def product(op: str, pick: random.Random) -> None:
+    """Of 1 to 16 rows; with the norm before it and the gate behind it where the layer would."""
+    from localllm.kernels.cuda.linear import INT4_WIDE, few_rows, pack_slices, takes_norm
+
+    rows, outs, ins = pick.randint(1, 16), pick.randint(1, 400), 8 * pick.randint(1, 150)
+    gate = pick.choice([-1, -1, 0, 1, 2])
+    outs = outs if gate < 0 else 16 * (outs // 16 + 1)
+    packed = pack_slices([weight(pick, op, outs, ins)], outs, torch.bfloat16)
+    bias = floats(outs, dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
+    norm = stream = None
+    if pick.random() < 0.5 and op != "int4_wide" and takes_norm(packed, rows):
+        norm, stream = (floats(ins), 1e-6, 0.0), floats(rows, ins) if pick.random() < 0.7 else None
+    format = INT4_WIDE if op == "int4_wide" else None
+    dtype = pick.choice([torch.bfloat16, torch.float32])
+    few_rows(floats(rows, ins), packed, bias, torch.bfloat16 if gate >= 0 else dtype, format, norm, stream, gate)
+
+
+def batch(
+    pick: random.Random, queries: list[int], sharing: list[int], sizes: Sequence[int] = (1, 16, 64, 128)
+) -> Mapping[str, Any]:
+    """Arguments of attention: rows with so many queries, and contexts of any length beyond them."""
+    size, kv_heads, dim = pick.choice(sizes), pick.choice([1, 2, 3, 8]), pick.choice([64, 128])
+    heads, dtype, longest = pick.choice(sharing) * kv_heads, pick.choice(HALVES), pick.choice([20, 300, 1500])
+    contexts = [count + pick.randrange(longest) for count in queries]
+    needed = [-(-context // size) for context in contexts]
+    order = (torch.randperm(sum(needed)) + 1).to(torch.int32).split(needed)
+    table = torch.zeros(len(queries), max(needed) + 3, dtype=torch.int32)
+    for row, own in enumerate(order):
+        table[row, : len(own)] = own
+    starts, lens = torch.tensor([0, *queries]).cumsum(0).int(), torch.tensor(contexts, dtype=torch.int32)
+    pages = floats(2, sum(needed) + 1, size, kv_heads, dim, dtype=dtype)
+    return {
+        "query": rows_of_heads(sum(queries), heads, dim, dtype),
+        "key_pages": pages[0],
+        "value_pages": pages[1],
+        "rows": Rows(starts.cuda(), lens.cuda(), table.cuda(), tuple(queries), tuple(contexts)),
+        "scale": dim**-0.5,
+        "sinks": torch.randn(heads, device="cuda") if pick.random() < 0.3 else None,
+        "window": pick.choice([0, 0, 0, 1, 7, 63, 64, 65, 200]),
+        "soft_cap": pick.choice([0.0, 0.0, 2.0]),
+    }
+
+
+def rows_of_heads(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """Queries as they lie beside keys and values."""
+    return floats(tokens, heads + 2, dim, dtype=dtype)[:, :heads]
+
+
+def decode_attention(pick: random.Random) -> object:
+    from localllm.kernels.cuda.attention import paged_attention
+
+    return paged_attention(**batch(pick, [1] * pick.choice([1, 1, 2, 7, 40]), [1, 2, 3, 4, 5, 8]))
+
+
+def extend_attention(pick: random.Random) -> None:
+    """Only on Hopper; the sizes of pages are those that it takes."""
+    from localllm.kernels.cuda.attention_extend import extend
+
+    queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
+    arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [8, 16, 64, 128, 256])
+    extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, fewest=pick.choice([1, 2, 3]))
+
+
+def beyond(pick: random.Random) -> object:
+    """No kernel of its own: a page that there is not, which the sanitizer must see."""
+    from localllm.kernels.cuda.attention import paged_attention
+
+    arguments = batch(pick, [1], [1])
+    arguments["rows"].page_table.fill_(10**6)
+    return paged_attention(**arguments)
+
+
+KERNELS: Mapping[str, Draw] = {
+    "rms_norm": rms_norm,
+    "add_rms_norm": add_rms_norm,
+    "layer_norm": layer_norm,
+    "gate": gate,
+    "rope": rope,
+    "store": store,
+    "append": append,
+    "copy_parts": copy_parts,
+    "embedding": embedding,
+    **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
+    "decode_attention": decode_attention,
+    "extend_attention": extend_attention,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=int, default=200, help="of each kernel")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("kernels", nargs="*", choices=[*KERNELS, "beyond", []], help="all, where none is named")
+    options = parser.parse_args()
+    if options.list:
+        return print(*KERNELS, sep="\n")
+    importlib.import_module("localllm.kernels.cuda")
+    called = Counter[str]()
+    for name in options.kernels or KERNELS:
+        start, draw = time.perf_counter(), KERNELS.get(name, beyond)
+        for seed in range(options.shapes):
+            torch.manual_seed(seed)
+            with Calls(called):
+                draw(random.Random(f"{name} {seed}"))
+            torch.cuda.synchronize()
+        print(f"{name}: {options.shapes} shapes, {time.perf_counter() - start:.1f} s", flush=True)
+    print("calls:", ", ".join(f"{op} {count}" for op, count in sorted(called.items())))
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls of our ops."""
+
+    def __init__(self, called: Counter[str]) -> None:
+        super().__init__()
+        self._called = called
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "localllm":
+            self._called[func.__name__.split(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+if __name__ == "__main__":
+    main()

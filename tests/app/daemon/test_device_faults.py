@@ -1,0 +1,147 @@
+"""Real workers whose device breaks under four answers: typed errors, a daemon that stays up, and a new worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from localllm.backends import cuda
+from localllm.engine.runner import DeviceInfo
+
+from ..tiny_qwen import write_model
+from .conftest import Daemon, snapshot
+from .test_host import deaths, events
+
+WORKER = (sys.executable, str(Path(__file__).parent / "faulty_worker.py"))
+GPU = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason="no NVIDIA GPU")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the model runs, and for how long a step may take there."""
+
+    backend: str
+    model: str
+    step_timeout: float
+
+
+@pytest.fixture(params=[Place("cpu", "test/tiny", 1.5), pytest.param(Place("cuda", "guide", 6.0), marks=GPU)])
+def place(request: pytest.FixtureRequest) -> Place:
+    return request.param
+
+
+@dataclass
+class Breaking:
+    """A daemon with a worker that can be told to break."""
+
+    daemon: Daemon
+    fault: Path
+    model: str
+
+    def ask(self, words: str, **more: Any) -> httpx.Response:
+        asked = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | more
+        return self.daemon.chat(words, model=self.model, **asked)
+
+    def told(self, words: str) -> str:
+        answer = self.ask(words)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["message"]["content"]
+
+    @property
+    def pid(self) -> int:
+        return self.daemon.loaded()[self.model]["pid"]
+
+    def break_under_four(self, kind: str) -> tuple[list[dict[str, Any]], float]:
+        """The errors of two streams and two whole answers, and when the last came after the fault, in seconds."""
+        aside = self.fault.with_name("aside")
+        aside.write_text(kind)
+        aside.rename(self.fault)
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(self.ask, f"{n} times", stream=n % 2 == 0, max_tokens=1500) for n in range(4)]
+            answers = [answer.result() for answer in asked]
+        late = time.time() - float(self.fault.with_name("when").read_text())
+        assert [answer.status_code for answer in answers[::2]] == [200, 200], "streams had begun"
+        errors = [events(answer.text)[-1]["error"] for answer in answers[::2]]
+        for answer in answers[1::2]:
+            errors.append(answer.json()["error"] | {"status": answer.status_code})
+        return errors, late
+
+
+@pytest.fixture
+def breaking(
+    place: Place, start_daemon: Callable[..., Daemon], short_folder: Callable[[], Path]
+) -> Callable[..., Breaking]:
+    def start(**settings: Any) -> Breaking:
+        folder = short_folder()
+        env = {
+            "TEST_WORKER": json.dumps(WORKER),
+            "TEST_FAULT": str(folder / "fault"),
+            "TEST_WATCH_SECONDS": "0.2",
+            "TEST_ANSWER_SECONDS": "2",
+        }
+        if place.backend == "cuda":  # what is compiled and tried once serves all
+            kept = Path(tempfile.gettempdir()) / f"localllm-kernels-{os.getuid()}"
+            env |= {"TRITON_CACHE_DIR": str(kept / "triton"), "XDG_CACHE_HOME": str(kept)}
+        daemon = start_daemon(folder, env=env, backend=place.backend, cache_mib=64, max_rows=8, **settings)
+        if place.backend == "cpu":
+            write_model(snapshot(daemon, "tiny"), context=2048)
+            (snapshot(daemon, "tiny").parents[1] / "refs").mkdir()
+            (snapshot(daemon, "tiny").parents[1] / "refs" / "main").write_text("0123456789abcdef")
+        return Breaking(daemon, folder / "fault", place.model)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("broken", "an illegal memory access was encountered"),
+        ("assertion", ""),
+        ("endless", "a step took more than"),
+        ("frozen", "it gave no answer for"),
+        ("crashed", "ended unexpectedly"),
+        ("killed", "ended unexpectedly"),
+    ],
+)
+def test_a_device_that_breaks_costs_its_requests_and_a_new_worker(
+    breaking: Callable[..., Breaking], place: Place, kind: str, says: str
+) -> None:
+    if place.backend == "cpu" and kind in ("assertion", "crashed", "killed"):
+        pytest.skip("the same as broken, or as what fake workers do")
+    run = breaking(step_timeout=place.step_timeout if kind == "endless" else 0)
+    before, pid = run.told("hello"), run.pid
+    errors, late = run.break_under_four(kind)
+    assert {error["code"] for error in errors} == {"worker_died"}
+    assert all(says in error["message"] for error in errors), errors
+    assert {error.get("status", 500) for error in errors} == {500}
+    began = time.monotonic()
+    assert run.told("hello") == before
+    anew = time.monotonic() - began
+    print(f"\n{place.backend} {kind}: told after {late:.2f} s, answered again after {anew:.2f} s more")
+    assert run.pid != pid
+    assert deaths(run.daemon) == 1
+    assert httpx.get(f"{run.daemon.url}/health").json()["status"] == "ok"
+
+
+def test_a_step_without_memory_costs_its_requests_alone(breaking: Callable[..., Breaking]) -> None:
+    run = breaking()
+    before, pid = run.told("hello"), run.pid
+    for _ in range(3):  # a step in between that goes well is forgiven all before
+        errors, _ = run.break_under_four("no_memory")
+        assert {error["code"] for error in errors} == {"out_of_memory"}
+        assert {error.get("status", 503) for error in errors} == {503}
+        assert all("memory" in error["message"] and error["hint"] for error in errors)
+        assert run.told("hello") == before
+    assert run.pid == pid
+    assert deaths(run.daemon) == 0

@@ -1,0 +1,83 @@
+"""Attention of another's making: taken where the device offers it, refused by name elsewhere, never recorded whole."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from localllm.backends import cpu
+from localllm.backends.cpu.device import DEVICE as CPU
+from localllm.backends.pytorch.choice import with_attention
+from localllm.backends.pytorch.graphs.runner import GraphRunner
+from localllm.backends.pytorch.graphs.tape import Tape
+from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.engine.errors import SettingRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.attention import Attention
+
+from . import canary
+from .conformance import BUDGET, Conversation
+
+CALLS: list[tuple[int, ...]] = []
+
+
+def theirs(ops: Ops) -> Ops:
+    def paged(query: Any, key_pages: Any, value_pages: Any, rows: Any, *options: Any) -> Any:
+        assert rows.exact, "it plans from the host's numbers"
+        CALLS.append(rows.contexts)
+        return ops.attention.paged(query, key_pages, value_pages, rows, *options)
+
+    return replace(ops, attention=Attention(paged=paged))
+
+
+TAPED = replace(CPU, ops=Ops(), recorder=Tape, graphs="breakable", attentions=MappingProxyType({"flashinfer": theirs}))
+CHOSEN = replace(BUDGET, attention="flashinfer")
+
+
+def test_ours_stays_where_nothing_is_asked_for() -> None:
+    for name in ("auto", "ours"):
+        assert with_attention(TAPED, Budget(attention=name)) is TAPED
+
+
+def test_a_device_without_it_refuses_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SettingRefused, match="attention flashinfer is not for cpu") as refused:
+        cpu.open(read_model(canary.save(tmp_path)), CHOSEN)
+    assert "auto" in refused.value.hint
+
+
+def test_steps_recorded_whole_are_refused() -> None:
+    with pytest.raises(SettingRefused, match="graphs full") as refused:
+        with_attention(TAPED, replace(CHOSEN, graphs="full"))
+    assert "breakable" in refused.value.hint
+
+
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+def test_it_computes_every_step_from_exact_numbers(tmp_path: Path, graphs: Any) -> None:
+    runner = open_runner(read_model(canary.save(tmp_path)), replace(CHOSEN, graphs=graphs), TAPED, 2**30)
+    assert runner.spec.graph_rows == ()
+    assert bool(runner.spec.graph_tokens) == (graphs == "auto")
+    assert isinstance(runner, GraphRunner if graphs == "auto" else TorchRunner)
+    CALLS.clear()
+    talk = Conversation(runner)
+    prompts = {f"r{key}": canary.prompt(key, 25 + key, seed=key) for key in range(3)}
+    for name, prompt in prompts.items():
+        talk.submit(name, prompt, 12)
+    assert talk.finish() == {name: canary.walk(prompt, 12) for name, prompt in prompts.items()}
+    assert len(CALLS) >= 12
+    assert any(len(contexts) == 3 for contexts in CALLS), "decode steps too"
+
+
+def test_cuda_offers_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from localllm.backends.cuda.device import DEVICE
+
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(SettingRefused, match="not installed") as refused:
+        DEVICE.attentions["flashinfer"](Ops())
+    assert "localllm[flashinfer]" in refused.value.hint

@@ -1,0 +1,92 @@
+"""On an NVIDIA GPU: the kernels' self-test at the first start, and FlashInfer's attention beside ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.app import paths
+from localllm.backends import cuda
+from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget, DeviceInfo
+
+from . import canary
+from .batches import Row, make_batch
+from .conformance import BUDGET, Conversation
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}"),
+]
+
+OFF = Budget(cache_bytes=2**26, max_rows=8, graphs="off")
+
+
+def logits_of(runner: Any, rows: Sequence[Row]) -> torch.Tensor:
+    """Of every token of the step [tokens, vocab]."""
+    assert isinstance(runner, TorchRunner)
+    with torch.inference_mode():
+        batch = make_batch(rows, runner.spec.vocab_size)
+        step = runner.inputs.send(batch).step
+        every = replace(step, last=torch.arange(batch.num_tokens, dtype=torch.int32, device=runner.device.name))
+        ops = runner.device.ops
+        return runner.model.logits(runner.model(every, ops, runner.kv), ops).float()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_self_test_finds_every_kernel_right(tmp_path: Path, dtype: Any) -> None:
+    """And later starts take its word."""
+    files, budget = read_model(paths.guide_dir()), replace(OFF, dtype=dtype, self_test_dir=tmp_path / "kept")
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        runner = cuda.open(files, budget)
+        seconds.append(time.perf_counter() - start)
+        assert runner.spec.remarks == ()
+        runner.close()
+    print(f"first start {seconds[0]:.1f} s, second {seconds[1]:.1f} s")
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+    assert seconds[1] < seconds[0]
+
+
+def test_flashinfer_gives_our_logits() -> None:
+    """Whole prompts, chunks of them, and single tokens, in one step and one after the other."""
+    pytest.importorskip("flashinfer")
+    files = read_model(paths.guide_dir())
+    ours, theirs = (cuda.open(files, replace(OFF, attention=name)) for name in ("ours", "flashinfer"))
+    generator = torch.Generator().manual_seed(1)
+    prompts = torch.randint(3, files.config.vocab_size, (3, 150), generator=generator).tolist()
+    pages = [range(1 + row * 16, 17 + row * 16) for row in range(3)]
+    steps = [
+        [Row(prompts[0][:100], 0, pages[0]), Row(prompts[1][:33], 0, pages[1])],
+        [
+            Row(prompts[0][100:101], 100, pages[0]),
+            Row(prompts[1][33:120], 33, pages[1]),
+            Row(prompts[2][:5], 0, pages[2]),
+        ],
+        [Row(prompts[0][101:102], 101, pages[0]), Row(prompts[1][120:121], 120, pages[1])],
+        [Row(prompts[0][102:103], 102, pages[0])],
+    ]
+    for rows in steps:
+        one, other = logits_of(ours, rows), logits_of(theirs, rows)
+        assert (one - other).abs().max() <= 2e-2 * one.abs().max()
+        assert one.isfinite().all()
+
+
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+def test_flashinfer_through_the_engine(tmp_path: Path, graphs: Any) -> None:
+    pytest.importorskip("flashinfer")
+    files = read_model(canary.save(tmp_path, torch.bfloat16))
+    talk = Conversation(cuda.open(files, replace(BUDGET, attention="flashinfer", graphs=graphs)))
+    prompts = {f"r{key}": canary.prompt(key % canary.KEYS, 22 + 9 * key, seed=key) for key in range(7)}
+    for name, prompt in prompts.items():
+        talk.submit(name, prompt, 30)
+        talk.step()
+    assert talk.finish() == {name: canary.walk(prompt, 30) for name, prompt in prompts.items()}

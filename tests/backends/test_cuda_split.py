@@ -1,0 +1,50 @@
+"""Split graphs on an NVIDIA GPU: the suite of all backends, and replays that equal what was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.backends import cuda
+from localllm.backends.pytorch.graphs.runner import GraphRunner
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Compiler, DeviceInfo, Runner
+
+from . import canary
+from .conformance import BUDGET, Conformance
+from .test_graphs_split import at_random, prompts
+
+pytestmark = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}")
+
+
+def split(folder: Path, compiler: Compiler, **more: Any) -> GraphRunner:
+    budget = replace(
+        BUDGET, graphs="split", compiler=compiler, max_step_tokens=64, compiled_dir=folder / "made", **more
+    )
+    runner = cuda.open(read_model(canary.save(folder / "canary")), budget)
+    assert isinstance(runner, GraphRunner)
+    return runner
+
+
+class TestCudaSplit(Conformance):
+    backend = "cuda"
+    same_bits = False
+
+    @pytest.fixture(scope="class", params=["eager", "inductor"])
+    def runner(self, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runner:
+        return split(tmp_path_factory.mktemp("split"), request.param)
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_a_thousand_replays_equal_what_they_recorded(tmp_path: Path, compiler: Compiler) -> None:
+    """To the bit: what is replayed are the kernels that run without a recording."""
+    graphs, random = split(tmp_path, compiler, dtype="bfloat16"), np.random.default_rng(7)
+    for _ in range(1000):
+        batch = at_random(random, int(random.choice(graphs.spec.graph_tokens)), canary.VOCAB)
+        replayed, ran = (one.run(batch).result().hidden for one in (graphs, graphs._inner))
+        assert np.array_equal(replayed, ran)
+    assert prompts(graphs).compiler.late == 0

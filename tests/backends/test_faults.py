@@ -1,0 +1,279 @@
+"""What breaks on a device, and what the engine hears of it."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from localllm.backends import cuda
+from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch import runner as runner_module
+from localllm.backends.pytorch.device import Device
+from localllm.backends.pytorch.failures import failures
+from localllm.backends.pytorch.graphs.tape import Tape
+from localllm.backends.pytorch.runner import open_runner
+from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import DeviceInfo, Runner
+from localllm.kernels.ops.layer import Layer
+
+from . import canary
+from .batches import Row, make_batch
+from .conformance import BUDGET, Conversation
+
+GPU = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason="no NVIDIA GPU")
+
+NO_MEMORY = """CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.81 GiB of which \
+1.00 MiB is free. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"""
+ILLEGAL = """CUDA error: an illegal memory access was encountered
+Search for `cudaErrorIllegalAddress' in https://docs.nvidia.com/cuda for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (torch.OutOfMemoryError(NO_MEMORY), OutOfMemory, "it broke: CUDA out of memory. Tried to allocate 20.00 MiB"),
+        (torch.AcceleratorError("CUDA error: out of memory\nmore"), OutOfMemory, "it broke: CUDA error: out of memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OutOfMemory, "CUBLAS_STATUS_ALLOC_FAIL"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), OutOfMemory, "Triton Error"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), OutOfMemory, "CPUAlloc"),
+        (MemoryError(), OutOfMemory, "it broke: MemoryError"),
+        (torch.AcceleratorError(ILLEGAL), RunnerFailed, "it broke: CUDA error: an illegal memory access was encounter"),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), RunnerFailed, "illegal"),
+        (IndexError("index 7 is out of bounds"), RunnerFailed, "it broke: index 7"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, Exception) else "",
+)
+def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError], text: str) -> None:
+    with pytest.raises(kind) as raised, failures("it broke"):
+        raise error
+    assert text in str(raised.value)
+    assert "PYTORCH_ALLOC_CONF" not in str(raised.value)
+    assert "stacktrace" not in str(raised.value)
+    assert raised.value.__cause__ is error
+
+
+def test_a_bug_of_ours_stays_what_it_is() -> None:
+    with pytest.raises(KeyError), failures("it broke"):
+        raise KeyError("no such row")
+
+
+@dataclass
+class Faulty:
+    """The first op of every step, which fails for steps that `fails` says."""
+
+    inner: Callable[..., Tensor]
+    fails: Callable[[int], Exception | None] = lambda _: None
+
+    def __call__(self, tokens: Tensor, *more: Any) -> Tensor:
+        error = self.fails(len(tokens))
+        if error is not None:
+            raise error
+        return self.inner(tokens, *more)
+
+
+def without_memory(most: int, after: int = 0) -> Callable[[int], Exception | None]:
+    """For steps of more tokens, once each has gone well so often."""
+    gone: Counter[int] = Counter()
+
+    def fails(tokens: int) -> Exception | None:
+        gone[tokens] += 1
+        return torch.OutOfMemoryError(NO_MEMORY) if tokens > most and gone[tokens] > after else None
+
+    return fails
+
+
+def without_memory_on_gpu(most: int, after: int = 0) -> Callable[[int], Exception | None]:
+    """The same, found by the GPU's own allocator."""
+    fails = without_memory(most, after)
+
+    def allocate(tokens: int) -> None:
+        if fails(tokens) is not None:
+            torch.empty(2**60, dtype=torch.uint8, device="cuda")
+
+    return allocate
+
+
+def faulty(device: Device) -> tuple[Device, Faulty]:
+    first = Faulty(device.ops.linear.embedding)
+    linear = replace(device.ops.linear, embedding=first)
+    return replace(device, ops=replace(device.ops, linear=linear, layer=Layer())), first
+
+
+@pytest.fixture(params=["plain", "taped"])
+def device(request: pytest.FixtureRequest) -> tuple[Device, Faulty]:
+    return faulty(DEVICE if request.param == "plain" else replace(DEVICE, recorder=Tape, graphs="breakable"))
+
+
+def opened(device: Device, tmp_path: Path) -> Runner:
+    budget = replace(BUDGET, max_step_tokens=64)
+    return open_runner(read_model(canary.save(tmp_path)), budget, device, 2**30)
+
+
+def answers_are_right(runner: Runner) -> None:
+    talk = Conversation(runner)
+    prompts = [canary.prompt(key % canary.KEYS, 30 + key, seed=key) for key in range(10)]
+    for number, prompt in enumerate(prompts):
+        talk.submit(str(number), prompt, 10)
+    talk.finish()
+    for number, prompt in enumerate(prompts):
+        assert talk.tokens[str(number)] == canary.walk(prompt, 10)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_without_memory_ends_its_requests_and_no_others(
+    device: tuple[Device, Faulty], tmp_path: Path, overlap: bool
+) -> None:
+    made, first = device
+    talk = Conversation(opened(replace(made, overlap=overlap, recorder=None), tmp_path))
+    prompts = {name: canary.prompt(key, 30, seed=key) for key, name in enumerate("abcd")}
+    talk.submit("a", prompts["a"], 12)
+    talk.submit("b", prompts["b"], 12)
+    for _ in range(4):
+        talk.step()
+    first.fails = without_memory(20)
+    talk.submit("c", prompts["c"], 12)
+    talk.step()
+    first.fails = without_memory(10**6)
+    talk.submit("d", prompts["c"], 12)
+    talk.finish()
+    assert talk.finishes == {"a": "no_memory", "b": "no_memory", "c": "no_memory", "d": "length"}
+    for name in "ab":
+        assert len(talk.tokens[name]) >= 3
+        assert talk.tokens[name] == canary.walk(prompts[name], len(talk.tokens[name]))
+    assert talk.tokens["d"] == canary.walk(prompts["c"], 12)
+
+
+def test_a_broken_device_is_told_as_such(device: tuple[Device, Faulty], tmp_path: Path) -> None:
+    made, first = device
+    runner = opened(replace(made, recorder=None), tmp_path)
+    first.fails = lambda _: torch.AcceleratorError(ILLEGAL)
+    with pytest.raises(RunnerFailed, match="the step failed: CUDA error: an illegal memory access"):
+        runner.run(make_batch([Row(canary.prompt(1, 30, seed=1), 0, range(1, 5))], canary.VOCAB))
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["before", "while"])
+@pytest.mark.parametrize(("most", "rows", "tokens"), [(5, (1, 2, 4), (4,)), (40, (1, 2, 4, 8, 12), None), (0, (), ())])
+def test_sizes_that_cannot_be_recorded_are_done_without(
+    tmp_path: Path, most: int, rows: tuple[int, ...], tokens: tuple[int, ...] | None, after: int
+) -> None:
+    """Whether it comes before the recording or while it goes on."""
+    made, first = faulty(replace(DEVICE, recorder=Tape, graphs="breakable"))
+    first.fails = without_memory(most, after)
+    runner = opened(made, tmp_path)
+    assert runner.spec.graph_rows == rows
+    assert runner.spec.graph_tokens == (tokens if tokens is not None else tuple(range(4, 33, 4)))
+    [remark] = runner.spec.remarks
+    assert "memory did not suffice" in remark
+    assert not _get_current_dispatch_mode_stack(), "a tape still runs"
+    first.fails = lambda _: None
+    answers_are_right(runner)
+
+
+@GPU
+@pytest.mark.parametrize("after", [0, 1], ids=["before", "while"])
+@pytest.mark.parametrize("most", [5, 40, 0])
+def test_a_gpu_does_without_sizes_that_cannot_be_recorded(tmp_path: Path, most: int, after: int) -> None:
+    """A recording that breaks off leaves neither the stream nor the memory in disorder."""
+    from localllm.backends.cuda.device import DEVICE as ON_GPU
+
+    made, first = faulty(ON_GPU)
+    first.fails = without_memory_on_gpu(most, after)
+    runner = opened(made, tmp_path)
+    assert runner.spec.graph_rows == tuple(rows for rows in (1, 2, 4, 8, 12) if rows <= most)
+    assert runner.spec.graph_tokens == tuple(tokens for tokens in range(4, 33, 4) if tokens <= most)
+    assert "memory did not suffice" in runner.spec.remarks[-1]
+    first.fails = lambda _: None
+    for _ in range(2):
+        answers_are_right(runner)
+
+
+def test_a_model_that_finds_no_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="does not fit into the device's memory") as refused:
+        open_runner(read_model(canary.save(tmp_path)), replace(BUDGET, cache_bytes=2**60), DEVICE, 2**30)
+    assert "smaller cache" in refused.value.hint
+
+
+@GPU
+def test_a_model_that_finds_no_memory_on_a_gpu_is_refused(tmp_path: Path) -> None:
+    """And the next one is not."""
+    files = read_model(canary.save(tmp_path))
+    with pytest.raises(ModelRefused, match="CUDA out of memory"):
+        cuda.open(files, replace(BUDGET, cache_bytes=2**45))
+    answers_are_right(cuda.open(files, BUDGET))
+
+
+def test_a_device_that_breaks_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise torch.AcceleratorError(ILLEGAL)
+
+    monkeypatch.setattr(runner_module, "PagedKV", broken)
+    with pytest.raises(RunnerFailed, match=r"failed while .* was loaded: CUDA error: an illegal memory access"):
+        open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
+
+
+def test_a_bug_of_ours_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "PagedKV", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size"):
+        open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
+
+
+@GPU
+def test_a_step_without_memory_on_a_gpu(tmp_path: Path) -> None:
+    from localllm.backends.cuda.device import DEVICE as ON_GPU
+
+    made, first = faulty(replace(ON_GPU, recorder=None))
+    runner = opened(made, tmp_path)
+    talk = Conversation(runner)
+    for _ in range(5):
+        first.fails = without_memory_on_gpu(0, after=1)
+        talk.submit("a", canary.prompt(1, 30, seed=1), 60)
+        talk.finish()
+        assert talk.finishes["a"] == "no_memory"
+        first.fails = lambda _: None
+        answers_are_right(runner)
+
+
+@GPU
+def test_many_models_come_and_go(tmp_path: Path) -> None:
+    """What the GPU and this process hold after each stays as it was after the first few."""
+    files = read_model(canary.save(tmp_path))
+    free, own = [], []
+    for _ in range(24):
+        runner = cuda.open(files, BUDGET)
+        answers_are_right(runner)
+        runner.close()
+        del runner
+        gc.collect()
+        torch.cuda.empty_cache()
+        found = cuda.probe()
+        assert isinstance(found, DeviceInfo)
+        free.append(found.free)
+        own.append(psutil.Process().memory_info().rss)
+    print("\nGPU MiB:", [value >> 20 for value in free], "own MiB:", [value >> 20 for value in own])
+    assert min(free[4:]) >= free[3] - 2**22
+    assert max(own[4:]) <= own[3] + 2**25
+
+
+def test_a_recording_that_fails_otherwise_is_no_shortage(tmp_path: Path) -> None:
+    made, first = faulty(replace(DEVICE, recorder=Tape))
+    first.fails = lambda _: torch.AcceleratorError(ILLEGAL)
+    with pytest.raises(RunnerFailed, match="capturing a step failed"):
+        opened(made, tmp_path)
+
+
+def test_nothing_is_remarked_where_all_went_well(tmp_path: Path) -> None:
+    made, _ = faulty(replace(DEVICE, recorder=Tape))
+    assert opened(made, tmp_path).spec.remarks == ()

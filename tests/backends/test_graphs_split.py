@@ -1,0 +1,250 @@
+"""Split graphs on the CPU: a forward that is traced, cut at its attentions and compiled, and steps through it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch.graphs import cutting, opaque
+from localllm.backends.pytorch.graphs.compiling import Compiler
+from localllm.backends.pytorch.graphs.opaque import Forward, Model, Site, computing
+from localllm.backends.pytorch.graphs.runner import GraphRunner
+from localllm.backends.pytorch.graphs.split import SplitModel
+from localllm.backends.pytorch.graphs.tape import Tape
+from localllm.backends.pytorch.inputs import Step
+from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.engine.batch import Batch, Want
+from localllm.engine.errors import SettingRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget, Runner
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.layer import Layer
+from localllm.kernels.ops.projection import Product
+
+from . import canary
+from .batches import Row, make_batch
+from .conformance import BUDGET, Conformance
+from .tiny import TINIES, VOCAB
+
+TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers cannot be cut
+SPLIT = replace(BUDGET, graphs="split", max_step_tokens=64)
+EAGER = replace(SPLIT, compiler="eager")
+BY_INDUCTOR = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of its own imports
+KINDS = ("llama", "qwen2", "qwen3-biases", "gemma3", "phi3")  # of layers
+
+
+class TestSplit(Conformance):
+    backend = "cpu"
+
+    @pytest.fixture(scope="class")
+    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+        files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
+        return open_runner(files, EAGER, TAPED, 2**30)
+
+    def test_padding_is_inert_at_every_size(self, runner: Runner) -> None:
+        """Exactly a size, one less, one more, and more than the largest."""
+        assert runner.spec.graph_tokens == (*range(4, 33, 4), 48, 64)
+        for length in (26, 27, 28, 29, 31, 33, 63, 64, 65, 100):
+            prompt = canary.prompt(1, length, seed=length)
+            found = runner.run(make_batch([Row(prompt, 0, range(1, 15))], canary.VOCAB)).result()
+            assert found.tokens.tolist() == canary.walk(prompt, 1)
+
+
+@BY_INDUCTOR
+class TestSplitByInductor(TestSplit):
+    @pytest.fixture(scope="class")
+    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+        files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
+        opened = open_runner(files, replace(SPLIT, compiled_dir=tmp_path_factory.mktemp("made")), TAPED, 2**30)
+        yield opened
+        assert isinstance(opened, GraphRunner)
+        assert prompts(opened).compiler.late == 0, "one compilation was for every number of tokens"
+
+
+def opened(tiny: str, folder: Path, budget: Budget = EAGER) -> TorchRunner:
+    """A runner of which nothing is recorded yet."""
+    (found,) = (one for one in TINIES if one.label == tiny)
+    found.save(folder)
+    budget = replace(budget, context=64, cache_bytes=2**20)
+    runner = open_runner(read_model(folder), budget, TAPED, 2**30)
+    return runner._inner if isinstance(runner, GraphRunner) else runner
+
+
+def prompts(runner: Runner) -> SplitModel:
+    inner = runner._inner if isinstance(runner, GraphRunner) else runner
+    assert isinstance(inner, TorchRunner)
+    assert isinstance(inner.prompts, SplitModel)
+    return inner.prompts
+
+
+def prompt(tokens: int, answers: int = 2) -> Step:
+    """Of one row in the first pages."""
+    at = torch.arange(tokens, dtype=torch.int32)
+    ends = torch.tensor([0, tokens], dtype=torch.int32)
+    table = torch.arange(1, 9, dtype=torch.int32)[None]
+    rows = Rows(ends, ends[1:], table, (tokens,), (tokens,))
+    drawn = torch.randint(0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(tokens))
+    return Step(drawn.int(), at, at.long() + BUDGET.page_size, at[tokens - answers :], rows)
+
+
+@pytest.mark.parametrize("tiny", KINDS)
+def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
+    runner = opened(tiny, tmp_path)
+    split, layers = prompts(runner), len(runner.kv.keys)
+    assert len(split.parts) == 2 * layers + 1
+    attentions = [part.op is not None for part, _ in split.parts]
+    assert attentions == [False, True] * layers + [False]
+    assert split.compiler.kinds <= 4, "the pieces between two layers are alike"
+    with torch.inference_mode():
+        for tokens, answers in [(23, 5), (7, 1), (2, 0), (48, 2)]:
+            step = prompt(tokens, answers)
+            found = split(step, TAPED.ops, runner.kv)
+            assert found.equal(runner.model(step, TAPED.ops, runner.kv))
+            if answers > 1:
+                assert found.equal(split.whole(step, TAPED.ops))
+
+
+def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
+    """A step of so many tokens in up to three rows, all of whose hidden states are asked for."""
+    drawn = random.integers(0, vocab, tokens).tolist()
+    cuts = sorted({0, tokens, *random.integers(1, tokens, 2).tolist()})
+    rows = [
+        Row(drawn[start:stop], 0, range(1 + 8 * at, 9 + 8 * at), want=Want.HIDDEN)
+        for at, (start, stop) in enumerate(pairwise(cuts))
+    ]
+    return make_batch(rows, vocab)
+
+
+@pytest.mark.parametrize("tiny", KINDS)
+def test_replays_equal_what_they_recorded(tmp_path: Path, tiny: str) -> None:
+    """At a size, to the bit: the same numbers in the same places."""
+    runner = opened(tiny, tmp_path)
+    graphs, random = GraphRunner(runner), np.random.default_rng(3)
+    for _ in range(40):
+        batch = at_random(random, int(random.choice(graphs.spec.graph_tokens)), VOCAB)
+        replayed, ran = (one.run(batch).result().hidden for one in (graphs, runner))
+        assert np.array_equal(replayed, ran)
+
+
+@BY_INDUCTOR
+@pytest.mark.parametrize("tiny", ["qwen3-biases", "gemma3"])
+def test_inductor_computes_the_same(tmp_path: Path, tiny: str) -> None:
+    """Compiled once, whatever is recorded and computed later."""
+    runner = opened(tiny, tmp_path, replace(SPLIT, compiled_dir=tmp_path / "made"))
+    with torch.inference_mode():
+        for tokens, answers in [(23, 5), (7, 1), (48, 0), (2, 2)]:
+            step = prompt(tokens, answers)
+            found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.prompts, runner.model))
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    assert prompts(runner).compiler.late == 0
+
+
+@pytest.fixture
+def recompiles(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """Who has said something: TORCH_LOGS=recompiles, or we."""
+    torch._logging.set_logs(recompiles=True)
+    log = logging.getLogger("torch._dynamo.guards.__recompiles")
+    log.addHandler(caplog.handler)
+    yield lambda: [record.name for record in caplog.records]
+    log.removeHandler(caplog.handler)
+    torch._logging.set_logs()
+
+
+@BY_INDUCTOR
+def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Callable[[], list[str]]) -> None:
+    graph = cutting.traced(lambda x: (x + 1).cos(), torch.zeros(23))
+    (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
+    compiler = Compiler("inductor", tmp_path)
+    piece = compiler.piece(part)
+    for tokens in (23, 7, 190):
+        x = torch.linspace(0, 1, tokens)
+        torch.testing.assert_close(piece(x)[0], (x + 1).cos())
+    assert (compiler.late, recompiles()) == (0, [])
+    piece(torch.zeros(23, dtype=torch.float64))
+    assert compiler.late == 1
+    assert recompiles() == ["torch._dynamo.guards.__recompiles", "localllm.backends.pytorch.graphs.compiling"]
+
+
+@BY_INDUCTOR
+def test_what_was_compiled_is_kept_for_the_next_start(tmp_path: Path) -> None:
+    budget = replace(SPLIT, compiled_dir=tmp_path / "made")
+    counts = torch._dynamo.utils.counters
+
+    def start() -> tuple[int, int]:
+        """Pieces that were found, and those that had to be compiled."""
+        torch._dynamo.reset()
+        torch._inductor.utils.clear_caches()
+        counts.clear()
+        opened("llama", tmp_path / "model", budget)
+        found = counts["aot_autograd"]
+        return found["autograd_cache_hit"], found["autograd_cache_miss"]
+
+    first, again = start(), start()
+    assert first[0] == 0
+    assert again == (first[1], 0)
+    assert any((tmp_path / "made").iterdir())
+
+
+@BY_INDUCTOR
+def test_models_come_and_go(tmp_path: Path) -> None:
+    """Two at a time, each with its own weights; what is closed leaves nothing behind."""
+    one, other = (opened(tiny, tmp_path / tiny, SPLIT) for tiny in ("llama", "qwen2"))
+    step = prompt(23)
+    with torch.inference_mode():
+        for runner in (one, other, one):
+            found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.prompts, runner.model))
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        del found, expected
+    left = [weakref.ref(held) for held in (one.kv.keys, one.model, one.prompts)]
+    one.close()
+    del one, runner
+    gc.collect()
+    assert [held() for held in left] == [None, None, None]
+    with torch.inference_mode():
+        other.prompts(step, TAPED.ops, other.kv)
+
+
+def test_steps_that_keep_the_device_busy_are_not_recorded(tmp_path: Path) -> None:
+    canary.save(tmp_path)
+    layer = 128 * (2 * (2 + 1) * 64 + 3 * 1280)  # weights that a token is multiplied with
+    device = replace(TAPED, layer_work=layer * 31.0)
+    assert open_runner(read_model(tmp_path), EAGER, device, 2**30).spec.graph_tokens == tuple(range(4, 29, 4))
+
+
+def test_a_forward_that_looks_at_a_length_is_refused() -> None:
+    with pytest.raises(SettingRefused, match="23 tokens only, by test_graphs_split"):
+        cutting.traced(lambda x: x.view(len(x), 1) + 1, torch.zeros(23))
+
+
+def test_ops_keep_what_torch_asks_of_them() -> None:
+    generator = torch.Generator().manual_seed(5)
+    tokens, heads, dim = 6, 3, 32
+    pages = torch.randn(2, 3, 4, 1, dim, generator=generator)
+    site = Site((None, None, 1e-6, 0.0), "neox", pages[0], pages[1], (dim**-0.5, 0, 0.0, None))
+    weight = torch.randn(8, dim, generator=generator)
+    products = defaultdict(lambda: Product("dense", weight))  # opcheck hands in copies
+    model = Model([site], products, Ops())
+    ends, table = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([[1, 2]], dtype=torch.int32)
+    rows = Rows(ends, ends[1:], table, (tokens,), (tokens,))
+    qkv = torch.randn(tokens, heads, dim, generator=generator)
+    angle = torch.rand(tokens, dim // 2, generator=generator)
+    out = torch.zeros(tokens, 1, dim)
+    with computing(model, Forward(model, torch.arange(4, 4 + tokens), rows)):
+        torch.library.opcheck(opaque.attend, (qkv, angle.cos(), angle.sin(), out, 0))
+        torch.library.opcheck(opaque.product, (qkv, weight, 8, torch.float32))
+        opaque.attend(qkv, angle.cos(), angle.sin(), out, 0)
+        assert out.abs().sum() > 0
+        expected = torch.nn.functional.linear(qkv, weight)
+        assert opaque.product(qkv, weight, 8, torch.float32).equal(expected)

@@ -1,0 +1,26 @@
+"""Copies of pages over all layers at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch.kv import TOGETHER, PagedKV
+
+
+@pytest.mark.parametrize("chained", [False, True], ids=["apart", "chained"])
+@pytest.mark.parametrize("count", [0, 1, TOGETHER, TOGETHER + 1, 3 * TOGETHER])
+def test_all_sources_are_read_before_any_target_is_written(count: int, chained: bool) -> None:
+    kv = PagedKV(3, 2 * count + 1, page_size=4, kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="cpu")
+    for pages in (kv.keys, kv.values):
+        pages.normal_()
+    before = torch.stack([kv.keys, kv.values])
+    sources = np.arange(1, count + 1)
+    targets = sources + (1 if chained else count)
+    order = np.random.default_rng(0).permutation(count)
+    kv.copy(np.stack([sources, targets], axis=1)[order].astype(np.int32), DEVICE)
+    expected = before.clone()
+    expected[:, :, targets] = before[:, :, sources]
+    assert torch.equal(torch.stack([kv.keys, kv.values]), expected)

@@ -1,0 +1,161 @@
+"""The kernels' self-test: what is wrong, fails or answers NaN is left to the next lane, which is said, kept, and not
+tested again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.backends import findings
+from localllm.backends.pytorch import selftest
+from localllm.backends.pytorch.selftest import self_tested
+from localllm.engine.errors import ModelRefused
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.activation import Activation
+from localllm.kernels.ops.norm import Norm
+
+PLAIN = Ops()
+
+
+def wrong(*arguments: Any, **named: Any) -> Any:
+    return PLAIN.norm.rms(*arguments, **named) * 1.5
+
+
+def without_numbers(*arguments: Any, **named: Any) -> Any:
+    return PLAIN.norm.rms(*arguments, **named) * torch.nan
+
+
+def failing(*arguments: Any, **named: Any) -> Any:
+    raise RuntimeError("no kernel image\nand more")
+
+
+def right(*arguments: Any, **named: Any) -> Any:
+    return PLAIN.norm.rms(*arguments, **named)
+
+
+def of_another_shape(*arguments: Any, **named: Any) -> Any:
+    return PLAIN.norm.rms(*arguments, **named)[None]
+
+
+def with_rms(rms: Callable[..., Any]) -> Ops:
+    return replace(PLAIN, norm=replace(Norm(), rms=rms))
+
+
+def run(folder: Path, *lanes: Ops, versions: tuple[str, ...] = ()) -> tuple[Ops, tuple[str, ...]]:
+    return self_tested((*lanes, PLAIN), "cpu", torch.bfloat16, folder, "a chip", versions)
+
+
+def test_right_ops_are_kept(tmp_path: Path) -> None:
+    ops, told = run(tmp_path, with_rms(right), PLAIN)
+    assert ops.norm.rms is right
+    assert told == ()
+
+
+@pytest.mark.parametrize(
+    ("rms", "reason"),
+    [
+        (wrong, "is off by"),
+        (without_numbers, "answers NaN"),
+        (failing, "fails: RuntimeError: no kernel image"),
+        (of_another_shape, "answers in another shape"),
+    ],
+)
+def test_what_is_wrong_is_left_to_the_next_lane(tmp_path: Path, rms: Callable[..., Any], reason: str) -> None:
+    ops, told = run(tmp_path, with_rms(rms), with_rms(right))
+    assert ops.norm.rms is right
+    assert len(told) == 1
+    assert told[0].startswith(f"norm.rms: {__name__}.right instead of {__name__}.{rms.__name__}, which {reason}")
+    assert "and more" not in told[0]
+
+
+def test_the_reference_is_last(tmp_path: Path) -> None:
+    ops, told = run(tmp_path, with_rms(wrong), with_rms(without_numbers))
+    assert ops.norm.rms is PLAIN.norm.rms
+    assert told[0].startswith("norm.rms: reference instead of ")
+
+
+def test_others_stay(tmp_path: Path) -> None:
+    def doubled(*arguments: Any, **named: Any) -> Any:
+        return PLAIN.activation.silu_and_mul(*arguments, **named) * 2
+
+    def gelu(*arguments: Any, **named: Any) -> Any:
+        return PLAIN.activation.gelu_and_mul(*arguments, **named)
+
+    fast = replace(PLAIN, activation=replace(Activation(), silu_and_mul=doubled, gelu_and_mul=gelu))
+    ops, told = run(tmp_path, fast)
+    assert ops.activation.gelu_and_mul is gelu
+    assert ops.activation.silu_and_mul is PLAIN.activation.silu_and_mul
+    assert [line.partition(":")[0] for line in told] == ["activation.silu_and_mul"]
+
+
+def test_a_later_start_tests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(tmp_path, with_rms(wrong))
+    monkeypatch.setattr(selftest, "answer", failing)
+    assert run(tmp_path, with_rms(wrong)) == first
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text("utf-8"))["fallbacks"] == list(first[1])
+    assert run(tmp_path, with_rms(right), versions=("another library",))[1], "of other versions nothing is known"
+    assert run(tmp_path, with_rms(wrong)) == first
+
+
+def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
+    first = run(tmp_path, with_rms(wrong))
+    (file,) = tmp_path.iterdir()
+    for text in ("", "[]", '{"verdicts": 1}', "{"):
+        file.write_text(text, "utf-8")
+        assert run(tmp_path, with_rms(wrong)) == first
+    assert json.loads(file.read_text("utf-8"))["verdicts"]
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert run(tmp_path / "file" / "in", with_rms(wrong))[1]
+
+
+def test_a_kernel_that_breaks_the_device_is_left_out_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "_usable", lambda device: False)
+    with pytest.raises(ModelRefused, match=r"norm\.rms broke a chip") as raised:
+        run(tmp_path, with_rms(failing))
+    assert "the next start does without" in raised.value.hint
+    monkeypatch.undo()
+    ops, told = run(tmp_path, with_rms(failing))
+    assert ops.norm.rms is PLAIN.norm.rms
+    assert told
+
+
+def test_every_op_but_what_packs_is_tested(tmp_path: Path) -> None:
+    """References in disguise: each is computed once, and found right."""
+    wrapped = PLAIN
+    for name, implementation in PLAIN:
+        family, _, op = name.partition(".")
+
+        def disguised(*arguments: Any, own: Any = implementation, **named: Any) -> Any:
+            return own(*arguments, **named)
+
+        wrapped = replace(wrapped, **{family: replace(getattr(wrapped, family), **{op: disguised})})
+        disguised.__name__ = name
+    ops, told = run(tmp_path, wrapped)
+    assert told == ()
+    assert ops == wrapped
+    (file,) = tmp_path.iterdir()
+    assert len(json.loads(file.read_text("utf-8"))["verdicts"]) == len(list(PLAIN))
+
+
+def test_what_doctor_tells(tmp_path: Path) -> None:
+    assert findings.told(tmp_path / "none") == {}
+    run(tmp_path, with_rms(right))
+    (tmp_path / "broken.json").write_text("[]", "utf-8")
+    (line,) = findings.told(tmp_path).values()
+    assert line.startswith("all 1 kernels are right (")
+    run(tmp_path, with_rms(wrong))
+    ((device, line),) = findings.told(tmp_path).items()
+    assert device == "a chip"
+    assert line.startswith("norm.rms: reference instead of ")

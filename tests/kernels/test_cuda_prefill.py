@@ -1,0 +1,130 @@
+"""Prompt attention in CUDA C++ against the reference, on a Hopper GPU: batches of every shape that it takes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from localllm.kernels.ops.attention import CASES
+from localllm.kernels.ops.attention import paged_attention as reference
+from localllm.kernels.ops.case import TOLERANCES
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_triton_attention import inputs, on_device
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.real, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+UNTOUCHED = 7.0
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    return pytest.importorskip("localllm.kernels.cuda.attention_extend", exc_type=ImportError)
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    pick = random.Random(seed)
+    group, kv_heads, longest = (
+        pick.choice([1, 2, 3, 4, 5, 8, 16]),
+        pick.choice([1, 2, 3, 8]),
+        pick.choice([20, 300, 2500]),
+    )
+    lens = []
+    for _ in range(pick.choice([1, 1, 2, 7, 40] if longest < 2500 else [1, 3])):
+        queries = pick.choice([1, 2, 5, 17, 31, 32, 33, 100, 128, 257])
+        lens.append((queries, queries + pick.choice([0, pick.randrange(longest)])))
+    return inputs(
+        lens,
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        dim=pick.choice([64, 128, 128]),
+        page_size=pick.choice([8, 16, 16, 64, 128, 256]),
+        dtype=pick.choice([torch.bfloat16, torch.bfloat16, torch.float16]),
+        sinks=pick.random() < 0.3,
+        seed=seed,
+        window=pick.choice([0, 0, 0, 1, 7, 63, 64, 65, 200]),
+        soft_cap=pick.choice([0.0, 0.0, 2.0]),
+    )
+
+
+def computed(library: Any, arguments: dict[str, Any], fewest: int = 1) -> torch.Tensor:
+    """Contexts on the host are no more than bounds, and memory that is not written is seen."""
+    rows = replace(arguments["rows"], contexts=(9999,) * len(arguments["rows"].contexts))
+    out = torch.full_like(arguments["query"], UNTOUCHED)
+    others = {name: value for name, value in arguments.items() if name not in ("query", "key_pages", "value_pages")}
+    library.extend(
+        *(out, arguments["query"], arguments["key_pages"], arguments["value_pages"]),
+        **{**others, "rows": rows, "fewest": fewest},
+    )
+    return out
+
+
+def check(library: Any, arguments: dict[str, Any]) -> None:
+    expected = reference(**on_device(arguments, wide=True))
+    found = computed(library, on_device(arguments))
+    tolerance = TOLERANCES[found.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(240))
+def test_equals_reference(library: Any, seed: int) -> None:
+    check(library, drawn(seed))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_cases_that_it_serves(library: Any, case: Any, dtype: torch.dtype) -> None:
+    arguments = on_device(case.make(torch.Generator().manual_seed(0), dtype))
+    pages = arguments["key_pages"], arguments["value_pages"]
+    if not library.serves(arguments["query"], *pages, arguments["rows"]):
+        pytest.skip("left to others")
+    check(library, arguments)
+
+
+@pytest.mark.parametrize("window", [1, 127, 128, 129, 300])
+@pytest.mark.parametrize("before", [0, 126, 127, 128, 129])
+def test_around_the_edges_of_blocks_and_windows(library: Any, window: int, before: int) -> None:
+    lens = [(queries, before + queries) for queries in (1, 2, 127, 128, 129, 260)]
+    check(library, inputs(lens, heads=4, kv_heads=1, dim=128, window=window))
+    check(library, inputs(lens, heads=4, kv_heads=4, dim=128))
+
+
+def test_rows_with_fewer_queries_are_left_alone(library: Any) -> None:
+    arguments = on_device(inputs([(1, 70), (40, 90), (2, 9), (1, 3), (3, 600)]))
+    expected = reference(**arguments)
+    found = computed(library, arguments, fewest=3)
+    for own, written in ((slice(0, 1), False), (slice(1, 41), True), (slice(41, 44), False), (slice(44, 47), True)):
+        if written:
+            torch.testing.assert_close(found[own], expected[own], rtol=2e-2, atol=2e-2)
+        else:
+            assert (found[own] == UNTOUCHED).all()
+
+
+def test_a_graph_serves_other_contexts(library: Any) -> None:
+    arguments = on_device(inputs([(40, 2000), (9, 300), (1, 50)]))
+    rows = arguments["rows"]
+    computed(library, arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [computed(library, arguments) for _ in range(3)]  # each begins before the one ahead has ended
+    for contexts in [(40, 9, 1), (2000, 300, 50), (129, 128, 49)]:
+        rows.context_lens.copy_(torch.tensor(contexts, dtype=torch.int32))
+        graph.replay()
+        expected = reference(**{**arguments, "rows": replace(rows, contexts=contexts)})
+        for one in found:
+            torch.testing.assert_close(one, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_long_prompt(library: Any) -> None:
+    """More tiles than blocks that stay: they claim several, and leave the counters as they were."""
+    arguments = inputs([(3000, 3000), (700, 2100)], heads=16, kv_heads=4, dim=128)
+    check(library, arguments)
+    check(library, arguments)

@@ -1,0 +1,35 @@
+"""Where the CUDA library was not built, every op that Triton has a kernel for is Triton's."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+
+from localllm import kernels
+from localllm.kernels.ops import Ops
+
+pytest.importorskip("triton")
+FOLDER = Path(next(iter(kernels.__path__))) / "triton"
+
+
+def triton_functions() -> dict[str, FunctionType]:
+    modules = [importlib.import_module(f"localllm.kernels.triton.{file.stem}") for file in FOLDER.glob("[a-z]*.py")]
+    return {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__
+    }
+
+
+def test_without_the_library_triton_computes_what_it_has_kernels_for() -> None:
+    from localllm.backends.cuda.ops import _with_triton
+
+    has = triton_functions()
+    chosen = dict(_with_triton(Ops()))
+    expected = {name: has[reference.__name__] for name, reference in Ops() if reference.__name__ in has}
+    assert {"linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"} <= set(expected)
+    assert {name: chosen[name] for name in expected} == expected

@@ -1,0 +1,54 @@
+"""Triton makes a kernel for each alignment of its arguments, and compiles it when that first comes up: none of ours may
+depend on where the numbers of a step happen to lie, or on how many there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from localllm.kernels.triton import attention_decode, attention_extend, draw, sampling
+
+LISTS = ("rows", "tokens", "values", "in_prompt", "in_output", "repetition", "presence", "frequency")
+DRAWS = ("temperature", "seed_low", "seed_high", "position", "top_k", "top_p")
+NOTES = ("keys", "ids", "noisy", "noisy_ids", "maxima", "sums")
+ROWS = ("tiles", "row_starts", "context_lens", "page_table")
+MOVED = [
+    (sampling._carry, ("tokens", "ends", "carried", "drawn", "rows")),
+    (sampling._bias, (*LISTS[:3], "count")),
+    (sampling._penalise, (*LISTS[:2], *LISTS[3:], "count")),
+    (sampling._mask, ("rows", "words")),
+    (sampling._largest, ("keys", "ids")),
+    (sampling._larger, ("keys", "ids")),
+    (sampling._likeliest, ("k",)),
+    (draw._survey, (*DRAWS, *NOTES)),
+    (draw._choose, (*DRAWS, "min_p", *NOTES, "listed")),
+    (attention_decode.decode, (*ROWS, "count", "chunks", "table_row", "window")),
+    (attention_extend.extend, (*ROWS, "table_row", "window")),
+]
+NUMBERS = ("rows", "count", "chunks", "k", "table_row", "window")
+
+
+def variant(kernel: Any, moved: dict[str, Any]) -> Any:
+    """What of the arguments the compiled kernel depends on; those that are not `moved` lie evenly."""
+    bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(GPUTarget("cuda", 90, 32)))
+    return bind(**{name: moved.get(name, 16) for name in kernel.arg_names})[1]
+
+
+@pytest.mark.skipif(not hasattr(draw._survey, "params"), reason="interpreted")
+@pytest.mark.parametrize(("kernel", "moved"), MOVED, ids=[kernel.__name__ for kernel, _ in MOVED])
+def test_one_kernel_serves_every_place_and_length(kernel: Any, moved: tuple[str, ...]) -> None:
+    whole = torch.zeros(64, dtype=torch.int32)
+    number = [name for name in moved if name in NUMBERS and (name != "rows" or kernel is sampling._carry)]
+    kinds = [
+        variant(kernel, {name: size if name in number else whole[start:] for name in moved})
+        for size, start in ((16, 0), (1, 1), (7, 2), (48, 3))
+    ]
+    assert all(kind == kinds[0] for kind in kinds)
