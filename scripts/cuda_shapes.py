@@ -196,7 +196,11 @@ def rows_of_heads(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> Tens
 def decode_attention(pick: random.Random) -> object:
     from localllm.kernels.cuda.attention import paged_attention
 
-    return paged_attention(**batch(pick, [1] * pick.choice([1, 1, 2, 7, 40]), [1, 2, 3, 4, 5, 8]))
+    arguments = batch(pick, [1] * pick.choice([1, 1, 2, 7, 40]), [1, 2, 3, 4, 5, 8])
+    if pick.random() < 0.3:
+        fp8 = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("key_pages", "value_pages")}
+        return paged_attention(**{**arguments, **fp8})
+    return paged_attention(**arguments)
 
 
 def extend_attention(pick: random.Random) -> None:
