@@ -50,7 +50,6 @@ DEVICE = Device(
     recorder=CudaRecorder,
     graphs="breakable",
     layer_work=1.4e11,  # an H200 and 0.3 ms, and half as much again
-    layer_work=1.4e11,  # an H200 and 0.3 ms, and half as much again
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
     step_seconds=120.0,  # the longest take a second, but for kernels that are compiled at their first use
 )
