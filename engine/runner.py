@@ -65,6 +65,7 @@ class StepResult:
     top_tokens: NDArray[np.int32] | None = None  # [rows, k] likeliest first, k the largest asked for
     top_logprobs: NDArray[np.float32] | None = None  # [rows, k]
     hidden: NDArray[np.float32] | None = None  # [rows, hidden] where any row wants HIDDEN
+    late_compiles: int = 0  # of parts of the model, for which this step had to wait
 
 
 class Pending(Protocol):

@@ -220,6 +220,7 @@ class Scheduler:
             if row.wants_token and row.sequence.finish is None:
                 deltas.append(self._take_in(row.sequence, tokens[index], index, result))
         self._stats.tokens_out += len(deltas)
+        self._stats.late_compiles += result.late_compiles
         return deltas
 
     def give_up(self, error: str) -> None:

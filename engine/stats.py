@@ -18,6 +18,7 @@ class Stats:
     tokens_out: int = 0
     prefix_hit_tokens: int = 0  # of tokens_in, those that came from the cache
     preemptions: int = 0
+    late_compiles: int = 0  # parts of the model that were compiled once more, while requests waited
     step_host_seconds: float = 0.0  # planning and taking in steps: what the engine itself costs
     step_seconds: float = 0.0  # all of it, the backend's work included
     step_age: float = 0.0  # seconds since the step under way began, 0 between steps: hangs show in it

@@ -238,6 +238,7 @@ class Stats(Frame):
     tokens_out: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
+    late_compiles: int = 0
     step_host_seconds: float = 0.0
     step_seconds: float = 0.0
     step_age: float = 0.0

@@ -24,6 +24,7 @@ _COUNTERS = {
     "steps": "Steps computed",
     "prefix_hit_tokens": "Prompt tokens that the prefix cache saved",
     "preemptions": "Requests that had to give up their KV memory for a while",
+    "late_compiles": "Parts of the model that were compiled once more while requests waited",
     "step_seconds": "Seconds spent in steps",
     "step_host_seconds": "Seconds of them spent deciding",
 }

@@ -55,8 +55,16 @@ class Model(Protocol):
 class TorchPending:
     """A step on its way; its answers go to main memory as soon as they are there."""
 
-    def __init__(self, rows: int, answers: NDArray[np.int64], drawn: Drawn, hidden: Tensor | None, device: Device):
-        self._rows, self._answers = rows, answers
+    def __init__(
+        self,
+        rows: int,
+        answers: NDArray[np.int64],
+        drawn: Drawn,
+        hidden: Tensor | None,
+        device: Device,
+        late_compiles: int = 0,
+    ) -> None:
+        self._rows, self._answers, self._late_compiles = rows, answers, late_compiles
         self._tokens = device.fetch(drawn.tokens)
         self._hidden = None if hidden is None else device.fetch(hidden)
         self._logprobs = None if drawn.logprobs is None else Logprobs(*map(device.fetch, drawn.logprobs))
@@ -68,11 +76,11 @@ class TorchPending:
             self._event.synchronize()
             tokens = self._by_row(self._tokens).astype(np.int32, copy=False)
             hidden = None if self._hidden is None else self._by_row(self._hidden)
-            logprobs = self._logprobs
-            if logprobs is None:
-                return StepResult(tokens, hidden=hidden)
-            top_tokens = self._by_row(logprobs.top_tokens).astype(np.int32)
-            return StepResult(tokens, self._by_row(logprobs.chosen), top_tokens, self._by_row(logprobs.top), hidden)
+            result = StepResult(tokens, hidden=hidden, late_compiles=self._late_compiles)
+            if self._logprobs is None:
+                return result
+            chosen, top_tokens, top = map(self._by_row, self._logprobs)
+            return replace(result, logprobs=chosen, top_tokens=top_tokens.astype(np.int32), top_logprobs=top)
 
     def _by_row(self, answers: Tensor) -> np.ndarray:
         found: np.ndarray = answers.numpy()
@@ -94,6 +102,7 @@ class TorchRunner:
         self.inputs = Inputs(spec, device)
         self._recorder = None if device.recorder is None else device.recorder()
         self.prompts: Callable[[Step, Ops, PagedKV], Tensor] = model
+        self._compiler = compiler
         if compiler is not None and self._recorder is not None:
             self.prompts = SplitModel(model, kv, device.ops, compiler, self._recorder.call)
 
@@ -106,8 +115,11 @@ class TorchRunner:
         with failures("the step failed"):
             self.kv.copy(batch.copies, self.device)
             sent = self.inputs.send(batch)
-            model = self.prompts if batch.num_tokens > batch.num_rows else self.model
-            return self._answer(batch, sent, model(sent.step, self.device.ops, self.kv))
+            if batch.num_tokens == batch.num_rows or self._compiler is None:
+                return self._answer(batch, sent, self.model(sent.step, self.device.ops, self.kv))
+            late = self._compiler.late
+            hidden = self.prompts(sent.step, self.device.ops, self.kv)
+            return self._answer(batch, sent, hidden, self._compiler.late - late)
 
     @torch.inference_mode()
     def capture(self, rows: int) -> FullReplay:
@@ -171,12 +183,12 @@ class TorchRunner:
         with self._recorder.session():
             yield self._recorder
 
-    def _answer(self, batch: Batch, sent: Sent, hidden: Tensor) -> TorchPending:
+    def _answer(self, batch: Batch, sent: Sent, hidden: Tensor, late_compiles: int = 0) -> TorchPending:
         drawn = sample(self.model.logits(hidden, self.device.ops), batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
         kept = hidden.to(torch.float32, copy=True) if wants_hidden else None
-        return TorchPending(batch.num_rows, sent.answers, drawn, kept, self.device)
+        return TorchPending(batch.num_rows, sent.answers, drawn, kept, self.device, late_compiles)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")

@@ -35,7 +35,7 @@ from localllm.kernels.ops.projection import Product
 
 from . import canary
 from .batches import Row, make_batch
-from .conformance import BUDGET, Conformance
+from .conformance import BUDGET, Conformance, Conversation
 from .tiny import TINIES, VOCAB
 
 TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers cannot be cut
@@ -175,6 +175,20 @@ def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Call
     piece(torch.zeros(23, dtype=torch.float64))
     assert compiler.late == 1
     assert recompiles() == ["torch._dynamo.guards.__recompiles", "localllm.backends.pytorch.graphs.compiling"]
+
+
+@BY_INDUCTOR
+def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
+    talk = Conversation(opened("llama", tmp_path, replace(SPLIT, compiled_dir=tmp_path / "made")))
+    split = prompts(talk.engine._runner)
+    talk.submit("a", range(2, 30), 3)
+    talk.finish()
+    assert talk.engine.stats().late_compiles == 0
+    for node, held in split._held.items():  # norms of another kind than when they were compiled
+        split._held[node] = held.clone() if held.is_floating_point() else held
+    talk.submit("b", range(30, 2, -1), 3)
+    talk.finish()
+    assert talk.engine.stats().late_compiles > 0
 
 
 @BY_INDUCTOR

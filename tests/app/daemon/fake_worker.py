@@ -81,6 +81,7 @@ class FakeWorker:
                         cache_tokens=100,
                         cache_used=running,
                         preemptions=7,
+                        late_compiles=3,
                         step_age=time.monotonic() - self.stalled if self.stalled else 0.0,
                     )
                 )

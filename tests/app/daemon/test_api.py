@@ -317,6 +317,7 @@ def test_metrics(daemon: Daemon) -> None:
     assert float(figures[f"localllm_time_to_first_token_seconds_count{label}"]) >= 1
     assert float(figures[f"localllm_inter_token_seconds_count{label}"]) >= 1
     assert float(figures[f"localllm_preemptions_total{label}"]) == 7
+    assert float(figures[f"localllm_late_compiles_total{label}"]) == 3
     assert float(figures[f"localllm_running{label}"]) == 0
     assert float(figures[f'localllm_requests_total{{model="{MODEL}",status="ok"}}']) >= 1
 
