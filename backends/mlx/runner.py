@@ -121,8 +121,9 @@ class MlxRunner:
         hidden: list[mx.array] = []
         for work in self._residents.begin(batch):
             places = batch.row_starts[work.rows][:, None] + np.arange(work.new, dtype=np.int32)
+            own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
             forward = Forward(work.groups, work.new, self._loaded.shapes)
-            found, states = self._loaded.trunk.call(self._loaded.model, tokens[mx.array(places)], forward.layers)
+            found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers)
             forward.finish()
             kept = [at for at, row in enumerate(work.rows) if row in wanted]
             self._residents.written(work, computed=bool(kept))
@@ -143,7 +144,9 @@ class MlxRunner:
         rows = np.flatnonzero(batch.carry >= 0)
         if len(rows):
             assert self._last is not None, "a row carries from a step that drew nothing"
-            drawn = self._last.tokens[mx.array(self._last.place[batch.carry[rows]])]
+            places = self._last.place[batch.carry[rows]]
+            drawn = self._last.tokens
+            drawn = drawn if _in_order(places, drawn) else drawn[mx.array(places)]
             if len(rows) == batch.num_tokens:
                 return drawn
             tokens[mx.array(batch.row_starts[1:][rows] - 1)] = drawn
@@ -166,6 +169,11 @@ class MlxRunner:
         """Give the memory back: the runner is of no use afterwards."""
         del self._loaded, self._residents, self._last
         self._rest.close()
+
+
+def _in_order(places: NDArray[Any], found: mx.array) -> bool:
+    """They name all of `found`, first to last: nothing is to be gathered."""
+    return len(places) == len(found) and bool((places == np.arange(len(places))).all())
 
 
 @contextmanager
