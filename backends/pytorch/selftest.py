@@ -12,6 +12,7 @@ What was found is kept in a file, named after all that could change it, so that 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from ...kernels.ops.judge import answer, asked, fault, given
 from ..findings import Findings
 
 LONGEST_REASON = 160  # characters
+SECONDS = 1.0  # that an op's cases may take, but for the one under way
 MOST_CASES = 8  # of an op, spread over all: a kernel that works here at all has its tests elsewhere
 
 Verify = Callable[[str, Ops], str]  # an op of these, by name -> what is wrong with it; empty: nothing
@@ -78,6 +80,7 @@ def self_tested(
 
 
 def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
+    start = time.perf_counter()
     for case in _few([case for case in CASES if case.op == name]):
         own = dtype if dtype in case.tolerances else next(iter(case.tolerances))
         arguments, expected = asked(case, dict(Ops())[name], own)
@@ -88,14 +91,16 @@ def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
             wrong = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:LONGEST_REASON]
         if wrong:
             return f"{wrong} (case {case.label})"
+        if time.perf_counter() - start > SECONDS:  # kernels that are compiled at their first use
+            break
     return ""
 
 
 def _few(cases: list[Case]) -> list[Case]:
-    """The first, the last, and some in between."""
-    if len(cases) <= MOST_CASES:
-        return cases
-    return [cases[at * (len(cases) - 1) // (MOST_CASES - 1)] for at in range(MOST_CASES)]
+    """The first, the last, then some in between."""
+    most = min(len(cases), MOST_CASES)
+    chosen = [cases[at * (len(cases) - 1) // max(most - 1, 1)] for at in range(most)]
+    return [*chosen[:1], *chosen[:0:-1]]
 
 
 def _usable(device: str) -> bool:
