@@ -46,6 +46,8 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
 def _refuse_settings(budget: Budget) -> None:
     if budget.cache_dtype != "auto":
         raise SettingRefused(f"cache_dtype {budget.cache_dtype} is not for mlx", "leave it at auto")
+    if budget.attention not in ("auto", "ours"):
+        raise SettingRefused(f"attention {budget.attention} is not for mlx", "leave it at auto")
     if budget.graphs not in ("auto", "off"):
         raise SettingRefused(f"graphs {budget.graphs} is not for mlx, which captures nothing", "leave it at auto")
     if budget.reference_ops:

@@ -245,6 +245,7 @@ def test_weights_are_made_smaller_while_loading(tmp_path: Path, quant: Any, bits
     [
         (Budget(quant="fp8"), "quant fp8"),
         (Budget(cache_dtype="fp8"), "cache_dtype fp8"),
+        (Budget(attention="flashinfer"), "attention flashinfer"),
         (Budget(graphs="full"), "graphs full"),
         (Budget(reference_ops=("norm",)), "reference_ops"),
     ],
