@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,12 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from .conftest import Daemon, snapshot, until
-from .test_wire import wait_until
-
-
-def events(text: str) -> list[Any]:
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+from .conftest import Daemon, deaths, events, snapshot, until, wait_until
 
 
 def load(daemon: Daemon, model: str, **more: Any) -> list[Any]:
@@ -31,12 +25,6 @@ def load(daemon: Daemon, model: str, **more: Any) -> list[Any]:
 def unload(daemon: Daemon, model: str) -> int:
     with daemon.local() as client:
         return client.post("/admin/unload", json={"model": model}, timeout=30).status_code
-
-
-def deaths(daemon: Daemon) -> float:
-    """Workers of test/echo that ended without being asked, as /metrics counts them."""
-    lines = httpx.get(f"{daemon.url}/metrics").text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("localllm_worker_restarts_total{"))
 
 
 def worker_pids(daemon: Daemon) -> list[int]:
