@@ -34,11 +34,13 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """One query a row, 16-bit heads of 64 or 128; not to run on one device twice at the same time."""
     if not _covered(query, key_pages, value_pages, rows):
-        return elsewhere(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks)
-    out = query.new_empty(query.shape)
+        return elsewhere(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
+    if out is None:
+        out = query.new_empty(query.shape)
     sinks = None if sinks is None else sinks.float()
     starts, contexts, table = rows.row_starts, rows.context_lens, rows.page_table
     _decode(
