@@ -9,11 +9,9 @@ namespace localllm::cuda {
 namespace {
 
 constexpr int WARPS = 4, BLOCK = WARPS * STEP;
-// Blocks that a processor holds, so that no register is spilled.
+// Blocks that a processor holds: as many as spill no register.
 constexpr int held(int dim, bool e4m3, int arch) {
-  if (dim < 128) return arch == 800 ? 3 : 4;
-  if (e4m3) return arch >= 900 ? 4 : 2;
-  return arch == 800 ? 2 : 3;
+  return arch == 800 || (arch < 900 && e4m3 && dim == 128) ? 2 : 3;
 }
 #ifdef __CUDA_ARCH__
 constexpr int ARCH = __CUDA_ARCH__;

@@ -21,6 +21,7 @@ _decode = torch.ops.localllm.decode_attention.default
 
 CONVERTING = (8, 9)  # compute capability from which float8_e4m3fn is converted in hardware
 DIMS = (64, 128)
+FP8_DIM = 128  # where the cache is of fp8: of 64 it has not run on a GPU yet
 TYPES = (torch.bfloat16, torch.float16)
 MOST_SHARING = 8  # as in attention.h
 MOST_PAIRS = 1 << 16
@@ -54,9 +55,13 @@ def paged_attention(
     return out
 
 
+def _converts(pages: Tensor) -> bool:
+    return pages.dtype == torch.float8_e4m3fn and _capability(pages.device) >= CONVERTING
+
+
 @cache
-def _converts(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= CONVERTING
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
@@ -67,8 +72,8 @@ def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) 
     page, slot, cache_head, one = key_pages.stride()
     return (
         query.dtype in TYPES
-        and (key_pages.dtype == query.dtype or (key_pages.dtype == torch.float8_e4m3fn and _converts(query.device)))
         and dim in DIMS
+        and (key_pages.dtype == query.dtype or (dim == FP8_DIM and _converts(key_pages)))
         and heads <= MOST_SHARING * kv_heads
         and len(rows.query_lens) * kv_heads <= MOST_PAIRS
         and size & (size - 1) == 0

@@ -46,7 +46,7 @@ def attention(ours: Attention) -> Attention:
         key = "flashinfer", options
         if key not in rows.plans:
             rows.plans[key] = _planned(rows, options)
-        answer: Tensor = rows.plans[key].run(query, (key_pages, value_pages))
+        answer: Tensor = rows.plans[key].run(query, (key_pages, value_pages), out=out)
         return answer
 
     return Attention(paged=paged_attention)
