@@ -313,6 +313,25 @@ def test_a_worker_cannot_fill_the_disk_with_its_log(daemon: Daemon) -> None:
     assert sum(file.stat().st_size for file in logs.glob("worker-test--echo.log*")) < 2 * 2**20 + 2**17
 
 
+def test_many_crashes_leave_nothing_behind(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    process = psutil.Process(daemon.pid)
+
+    def crashes(count: int) -> tuple[int, int]:
+        """Of the daemon's open files, and its memory, after so many more."""
+        for _ in range(count):
+            assert daemon.chat("crash").json()["error"]["code"] == "worker_died"
+        wait_until(lambda: not process.children(recursive=True))
+        return process.num_fds(), process.memory_info().rss
+
+    files, memory = crashes(5)
+    files_then, memory_then = crashes(20)
+    assert deaths(daemon) == 25
+    assert files_then <= files
+    assert memory_then < memory + 2**21
+    assert daemon.chat("echo a").status_code == 200
+
+
 def test_hundreds_of_requests_leave_nothing_behind(daemon: Daemon) -> None:
     process = psutil.Process(daemon.pid)
 
