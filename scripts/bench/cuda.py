@@ -147,10 +147,12 @@ def measure(
                 traceback.print_exc()
                 failed.append(job.name)
     if before is not None:
-        drift = _peaks().drift(before)
-        if drift > DRIFT:
-            _say(f"a ceiling has changed by {drift:.1%} meanwhile: these figures do not count")
-        yield told("ceilings, largest change meanwhile", 100 * drift, "%")
+        changes = _peaks().changes(before)
+        for ceiling, change in changes.items():
+            if abs(change) > DRIFT:
+                _say(f"the ceiling of {ceiling} has changed by {change:+.1%}: figures compared with it do not count")
+        each = {ceiling: round(100 * change, 2) for ceiling, change in changes.items()}
+        yield told("ceilings, largest change meanwhile", 100 * max(map(abs, changes.values())), "%", **each)
 
 
 def _asked(options: argparse.Namespace, shape: Shape, told: Callable[..., Row]) -> Setting:
