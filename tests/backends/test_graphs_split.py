@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.batch import Batch, Want
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
+from localllm.engine.quantization import Quant
 from localllm.engine.runner import Budget, Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
@@ -41,8 +44,14 @@ from .tiny import TINIES, VOCAB
 TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers cannot be cut
 SPLIT = replace(BUDGET, graphs="split", max_step_tokens=64)
 EAGER = replace(SPLIT, compiler="eager")
-BY_INDUCTOR = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of its own imports
 KINDS = ("llama", "qwen2", "qwen3-biases", "gemma3", "phi3")  # of layers
+
+
+def by_inductor(test: Any) -> Any:
+    """Needs a compiler of C++, and warns of what it imports itself."""
+    compilers = "g++", "clang++", "c++"
+    has_none = pytest.mark.skipif(not any(map(shutil.which, compilers)), reason=f"none of {', '.join(compilers)}")
+    return pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")(has_none(test))
 
 
 class TestSplit(Conformance):
@@ -62,7 +71,7 @@ class TestSplit(Conformance):
             assert found.tokens.tolist() == canary.walk(prompt, 1)
 
 
-@BY_INDUCTOR
+@by_inductor
 class TestSplitByInductor(TestSplit):
     @pytest.fixture(scope="class")
     def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
@@ -116,6 +125,14 @@ def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
                 assert found.equal(split.whole(step, TAPED.ops))
 
 
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+def test_packed_weights_are_their_devices_to_multiply(tmp_path: Path, quant: Quant) -> None:
+    runner, step = opened("llama", tmp_path, replace(EAGER, quant=quant)), prompt(23)
+    with torch.inference_mode():
+        found = prompts(runner)(step, TAPED.ops, runner.kv)
+        assert found.equal(runner.model(step, TAPED.ops, runner.kv))
+
+
 def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
     """A step of so many tokens in up to three rows, all of whose hidden states are asked for."""
     drawn = random.integers(0, vocab, tokens).tolist()
@@ -138,7 +155,7 @@ def test_replays_equal_what_they_recorded(tmp_path: Path, tiny: str) -> None:
         assert np.array_equal(replayed, ran)
 
 
-@BY_INDUCTOR
+@by_inductor
 @pytest.mark.parametrize("tiny", ["qwen3-biases", "gemma3"])
 def test_inductor_computes_the_same(tmp_path: Path, tiny: str) -> None:
     """Compiled once, whatever is recorded and computed later."""
@@ -162,7 +179,7 @@ def recompiles(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[s
     torch._logging.set_logs()
 
 
-@BY_INDUCTOR
+@by_inductor
 def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Callable[[], list[str]]) -> None:
     graph = cutting.traced(lambda x: (x + 1).cos(), torch.zeros(23))
     (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
@@ -177,7 +194,7 @@ def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Call
     assert recompiles() == ["torch._dynamo.guards.__recompiles", "localllm.backends.pytorch.graphs.compiling"]
 
 
-@BY_INDUCTOR
+@by_inductor
 def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     talk = Conversation(opened("llama", tmp_path, replace(SPLIT, compiled_dir=tmp_path / "made")))
     split = prompts(talk.engine._runner)
@@ -191,7 +208,7 @@ def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     assert talk.engine.stats().late_compiles > 0
 
 
-@BY_INDUCTOR
+@by_inductor
 def test_what_was_compiled_is_kept_for_the_next_start(tmp_path: Path) -> None:
     budget = replace(SPLIT, compiled_dir=tmp_path / "made")
     counts = torch._dynamo.utils.counters
@@ -211,7 +228,7 @@ def test_what_was_compiled_is_kept_for_the_next_start(tmp_path: Path) -> None:
     assert any((tmp_path / "made").iterdir())
 
 
-@BY_INDUCTOR
+@by_inductor
 def test_models_come_and_go(tmp_path: Path) -> None:
     """Two at a time, each with its own weights; what is closed leaves nothing behind."""
     one, other = (opened(tiny, tmp_path / tiny, SPLIT) for tiny in ("llama", "qwen2"))

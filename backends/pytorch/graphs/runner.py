@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,9 +31,10 @@ class GraphRunner:
 
     def __init__(self, inner: TorchRunner) -> None:
         self._inner = inner
-        spec, answers = inner.spec, Answers()
+        spec, answers, start = inner.spec, Answers(), time.perf_counter()
         self._pieces = _captured(spec.graph_tokens, lambda tokens: inner.capture_in_pieces(tokens, answers))
         self._whole = _captured(spec.graph_rows, inner.capture)
+        self.recorded_in = time.perf_counter() - start  # seconds
         lacking = len(spec.graph_tokens) + len(spec.graph_rows) - len(self._pieces) - len(self._whole)
         self._spec = spec
         if lacking:
