@@ -75,6 +75,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["auto", "ours", "flashinfer"],
         Meta(description="Whose attention computes; flashinfer is for NVIDIA GPUs, and must be installed."),
     ] = "auto"
+    # Off until it has run on a GPU.
+    self_test: Annotated[
+        Literal["off", "on"],
+        Meta(description="Test a GPU's kernels at the first start, and leave what is wrong to slower ones."),
+    ] = "off"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
     reference_ops: Annotated[
         tuple[str, ...],

@@ -157,28 +157,8 @@ class Host:
 
     def _begin(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Slot:
         settings = self.settings
-        load = Load(
-            model=ref.id,
-            path=str(ref.path),
-            backend=backend or settings.backend,
-            dtype=settings.dtype,
-            cache_dtype=settings.cache_dtype,
-            quant=quant or settings.quant,
-            packed_dir=str(paths.packed_dir(ref.path)),
-            context=settings.context,
-            cache_mib=settings.cache_mib,
-            cache_share=settings.cache_share,
-            max_rows=settings.max_rows,
-            graphs=settings.graphs,
-            compiler=settings.compiler,
-            compiled_dir=str(paths.compiled_dir()),
-            threads=settings.threads,
-            reference_ops=settings.reference_ops,
-            attention=settings.attention,
-            self_test_dir=str(paths.self_test_dir()),
-        )
         worker = Worker(
-            load,
+            load_frame(ref, settings, backend, quant),
             log_dir=self._log_dir,
             on_over=self._over,
             command=self._command,
