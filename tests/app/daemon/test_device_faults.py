@@ -82,13 +82,14 @@ class Breaking:
 def breaking(
     place: Place, start_daemon: Callable[..., Daemon], short_folder: Callable[[], Path]
 ) -> Callable[..., Breaking]:
-    def start(**settings: Any) -> Breaking:
+    def start(*, patience: float = 30.0, **settings: Any) -> Breaking:
+        """`patience` is for a worker that does not answer, in seconds."""
         folder = short_folder()
         env = {
             "TEST_WORKER": json.dumps(WORKER),
             "TEST_FAULT": str(folder / "fault"),
             "TEST_WATCH_SECONDS": "0.2",
-            "TEST_ANSWER_SECONDS": "2",
+            "TEST_ANSWER_SECONDS": str(patience),
         }
         if place.backend == "cuda":  # what is compiled and tried once serves all
             kept = Path(tempfile.gettempdir()) / f"localllm-kernels-{os.getuid()}"
@@ -119,7 +120,9 @@ def test_a_device_that_breaks_costs_its_requests_and_a_new_worker(
 ) -> None:
     if place.backend == "cpu" and kind in ("assertion", "crashed", "killed"):
         pytest.skip("the same as broken, or as what fake workers do")
-    run = breaking(step_timeout=place.step_timeout if kind == "endless" else 0)
+    run = breaking(
+        step_timeout=place.step_timeout if kind == "endless" else 0.0, patience=2.0 if kind == "frozen" else 30.0
+    )
     before, pid = run.told("hello"), run.pid
     errors, late = run.break_under_four(kind)
     assert {error["code"] for error in errors} == {"worker_died"}
