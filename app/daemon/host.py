@@ -211,6 +211,30 @@ class Host:
                     self._leave(slot, drain=0.0)
 
 
+def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:
+    """What a worker is told to load, a request's own wishes before the settings."""
+    return Load(
+        model=ref.id,
+        path=str(ref.path),
+        backend=backend or settings.backend,
+        dtype=settings.dtype,
+        cache_dtype=settings.cache_dtype,
+        quant=quant or settings.quant,
+        packed_dir=str(paths.packed_dir(ref.path)),
+        context=settings.context,
+        cache_mib=settings.cache_mib,
+        cache_share=settings.cache_share,
+        max_rows=settings.max_rows,
+        graphs=settings.graphs,
+        compiler=settings.compiler,
+        compiled_dir=str(paths.compiled_dir()),
+        threads=settings.threads,
+        reference_ops=settings.reference_ops,
+        attention=settings.attention,
+        self_test_dir=str(paths.self_test_dir()) if settings.self_test == "on" else "",
+    )
+
+
 def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedModel:
     info = worker.info
     if info is None:
