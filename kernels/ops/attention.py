@@ -84,7 +84,6 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of every query over its own row's context -> [tokens, heads, dim].
 
@@ -92,11 +91,9 @@ def paged_attention(
     Ainslie et al., 2023). With a window each query sees that many positions, itself the last (0: all). With a soft cap
     the scaled scores become cap * tanh(score / cap). Sinks [heads] float32 are scores that join each softmax's
     denominator and nothing else (Xiao et al., 2023; learned, as in gpt-oss). What lies beyond a row's context is never
-    read, NaN or not. An implementation may leave its answer in `out`, contiguous and as large as query: then that is
-    what it gives back.
+    read, NaN or not.
     """
-    if out is None:
-        out = torch.empty_like(query)
+    out = torch.empty_like(query)
     for part in rows.parts(key_pages.shape[1], window):
         # [rows, heads, queries or length, dim]
         queries = query[part.tokens].view(part.rows, -1, *query.shape[1:]).transpose(1, 2)

@@ -85,13 +85,3 @@ def test_a_graph_serves_other_contexts(attention: Any) -> None:
         expected = reference(**{**arguments, "rows": replace(rows, contexts=contexts)})
         for one in found:
             torch.testing.assert_close(one, expected, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("rows", [[(1, 90), (1, 7)], [(70, 200)], [(1, 90), (40, 200)], [(2, 9)]], ids=str)
-@pytest.mark.parametrize("dim", [64, 80])
-def test_the_answer_may_have_its_place(attention: Any, rows: list[tuple[int, int]], dim: int) -> None:
-    """By every kernel that there is for it."""
-    arguments = on_device(inputs(rows, dim=dim))
-    place = torch.full_like(arguments["query"], float("nan"), memory_format=torch.contiguous_format)
-    assert attention(**arguments, out=place) is place
-    assert place.equal(attention(**arguments))

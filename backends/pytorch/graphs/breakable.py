@@ -37,10 +37,8 @@ class Break:
     options: tuple[Any, ...]
 
     def run(self, rows: Rows, tokens: int) -> None:
-        out = self.out[:tokens]
-        found = self.attend(self.query[:tokens], self.key_pages, self.value_pages, rows, *self.options, out=out)
-        if found is not out:
-            out.copy_(found)
+        found = self.attend(self.query[:tokens], self.key_pages, self.value_pages, rows, *self.options)
+        self.out[:tokens].copy_(found)
 
 
 class Answers:
