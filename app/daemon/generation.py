@@ -84,7 +84,7 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
     stop_ids = frozenset(asked.stop_ids) | (frozenset() if asked.ignore_eos else model.tokenizer.eos_ids)
     generation = Generation(asked, prompt, [], {})
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
-    compiled = _grammar(asked, model, forced)
+    compiled = _grammar(asked, model, prompt, tools, forced)
     for index in range(asked.n):
         name = f"{asked.id}/{index}"
         grammar = compiled.copy() if compiled else None
@@ -137,9 +137,23 @@ def _tools(asked: Generate) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     raise InvalidRequest(f"tool_choice {asked.tool_choice!r:.100} names no tool of this request", param="tool_choice")
 
 
-def _grammar(asked: Generate, model: OpenModel, forced: Sequence[dict[str, Any]]) -> TokenGrammar | None:
+def _grammar(
+    asked: Generate,
+    model: OpenModel,
+    prompt: Prompt,
+    tools: Sequence[dict[str, Any]],
+    forced: Sequence[dict[str, Any]],
+) -> TokenGrammar | None:
     if forced:
         return model.grammars().compile_tool_calls(forced, parallel=asked.parallel_tool_calls)
+    strict = [index for index, tool in enumerate(tools) if tool["function"].get("strict")]
+    if strict and not prompt.tools:
+        where = f"tools[{strict[0]}].function.strict"
+        raise UnsupportedParameter(
+            f"{where}: this model's calls are not in a form that can be held to a schema", param=where
+        )
+    if strict:
+        return model.grammars().compile_text_with_calls(tools)
     if asked.response_format is not None:
         return model.grammars().compile(asked.response_format)
     return None
