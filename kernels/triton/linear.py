@@ -49,12 +49,12 @@ def _product(
     there = output < outs
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, ins, BLOCK_K):
-        weights, factor = weights_of(
-            data, scale, zero, output, first, outs, ins, subs, sub, pitch, NIBBLES, TURNED, BLOCK_K
-        )
         k = first + tl.arange(0, BLOCK_K)
         inside = (row < rows)[:, None] & (k < ins)[None, :]
         held = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
+        weights, factor = weights_of(
+            data, scale, zero, output, first, outs, ins, subs, sub, pitch, NIBBLES, TURNED, BLOCK_K
+        )
         product = tl.dot(held, tl.trans(weights.to(held.dtype)), input_precision="ieee")
         sums += product * factor[None, :]
     if HAS_BIAS:
