@@ -98,14 +98,14 @@ def prompts(runner: Runner) -> SplitModel:
     return inner.prompts
 
 
-def prompt(tokens: int, answers: int = 2) -> Step:
-    """Of one row in the first pages."""
-    at = torch.arange(tokens, dtype=torch.int32)
-    ends = torch.tensor([0, tokens], dtype=torch.int32)
+def prompt(tokens: int, answers: int = 2, start: int = 0) -> Step:
+    """Of one row in the first pages, which may have begun before."""
+    at, end = torch.arange(start, start + tokens, dtype=torch.int32), start + tokens
+    ends, context = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
     table = torch.arange(1, 9, dtype=torch.int32)[None]
-    rows = Rows(ends, ends[1:], table, (tokens,), (tokens,))
+    rows = Rows(ends, context, table, (tokens,), (end,))
     drawn = torch.randint(0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(tokens))
-    return Step(drawn.int(), at, at.long() + BUDGET.page_size, at[tokens - answers :], rows)
+    return Step(drawn.int(), at, at.long() + BUDGET.page_size, at[tokens - answers :] - start, rows)
 
 
 @pytest.mark.parametrize("tiny", KINDS)
@@ -123,6 +123,12 @@ def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
             assert found.equal(runner.model(step, TAPED.ops, runner.kv))
             if answers > 1:
                 assert found.equal(split.whole(step, TAPED.ops))
+        chunks, found = (prompt(23), prompt(7, start=23)), []
+        for model in (split, runner.model):  # what the first has stored, in every layer, the second reads
+            runner.kv.keys.zero_()
+            runner.kv.values.zero_()
+            found.append([model(step, TAPED.ops, runner.kv) for step in chunks])
+        assert found[0][1].equal(found[1][1])
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])
@@ -238,11 +244,13 @@ def test_models_come_and_go(tmp_path: Path) -> None:
             found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.prompts, runner.model))
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
         del found, expected
-    left = [weakref.ref(held) for held in (one.kv.keys, one.model, one.prompts)]
+    site = prompts(one).parts[1][1]
+    assert isinstance(site, Site)
+    left = [weakref.ref(held) for held in (one.kv.keys, site.key_pages, one.model, one.prompts)]
     one.close()
-    del one, runner
+    del one, runner, site
     gc.collect()
-    assert [held() for held in left] == [None, None, None]
+    assert [held() for held in left] == [None] * 4
     with torch.inference_mode():
         other.prompts(step, TAPED.ops, other.kv)
 
@@ -274,7 +282,7 @@ def test_ops_keep_what_torch_asks_of_them() -> None:
     out = torch.zeros(tokens, 1, dim)
     with computing(model, Forward(model, torch.arange(4, 4 + tokens), rows)):
         torch.library.opcheck(opaque.attend, (qkv, angle.cos(), angle.sin(), out, 0))
-        torch.library.opcheck(opaque.product, (qkv, weight, 8, torch.float32))
+        torch.library.opcheck(opaque.product, (qkv, weight, 8, torch.float64))
         opaque.attend(qkv, angle.cos(), angle.sin(), out, 0)
         assert out.abs().sum() > 0
         expected = torch.nn.functional.linear(qkv, weight)
