@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ...engine.quantization import Quant
 from .. import paths
@@ -14,11 +17,12 @@ from ..config import Settings
 from ..errors import InvalidRequest, ModelNotFound, Overloaded, Stopping
 from ..store import catalog
 from .admin import LoadedModel
-from .frames import Load, Stats
+from .frames import Fault, Load, Stats
 from .process import COMMAND, Progress, Request, Worker
 from .stream import Stream
 
 STOPPING = "the daemon is stopping"
+CHECK = (sys.executable, "-P", "-m", "localllm.app.daemon.backend_child")
 STATS_SECONDS = 1.0  # a worker that has not told its figures by then is reported without
 
 log = logging.getLogger(__name__)
@@ -60,6 +64,7 @@ class Host:
         worker said when it cannot load, Stopping, or InvalidRequest when the model is busy, loaded in another way.
         """
         ref = await self._resolve(name, local)
+        checked = False
         while True:
             self._refuse_when_stopping()
             slot = self._slots.get(ref.id) or self._begin(ref, backend, quant)
@@ -72,6 +77,10 @@ class Host:
             info = slot.worker.info
             other = info is not None and backend not in (None, "auto", info.backend)
             made = slot.worker.load_frame.quant
+            if backend is not None and other and not checked:
+                await self._check(backend, ref)  # before anything makes way for it
+                checked = True
+                continue
             if info is not None and (other or quant not in (None, made)):
                 if slot.worker.held:
                     how = f"on {info.backend}" if other else f"with quant {made}"
@@ -154,6 +163,25 @@ class Host:
             raise ModelNotFound("a model is named by its id, not by a path", param="model")
         slot = self._slots.get(name)
         return slot.ref if slot else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
+
+    async def _check(self, backend: str, ref: catalog.ModelRef) -> None:
+        """Raises what a worker would say that is to run this model on a backend that cannot."""
+        process = await asyncio.create_subprocess_exec(
+            *CHECK,
+            backend,
+            ref.id,
+            str(ref.path),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            said, _ = await process.communicate()
+        finally:
+            if process.returncode is None:  # who asked is gone
+                process.kill()
+        if said:
+            raise msgspec.json.decode(said, type=Fault).error()
 
     def _begin(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Slot:
         settings = self.settings

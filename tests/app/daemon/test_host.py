@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
+from localllm.app import paths
+from localllm.app.daemon.host import CHECK
 
 from .conftest import Daemon, deaths, events, snapshot, until, wait_until
 
@@ -64,6 +69,25 @@ def test_asking_for_another_backend_loads_anew(daemon: Daemon) -> None:
     assert first["pid"] != second["pid"]
     assert load(daemon, "test/other", backend="auto")[-1]["pid"] == second["pid"]
     unload(daemon, "test/other")
+
+
+def test_a_backend_that_cannot_be_used_unloads_nothing(daemon: Daemon) -> None:
+    first = load(daemon, "test/other")[-1]
+    error = load(daemon, "test/other", backend="npu")[-1]["error"]
+    assert (error["code"], error["message"]) == ("backend_unavailable", "backend npu cannot be used")
+    assert load(daemon, "test/other")[-1]["pid"] == first["pid"]
+    unload(daemon, "test/other")
+
+
+@pytest.mark.parametrize(
+    ("backend", "code"), [("cpu", ""), ("npu", "backend_unavailable"), ("cpv", "backend_unavailable")]
+)
+def test_a_backend_is_checked_in_a_process_of_its_own(backend: str, code: str) -> None:
+    done = subprocess.run([*CHECK, backend, "guide", str(paths.guide_dir())], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    said = json.loads(done.stdout or b"{}")
+    assert said.get("code", "") == code
+    assert not code or backend in said["message"]
 
 
 def test_asking_for_another_quant_loads_anew(daemon: Daemon) -> None:
