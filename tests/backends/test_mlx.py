@@ -174,6 +174,23 @@ def test_sixteen_that_join_and_leave_equal_mlx_lm(loaded: Loaded, overlap: bool)
     assert sum(reason == "length" for reason in talk.finishes.values()) > 10
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+def test_two_that_go_on_from_the_same_pages(loaded: Loaded, overlap: bool) -> None:
+    """The second joins where the first stands, at the end of a page, and goes on otherwise."""
+    runner = Planned(loaded.runner, overlap=overlap)
+    runner.spec = replace(runner.spec, max_tokens=4 * SMALL.page_size)
+    rng = np.random.default_rng(7 + overlap)
+    begin = rng.integers(3, 131, 4 * SMALL.page_size).tolist()
+    prompts = {"first": [*begin, 5, 6, 7, 8], "second": [*begin, 9, 10, 11], "third": [*begin, 12]}
+    talk = Conversation(runner)
+    talk.submit("first", prompts["first"], 20)
+    talk.step()
+    talk.submit("second", prompts["second"], 20)
+    talk.submit("third", prompts["third"], 20)
+    assert talk.finish() == {name: loaded.plain(prompt, 20) for name, prompt in prompts.items()}
+    assert talk.cached == {"first": 0, "second": len(begin), "third": len(begin)}
+
+
 WINDOW = 6  # of SLIDING
 
 
