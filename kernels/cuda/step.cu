@@ -80,7 +80,13 @@ int blocks_of(const StepArgs& args) {
 
 int64_t step_shared(const StepArgs& args) { return Places(args).end * 8; }
 
-bool step_fits(const StepArgs& args) { return gpu().major == 9 && room_of(args).stages >= LEAST_STAGES; }
+bool step_fits(const StepArgs& args) {
+#ifdef LOCALLLM_HOPPER
+  return gpu().major == 9 && room_of(args).stages >= LEAST_STAGES;
+#else
+  return false;  // compiled for other GPUs only, the kernel is empty
+#endif
+}
 
 void step(const StepArgs& args, cudaStream_t stream) {
   const Room room = room_of(args);

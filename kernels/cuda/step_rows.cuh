@@ -51,7 +51,8 @@ __device__ inline void fill(const Block& b, const uint64_t* words, int width, ui
   meet();
 }
 
-// The stream becomes x + stream, and x that, normalised by what was asked for. At the first layer, without words, x is the step's own.
+// The stream becomes x + stream, and x that, normalised by what was asked for. At the first layer, without words, x is
+// the step's own.
 __device__ inline void fill_normalised(const Block& b, const uint64_t* words, uint32_t turn) {
   const int width = b.a.hidden, each = width / 4, quads = b.a.rows * each;
   float* squares = b.at<float>(b.room.squares);  // [rows, hidden / 128], each of what a warp reads at once

@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def ops() -> Ops:
     step = pytest.importorskip("localllm.kernels.cuda.step", exc_type=ImportError)
     if not step._hopper(torch.device("cuda")):
-        pytest.skip("the kernel is for GPUs of capability 9.0 on")
+        pytest.skip("the kernel is for GPUs of capability 9 alone")
     from localllm.backends.cuda.ops import OPS
 
     assert OPS.layer.decoders is step.decoders
