@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from types import MappingProxyType
 
@@ -61,7 +60,12 @@ WORKSPACE = 2**30  # bytes
 def _versions() -> Iterator[str]:
     """What kernels' answers depend on, beside torch and the GPU."""
     yield Driver().version()
-    yield "no Triton" if find_spec("triton") is None else version("triton")
+    if find_spec("triton") is None:
+        yield "no Triton"
+    else:
+        import triton
+
+        yield triton.__version__
     if not MISSING:
         from ...kernels.cuda import find_library
 
