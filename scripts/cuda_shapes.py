@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -280,12 +281,15 @@ def main() -> None:
     importlib.import_module("localllm.kernels.cuda")
     called = Counter[str]()
     for name in options.kernels or KERNELS:
-        start, draw = time.perf_counter(), KERNELS.get(name, beyond)
+        start, draw, own = time.perf_counter(), KERNELS.get(name, beyond), Counter[str]()
         for seed in range(options.shapes):
             torch.manual_seed(seed)
-            with Calls(called):
+            with Calls(own):
                 draw(random.Random(f"{name} {seed}"))
             torch.cuda.synchronize()
+        if name in KERNELS and not any(name.startswith(op) for op in own):
+            sys.exit(f"{name}: none of {options.shapes} shapes reached the kernel")
+        called += own
         print(f"{name}: {options.shapes} shapes, {time.perf_counter() - start:.1f} s", flush=True)
     print("calls:", ", ".join(f"{op} {count}" for op, count in sorted(called.items())))
 
