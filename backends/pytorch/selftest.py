@@ -66,9 +66,10 @@ def self_tested(
         if title not in findings.verdicts:
             findings.verdicts[title] = _fault(name, ops, device, dtype)
             if not _usable(device):
-                findings.write()
+                reason = findings.verdicts[title] = findings.verdicts[title] or "leaves nothing that can be computed on"
+                findings.write([f"{title} broke the device: {reason}"])
                 raise ModelRefused(
-                    f"the kernel of {name} broke {on} in its self-test: {findings.verdicts[title]}",
+                    f"the kernel of {name} broke {on} in its self-test: {reason}",
                     "load the model again: the next start does without that kernel",
                 )
         return findings.verdicts[title]

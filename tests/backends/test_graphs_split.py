@@ -201,6 +201,26 @@ def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Call
 
 
 @by_inductor
+def test_a_compilation_that_failed_is_no_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory may not have sufficed for the largest size; the next is compiled for all that follow."""
+    graph = cutting.traced(lambda x: (x + 1).sin(), torch.zeros(23))
+    (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
+    compiler = Compiler("inductor", tmp_path)
+    piece, inductor = compiler.piece(part), compiler._inductor
+
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(compiler, "_inductor", short)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        piece(torch.zeros(190))
+    monkeypatch.setattr(compiler, "_inductor", inductor)
+    for tokens in (23, 7, 190):
+        piece(torch.zeros(tokens))
+    assert compiler.late == 0
+
+
+@by_inductor
 def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     talk = Conversation(opened("llama", tmp_path, replace(SPLIT, compiled_dir=tmp_path / "made")))
     split = prompts(talk.engine._runner)

@@ -1,4 +1,4 @@
-"""The recorder of CUDA graphs, on stand-ins that refuse what CUDA and torch refuse."""
+"""The recorder of CUDA graphs, on stand-ins that refuse what CUDA and torch refuse; and the CPU's tape."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from localllm.backends.pytorch.graphs import cuda
 from localllm.backends.pytorch.graphs.cuda import CudaRecorder
+from localllm.backends.pytorch.graphs.tape import Tape
 
 
 @dataclass
@@ -138,3 +140,19 @@ def test_what_broke_off_is_told_though_the_device_is_broken(touchy: Touchy) -> N
 
     with pytest.raises(ZeroDivisionError):
         break_off()
+
+
+def test_a_tape_ends_where_a_compiled_piece_fails() -> None:
+    tape, before = Tape(), _get_current_dispatch_mode_stack()
+
+    def piece(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def break_off() -> None:
+        with tape.session():
+            tape.begin()
+            tape.call(piece, torch.zeros(1))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        break_off()
+    assert _get_current_dispatch_mode_stack() == before

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ....engine.batch import Batch, Want
 from ....engine.errors import OutOfMemory
@@ -19,8 +18,6 @@ from .breakable import Answers
 
 if TYPE_CHECKING:
     from ..runner import TorchRunner
-
-Size = TypeVar("Size")
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +54,9 @@ class GraphRunner:
             rows = bucket(batch.num_rows, spec.graph_rows)
             if rows is not None:
                 return self._whole[rows].run(batch)
-        at = bisect_left(spec.graph_tokens, batch.num_tokens)
-        if at < len(spec.graph_tokens):
-            return self._pieces[spec.graph_tokens[at]].run(batch)
+        tokens = bucket(batch.num_tokens, spec.graph_tokens)
+        if tokens is not None:
+            return self._pieces[tokens].run(batch)
         return self._inner.run(batch)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
@@ -72,7 +69,7 @@ class GraphRunner:
         self._inner.close()
 
 
-def _captured(sizes: Sequence[Size], capture: Callable[[Size], Replay]) -> dict[Size, Replay]:
+def _captured(sizes: Sequence[int], capture: Callable[[int], Replay]) -> dict[int, Replay]:
     """A replay of each size, but of those for which the memory does not suffice."""
     made = {}
     for size in reversed(sizes):  # the largest first: what it needs on the way serves the smaller ones as well
