@@ -138,7 +138,8 @@ async def _prefix(asker: _Asker, prompt: str, answer: str, greedy: dict[str, Any
     text, done = await asker.ask(prompt, **greedy)
     reused = done.usage.cached_tokens
     check = _same("a known answer from the prefix cache", [text], [answer])
-    return Check(check.name, check.ok and reused > 0, f"{reused} of {done.usage.prompt_tokens} tokens reused")
+    told = f"{reused} of {done.usage.prompt_tokens} tokens reused"
+    return Check(check.name, check.ok and reused > 0, told if check.ok else f"{told}; {check.found}")
 
 
 async def _schema(asker: _Asker) -> Check:

@@ -14,15 +14,16 @@ import msgspec
 from ...engine.quantization import Quant
 from .. import paths
 from ..config import Settings
-from ..errors import InvalidRequest, ModelNotFound, Overloaded, Stopping
+from ..errors import InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
 from ..store import catalog
 from .admin import LoadedModel
 from .frames import Fault, Load, Stats
-from .process import COMMAND, Progress, Request, Worker
+from .process import COMMAND, Progress, Request, Worker, worker_environment
 from .stream import Stream
 
 STOPPING = "the daemon is stopping"
 CHECK = (sys.executable, "-P", "-m", "localllm.app.daemon.backend_child")
+CHECK_SECONDS = 60.0  # for a backend to look at its machine: a driver that is broken may never answer
 STATS_SECONDS = 1.0  # a worker that has not told its figures by then is reported without
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Host:
             other = info is not None and backend not in (None, "auto", info.backend)
             made = slot.worker.load_frame.quant
             if backend is not None and other and not checked:
-                await self._check(backend, ref)  # before anything makes way for it
+                await check_backend(backend, ref)  # before anything makes way for it
                 checked = True
                 continue
             if info is not None and (other or quant not in (None, made)):
@@ -164,25 +165,6 @@ class Host:
         slot = self._slots.get(name)
         return slot.ref if slot else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
 
-    async def _check(self, backend: str, ref: catalog.ModelRef) -> None:
-        """Raises what a worker would say that is to run this model on a backend that cannot."""
-        process = await asyncio.create_subprocess_exec(
-            *CHECK,
-            backend,
-            ref.id,
-            str(ref.path),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            said, _ = await process.communicate()
-        finally:
-            if process.returncode is None:  # who asked is gone
-                process.kill()
-        if said:
-            raise msgspec.json.decode(said, type=Fault).error()
-
     def _begin(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Slot:
         settings = self.settings
         worker = Worker(
@@ -237,6 +219,34 @@ class Host:
             for slot in list(self._slots.values()):
                 if slot.worker.idle > limit:
                     self._leave(slot, drain=0.0)
+
+
+async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
+    """Raises what a worker would say that is to run this model on a backend that cannot, and NoBackend where even
+    looking at the machine ends badly or not at all."""
+    process = await asyncio.create_subprocess_exec(
+        *CHECK,
+        backend,
+        ref.id,
+        str(ref.path),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=worker_environment(),
+        process_group=0,
+    )
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        raise NoBackend(f"{backend} could not be looked at: no answer within {CHECK_SECONDS:g} s") from None
+    finally:
+        if process.returncode is None:  # it hangs, or who asked is gone
+            process.kill()
+    if said:
+        raise msgspec.json.decode(said, type=Fault).error()
+    if process.returncode:
+        raise NoBackend(f"{backend} could not be looked at: that ended with status {process.returncode}")
 
 
 def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,10 @@ import psutil
 import pytest
 
 from localllm.app import paths
+from localllm.app.daemon import host
 from localllm.app.daemon.host import CHECK
+from localllm.app.errors import NoBackend
+from localllm.app.store import catalog
 
 from .conftest import Daemon, deaths, events, snapshot, until, wait_until
 
@@ -88,6 +93,26 @@ def test_a_backend_is_checked_in_a_process_of_its_own(backend: str, code: str) -
     said = json.loads(done.stdout or b"{}")
     assert said.get("code", "") == code
     assert not code or backend in said["message"]
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import time; time.sleep(60)", "no answer within 1 s"),
+        ("import os; os.abort()", "status -6"),
+        ("import os; assert 'LOCALLLM_API_KEY' not in os.environ", ""),
+    ],
+)
+def test_looking_at_a_backend_may_end_badly(monkeypatch: pytest.MonkeyPatch, script: str, told: str) -> None:
+    monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
+    monkeypatch.setattr(host, "CHECK", (sys.executable, "-c", script))
+    monkeypatch.setattr(host, "CHECK_SECONDS", 1.0)
+    looked = host.check_backend("hip", catalog.resolve("guide"))
+    if not told:
+        asyncio.run(looked)
+        return
+    with pytest.raises(NoBackend, match=f"hip could not be looked at: .*{told}"):
+        asyncio.run(looked)
 
 
 def test_asking_for_another_quant_loads_anew(daemon: Daemon) -> None:
