@@ -20,11 +20,12 @@ from pathlib import Path
 import torch
 
 from ... import kernels
-from ...engine.errors import ModelRefused
+from ...engine.errors import ModelRefused, OutOfMemory
 from ...kernels.ops import CASES, Ops
 from ...kernels.ops.case import Case
 from ...kernels.ops.judge import answer, asked, fault, given
 from ..findings import Findings
+from .failures import is_shortage
 
 LONGEST_REASON = 160  # characters
 SECONDS = 1.0  # that an op's cases may take, but for the one under way
@@ -64,7 +65,10 @@ def self_tested(
         if ops.title(name) == "reference":
             return ""
         if title not in findings.verdicts:
-            findings.verdicts[title] = _fault(name, ops, device, dtype)
+            try:
+                findings.verdicts[title] = _fault(name, ops, device, dtype)
+            except OutOfMemory as error:  # says nothing of the kernel: the next start tests it again
+                return str(error)
             if not _usable(device):
                 reason = findings.verdicts[title] = findings.verdicts[title] or "leaves nothing that can be computed on"
                 findings.write([f"{title} broke the device: {reason}"])
@@ -81,6 +85,7 @@ def self_tested(
 
 
 def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
+    """What is wrong with the op; empty: nothing. Raises OutOfMemory where its cases find too little."""
     start = time.perf_counter()
     for case in _few([case for case in CASES if case.op == name]):
         own = dtype if dtype in case.tolerances else next(iter(case.tolerances))
@@ -90,6 +95,8 @@ def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
             wrong = fault(found, expected, case.tolerances[own])
         except Exception as error:  # whatever a compiler or a driver says
             wrong = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:LONGEST_REASON]
+            if is_shortage(error):
+                raise OutOfMemory(wrong) from error
         if wrong:
             return f"{wrong} (case {case.label})"
         if time.perf_counter() - start > SECONDS:  # kernels that are compiled at their first use
@@ -108,8 +115,8 @@ def _usable(device: str) -> bool:
     """After some errors a device answers nothing any more."""
     try:
         return torch.ones(1, device=device).item() == 1.0
-    except RuntimeError:
-        return False
+    except RuntimeError as error:
+        return is_shortage(error)
 
 
 @cache
