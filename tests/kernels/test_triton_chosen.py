@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from importlib import metadata
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -49,3 +50,13 @@ def test_its_version_is_known_where_its_package_has_another_name(monkeypatch: py
     monkeypatch.setattr(device, "Driver", lambda: SimpleNamespace(version=lambda: "580"))
     driver, version, *_ = device._versions()
     assert (driver, version) == ("580", triton.__version__)
+
+
+def test_a_library_that_is_named_and_not_there_is_told_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
+    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "none.so"))
+    monkeypatch.delitem(sys.modules, "localllm.kernels.cuda", raising=False)
+    with pytest.raises(ImportError, match=r"LOCALLLM_CUDA_LIBRARY names .*none\.so, which is no file"):
+        importlib.import_module("localllm.kernels.cuda")
