@@ -287,6 +287,19 @@ def test_checkpoints_with_code_are_refused(tmp_path: Path) -> None:
         mlx.open(read_model(tmp_path), SMALL)
 
 
+@pytest.mark.parametrize("broken", ["no model in it", "torn weights"])
+def test_what_mlx_lm_cannot_load_is_refused(tmp_path: Path, broken: str) -> None:
+    DENSE.save(tmp_path)
+    found = read_model(tmp_path)
+    if broken == "torn weights":  # after they were looked at
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:  # a module of mlx-lm's models that is no architecture
+        rewrite(tmp_path, lambda config: config.update(model_type="rope_utils"))
+    with pytest.raises(ModelRefused, match="cannot be loaded by mlx-lm"):
+        mlx.open(found, SMALL)
+
+
 def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
     Tiny(
         "next",
