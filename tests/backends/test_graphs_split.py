@@ -283,8 +283,9 @@ def test_steps_that_keep_the_device_busy_are_not_recorded(tmp_path: Path) -> Non
 
 
 def test_a_forward_that_looks_at_a_length_is_refused() -> None:
-    with pytest.raises(SettingRefused, match="23 tokens only, by test_graphs_split"):
+    with pytest.raises(SettingRefused, match="23 tokens only, by test_graphs_split") as refused:
         cutting.traced(lambda x: x.view(len(x), 1) + 1, torch.zeros(23))
+    assert "breakable" in refused.value.hint
 
 
 def test_ops_keep_what_torch_asks_of_them() -> None:
