@@ -75,6 +75,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["auto", "ours", "flashinfer"],
         Meta(description="Whose attention computes; flashinfer is for NVIDIA GPUs, and must be installed."),
     ] = "auto"
+    # Off until it has run on a GPU.
+    self_test: Annotated[
+        Literal["off", "on"],
+        Meta(description="Test a GPU's kernels at the first start, and leave what is wrong to slower ones."),
+    ] = "off"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
     reference_ops: Annotated[
         tuple[str, ...],
@@ -96,7 +101,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queue: Annotated[Count, Meta(description="Requests one model may hold before new ones get 429.")] = 256
     step_timeout: Annotated[
         float,
-        Meta(ge=0, description="Seconds after which a step counts as hung; 0 is 120 on a GPU, never on a CPU."),
+        Meta(ge=0, description="Seconds after which a step counts as hung; 0 is 120 on an NVIDIA GPU, else never."),
     ] = 0.0
     drain: Annotated[float, Meta(ge=0, description="Seconds a stopping daemon lets running answers finish.")] = 5.0
 

@@ -21,7 +21,17 @@ from . import paths
 from .errors import ConfigError, NoBackend
 from .store import catalog
 
-PACKAGES = ("localllm", "torch", "numpy", "safetensors", "tokenizers", "llguidance", "textual", "huggingface_hub")
+PACKAGES = (
+    "localllm",
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "llguidance",
+    "textual",
+    "huggingface_hub",
+    "flashinfer-python",
+)
 
 
 @dataclass(frozen=True, slots=True)

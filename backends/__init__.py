@@ -7,7 +7,7 @@ Unavailable needs no more than `name` and `probe()`.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -73,11 +73,12 @@ def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
             continue
         if found.second_choice and name == AUTO:
             reasons[candidate] = f"{found.name} is for when nothing else runs, or --backend {candidate}"
-            second = second or Choice(backend, found, f"nothing else runs here; {candidate} does, if slowly")
+            second = second or Choice(backend, found, "")
             continue
         return Choice(backend, found, _why(candidate, name, reasons))
     if second is not None:
-        return second
+        others = "nothing else takes this model" if refusals else "nothing else runs here"
+        return replace(second, reason=f"{others}; {second.info.backend} does, if slowly")
     if files is not None and refusals:
         told = "; ".join(f"{backend}: {refusal}" for backend, refusal in refusals.items())
         raise ModelRefused(f"{files.name} cannot be run here ({told})", "choose another model")

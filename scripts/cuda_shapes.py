@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
-from localllm.kernels.ops.linear import Fp8, Int4, Int8, Weight
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.layer import Layer
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
@@ -212,6 +217,33 @@ def extend_attention(pick: random.Random) -> None:
     extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, fewest=pick.choice([1, 2, 3]))
 
 
+def decoder_step(pick: random.Random) -> object:
+    """Only on Hopper; up to eight rows, also where the layers would be computed one by one."""
+    from localllm.kernels.cuda.linear import pack_slices
+    from localllm.kernels.cuda.step import ROWS, decoders, prepare_stack
+    from localllm.kernels.ops.judge import given
+    from localllm.kernels.ops.layer import inputs
+
+    kv_heads, contexts = pick.choice([1, 2, 3]), [pick.randint(1, 300) for _ in range(pick.randint(1, 8))]
+    make = inputs(
+        [(1, context) for context in contexts],
+        layers=pick.randint(1, 3),
+        heads=pick.choice([1, 2, 4, 8]) * kv_heads,
+        kv_heads=kv_heads,
+        dim=pick.choice([64, 128]),
+        hidden=128 * pick.randint(1, 4),
+        inner=64 * pick.randint(1, 8),
+        bias=pick.random() < 0.3,
+        head_norms=pick.random() < 0.5,
+        page_size=pick.choice([1, 16, 64, 128]),
+    )
+    case = Case("layer.decoders", "random", make, packs=("stack",))
+    ops = Ops(layer=Layer(decoders=decoders, prepare_stack=prepare_stack), linear=Linear(pack_slices=pack_slices))
+    arguments = make(torch.Generator().manual_seed(pick.randrange(10**6)), torch.bfloat16)
+    there = given(case, ops, arguments, "cuda", torch.bfloat16)
+    return decoders(**{**there, "stack": replace(there["stack"], most_rows=ROWS)})
+
+
 def beyond(pick: random.Random) -> object:
     """No kernel of its own: a page that there is not, which the sanitizer must see."""
     from localllm.kernels.cuda.attention import paged_attention
@@ -234,6 +266,7 @@ KERNELS: Mapping[str, Draw] = {
     **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
+    "decoder_step": decoder_step,
 }
 
 
@@ -248,12 +281,15 @@ def main() -> None:
     importlib.import_module("localllm.kernels.cuda")
     called = Counter[str]()
     for name in options.kernels or KERNELS:
-        start, draw = time.perf_counter(), KERNELS.get(name, beyond)
+        start, draw, own = time.perf_counter(), KERNELS.get(name, beyond), Counter[str]()
         for seed in range(options.shapes):
             torch.manual_seed(seed)
-            with Calls(called):
+            with Calls(own):
                 draw(random.Random(f"{name} {seed}"))
             torch.cuda.synchronize()
+        if name in KERNELS and not any(name.startswith(op) for op in own):
+            sys.exit(f"{name}: none of {options.shapes} shapes reached the kernel")
+        called += own
         print(f"{name}: {options.shapes} shapes, {time.perf_counter() - start:.1f} s", flush=True)
     print("calls:", ", ".join(f"{op} {count}" for op, count in sorted(called.items())))
 

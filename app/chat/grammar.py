@@ -38,6 +38,7 @@ _JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})"}
 
 # As OpenAI has it: a tool without parameters takes none.
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 class TokenGrammar:
@@ -82,6 +83,12 @@ class GrammarCompiler:
         self._call_marks = [
             mark if tokenizer.id_of(mark) is not None else json.dumps(mark) for mark in (CALL, END_CALL)
         ]
+        # What text cannot hold as characters and yet may hold, such as <think>.
+        self._other_marks = sorted(
+            token
+            for token in tokenizer.added_ids - tokenizer.eos_ids - {tokenizer.id_of(CALL)}
+            if self._tokens.is_special_token(token)
+        )
         self._trials = BoundedChild(
             "localllm.app.chat.grammar_child",
             cpu=CPU_BOUND,
@@ -111,17 +118,36 @@ class GrammarCompiler:
 
     def compile_tool_calls(self, tools: Sequence[dict[str, Any]], *, parallel: bool) -> TokenGrammar:
         """One call (more, where `parallel`) of one of the tools in Hermes' form, its arguments by the tool's schema."""
+        more = '("\\n" call)*' if parallel else ""
+        lark = [f"start: call {more}", f"call: {self._call_marks[0]} rest_of_call", *self._rest_of_call(tools)]
+        return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
+
+    def compile_text_with_calls(self, tools: Sequence[dict[str, Any]]) -> TokenGrammar:
+        """Any text, in which whatever begins as a call is one of these tools', its arguments by the schema of a strict
+        one and any object for another."""
+        opening, others = self._call_marks[0], ",".join(map(str, self._other_marks))
+        text = ["text: TEXT? (other TEXT?)*", f"other: <[{others}]>"] if others else ["text: TEXT?"]
+        if opening == CALL:  # a token; spelled out it is no way round, as TEXT cannot hold it
+            begin = ["begin: text opening", f"opening: {opening}"]
+        else:  # a lexeme that ends with it, or the text before would be taken for one that goes on
+            begin = [f"begin: {'(text other)?' if others else ''} opening", f"opening[lazy]: /(?s:.*){CALL}/"]
+        no_opening = f"TEXT: /(?s:.+)/ & ~/(?s:.*){CALL}(?s:.*)/"
+        rest = self._rest_of_call(tools, only_strict=True)
+        lark = ["start: (begin rest_of_call)* text", *begin, *text, no_opening, *rest]
+        return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
+
+    def _rest_of_call(self, tools: Sequence[dict[str, Any]], *, only_strict: bool = False) -> list[str]:
+        """Rules of what follows the opening mark; `only_strict`: other tools take any object."""
         rules = []
         for index, tool in enumerate(tools):
             function = tool["function"]
             parameters = function.get("parameters") or _NO_ARGUMENTS
+            if only_strict and not function.get("strict"):
+                parameters = _ANY_ARGUMENTS
             check_schema(parameters, f"tools[{index}].function.parameters")
             rules.append(f"call_{index}: %json {json.dumps(_call_schema(function['name'], parameters))}")
-        opening, closing = self._call_marks
         any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
-        more = '("\\n" call)*' if parallel else ""
-        lark = [f"start: call {more}", f'call: {opening} "\\n" ({any_call}) "\\n" {closing}', *rules]
-        return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
+        return [f'rest_of_call: "\\n" ({any_call}) "\\n" {self._call_marks[1]}', *rules]
 
     def _compile(self, grammar: str, where: str) -> TokenGrammar:
         try:

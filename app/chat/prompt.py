@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidRequest, UnsupportedParameter
+from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
 from .messages import for_template
 from .parsers import CALL, END_THINK, THINK
 from .template import TemplateRenderer
@@ -15,6 +15,9 @@ from .tokenizer import ChatTokenizer
 # Written at the end of the message to continue and looked for in the rendering: a private-use character.
 _CUT = "\U000fff02"
 _OURS = ("messages", "tools", "add_generation_prompt")  # variables that no client may set
+
+# Of a text much longer than so many characters a token of the context, the beginning is tokenized first.
+CHARACTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,16 @@ class PromptMaker:
     def has_chat_template(self) -> bool:
         return bool(self.tokenizer.templates)
 
-    def from_text(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> Prompt:
-        """A raw prompt: special tokens in its text become their ids. Ids are taken as they are."""
+    def from_text(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, context: int | None = None
+    ) -> Prompt:
+        """A raw prompt: special tokens in its text become their ids. Ids are taken as they are.
+
+        `context`: as in from_messages.
+        """
         if not isinstance(prompt, str):
             return Prompt(tuple(prompt))
+        self._refuse_early(prompt, context, "prompt")
         return Prompt(tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)))
 
     def from_messages(
@@ -51,11 +60,13 @@ class PromptMaker:
         kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         close_reasoning: bool = False,
+        context: int | None = None,
     ) -> Prompt:
         """A conversation through the model's template.
 
         `close_reasoning`: what follows must be the answer itself (structured output), so a `<think>` that the template
-        opened is closed. Raises TemplateFailed, InvalidRequest or UnsupportedParameter.
+        opened is closed. `context`: tokens the model can take; a text far beyond may be refused before all of it is
+        tokenized. Raises TemplateFailed, InvalidRequest (ContextTooLong among them) or UnsupportedParameter.
         """
         template = self._template(bool(tools))
         shaped = for_template(messages, knows_developer="developer" in template)
@@ -86,12 +97,22 @@ class PromptMaker:
         opened = text.rstrip().endswith(THINK)
         if opened and close_reasoning:
             text, opened = text.rstrip() + f"\n\n{END_THINK}\n\n", False
+        self._refuse_early(text, context, "messages")
         return Prompt(
             ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
             reasoning=THINK in template or self.tokenizer.id_of(THINK) is not None,
             inside_reasoning=opened,
             tools=bool(tools) and (CALL in template or self.tokenizer.id_of(CALL) is not None),
         )
+
+    def _refuse_early(self, text: str, context: int | None, where: str) -> None:
+        """Raises ContextTooLong where the beginning alone has too many tokens: 10 MB would take seconds."""
+        if context is None or len(text) <= 2 * CHARACTERS * context:
+            return
+        beginning = text[: CHARACTERS * context]
+        tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
+        if tokens > 1.25 * context:  # a word that is cut may count for more than it does in the whole
+            raise too_long(context, round(tokens * len(text) / len(beginning)), where, about=True)
 
     def _template(self, with_tools: bool) -> str:
         templates = self.tokenizer.templates
@@ -102,6 +123,17 @@ class PromptMaker:
         if with_tools and "tools" not in template:
             raise UnsupportedParameter("tools: this model's chat template has no place for tools", param="tools")
         return template
+
+
+def too_long(context: int, tokens: int, where: str, *, about: bool = False) -> ContextTooLong:
+    """A prompt that leaves no room for an answer; `about`: its tokens were estimated."""
+    return ContextTooLong(
+        f"this model's maximum context length is {context} tokens, "
+        f"but the prompt alone has {'about ' if about else ''}{tokens}",
+        param=where,
+        n_prompt_tokens=tokens,
+        n_ctx=context,
+    )
 
 
 def _mark_end(message: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ class ChatTokenizer:
         text = self._rust.id_to_token(token)
         if text is None:
             return b""
-        if token in self._added:
+        if token in self.added_ids:
             return text.encode()
         if self._byte_level:
             return bytes(_BYTE_OF[char] for char in text) if all(char in _BYTE_OF for char in text) else text.encode()
@@ -110,7 +110,8 @@ class ChatTokenizer:
         return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     @cached_property
-    def _added(self) -> frozenset[int]:
+    def added_ids(self) -> frozenset[int]:
+        """Tokens that the files add to the vocabulary's own: the special ones, and marks such as `<tool_call>`."""
         return frozenset(self._rust.get_added_tokens_decoder())
 
     @cached_property

@@ -1,4 +1,4 @@
-"""How commands speak: errors in one place, plain tables, sizes, and text that cannot drive the terminal."""
+"""How commands speak: errors in one place, plain tables, and text that cannot drive the terminal."""
 
 from __future__ import annotations
 
@@ -69,12 +69,3 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for row in (header, *rows):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def size(count: float) -> str:
-    """Bytes for people: 28.9 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -12,7 +12,8 @@ import msgspec
 from .. import config
 from ..client import Client, LoadedModel
 from ..errors import DaemonUnreachable
-from .console import say, size, table
+from ..sizes import size
+from .console import say, table
 from .settings import given
 
 

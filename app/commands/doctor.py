@@ -12,7 +12,7 @@ from .. import config
 from ..client import Client, LoadedModel
 from ..doctor import OpsReport, Report, Verdict, examine, examine_ops
 from ..errors import AppError, DaemonUnreachable, NoBackend
-from .console import size
+from ..sizes import size
 
 
 def doctor(backend: str | None, ops: bool, as_json: bool) -> int:

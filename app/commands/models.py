@@ -8,8 +8,9 @@ import sys
 import click
 
 from ..errors import InvalidRequest
+from ..sizes import size
 from ..store import catalog
-from .console import say, size, table
+from .console import say, table
 
 
 def list_models(as_json: bool) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 from ...engine.request import Delta, Request
 from ..chat.answer import Choice
 from ..chat.grammar import TokenGrammar
-from ..chat.prompt import Prompt
+from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import sampling_of
-from ..errors import ContextTooLong, InvalidRequest, OutOfMemory, UnsupportedParameter
+from ..errors import InvalidRequest, OutOfMemory, UnsupportedParameter
 from .frames import Finished, Generate, Piece
 from .opening import OpenModel
 
@@ -74,17 +74,11 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
     if max_tokens is None:
         max_tokens = min(spec.max_context, spec.cache_tokens) - len(prompt.ids)
         if max_tokens < 1:
-            raise ContextTooLong(
-                f"this model's maximum context length is {spec.max_context} tokens, "
-                f"but the prompt alone has {len(prompt.ids)}",
-                param=where,
-                n_prompt_tokens=len(prompt.ids),
-                n_ctx=spec.max_context,
-            )
+            raise too_long(spec.max_context, len(prompt.ids), where)
     stop_ids = frozenset(asked.stop_ids) | (frozenset() if asked.ignore_eos else model.tokenizer.eos_ids)
     generation = Generation(asked, prompt, [], {})
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
-    compiled = _grammar(asked, model, forced)
+    compiled = _grammar(asked, model, prompt, tools, forced)
     for index in range(asked.n):
         name = f"{asked.id}/{index}"
         grammar = compiled.copy() if compiled else None
@@ -107,14 +101,16 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
 
 
 def _prompt(asked: Generate, model: OpenModel, tools: Sequence[dict[str, Any]], *, close_reasoning: bool) -> Prompt:
+    context = model.runner.spec.max_context
     if asked.prompt is not None:
-        return model.prompts.from_text(asked.prompt)
+        return model.prompts.from_text(asked.prompt, context=context)
     return model.prompts.from_messages(
         asked.messages or [],
         tools=tools,
         kwargs=asked.template_kwargs,
         continue_final_message=asked.continue_final_message,
         close_reasoning=close_reasoning,
+        context=context,
     )
 
 
@@ -137,9 +133,23 @@ def _tools(asked: Generate) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     raise InvalidRequest(f"tool_choice {asked.tool_choice!r:.100} names no tool of this request", param="tool_choice")
 
 
-def _grammar(asked: Generate, model: OpenModel, forced: Sequence[dict[str, Any]]) -> TokenGrammar | None:
+def _grammar(
+    asked: Generate,
+    model: OpenModel,
+    prompt: Prompt,
+    tools: Sequence[dict[str, Any]],
+    forced: Sequence[dict[str, Any]],
+) -> TokenGrammar | None:
     if forced:
         return model.grammars().compile_tool_calls(forced, parallel=asked.parallel_tool_calls)
+    strict = [index for index, tool in enumerate(tools) if tool["function"].get("strict")]
+    if strict and not prompt.tools:
+        where = f"tools[{strict[0]}].function.strict"
+        raise UnsupportedParameter(
+            f"{where}: this model's calls are not in a form that can be held to a schema", param=where
+        )
+    if strict:
+        return model.grammars().compile_text_with_calls(tools)
     if asked.response_format is not None:
         return model.grammars().compile(asked.response_format)
     return None

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ...engine.quantization import Quant
 from .. import paths
 from ..config import Settings
-from ..errors import InvalidRequest, ModelNotFound, Overloaded, Stopping
+from ..errors import InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
 from ..store import catalog
 from .admin import LoadedModel
-from .frames import Load, Stats
-from .process import COMMAND, Progress, Request, Worker
+from .frames import Fault, Load, Stats
+from .process import COMMAND, Progress, Request, Worker, worker_environment
 from .stream import Stream
 
 STOPPING = "the daemon is stopping"
+CHECK = (sys.executable, "-P", "-m", "localllm.app.daemon.backend_child")
+CHECK_SECONDS = 60.0  # for a backend to look at its machine: a driver that is broken may never answer
 STATS_SECONDS = 1.0  # a worker that has not told its figures by then is reported without
 
 log = logging.getLogger(__name__)
@@ -60,6 +65,7 @@ class Host:
         worker said when it cannot load, Stopping, or InvalidRequest when the model is busy, loaded in another way.
         """
         ref = await self._resolve(name, local)
+        checked = False
         while True:
             self._refuse_when_stopping()
             slot = self._slots.get(ref.id) or self._begin(ref, backend, quant)
@@ -72,6 +78,10 @@ class Host:
             info = slot.worker.info
             other = info is not None and backend not in (None, "auto", info.backend)
             made = slot.worker.load_frame.quant
+            if backend is not None and other and not checked:
+                await check_backend(backend, ref)  # before anything makes way for it
+                checked = True
+                continue
             if info is not None and (other or quant not in (None, made)):
                 if slot.worker.held:
                     how = f"on {info.backend}" if other else f"with quant {made}"
@@ -157,28 +167,8 @@ class Host:
 
     def _begin(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Slot:
         settings = self.settings
-        load = Load(
-            model=ref.id,
-            path=str(ref.path),
-            backend=backend or settings.backend,
-            dtype=settings.dtype,
-            cache_dtype=settings.cache_dtype,
-            quant=quant or settings.quant,
-            packed_dir=str(paths.packed_dir(ref.path)),
-            context=settings.context,
-            cache_mib=settings.cache_mib,
-            cache_share=settings.cache_share,
-            max_rows=settings.max_rows,
-            graphs=settings.graphs,
-            compiler=settings.compiler,
-            compiled_dir=str(paths.compiled_dir()),
-            threads=settings.threads,
-            reference_ops=settings.reference_ops,
-            attention=settings.attention,
-            self_test_dir=str(paths.self_test_dir()),
-        )
         worker = Worker(
-            load,
+            load_frame(ref, settings, backend, quant),
             log_dir=self._log_dir,
             on_over=self._over,
             command=self._command,
@@ -229,6 +219,58 @@ class Host:
             for slot in list(self._slots.values()):
                 if slot.worker.idle > limit:
                     self._leave(slot, drain=0.0)
+
+
+async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
+    """Raises what a worker would say that is to run this model on a backend that cannot, and NoBackend where even
+    looking at the machine ends badly or not at all."""
+    process = await asyncio.create_subprocess_exec(
+        *CHECK,
+        backend,
+        ref.id,
+        str(ref.path),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=worker_environment(),
+        process_group=0,
+    )
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        raise NoBackend(f"{backend} could not be looked at: no answer within {CHECK_SECONDS:g} s") from None
+    finally:
+        if process.returncode is None:  # it hangs, or who asked is gone
+            process.kill()
+    if said:
+        raise msgspec.json.decode(said, type=Fault).error()
+    if process.returncode:
+        raise NoBackend(f"{backend} could not be looked at: that ended with status {process.returncode}")
+
+
+def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:
+    """What a worker is told to load, a request's own wishes before the settings."""
+    return Load(
+        model=ref.id,
+        path=str(ref.path),
+        backend=backend or settings.backend,
+        dtype=settings.dtype,
+        cache_dtype=settings.cache_dtype,
+        quant=quant or settings.quant,
+        packed_dir=str(paths.packed_dir(ref.path)),
+        context=settings.context,
+        cache_mib=settings.cache_mib,
+        cache_share=settings.cache_share,
+        max_rows=settings.max_rows,
+        graphs=settings.graphs,
+        compiler=settings.compiler,
+        compiled_dir=str(paths.compiled_dir()),
+        threads=settings.threads,
+        reference_ops=settings.reference_ops,
+        attention=settings.attention,
+        self_test_dir=str(paths.self_test_dir()) if settings.self_test == "on" else "",
+    )
 
 
 def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedModel:

@@ -73,7 +73,7 @@ class FunctionSpec(WireBody):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # a call that tool_choice forces follows its schema always, any other call never surely
+    strict: bool | None = None  # calls follow the schema; those that tool_choice forces do so anyway
 
 
 class Tool(WireBody):

@@ -113,7 +113,7 @@ class Worker:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
-                    env={name: value for name, value in os.environ.items() if name != f"{PREFIX}API_KEY"},
+                    env=worker_environment(),
                     process_group=0,  # Ctrl-C at the daemon's terminal is the daemon's to handle
                 )
             except OSError as error:
@@ -346,6 +346,11 @@ class Worker:
         if rest:
             _log_to(sink, rest)
         sink.close()
+
+
+def worker_environment() -> dict[str, str]:
+    """The daemon's, without the key that it asks of its clients."""
+    return {name: value for name, value in os.environ.items() if name != f"{PREFIX}API_KEY"}
 
 
 def _log_to(sink: logging.Handler, lines: bytes) -> None:

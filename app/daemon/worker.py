@@ -6,8 +6,9 @@ tokenizing and compiling run in threads; the engine has a thread of its own and 
     daemon ──frames──► loop ──prepare──► threads ──submit──► engine thread
     daemon ◄──frames── loop ◄──────── deltas, one wake-up per step ────┘
 
-Exit codes: 0 when told to stop or when the daemon is gone, 1 when the engine failed or the model could not be loaded,
-2 when the daemon broke the protocol. With the last two it leaves at once: a broken device may hang whoever closes it.
+Exit codes: 0 when told to stop or when the daemon is gone, 1 when the engine failed, did not end its last step or the
+model could not be loaded, 2 when the daemon broke the protocol. With the last two it leaves at once: a broken device
+may hang whoever closes it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from .frames import Fault
 from .generation import Generation, prepare
 from .opening import OpenModel, open_model
 from .outbox import Outbox
+
+CLOSE_SECONDS = 10.0  # for the step under way to end; a daemon that lives waits less
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +67,24 @@ class Worker:
             self._outbox.close()
             return code
         self._outbox.let_all_pass()
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
+        if self._engine is not None and not await self._closed(self._engine):
+            self._outbox.close()
+            return 1
         if self._model is not None:
             self._model.close()
         self._outbox.close()
         return code
+
+    @staticmethod
+    async def _closed(engine: Engine) -> bool:
+        """Whether it could be: a step that never ends must not keep the process, which nobody may be left to kill."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await asyncio.to_thread(engine.close)
+        except TimeoutError:
+            log.error("the step under way did not end within %.0f s: it is left as it is", CLOSE_SECONDS)
+            return False
+        return True
 
     async def _read(self) -> None:
         """The daemon's frames, until there are no more."""

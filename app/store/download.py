@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import paths
 from ..errors import ModelUnusable, StorageFailed
+from ..sizes import size
 from . import catalog, hub
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _check_space(needed: int) -> None:
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if needed + HEADROOM > free:
-        message = f"the download needs {needed / 1e9:.2f} GB, but {cache} has {free / 1e9:.2f} GB free"
+        message = f"the download needs {size(needed)}, but {cache} has {size(free)} free"
         raise StorageFailed(message, hint="free some space, or set HF_HOME to a larger disk", needed=needed, free=free)
 
 

@@ -13,8 +13,9 @@ from textual.widgets.option_list import Option
 
 from ..client import ModelEntry
 from ..errors import AppError
+from ..sizes import size
 from .connection import Connection
-from .text import size, visible
+from .text import visible
 
 
 class ModelScreen(ModalScreen[str | None]):

@@ -48,13 +48,3 @@ def fold(text: str) -> tuple[str, int]:
     """The beginning of a long text and how many characters were left out (0: it is all there)."""
     head = "\n".join(text.split("\n", FOLD_LINES)[:FOLD_LINES])[:FOLD_CHARACTERS]
     return head, len(text) - len(head)
-
-
-def size(count: int) -> str:
-    """Bytes for people: 0 B, 12.3 MB, 1.2 GB."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

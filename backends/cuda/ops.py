@@ -55,7 +55,7 @@ def _with_triton(ops: Ops) -> Ops:
 def _with_library(ops: Ops) -> Ops:
     """Raises LibraryMissing where the CUDA C++ kernels were not built."""
     from ...kernels.cpu import activation, embedding, norm, rope
-    from ...kernels.cuda import attention, kv, layer, linear
+    from ...kernels.cuda import attention, kv, layer, linear, step
 
     return replace(
         _with_elements(ops, activation, norm, rope),
@@ -70,7 +70,7 @@ def _with_library(ops: Ops) -> Ops:
         ),
         kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
-        layer=Layer(decoder=layer.decoder),
+        layer=Layer(decoder=layer.decoder, decoders=step.decoders, prepare_stack=step.prepare_stack),
     )
 
 

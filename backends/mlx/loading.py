@@ -42,7 +42,7 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
     _refuse_code(files)
     try:
         model, config = load_model(files.path, lazy=True)
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
     quant = _format(config)
     if budget.dtype != "auto":

@@ -46,6 +46,8 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
 def _refuse_settings(budget: Budget) -> None:
     if budget.cache_dtype != "auto":
         raise SettingRefused(f"cache_dtype {budget.cache_dtype} is not for mlx", "leave it at auto")
+    if budget.attention not in ("auto", "ours"):
+        raise SettingRefused(f"attention {budget.attention} is not for mlx", "leave it at auto")
     if budget.graphs not in ("auto", "off"):
         raise SettingRefused(f"graphs {budget.graphs} is not for mlx, which captures nothing", "leave it at auto")
     if budget.reference_ops:
@@ -60,7 +62,11 @@ def _limit_memory(total: int) -> None:
 
 
 def _plan(files: ModelFiles, budget: Budget, loaded: Loaded, free: int) -> RunnerSpec:
-    """Half of the cache's memory are pages; the other is for sequences that are computed, which lie in groups too."""
+    """Half of the cache's memory are pages; the other is for sequences that are computed, which lie in groups too.
+
+    Nothing holds the groups to their half: rows that share pages each have all of their positions there, so many rows
+    with one long beginning take more than `cache_bytes` says.
+    """
     config = files.config
     if budget.context is not None and not 1 <= budget.context <= config.max_positions:
         raise ModelRefused(

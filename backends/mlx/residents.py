@@ -3,12 +3,12 @@
 The engine speaks of pages only. A page's content is in the pool, or on its way there: the sequence that wrote it is
 resident in a group, where attention reads it fastest, and its new positions are copied to the pool when it leaves or
 when somebody else is about to read them (a prefix hit, a page copy). Who a row is, its pages tell: a row goes on with
-the resident that has exactly its pages up to its first position.
+a resident that has exactly its pages up to its first position; where two rows could, the second reads the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -122,8 +122,12 @@ class Residents:
         starts = batch.positions[batch.row_starts[:-1]].tolist()
         counts = np.diff(batch.row_starts).tolist()
         real = [row for row in range(batch.num_rows) if batch.page_table.shape[1] and batch.page_table[row, 0]]
-        found = {row: self._find(batch.page_table[row], starts[row]) for row in real}
-        self._settle({id(resident) for resident in found.values() if resident is not None})
+        found: dict[int, Resident | None] = {}
+        present: set[Resident] = set()
+        for row in real:
+            found[row] = resident = self._find(batch.page_table[row], starts[row], present)
+            present |= {resident} if resident is not None else set()
+        self._settle(present)
         taken = {
             row: self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], found[row])
             for row in real
@@ -150,19 +154,21 @@ class Residents:
             self.pool.changed = False
         return changed
 
-    def _find(self, table: Ints, start: int) -> Resident | None:
+    def _find(self, table: Ints, start: int, taken: Set[Resident]) -> Resident | None:
+        """Whose cache the row goes on with; `taken` by rows that begin with the same whole pages."""
         if start == 0:
             return None
         used = -(-start // self.pool.page_size)
         for resident in self._holders.get(int(table[used - 1]), ()):
-            if resident.length == start and np.array_equal(resident.pages, table[:used]):
+            same = resident.length == start and np.array_equal(resident.pages, table[:used])
+            if same and resident not in taken:
                 return resident
         return None
 
-    def _settle(self, present: set[int]) -> None:
+    def _settle(self, present: Set[Resident]) -> None:
         """Rows that leave a group others go on with give up their place; a group that all left waits a little."""
         for placed in list(self._placed):
-            staying = [resident for resident in placed.residents if id(resident) in present]
+            staying = [resident for resident in placed.residents if resident in present]
             if not staying:
                 placed.steps, placed.absent = 0, placed.absent + 1
                 if placed.absent > PATIENCE:
@@ -170,7 +176,7 @@ class Residents:
                 continue
             placed.steps, placed.absent = placed.steps + 1, 0
             if len(staying) < len(placed.residents):
-                self._drop([resident for resident in placed.residents if id(resident) not in present])
+                self._drop([resident for resident in placed.residents if resident not in present])
 
     def _drop(self, residents: Iterable[Resident]) -> None:
         leaving = {id(resident): resident for resident in residents}

@@ -25,7 +25,7 @@ def failures(what: str) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        raise (OutOfMemory if _is_shortage(error) else RunnerFailed)(f"{what}: {_brief(error)}") from error
+        raise (OutOfMemory if is_shortage(error) else RunnerFailed)(f"{what}: {_brief(error)}") from error
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def load_failures(model: str) -> Iterator[None]:
     try:
         yield
     except (OutOfMemory, *_FAILURES) as error:
-        if isinstance(error, OutOfMemory) or _is_shortage(error):
+        if isinstance(error, OutOfMemory) or is_shortage(error):
             raise ModelRefused(
                 f"{model} does not fit into the device's memory: {_brief(error)}",
                 "close other programs, allow a smaller cache, or choose a smaller model",
@@ -44,7 +44,8 @@ def load_failures(model: str) -> Iterator[None]:
         raise
 
 
-def _is_shortage(error: Exception) -> bool:
+def is_shortage(error: Exception) -> bool:
+    """It says that memory ran out, on the device or off it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(word in str(error) for word in _SHORTAGES)

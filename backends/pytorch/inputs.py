@@ -101,25 +101,15 @@ class Inputs:
             self._tables = torch.zeros(self._most_rows, self._pages, dtype=torch.int32, device=where)
         self._tables[:rows] = 0
         self._in_tables = None
-        sizes = [2 * rows, *[rows] * len(_FRAME), len(_FLOATS) * rows, len(_INTEGERS) * rows]
-        parts = dict(
-            zip(
-                ("slots", *_FRAME, "floats", "integers"),
-                self._device.split_with_sizes([*sizes, len(self._device) - sum(sizes)]),
-                strict=False,
-            )
-        )
+        sizes = {"slots": 2 * rows, **dict.fromkeys(_FRAME, rows)}
+        sizes |= {"floats": len(_FLOATS) * rows, "integers": len(_INTEGERS) * rows}
+        parts = dict(zip(sizes, self._device[: sum(sizes.values())].split(list(sizes.values())), strict=True))
         for name, part in parts.items():
             part.fill_(_FRAME.get(name, 0))
         order = torch.arange(rows + 1, dtype=torch.int32, device=where)
         own = order[:rows]
-        parts |= {
-            "row_starts": order,
-            "last": own,
-            "ends": own,
-            "answers": own.long(),
-            "page_table": self._tables[:rows],
-        }
+        parts |= {"row_starts": order, "last": own, "ends": own, "answers": own.long()}
+        parts["page_table"] = self._tables[:rows]
         return _read(parts, (1,) * rows, (self._context,) * rows, np.arange(rows), carried=True, exact=False)
 
     def fill(self, batch: Batch, rows: int) -> None:
@@ -134,6 +124,7 @@ class Inputs:
         _put(numbers[: 2 * rows].view(np.int64), slots, 0)
         for at, (column, inert) in enumerate(zip(columns, _INERT, strict=True), start=2):
             _put(numbers[at * rows : (at + 1) * rows], column, inert)
+        # Nobody changes a table, so the same one says the same.
         known = self._in_tables is not None and self._in_tables[0] is table and self._in_tables[1] == rows
         size = fixed if known else fixed + rows * table.shape[1]
         if not known:

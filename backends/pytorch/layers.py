@@ -134,7 +134,9 @@ class Decoder:
         stream = torch.zeros_like(x)
         where = turns, self.turn_of, step.rows, step.slots, kv.keys, kv.values
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, *where)
-        return self.norm.add(x.index_select(0, step.last), stream.index_select(0, step.last), ops)[0]
+        if not step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]:  # else every token is its row's last
+            x, stream = x.index_select(0, step.last), stream.index_select(0, step.last)
+        return self.norm.add(x, stream, ops)[0]
 
     def logits(self, hidden: Tensor, ops: Ops) -> Tensor:
         """[rows, vocab] float32."""

@@ -12,6 +12,7 @@ What was found is kept in a file, named after all that could change it, so that 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,13 +20,15 @@ from pathlib import Path
 import torch
 
 from ... import kernels
-from ...engine.errors import ModelRefused
+from ...engine.errors import ModelRefused, OutOfMemory
 from ...kernels.ops import CASES, Ops
 from ...kernels.ops.case import Case
 from ...kernels.ops.judge import answer, asked, fault, given
 from ..findings import Findings
+from .failures import is_shortage
 
 LONGEST_REASON = 160  # characters
+SECONDS = 1.0  # that an op's cases may take, but for the one under way
 MOST_CASES = 8  # of an op, spread over all: a kernel that works here at all has its tests elsewhere
 
 Verify = Callable[[str, Ops], str]  # an op of these, by name -> what is wrong with it; empty: nothing
@@ -62,11 +65,15 @@ def self_tested(
         if ops.title(name) == "reference":
             return ""
         if title not in findings.verdicts:
-            findings.verdicts[title] = _fault(name, ops, device, dtype)
+            try:
+                findings.verdicts[title] = _fault(name, ops, device, dtype)
+            except OutOfMemory as error:  # says nothing of the kernel: the next start tests it again
+                return str(error)
             if not _usable(device):
-                findings.write()
+                reason = findings.verdicts[title] = findings.verdicts[title] or "leaves nothing that can be computed on"
+                findings.write([f"{title} broke the device: {reason}"])
                 raise ModelRefused(
-                    f"the kernel of {name} broke {on} in its self-test: {findings.verdicts[title]}",
+                    f"the kernel of {name} broke {on} in its self-test: {reason}",
                     "load the model again: the next start does without that kernel",
                 )
         return findings.verdicts[title]
@@ -78,6 +85,8 @@ def self_tested(
 
 
 def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
+    """What is wrong with the op; empty: nothing. Raises OutOfMemory where its cases find too little."""
+    start = time.perf_counter()
     for case in _few([case for case in CASES if case.op == name]):
         own = dtype if dtype in case.tolerances else next(iter(case.tolerances))
         arguments, expected = asked(case, dict(Ops())[name], own)
@@ -86,24 +95,28 @@ def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
             wrong = fault(found, expected, case.tolerances[own])
         except Exception as error:  # whatever a compiler or a driver says
             wrong = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:LONGEST_REASON]
+            if is_shortage(error):
+                raise OutOfMemory(wrong) from error
         if wrong:
             return f"{wrong} (case {case.label})"
+        if time.perf_counter() - start > SECONDS:  # kernels that are compiled at their first use
+            break
     return ""
 
 
 def _few(cases: list[Case]) -> list[Case]:
-    """The first, the last, and some in between."""
-    if len(cases) <= MOST_CASES:
-        return cases
-    return [cases[at * (len(cases) - 1) // (MOST_CASES - 1)] for at in range(MOST_CASES)]
+    """The first, the last, then some in between."""
+    most = min(len(cases), MOST_CASES)
+    chosen = [cases[at * (len(cases) - 1) // max(most - 1, 1)] for at in range(most)]
+    return [*chosen[:1], *chosen[:0:-1]]
 
 
 def _usable(device: str) -> bool:
     """After some errors a device answers nothing any more."""
     try:
         return torch.ones(1, device=device).item() == 1.0
-    except RuntimeError:
-        return False
+    except RuntimeError as error:
+        return is_shortage(error)
 
 
 @cache

@@ -23,10 +23,10 @@ class Peaks:
     copy: float  # bytes, both those read and those written
     multiply: float  # operations on bfloat16, two for a multiply-add
 
-    def drift(self, before: Peaks) -> float:
-        """The largest change of one of them, as a share of what it was."""
-        pairs = ((self.read, before.read), (self.copy, before.copy), (self.multiply, before.multiply))
-        return max(abs(now / then - 1) for now, then in pairs)
+    def changes(self, before: Peaks) -> dict[str, float]:
+        """By how much each differs from what it was, as a share of that."""
+        pairs = {name: (getattr(self, name), getattr(before, name)) for name in ("read", "copy", "multiply")}
+        return {name: now / then - 1 for name, (now, then) in pairs.items()}
 
 
 def peaks(size: int = BUFFER) -> Peaks:

@@ -33,7 +33,20 @@ def find_library() -> Path:
     raise LibraryMissing("the CUDA kernels were not built: make build CUDA=1 builds them, with nvcc at hand")
 
 
-try:
-    torch.ops.load_library(find_library())
-except OSError as error:
-    raise LibraryMissing(f"the CUDA kernels cannot be loaded: {error}") from error
+# What only this library has; extend_attention is in those alone that were compiled for Hopper.
+OWN = ("copy_parts", "decode_attention", "decoder_step", "decoder_step_room", "few_rows")
+
+
+def _load(library: Path) -> None:
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise LibraryMissing(f"the CUDA kernels cannot be loaded: {error}") from error
+    lacking = [op for op in OWN if not hasattr(torch.ops.localllm, op)]
+    if lacking:
+        raise LibraryMissing(
+            f"{library} is of another version, without {', '.join(lacking)}: make build CUDA=1 makes it anew"
+        )
+
+
+_load(find_library())

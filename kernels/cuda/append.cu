@@ -9,6 +9,8 @@ namespace localllm::cuda {
 namespace {
 
 constexpr int WARPS = 4;
+constexpr int MANY = 256;    // heads for each processor, from which on it has more warps to start than it holds:
+constexpr int AT_ONCE = 4;  // then a warp takes several
 
 // A head's place among those of AppendArgs.
 struct Head {
@@ -72,34 +74,42 @@ __device__ inline void turn(const AppendArgs& args, int64_t token, int at, float
   }
 }
 
-// For dim up to 32 * V, in whole vectors of V.
-template <class T, class C, int V>
+// For dim up to 32 * V, in whole vectors of V. A warp takes HEADS, all of which it asks for before it waits for one.
+template <class T, class C, int V, int HEADS>
 __global__ void append_vectors(AppendArgs args) {
   let_next_begin();
-  unsigned index = blockIdx.x * WARPS + threadIdx.x / 32;
+  int64_t first = (int64_t(blockIdx.x) * WARPS + threadIdx.x / 32) * HEADS;
+  int64_t count = args.tokens * (args.heads + 2 * args.kv_heads);
   int at = int(threadIdx.x) % 32 * V;
   bool inside = at < args.dim;
-  if (index >= args.tokens * (args.heads + 2 * args.kv_heads)) return await_previous();
   await_previous();
-  Head head(args, index);
-  T* from = static_cast<T*>(args.qkv) + head.source(args) + at;
-  const void* norm = head.norm(args);
-  float x[V] = {}, weights[V];
-  if (inside) load_wide<V>(from, x);
-  if (norm) {
-    if (inside) load_norm<V>(args.norm_type, norm, at, weights);
-    float squares = 0.0f;
+  float x[HEADS][V] = {};
 #pragma unroll
-    for (int i = 0; i < V; i++) squares += x[i] * x[i];
-    float scale = rsqrtf(sum_of_warp(squares) / float(args.dim) + args.eps);
-#pragma unroll
-    for (int i = 0; i < V; i++)
-      if (inside) x[i] *= scale * (weights[i] + args.offset);
+  for (int h = 0; h < HEADS; h++) {
+    if (first + h >= count) break;
+    Head head(args, unsigned(first + h));
+    if (inside) load_wide<V>(static_cast<const T*>(args.qkv) + head.source(args) + at, x[h]);
   }
-  if (!head.value) turn<V>(args, head.token, at, x);
-  if (!inside) return;
-  if (head.query) save_wide<V>(from, x);
-  else if (head.stored) save_wide<V>(head.target<C>(args) + at, x);
+#pragma unroll
+  for (int h = 0; h < HEADS; h++) {
+    if (first + h >= count) return;
+    Head head(args, unsigned(first + h));
+    const void* norm = head.norm(args);
+    if (norm) {
+      float weights[V], squares = 0.0f;
+      if (inside) load_norm<V>(args.norm_type, norm, at, weights);
+#pragma unroll
+      for (int i = 0; i < V; i++) squares += x[h][i] * x[h][i];
+      float scale = rsqrtf(sum_of_warp(squares) / float(args.dim) + args.eps);
+#pragma unroll
+      for (int i = 0; i < V; i++)
+        if (inside) x[h][i] *= scale * (weights[i] + args.offset);
+    }
+    if (!head.value) turn<V>(args, head.token, at, x[h]);
+    if (!inside) continue;
+    if (head.query) save_wide<V>(static_cast<T*>(args.qkv) + head.source(args) + at, x[h]);
+    else if (head.stored) save_wide<V>(head.target<C>(args) + at, x[h]);
+  }
 }
 
 // For heads of any shape: one warp a block, and the head in shared memory.
@@ -151,13 +161,25 @@ int vector_of(const AppendArgs& args) {
   return 0;
 }
 
+template <class T, class C, int V>
+void launch_vectors(const AppendArgs& args, int64_t heads, cudaStream_t stream) {
+  auto start = [&](auto kernel, int each) {
+    int64_t block = WARPS * each;
+    launch_early(kernel, (heads + block - 1) / block, 32 * WARPS, 0, stream, args);
+  };
+  if (heads < MANY * gpu().processors)
+    start(append_vectors<T, C, V, 1>, 1);
+  else
+    start(append_vectors<T, C, V, AT_ONCE>, AT_ONCE);
+}
+
 template <class T, class C>
 void launch(const AppendArgs& args, cudaStream_t stream) {
-  int64_t heads = args.tokens * (args.heads + 2 * args.kv_heads), blocks = (heads + WARPS - 1) / WARPS;
+  int64_t heads = args.tokens * (args.heads + 2 * args.kv_heads);
   switch (vector_of(args)) {
-    case 2: return launch_early(append_vectors<T, C, 2>, blocks, 32 * WARPS, 0, stream, args);
-    case 4: return launch_early(append_vectors<T, C, 4>, blocks, 32 * WARPS, 0, stream, args);
-    case 8: return launch_early(append_vectors<T, C, 8>, blocks, 32 * WARPS, 0, stream, args);
+    case 2: return launch_vectors<T, C, 2>(args, heads, stream);
+    case 4: return launch_vectors<T, C, 4>(args, heads, stream);
+    case 8: return launch_vectors<T, C, 8>(args, heads, stream);
     default: return launch_early(append_numbers<T, C>, heads, 32, args.dim * sizeof(float), stream, args);
   }
 }

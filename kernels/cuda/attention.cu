@@ -9,10 +9,14 @@ namespace localllm::cuda {
 namespace {
 
 constexpr int WARPS = 4, BLOCK = WARPS * STEP;
-#if __CUDA_ARCH__ == 800
-constexpr int HELD = 2;  // blocks that a processor holds; here three would spill a register
+// Blocks that a processor holds: as many as spill no register.
+constexpr int held(int dim, bool e4m3, int arch) {
+  return arch == 800 || (arch < 900 && e4m3 && dim == 128) ? 2 : 3;
+}
+#ifdef __CUDA_ARCH__
+constexpr int ARCH = __CUDA_ARCH__;
 #else
-constexpr int HELD = 3;
+constexpr int ARCH = 0;
 #endif
 constexpr int LEAST = 2;   // blocks of a chunk; fewer are not worth a merge
 constexpr int AHEAD = 16;  // parts that a merge reads at once
@@ -121,16 +125,9 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, i
   finish<T, D>(args, start, kv_head * args.group + own, sums, peak, total, lane);
 }
 
-// Where the pages of a block's first positions stand is brought near.
-__device__ inline void expect(const DecodeArgs& args, int row, int block, int warp, int lane) {
-  Row seen = measured(args, row);
-  int position = min(seen.low + block * BLOCK + warp * STEP + lane % STEP, seen.end - 1);
-  const int32_t* from = args.page_table + row * args.table_row + (position >> args.page_shift);
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
-}
-
 template <class T, int D, class C>
-__global__ void __launch_bounds__(WARPS * 32, HELD) decode_kernel(const __grid_constant__ DecodeArgs args) {
+__global__ void __launch_bounds__(WARPS * 32, held(D, sizeof(C) == 1, ARCH))
+    decode_kernel(const __grid_constant__ DecodeArgs args) {
   __shared__ Meeting<D> meeting;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int kv_head = blockIdx.x % args.kv_heads, chunk = blockIdx.x / args.kv_heads;
@@ -142,10 +139,9 @@ __global__ void __launch_bounds__(WARPS * 32, HELD) decode_kernel(const __grid_c
   const int stop = min(at + share, every);
   auto [row, passed] = found(args, at, lane);
   const int64_t head_at = kv_head * args.head;
+  bool waiting = true;
   Warp<T, D, C> own;
-  if (at < stop) expect(args, row, at - passed, warp, lane);
-  await_previous();  // rows and pages are nothing that a kernel of ours writes; all else may be written until here
-  let_next_begin();
+  if (at >= stop) await_previous();
   for (; at < stop; row++) {
     const Row seen = measured(args, row);
     const int upto = min(stop, passed + seen.blocks), start = args.row_starts[row];
@@ -158,6 +154,13 @@ __global__ void __launch_bounds__(WARPS * 32, HELD) decode_kernel(const __grid_c
         return (page << args.page_shift) + (position & ((1 << args.page_shift) - 1));
       };
       int slot = slot_of(base + lane % STEP), next = slot_of(base + BLOCK + lane % STEP);
+      if (waiting) {  // rows and pages are nothing that a kernel of ours writes, all else may be written until here
+        own.expect(args, head_at, slot, base, last);
+        own.expect(args, head_at, next, base + BLOCK, last);
+        await_previous();
+        let_next_begin();
+        waiting = false;
+      }
       own.start();
       own.ask(static_cast<const T*>(args.query) + start * args.query_token +
                   (kv_head * args.group + own.g) * args.query_head,
@@ -238,9 +241,9 @@ void decode(DecodeArgs args, cudaStream_t stream) {
   check_launch("decode_attention");
 }
 
-int decode_chunks(int64_t kv_heads) {
-  int held = gpu().major == 8 && gpu().minor == 0 ? 2 : 3;
-  return int(std::max<int64_t>(1, gpu().processors * held / kv_heads));
+int decode_chunks(int64_t kv_heads, int dim, bool e4m3) {
+  int blocks = gpu().processors * held(dim, e4m3, gpu().major * 100 + gpu().minor * 10);
+  return int(std::max<int64_t>(1, blocks / kv_heads));
 }
 
 }  // namespace localllm::cuda

@@ -1,5 +1,5 @@
 """Attention over the paged cache: decode in CUDA C++ (attention.cu), which starts and merges sooner than Triton's and
-reads faster; all else is Triton's, or the reference's."""
+reads faster, and prompts on Hopper (attention_extend.py); all else is Triton's, or the reference's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ops.attention import Rows
+from .attention_extend import extend, serves
 
 if find_spec("triton"):
     from ..triton.attention import paged_attention as elsewhere
@@ -20,6 +21,7 @@ _decode = torch.ops.localllm.decode_attention.default
 
 CONVERTING = (8, 9)  # compute capability from which float8_e4m3fn is converted in hardware
 DIMS = (64, 128)
+FP8_DIM = 128  # where the cache is of fp8: of 64 it has not run on a GPU yet
 TYPES = (torch.bfloat16, torch.float16)
 MOST_SHARING = 8  # as in attention.h
 MOST_PAIRS = 1 << 16
@@ -35,33 +37,41 @@ def paged_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """One query a row, 16-bit heads of 64 or 128; not to run on one device twice at the same time."""
-    if not _covered(query, key_pages, value_pages, rows):
-        return elsewhere(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks)
+    """16-bit heads of 64 or 128 are computed here; not to run on one device twice at the same time."""
+    options = scale, window, soft_cap, sinks
+    alone = 1 in rows.query_lens and _covered(query, key_pages, value_pages, rows)  # rows with one query: decode's
+    prompts = serves(query, key_pages, value_pages, rows)
+    if not prompts and not (alone and max(rows.query_lens) == 1):
+        return elsewhere(query, key_pages, value_pages, rows, *options)
     out = query.new_empty(query.shape)
-    sinks = None if sinks is None else sinks.float()
-    starts, contexts, table = rows.row_starts, rows.context_lens, rows.page_table
-    _decode(
-        out, query, key_pages, value_pages, starts, contexts, table, sinks, scale, window, soft_cap
-    )  # fmt: skip
+    if prompts:
+        extend(out, query, key_pages, value_pages, rows, *options, fewest=2 if alone else 1)
+    if alone:
+        starts, contexts, table = rows.row_starts, rows.context_lens, rows.page_table
+        sinks = None if sinks is None else sinks.float()
+        _decode(out, query, key_pages, value_pages, starts, contexts, table, sinks, scale, window, soft_cap)
     return out
 
 
+def _converts(pages: Tensor) -> bool:
+    return pages.dtype == torch.float8_e4m3fn and _capability(pages.device) >= CONVERTING
+
+
 @cache
-def _converts(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= CONVERTING
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
+    """Whether decode's kernel takes rows with one query."""
     heads, dim = query.shape[1:]
     size, kv_heads = key_pages.shape[1:3]
     token, head, _ = query.stride()
     page, slot, cache_head, one = key_pages.stride()
     return (
-        max(rows.query_lens) == 1
-        and query.dtype in TYPES
-        and (key_pages.dtype == query.dtype or (key_pages.dtype == torch.float8_e4m3fn and _converts(query.device)))
+        query.dtype in TYPES
         and dim in DIMS
+        and (key_pages.dtype == query.dtype or (dim == FP8_DIM and _converts(key_pages)))
         and heads <= MOST_SHARING * kv_heads
         and len(rows.query_lens) * kv_heads <= MOST_PAIRS
         and size & (size - 1) == 0

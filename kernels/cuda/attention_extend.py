@@ -37,8 +37,8 @@ def serves(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) ->
         and value_pages.stride() == key_pages.stride()
         and not any(stride % 8 for stride in (token, head, slot, cache_head))
         and not any(tensor.data_ptr() % 16 for tensor in (query, key_pages, value_pages))
-        and _hopper(query.device)
-        and not _leaves_idle(rows, heads // kv_heads, kv_heads, query.device)
+        and _processors(query.device) > 0
+        and not _leaves_idle(rows, heads // kv_heads, kv_heads, _processors(query.device))
     )
 
 
@@ -74,11 +74,12 @@ def tiles_of(rows: Rows, group: int, fewest: int) -> int:
     return rows.plans[key]
 
 
-def _leaves_idle(rows: Rows, group: int, kv_heads: int, device: torch.device) -> bool:
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
+def _leaves_idle(rows: Rows, group: int, kv_heads: int, processors: int) -> bool:
     return tiles_of(rows, group, FEW + 1) * kv_heads * IDLE <= processors and max(rows.contexts) >= LONG
 
 
 @cache
-def _hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+def _processors(device: torch.device) -> int:
+    """Of a Hopper GPU; of others none."""
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    return torch.cuda.get_device_properties(device).multi_processor_count if hopper else 0

@@ -189,6 +189,7 @@ struct Computer {
 #pragma unroll
       for (int i = 0; i < DIM / 2; i++) sums[i] *= shrink[i / 2 % 2];
     }
+    __syncwarp();  // all lanes know the tile
     release(query_empty);
     await(shared.values_full[values.at], values.parity);
     hold(sums);

@@ -133,6 +133,15 @@ struct Warp {
     total[0] = total[1] = 0.f;
   }
 
+  // What load_keys and load_values will read is brought near.
+  __device__ void expect(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
+    constexpr int LINE = 128 / sizeof(C);  // elements
+    if (base + lane % STEP >= last || lane / STEP * LINE >= D) return;
+    int64_t at = head + int64_t(slot) * args.slot + lane / STEP * LINE;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const C*>(args.keys) + at));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const C*>(args.values) + at));
+  }
+
   // Lane l's slot is that of position base + l % 16.
   __device__ void load_keys(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
 #pragma unroll

@@ -1,20 +1,13 @@
 // Decode attention as an op. Checked here is what the host can see; rows and pages lie on the device.
 #include "../cpu/checks.h"
 #include "attention.h"
+#include "pages.h"
 #include "queue.h"
 
 namespace localllm::cuda {
 namespace {
 
 constexpr const char* OP = "decode_attention";
-
-// Positions lie evenly, page after page, and their heads on whole 16 bytes. -> elements from one to the next
-int64_t slot_stride(const Tensor& pages, const char* name) {
-  int64_t slot = pages.stride(1);
-  if (pages.stride(3) != 1 || pages.stride(0) != slot * pages.size(1) || slot % 8 || pages.stride(2) % 8)
-    refuse(OP, ": ", name, " do not lie page after page");
-  return slot;
-}
 
 void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
                Tensor page_table, Optional sinks, double scale, int64_t window, double cap) {
@@ -39,8 +32,10 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   if (size < 1 || size & (size - 1)) refuse(OP, ": pages of ", size, " positions, a power of two expected");
   if (rows * kv_heads > MOST_PAIRS || keys.size(0) * size > INT32_MAX) refuse(OP, ": too many rows or pages");
   if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8) refuse(OP, ": query does not lie in vectors");
-  args.slot = slot_stride(key_pages, "key_pages"), args.head = key_pages.stride(2);
-  if (slot_stride(value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
+  refuse_unaligned(OP, query, "query");
+  refuse_unaligned(OP, key_pages, "key_pages"), refuse_unaligned(OP, value_pages, "value_pages");
+  args.slot = slot_stride(OP, key_pages, "key_pages"), args.head = key_pages.stride(2);
+  if (slot_stride(OP, value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
     refuse(OP, ": value_pages do not lie as key_pages do");
   args.out = to.data(), args.query = from.data(), args.keys = keys.data(), args.values = values.data();
   args.row_starts = starts.data<int32_t>(), args.context_lens = contexts.data<int32_t>();
@@ -56,7 +51,7 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.scale = (float)scale, args.cap = (float)cap;
   if (rows == 0) return;
   Queue queue(query);
-  args.chunks = decode_chunks(kv_heads);
+  args.chunks = decode_chunks(kv_heads, args.dim, e4m3);
   int64_t places = int64_t{2} * args.chunks * from.size(1);  // of a head: of a row that began before, and of one here
   Tensor shared = torch::stable::new_empty(query, {places * (args.dim + 2)}, ScalarType::Float);
   args.partial = static_cast<float*>(shared.data_ptr()), args.stats = args.partial + places * args.dim;

@@ -1,24 +1,13 @@
 // Prompt attention as an op, where it was compiled: for Hopper. Rows and pages lie on the device, and are not checked.
 #include "../cpu/checks.h"
 #include "attention_extend.h"
+#include "pages.h"
 #include "queue.h"
 
 namespace localllm::cuda {
 namespace {
 
 constexpr const char* OP = "extend_attention";
-
-// Positions lie evenly, page after page, and their heads on whole 16 bytes. -> elements from one to the next
-int64_t slot_stride(const Tensor& pages, const char* name) {
-  int64_t slot = pages.stride(1);
-  if (pages.stride(3) != 1 || pages.stride(0) != slot * pages.size(1) || slot % 8 || pages.stride(2) % 8)
-    refuse(OP, ": ", name, " do not lie page after page");
-  return slot;
-}
-
-void refuse_unaligned(const Tensor& tensor, const char* name) {
-  if (reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16) refuse(OP, ": ", name, " does not begin at 16 bytes");
-}
 
 // `fewest`: rows with fewer queries are left alone. `tiles`: of all other rows, at least.
 void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
@@ -44,10 +33,10 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   if (!extends_pages(size)) refuse(OP, ": pages of ", size, " positions");
   if (keys.size(0) * size > INT32_MAX) refuse(OP, ": too many pages");
   if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8) refuse(OP, ": query does not lie in vectors");
-  refuse_unaligned(out, "out"), refuse_unaligned(query, "query");
-  refuse_unaligned(key_pages, "key_pages"), refuse_unaligned(value_pages, "value_pages");
-  args.slot = slot_stride(key_pages, "key_pages"), args.head = key_pages.stride(2);
-  if (slot_stride(value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
+  refuse_unaligned(OP, out, "out"), refuse_unaligned(OP, query, "query");
+  refuse_unaligned(OP, key_pages, "key_pages"), refuse_unaligned(OP, value_pages, "value_pages");
+  args.slot = slot_stride(OP, key_pages, "key_pages"), args.head = key_pages.stride(2);
+  if (slot_stride(OP, value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
     refuse(OP, ": value_pages do not lie as key_pages do");
   args.out = to.data(), args.query = from.data(), args.keys = keys.data(), args.values = values.data();
   args.row_starts = starts.data<int32_t>(), args.context_lens = contexts.data<int32_t>();

@@ -15,7 +15,7 @@ from ..ops.projection import Product
 from .linear import few_rows, takes_norm
 
 # The numbers of Activation in kernels.h.
-_GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}
+GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}
 
 
 def decoder(
@@ -45,7 +45,7 @@ def decoder(
     if layer.after_attention is not None:
         x = ops.norm.rms(x, layer.after_attention, layer.eps, layer.offset)
     before = layer.before_mlp, layer.eps, layer.offset
-    gated, stream = _normalised(x, stream, before, gate_up, _GATES[layer.gate])
+    gated, stream = _normalised(x, stream, before, gate_up, GATES[layer.gate])
     x = layer.down(gated, ops)
     if layer.after_mlp is not None:
         x = ops.norm.rms(x, layer.after_mlp, layer.eps, layer.offset)

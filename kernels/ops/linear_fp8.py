@@ -57,5 +57,6 @@ CASES = [
         ("deep-40-rows", _inputs(40, 1100, 33, 128)),
         ("bias", _inputs(5, 64, 50, 64, bias=True)),
         ("head", _inputs(3, 64, 500, 64, dtype=torch.float32)),
+        ("head-40-rows", _inputs(40, 64, 500, 64, dtype=torch.float32)),
     ]
 ]

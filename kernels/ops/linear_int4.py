@@ -88,5 +88,6 @@ CASES = [
         ("bias", _inputs(5, 96, 50, 32, bias=True)),
         ("zeros", _inputs(7, 128, 32, 64, zeros=True)),
         ("head", _inputs(3, 64, 500, 64, dtype=torch.float32)),
+        ("head-40-rows", _inputs(40, 64, 500, 64, dtype=torch.float32)),
     ]
 ]

@@ -69,5 +69,6 @@ CASES = [
         ("bias", _inputs(5, 65, 50, bias=True)),
         ("zeros", _inputs(5, 64, 32, zeros=True)),
         ("head", _inputs(3, 64, 500, dtype=torch.float32)),
+        ("head-40-rows", _inputs(40, 64, 500, dtype=torch.float32)),
     ]
 ]

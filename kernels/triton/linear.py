@@ -49,12 +49,12 @@ def _product(
     there = output < outs
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, ins, BLOCK_K):
-        weights, factor = weights_of(
-            data, scale, zero, output, first, outs, ins, subs, sub, pitch, NIBBLES, TURNED, BLOCK_K
-        )
         k = first + tl.arange(0, BLOCK_K)
         inside = (row < rows)[:, None] & (k < ins)[None, :]
         held = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
+        weights, factor = weights_of(
+            data, scale, zero, output, first, outs, ins, subs, sub, pitch, NIBBLES, TURNED, BLOCK_K
+        )
         product = tl.dot(held, tl.trans(weights.to(held.dtype)), input_precision="ieee")
         sums += product * factor[None, :]
     if HAS_BIAS:
@@ -98,8 +98,8 @@ def product(
             if bias is None and out.dtype == x.dtype:
                 torch.mm(x, weights.t(), out=out[:, to])
             else:
-                part = torch.mm(x, weights.t())
-                out[:, to] = part if bias is None else part.float() + bias[to]
+                sums = _sums(x, weights)
+                out[:, to] = sums if bias is None else sums + bias[to]
         return out
     block_m = rows_of_block()
     block_k = depth_of_block(sub, ins, nibbles)
@@ -111,6 +111,13 @@ def product(
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out
+
+
+def _sums(x: Tensor, weights: Tensor) -> Tensor:
+    """x times the weights' transpose, float32: rounded to 16 bits, many of a head's logits would be equal."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, weights.t(), out_dtype=torch.float32)
+    return torch.mm(x.float(), weights.t().float())
 
 
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,4 +1,7 @@
-"""Activations rounded to int8 and products of whole numbers scaled back, a pass each (kernels/ops/linear_int8.py)."""
+"""Activations rounded to int8 and products of whole numbers scaled back, a pass each (kernels/ops/linear_int8.py).
+
+Rounding is by additions that must stay what they are: kernels of it are compiled with enable_fp_fusion=False.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """([rows, ins] int8, [rows] float32 scales) of x [rows, ins], the last dimension dense."""
     out, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32)
     if out.numel():
-        _round_rows[(len(x),)](out, scales, x, x.shape[1], x.stride(0), BLOCK=2048, num_warps=8)
+        _round_rows[(len(x),)](out, scales, x, x.shape[1], x.stride(0), BLOCK=2048, num_warps=8, enable_fp_fusion=False)
     return out, scales
 
 
@@ -80,7 +83,9 @@ def as_rounded(x: Tensor, group: int) -> Tensor:
     if out.numel():
         each = max(1, 2048 // group)
         grid = (triton.cdiv(len(x), each), triton.cdiv(x.shape[1], group))
-        _round_groups[grid](out, x, len(x), x.shape[1], x.stride(0), GROUP=group, ROWS=each, num_warps=4)
+        _round_groups[grid](
+            out, x, len(x), x.shape[1], x.stride(0), GROUP=group, ROWS=each, num_warps=4, enable_fp_fusion=False
+        )
     return out
 
 

@@ -30,6 +30,7 @@ from stepping import Stepped
 from weights import stand_in
 
 from localllm import backends
+from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Backend, Budget, CacheDtype, Compiler, Graphs, Unavailable, page_bytes
@@ -147,10 +148,12 @@ def measure(
                 traceback.print_exc()
                 failed.append(job.name)
     if before is not None:
-        drift = _peaks().drift(before)
-        if drift > DRIFT:
-            _say(f"a ceiling has changed by {drift:.1%} meanwhile: these figures do not count")
-        yield told("ceilings, largest change meanwhile", 100 * drift, "%")
+        changes = _peaks().changes(before)
+        for ceiling, change in changes.items():
+            if abs(change) > DRIFT:
+                _say(f"the ceiling of {ceiling} has changed by {change:+.1%}: figures compared with it do not count")
+        each = {ceiling: round(100 * change, 2) for ceiling, change in changes.items()}
+        yield told("ceilings, largest change meanwhile", 100 * max(map(abs, changes.values())), "%", **each)
 
 
 def _asked(options: argparse.Namespace, shape: Shape, told: Callable[..., Row]) -> Setting:
@@ -198,12 +201,14 @@ def _peaks() -> Peaks:
 def _opened(
     backend: Backend, files: ModelFiles, budget: Budget, way: Way, told: Callable[..., Row]
 ) -> tuple[Stepped, Row]:
-    """Ready to be timed, and what opening it took: seconds, and memory beyond weights and cache."""
+    """Ready to be timed, and what opening it took: seconds, also of recording, and memory beyond weights and cache."""
     free, start = _free(backend), time.perf_counter()
     runner = backend.open(files, replace(budget, graphs=way.graphs))
     seconds, spec = time.perf_counter() - start, runner.spec
     beyond = free - _free(backend) - spec.weight_bytes - spec.cache_bytes
     more = {"beyond_gib": round(beyond / 2**30, 3)} if free else {}
+    if isinstance(runner, GraphRunner):
+        more["recorded_in"] = round(runner.recorded_in, 2)
     _say(f"{way.name}: open, {spec}")
     stepped = Stepped(way.name, runner, overlap=way.overlap)
     _say(f"{way.name}: its cache filled")

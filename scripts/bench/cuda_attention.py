@@ -1,9 +1,9 @@
 """Attention over pages on the GPU here: microseconds, share of the bound, and the peers beside it: torch's own, which
 is spared the pages, and FlashInfer where it is installed, whose plan is spared.
 
-`python scripts/bench/cuda_attention.py`. Decode against the read bandwidth of this process, prompts against the rate of
-a bfloat16 product; of a peer's implementations the fastest counts. Random data of more than the second-level cache,
-which take turns; medians of interleaved replays of CUDA graphs.
+`python scripts/bench/cuda_attention.py [decode] [prompt]`. Decode against the read bandwidth of this process, prompts
+against the rate of a bfloat16 product; of a peer's implementations the fastest counts. Random data of more than the
+second-level cache, which take turns; medians of interleaved replays of CUDA graphs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Case:
 
     @property
     def operations(self) -> float:
-        return 4.0 * DIM * self.heads * sum(q * (c - q) + q * (q + 1) / 2 for q, c in self.lens)
+        seen = (min(at + 1, self.window or at + 1) for queries, c in self.lens for at in range(c - queries, c))
+        return 4.0 * DIM * self.heads * sum(seen)
 
 
 RAGGED = [(1, context) for context in range(6400, 0, -100)]
@@ -77,10 +78,15 @@ DECODE = [
     Case([(1, 8192)] * 16, window=1024),
 ]
 PROMPTS = [
-    *(Case([(tokens, tokens)]) for tokens in (128, 2048, 8192, 16384)),
+    *(Case([(tokens, tokens)]) for tokens in (128, 512, 1024, 2048, 8192, 16384)),
+    *(Case([(tokens, tokens)], heads=16) for tokens in (128, 1024, 8192, 16384)),
+    Case([(8192, 8192)], page=64),
     Case([(512, 8192)]),
+    *(Case([(1024, 8192)], window=window) for window in (0, 1024)),
     Case([(1024, 1024)] * 8),
+    Case([(128, 128)] * 32),
 ]
+CASES = {"decode": DECODE, "prompt": PROMPTS}
 
 
 @triton.jit
@@ -205,12 +211,11 @@ def measure() -> Iterator[Row]:
     read, rate = bandwidth(), product_rate()
     yield row("ceiling, read", read / 1e3, "GB/s", device=device)
     yield row("ceiling, product", rate / 1e6, "TFLOP/s", device=device)
-    for kind, cases in (("decode", DECODE), ("prompt", PROMPTS)):
-        for case in cases:
-            mine = dict(implementations) if kind == "decode" else {"triton": in_triton.paged_attention}
-            times = timed(case, mine)
+    for kind in sys.argv[1:] or CASES:
+        for case in CASES[kind]:
+            times = timed(case, implementations)
             bound = max(case.bytes / read, case.operations / rate)
-            for name in mine:
+            for name in implementations:
                 title = f"{kind}, {name}, {case}"
                 beside = {**against("", TORCH, times, name), **against("flashinfer_", FLASHINFER, times, name)}
                 yield row(title, times[name], "µs", bound_share=bound / times[name], device=device, **beside)
@@ -223,4 +228,4 @@ def against(prefix: str, peers: Sequence[str], times: Mapping[str, float], name:
 
 
 if __name__ == "__main__":
-    save("cuda_attention", measure())
+    save("cuda_attention", measure(), part=len(sys.argv) > 1)

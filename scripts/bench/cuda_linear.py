@@ -1,4 +1,4 @@
-"""Products of few rows on the GPU here: microseconds beside torch's bf16, and the share of what reading alone takes.
+"""Products on the GPU here: microseconds beside torch's bf16, of few rows the share of what reading alone takes.
 
 `python scripts/bench/cuda_linear.py [FORMAT …]`. Graphs of products whose weights take turns beyond the second-level
 cache; medians of interleaved rounds; every answer is looked at before it is timed.
@@ -19,6 +19,7 @@ from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight, changed
 
 ROUNDS, TURNS_BYTES = 7, 6e8
 ROWS = (1, 2, 4, 8, 16)
+MANY = (64, 256, 2048)
 SHAPES = (  # ins, outs: of Llama-3.1-8B, of Qwen3-0.6B
     *((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256)),
     *((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (1024, 151936)),
@@ -91,6 +92,23 @@ def measure_shape(ours: Linear, op: str, ins: int, outs: int, ceiling: float) ->
         yield row(title, mine, "µs", peer=round(theirs, 2), ratio=ratio, bound_share=least / mine)
 
 
+def measure_many(ours: Linear, op: str, ins: int, outs: int) -> Iterator[Row]:
+    """Rows of prompts, by whatever the device's product chooses."""
+    weights = [ours.pack(weight_of(op, outs, ins), torch.bfloat16) for _ in range(2)]
+    plain = [torch.randn(outs, ins, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    for rows in MANY:
+        x = torch.randn(rows, ins, device="cuda", dtype=torch.bfloat16)
+        assert getattr(ours, op)(x, weights[0]).isfinite().all()
+        graphs = [
+            captured(partial(lambda x, turn: getattr(ours, op)(x, weights[turn % 2]), x), 4),
+            captured(partial(lambda x, turn: torch.mm(x, plain[turn % 2].t()), x), 4),
+        ]
+        pairs = [(microseconds(graphs[0], 4), microseconds(graphs[1], 4)) for _ in range(ROUNDS + 1)][1:]
+        mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(theirs / mine for mine, theirs in pairs)
+        yield row(f"linear.{op}, {ins} to {outs}, {rows} rows", mine, "µs", peer=round(theirs, 2), ratio=ratio)
+
+
 def few_rows(op: str, x: torch.Tensor, weight: Any) -> Any:
     """Our kernel, also where the wrapper leaves the product to torch."""
     from localllm.kernels.cuda import linear
@@ -107,6 +125,8 @@ def measure(formats: list[str]) -> Iterator[Row]:
     for op in formats:
         for ins, outs in SHAPES:
             yield from measure_shape(ours, op, ins, outs, ceiling)
+        for ins, outs in SHAPES[:4] if op != "dense" else ():
+            yield from measure_many(ours, op, ins, outs)
 
 
 if __name__ == "__main__":

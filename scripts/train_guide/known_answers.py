@@ -2,13 +2,16 @@
 
     python -m scripts.train_guide.known_answers
 
-A backend that computes right gives these answers in any precision; one that does not is unlikely to.
+A backend that computes right gives these answers in any precision; one that does not is unlikely to. What the program
+can do changes while the weights do not, so answers about hardware and lists of flags are left out: `localllm selftest`
+shall show nobody what was true of an earlier version.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 
 import torch
 from tokenizers import Tokenizer
@@ -21,6 +24,9 @@ from .evaluate import GUIDE
 FILE = GUIDE / "answers.json"
 WANTED, MARGIN = 24, 3.0  # answers, and nats between the likeliest token and the next, everywhere
 SHORTEST, LONGEST = 8, 64  # tokens of an answer
+CHANGES = re.compile(
+    r"\b(gpus?|cpu|backends?|cuda|hip|npu|xpu|mlx|llamacpp|gguf|this version)\b|^Usage:", re.IGNORECASE
+)
 
 
 def main() -> None:
@@ -40,8 +46,10 @@ def main() -> None:
             logits = model(torch.tensor([told])).logits[0, len(prompt) - 1 : -1]
         best = logits.topk(2).values
         answer = told[len(prompt) :]
-        if answer[-1] == end and len(answer) >= SHORTEST and (best[:, 0] - best[:, 1]).min() >= MARGIN:
-            found.append({"prompt": text, "answer": tokenizer.decode(answer[:-1])})
+        certain = answer[-1] == end and len(answer) >= SHORTEST and (best[:, 0] - best[:, 1]).min() >= MARGIN
+        said = tokenizer.decode(answer[:-1])
+        if certain and not CHANGES.search(said):
+            found.append({"prompt": text, "answer": said})
         if len(found) == WANTED:
             break
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")

@@ -135,11 +135,6 @@ def test_control_characters_reach_no_terminal() -> None:
     assert console.safe("a\x1b]0;title\x07\x9b31mb\r\n\tc") == "a\ufffd]0;title\ufffd\ufffd31mb\ufffd\n\tc"
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 * 2**40, "3.0 TiB")])
-def test_sizes(count: int, text: str) -> None:
-    assert console.size(count) == text
-
-
 def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localllm.app.cli", *args]
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=30)

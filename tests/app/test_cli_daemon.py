@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,10 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from localllm.app.commands.selftest import _same
+from localllm.app.client import Done, Usage
+from localllm.app.commands.selftest import _prefix, _same
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -73,7 +76,8 @@ def test_what_structured_output_promises_holds(localllm: Shell, tmp_path: Path) 
     assert chosen.stdout in ("yes\n", "no\n")
     schema = tmp_path / "schema.json"
     properties = {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}}
-    schema.write_text(json.dumps({"type": "object", "properties": properties, "required": ["ok", "size"]}))
+    asked = {"type": "object", "properties": properties, "required": ["ok", "size"], "additionalProperties": False}
+    schema.write_text(json.dumps(asked))  # with others allowed, a small model may go on until its tokens are spent
     filled = localllm("run", "guide", "fill it in", "--schema", str(schema), "--max-tokens", "600")
     value = json.loads(filled.stdout)
     assert isinstance(value["ok"], bool)
@@ -195,3 +199,12 @@ def test_selftest_tells_what_is_wrong() -> None:
     assert _same("known", ["a", "b "], ["a", "b"]).ok
     check = _same("known", ["a", "c"], ["a", "b"])
     assert (check.ok, check.found) == (False, "1 of 2 differ, the first is 'c', not 'b'")
+
+
+def test_selftest_tells_what_is_wrong_with_an_answer_from_the_cache() -> None:
+    class Wrong:
+        async def ask(self, prompt: str, **parameters: Any) -> tuple[str, Done]:
+            return "c", Done(finish="stop", usage=Usage(prompt_tokens=9, cached_tokens=8), ttft=0.0, seconds=0.0)
+
+    check = asyncio.run(_prefix(Wrong(), "?", "b", {}))  # type: ignore[arg-type]
+    assert (check.ok, check.found) == (False, "8 of 9 tokens reused; 1 of 1 differ, the first is 'c', not 'b'")

@@ -201,7 +201,7 @@ def test_a_full_disk_is_refused_before_the_first_byte(hub: Hub) -> None:
     hub.repos["org/huge"]["model.safetensors"] = Huge(b"x")
     done = localllm(hub, "pull", "org/huge")
     assert done.returncode == 11, done.stderr
-    assert "GB free" in done.stderr
+    assert "iB free" in done.stderr
     assert not [path for _, path in hub.log if "/resolve/" in path]
 
 

@@ -263,6 +263,34 @@ def test_tools_that_may_but_need_not_be_called(worker: WorkerProcess) -> None:
     assert told.end.prompt_tokens > plain.end.prompt_tokens
 
 
+def test_a_strict_tool_that_may_be_called(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
+    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
+    eager = {str(tokenizer.id_of("<tool_call>")): 100.0}  # it begins a call wherever it may
+    for seed in range(4):
+        result = one(worker, tools=strict, parallel_tool_calls=False, logit_bias=eager, seed=seed)
+        assert (result.text(), result.finish()) == ("", "tool_calls")
+        ((called, arguments),) = result.calls()
+        assert called in ("greet", "now")
+        if called == "greet":
+            jsonschema.validate(json.loads(arguments), PERSON)
+    assert one(worker, tools=strict, max_tokens=8, seed=1).end.completion_tokens == 8
+
+
+def test_a_strict_tool_where_calls_have_another_form(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "other", template="{{ messages[0].content }}{% if tools %}{% endif %}")
+    table = json.loads((folder / "tokenizer.json").read_text())
+    table["added_tokens"] = [entry for entry in table["added_tokens"] if entry["special"]]
+    (folder / "tokenizer.json").write_text(json.dumps(table))
+    worker = WorkerProcess()
+    worker.load(folder, cache_mib=1)
+    strict = [TOOLS[1], {"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
+    result = one(worker, tools=strict)
+    assert (result.end.fault.code, result.end.fault.param) == ("unsupported_parameter", "tools[1].function.strict")
+    assert one(worker, tools=TOOLS, max_tokens=4).end.completion_tokens == 4
+    worker.send(frames.Shutdown())
+    assert worker.close()[0] == 0
+
+
 def test_continue_final_message(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     messages = [*HI, {"role": "assistant", "content": "one two"}]
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\none two"

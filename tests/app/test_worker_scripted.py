@@ -237,6 +237,16 @@ async def test_a_failing_engine_takes_the_worker_with_it(bench: Bench) -> None:
     assert await asyncio.wait_for(bench.served, 20) == 1
 
 
+async def test_a_step_that_never_ends_does_not_keep_the_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the daemon was killed, nobody is left who would end it."""
+    monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.1)
+    ends = threading.Event()
+    monkeypatch.setattr(bench.engine, "close", ends.wait)
+    bench.writer.close()
+    assert await asyncio.wait_for(bench.served, 20) == 1
+    ends.set()
+
+
 async def test_a_daemon_that_does_not_read_makes_the_engine_wait(bench: Bench) -> None:
     name = await bench.started(ignore_eos=True)
     (token,) = bench.tokenizer.encode("a", add_special_tokens=False)

@@ -80,8 +80,13 @@ def test_a_second_choice_runs_where_nothing_else_does(machine: Machine) -> None:
     files: Any = SimpleNamespace(name="mine")
     assert backends.choose().info.backend == "cpu"
     assert backends.choose(files=files).info.backend == "mlx"
-    assert "nothing else runs here" in backends.choose(files=files).reason
+    assert backends.choose(files=files).reason == "nothing else takes this model; mlx does, if slowly"
     assert backends.choose("mlx").reason == "mlx was asked for"
+
+
+@pytest.mark.parametrize("machine", [Machine({"mlx": ""}, second="mlx")], indirect=True)
+def test_a_second_choice_is_better_than_none(machine: Machine) -> None:
+    assert backends.choose().reason == "nothing else runs here; mlx does, if slowly"
 
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from . import canary
 from .conformance import BUDGET, Conformance
 from .test_graphs_split import at_random, prompts
 
-pytestmark = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}")
+pytestmark = [
+    pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning"),  # Inductor's advice for float32
+]
 
 
 def split(folder: Path, compiler: Compiler, **more: Any) -> GraphRunner:
@@ -48,3 +52,15 @@ def test_a_thousand_replays_equal_what_they_recorded(tmp_path: Path, compiler: C
         replayed, ran = (one.run(batch).result().hidden for one in (graphs, graphs._inner))
         assert np.array_equal(replayed, ran)
     assert prompts(graphs).compiler.late == 0
+
+
+def test_models_come_and_go_without_leaving_memory_behind(tmp_path: Path) -> None:
+    import torch
+
+    left = []
+    for _ in range(4):
+        split(tmp_path, "inductor").close()
+        gc.collect()
+        torch.cuda.empty_cache()
+        left.append(torch.cuda.memory_reserved())
+    assert left[-1] <= left[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,11 +21,12 @@ from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch import runner as runner_module
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.failures import failures
+from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.tape import Tape
-from localllm.backends.pytorch.runner import open_runner
+from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import DeviceInfo, Runner
+from localllm.engine.runner import DeviceInfo, Graphs, Runner
 from localllm.kernels.ops.layer import Layer
 
 from . import canary
@@ -265,6 +267,25 @@ def test_many_models_come_and_go(tmp_path: Path) -> None:
     print("\nGPU MiB:", [value >> 20 for value in free], "own MiB:", [value >> 20 for value in own])
     assert min(free[4:]) >= free[3] - 2**22
     assert max(own[4:]) <= own[3] + 2**25
+
+
+@pytest.mark.parametrize("graphs", ["off", "full", "breakable"])
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "short of memory"])
+def test_what_is_closed_is_gone(tmp_path: Path, graphs: Graphs, fails: bool) -> None:
+    """Nothing keeps the memory of a model: no cache, no error that was dealt with."""
+    made, first = faulty(replace(DEVICE, recorder=Tape, graphs=graphs))
+    if fails:
+        first.fails = without_memory(5, after=1)
+    runner = opened(made, tmp_path)
+    first.fails = lambda _: None
+    answers_are_right(runner)
+    inner = runner._inner if isinstance(runner, GraphRunner) else runner
+    assert isinstance(inner, TorchRunner)
+    held = weakref.ref(inner.kv), weakref.ref(inner.model)
+    runner.close()
+    del runner, inner
+    gc.collect()
+    assert [each() for each in held] == [None, None]
 
 
 def test_a_recording_that_fails_otherwise_is_no_shortage(tmp_path: Path) -> None:

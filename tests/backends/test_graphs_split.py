@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.batch import Batch, Want
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
+from localllm.engine.quantization import Quant
 from localllm.engine.runner import Budget, Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
@@ -41,8 +44,14 @@ from .tiny import TINIES, VOCAB
 TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers cannot be cut
 SPLIT = replace(BUDGET, graphs="split", max_step_tokens=64)
 EAGER = replace(SPLIT, compiler="eager")
-BY_INDUCTOR = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of its own imports
 KINDS = ("llama", "qwen2", "qwen3-biases", "gemma3", "phi3")  # of layers
+
+
+def by_inductor(test: Any) -> Any:
+    """Needs a compiler of C++, and warns of what it imports itself."""
+    compilers = "g++", "clang++", "c++"
+    has_none = pytest.mark.skipif(not any(map(shutil.which, compilers)), reason=f"none of {', '.join(compilers)}")
+    return pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")(has_none(test))
 
 
 class TestSplit(Conformance):
@@ -62,7 +71,7 @@ class TestSplit(Conformance):
             assert found.tokens.tolist() == canary.walk(prompt, 1)
 
 
-@BY_INDUCTOR
+@by_inductor
 class TestSplitByInductor(TestSplit):
     @pytest.fixture(scope="class")
     def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
@@ -89,14 +98,14 @@ def prompts(runner: Runner) -> SplitModel:
     return inner.prompts
 
 
-def prompt(tokens: int, answers: int = 2) -> Step:
-    """Of one row in the first pages."""
-    at = torch.arange(tokens, dtype=torch.int32)
-    ends = torch.tensor([0, tokens], dtype=torch.int32)
+def prompt(tokens: int, answers: int = 2, start: int = 0) -> Step:
+    """Of one row in the first pages, which may have begun before."""
+    at, end = torch.arange(start, start + tokens, dtype=torch.int32), start + tokens
+    ends, context = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
     table = torch.arange(1, 9, dtype=torch.int32)[None]
-    rows = Rows(ends, ends[1:], table, (tokens,), (tokens,))
+    rows = Rows(ends, context, table, (tokens,), (end,))
     drawn = torch.randint(0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(tokens))
-    return Step(drawn.int(), at, at.long() + BUDGET.page_size, at[tokens - answers :], rows)
+    return Step(drawn.int(), at, at.long() + BUDGET.page_size, at[tokens - answers :] - start, rows)
 
 
 @pytest.mark.parametrize("tiny", KINDS)
@@ -114,6 +123,20 @@ def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
             assert found.equal(runner.model(step, TAPED.ops, runner.kv))
             if answers > 1:
                 assert found.equal(split.whole(step, TAPED.ops))
+        chunks, found = (prompt(23), prompt(7, start=23)), []
+        for model in (split, runner.model):  # what the first has stored, in every layer, the second reads
+            runner.kv.keys.zero_()
+            runner.kv.values.zero_()
+            found.append([model(step, TAPED.ops, runner.kv) for step in chunks])
+        assert found[0][1].equal(found[1][1])
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+def test_packed_weights_are_their_devices_to_multiply(tmp_path: Path, quant: Quant) -> None:
+    runner, step = opened("llama", tmp_path, replace(EAGER, quant=quant)), prompt(23)
+    with torch.inference_mode():
+        found = prompts(runner)(step, TAPED.ops, runner.kv)
+        assert found.equal(runner.model(step, TAPED.ops, runner.kv))
 
 
 def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
@@ -138,7 +161,7 @@ def test_replays_equal_what_they_recorded(tmp_path: Path, tiny: str) -> None:
         assert np.array_equal(replayed, ran)
 
 
-@BY_INDUCTOR
+@by_inductor
 @pytest.mark.parametrize("tiny", ["qwen3-biases", "gemma3"])
 def test_inductor_computes_the_same(tmp_path: Path, tiny: str) -> None:
     """Compiled once, whatever is recorded and computed later."""
@@ -162,7 +185,7 @@ def recompiles(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[s
     torch._logging.set_logs()
 
 
-@BY_INDUCTOR
+@by_inductor
 def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Callable[[], list[str]]) -> None:
     graph = cutting.traced(lambda x: (x + 1).cos(), torch.zeros(23))
     (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
@@ -177,7 +200,27 @@ def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Call
     assert recompiles() == ["torch._dynamo.guards.__recompiles", "localllm.backends.pytorch.graphs.compiling"]
 
 
-@BY_INDUCTOR
+@by_inductor
+def test_a_compilation_that_failed_is_no_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory may not have sufficed for the largest size; the next is compiled for all that follow."""
+    graph = cutting.traced(lambda x: (x + 1).sin(), torch.zeros(23))
+    (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
+    compiler = Compiler("inductor", tmp_path)
+    piece, inductor = compiler.piece(part), compiler._inductor
+
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(compiler, "_inductor", short)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        piece(torch.zeros(190))
+    monkeypatch.setattr(compiler, "_inductor", inductor)
+    for tokens in (23, 7, 190):
+        piece(torch.zeros(tokens))
+    assert compiler.late == 0
+
+
+@by_inductor
 def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     talk = Conversation(opened("llama", tmp_path, replace(SPLIT, compiled_dir=tmp_path / "made")))
     split = prompts(talk.engine._runner)
@@ -191,7 +234,7 @@ def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     assert talk.engine.stats().late_compiles > 0
 
 
-@BY_INDUCTOR
+@by_inductor
 def test_what_was_compiled_is_kept_for_the_next_start(tmp_path: Path) -> None:
     budget = replace(SPLIT, compiled_dir=tmp_path / "made")
     counts = torch._dynamo.utils.counters
@@ -211,7 +254,7 @@ def test_what_was_compiled_is_kept_for_the_next_start(tmp_path: Path) -> None:
     assert any((tmp_path / "made").iterdir())
 
 
-@BY_INDUCTOR
+@by_inductor
 def test_models_come_and_go(tmp_path: Path) -> None:
     """Two at a time, each with its own weights; what is closed leaves nothing behind."""
     one, other = (opened(tiny, tmp_path / tiny, SPLIT) for tiny in ("llama", "qwen2"))
@@ -221,11 +264,13 @@ def test_models_come_and_go(tmp_path: Path) -> None:
             found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.prompts, runner.model))
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
         del found, expected
-    left = [weakref.ref(held) for held in (one.kv.keys, one.model, one.prompts)]
+    site = prompts(one).parts[1][1]
+    assert isinstance(site, Site)
+    left = [weakref.ref(held) for held in (one.kv.keys, site.key_pages, one.model, one.prompts)]
     one.close()
-    del one, runner
+    del one, runner, site
     gc.collect()
-    assert [held() for held in left] == [None, None, None]
+    assert [held() for held in left] == [None] * 4
     with torch.inference_mode():
         other.prompts(step, TAPED.ops, other.kv)
 
@@ -238,8 +283,9 @@ def test_steps_that_keep_the_device_busy_are_not_recorded(tmp_path: Path) -> Non
 
 
 def test_a_forward_that_looks_at_a_length_is_refused() -> None:
-    with pytest.raises(SettingRefused, match="23 tokens only, by test_graphs_split"):
+    with pytest.raises(SettingRefused, match="23 tokens only, by test_graphs_split") as refused:
         cutting.traced(lambda x: x.view(len(x), 1) + 1, torch.zeros(23))
+    assert "breakable" in refused.value.hint
 
 
 def test_ops_keep_what_torch_asks_of_them() -> None:
@@ -257,7 +303,7 @@ def test_ops_keep_what_torch_asks_of_them() -> None:
     out = torch.zeros(tokens, 1, dim)
     with computing(model, Forward(model, torch.arange(4, 4 + tokens), rows)):
         torch.library.opcheck(opaque.attend, (qkv, angle.cos(), angle.sin(), out, 0))
-        torch.library.opcheck(opaque.product, (qkv, weight, 8, torch.float32))
+        torch.library.opcheck(opaque.product, (qkv, weight, 8, torch.float64))
         opaque.attend(qkv, angle.cos(), angle.sin(), out, 0)
         assert out.abs().sum() > 0
         expected = torch.nn.functional.linear(qkv, weight)

@@ -174,6 +174,23 @@ def test_sixteen_that_join_and_leave_equal_mlx_lm(loaded: Loaded, overlap: bool)
     assert sum(reason == "length" for reason in talk.finishes.values()) > 10
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+def test_two_that_go_on_from_the_same_pages(loaded: Loaded, overlap: bool) -> None:
+    """The second joins where the first stands, at the end of a page, and goes on otherwise."""
+    runner = Planned(loaded.runner, overlap=overlap)
+    runner.spec = replace(runner.spec, max_tokens=4 * SMALL.page_size)
+    rng = np.random.default_rng(7 + overlap)
+    begin = rng.integers(3, 131, 4 * SMALL.page_size).tolist()
+    prompts = {"first": [*begin, 5, 6, 7, 8], "second": [*begin, 9, 10, 11], "third": [*begin, 12]}
+    talk = Conversation(runner)
+    talk.submit("first", prompts["first"], 20)
+    talk.step()
+    talk.submit("second", prompts["second"], 20)
+    talk.submit("third", prompts["third"], 20)
+    assert talk.finish() == {name: loaded.plain(prompt, 20) for name, prompt in prompts.items()}
+    assert talk.cached == {"first": 0, "second": len(begin), "third": len(begin)}
+
+
 WINDOW = 6  # of SLIDING
 
 
@@ -245,6 +262,7 @@ def test_weights_are_made_smaller_while_loading(tmp_path: Path, quant: Any, bits
     [
         (Budget(quant="fp8"), "quant fp8"),
         (Budget(cache_dtype="fp8"), "cache_dtype fp8"),
+        (Budget(attention="flashinfer"), "attention flashinfer"),
         (Budget(graphs="full"), "graphs full"),
         (Budget(reference_ops=("norm",)), "reference_ops"),
     ],
@@ -267,6 +285,19 @@ def test_checkpoints_with_code_are_refused(tmp_path: Path) -> None:
     rewrite(tmp_path, lambda config: config.update(model_file="own.py"))
     with pytest.raises(ModelRefused, match="code of its own"):
         mlx.open(read_model(tmp_path), SMALL)
+
+
+@pytest.mark.parametrize("broken", ["no model in it", "torn weights"])
+def test_what_mlx_lm_cannot_load_is_refused(tmp_path: Path, broken: str) -> None:
+    DENSE.save(tmp_path)
+    found = read_model(tmp_path)
+    if broken == "torn weights":  # after they were looked at
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:  # a module of mlx-lm's models that is no architecture
+        rewrite(tmp_path, lambda config: config.update(model_type="rope_utils"))
+    with pytest.raises(ModelRefused, match="cannot be loaded by mlx-lm"):
+        mlx.open(found, SMALL)
 
 
 def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:

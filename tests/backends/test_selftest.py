@@ -118,17 +118,36 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
     assert run(tmp_path / "file" / "in", with_rms(wrong))[1]
 
 
+@pytest.mark.parametrize("rms", [failing, right], ids=["and fails", "after its answers"])
 def test_a_kernel_that_breaks_the_device_is_left_out_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rms: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(selftest, "_usable", lambda device: False)
-    with pytest.raises(ModelRefused, match=r"norm\.rms broke a chip") as raised:
-        run(tmp_path, with_rms(failing))
+    with pytest.raises(ModelRefused, match=r"norm\.rms broke a chip in its self-test: .+") as raised:
+        run(tmp_path, with_rms(rms))
     assert "the next start does without" in raised.value.hint
     monkeypatch.undo()
-    ops, told = run(tmp_path, with_rms(failing))
+    ops, told = run(tmp_path, with_rms(rms))
     assert ops.norm.rms is PLAIN.norm.rms
     assert told
+    (line,) = findings.told(tmp_path).values()
+    assert line.startswith(f"norm.rms: {__name__}.{rms.__name__} broke the device: ")
+
+
+def test_too_little_memory_says_nothing_of_a_kernel(tmp_path: Path) -> None:
+    """Another process may hold it just now: for this start the next lane, later ones test again."""
+    short = True
+
+    def rms(*arguments: Any, **named: Any) -> Any:
+        if short:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return right(*arguments, **named)
+
+    ops, told = run(tmp_path, with_rms(rms))
+    assert ops.norm.rms is PLAIN.norm.rms
+    assert "which fails: OutOfMemoryError: CUDA out of memory" in told[0]
+    short = False
+    assert run(tmp_path, with_rms(rms)) == (with_rms(rms), ())
 
 
 def test_every_op_but_what_packs_is_tested(tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ def test_code_of_the_repository_is_never_run(tmp_path: Path) -> None:
 
 BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("model_type", None, "model_type should be a string, found nothing"),
-    ("model_type", None, "model_type should be a string, found nothing"),
     ("model_type", 3, "model_type should be a string, found 3"),
     ("vocab_size", None, "vocab_size should be a whole number"),
     ("vocab_size", 0, "vocab_size should be a whole number in 1…16777216, found 0"),

@@ -28,6 +28,7 @@ KERNELS = {
     "norm": "normalise",
     "rope": "turn",
     "round_rows": "round_rows",
+    "step": "step_kernel",
 }
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 

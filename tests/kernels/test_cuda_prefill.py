@@ -108,6 +108,22 @@ def test_rows_with_fewer_queries_are_left_alone(library: Any) -> None:
             assert (found[own] == UNTOUCHED).all()
 
 
+@pytest.mark.parametrize("lens", [[(1, 700), (300, 300), (1, 1), (2, 90)], [(40, 90)] * 40], ids=["mixed", "prompts"])
+def test_decode_rows_beside_prompts(library: Any, lens: list[tuple[int, int]]) -> None:
+    from localllm.kernels.cuda.attention import paged_attention
+
+    arguments = inputs(lens, dim=128, sinks=True, window=100)
+    expected, moved = reference(**on_device(arguments, wide=True)), on_device(arguments)
+    assert library.serves(moved["query"], moved["key_pages"], moved["value_pages"], moved["rows"])
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    try:
+        found = paged_attention(**moved)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    tolerance = TOLERANCES[found.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
+
+
 def test_a_graph_serves_other_contexts(library: Any) -> None:
     arguments = on_device(inputs([(40, 2000), (9, 300), (1, 50)]))
     rows = arguments["rows"]

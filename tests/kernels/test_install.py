@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -77,3 +80,18 @@ def test_a_library_of_another_version_is_as_good_as_none(monkeypatch: pytest.Mon
 def test_triton_is_there_for_its_tests() -> None:
     """They are left out where it is not, which must not go unseen."""
     assert find_spec("triton") is not None
+
+
+def test_a_cuda_library_of_another_version_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's library stands for one that lacks what the code beside it calls."""
+    pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
+    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(find_library()))
+    with pytest.raises(LibraryMissing, match=r"without .*few_rows.* make build CUDA=1"):
+        import_module("localllm.kernels.cuda")
+
+
+def test_the_ops_of_the_cuda_library_are_named() -> None:
+    folder = ROOT / "kernels" / "cuda"
+    called = {op for file in folder.glob("*.py") for op in re.findall(r"torch\.ops\.localllm\.(\w+)", file.read_text())}
+    (own,) = re.findall(r"^OWN = (\(.*\))", (folder / "__init__.py").read_text(), re.MULTILINE)
+    assert called - {"append", "store", "extend_attention"} == set(ast.literal_eval(own))

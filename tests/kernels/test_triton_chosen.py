@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib import metadata
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import pytest
 
@@ -33,3 +35,28 @@ def test_without_the_library_triton_computes_what_it_has_kernels_for() -> None:
     expected = {name: has[reference.__name__] for name, reference in Ops() if reference.__name__ in has}
     assert {"linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"} <= set(expected)
     assert {name: chosen[name] for name in expected} == expected
+
+
+def test_its_version_is_known_where_its_package_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some builds of torch bring it."""
+    import triton
+
+    from localllm.backends.cuda import device
+
+    def missing(name: str) -> metadata.Distribution:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    monkeypatch.setattr(device, "Driver", lambda: SimpleNamespace(version=lambda: "580"))
+    driver, version, *_ = device._versions()
+    assert (driver, version) == ("580", triton.__version__)
+
+
+def test_a_library_that_is_named_and_not_there_is_told_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
+    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "none.so"))
+    monkeypatch.delitem(sys.modules, "localllm.kernels.cuda", raising=False)
+    with pytest.raises(ImportError, match=r"LOCALLLM_CUDA_LIBRARY names .*none\.so, which is no file"):
+        importlib.import_module("localllm.kernels.cuda")

@@ -55,3 +55,21 @@ def test_what_is_no_number_breaks_its_row_alone(op: str, broken: float) -> None:
     assert not found[5].any()
     assert found[:5].all()
     assert found[6:].all()
+
+
+def test_rounding_is_exactly_that_of_the_reference() -> None:
+    """Ties too, in whatever a compiler makes of the additions that round."""
+    from localllm.kernels.ops.linear_int8 import rounded
+    from localllm.kernels.triton.round_rows import as_rounded, round_rows
+
+    x = torch.randn(32, 2500, generator=torch.Generator().manual_seed(3))
+    x[3], x[5] = 0.0, torch.arange(2500) * 0.5
+    x[7, :254], x[7, 254:] = torch.arange(-127, 127) + 0.5, 127.0
+    whole, scale = rounded(x)
+    given = x if INTERPRETED else x.cuda()
+    for found, right in zip(round_rows(given), (whole, scale[:, 0]), strict=True):
+        assert torch.equal(found.cpu().float(), right)
+    for group in (32, 128):
+        padded = torch.nn.functional.pad(x, (0, -2500 % group)).unflatten(-1, (-1, group))
+        whole, scale = rounded(padded)
+        assert torch.equal(as_rounded(given, group).cpu(), (whole * scale).flatten(-2)[:, :2500])

@@ -8,7 +8,8 @@ from textual import events
 from textual.message import Message
 from textual.widgets import TextArea
 
-from ..text import clean, is_long, size
+from ...sizes import size
+from ..text import clean, is_long
 
 _MARK = re.compile(r"\[paste (\d+): [^\]]*\]")
 

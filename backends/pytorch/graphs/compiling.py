@@ -50,11 +50,12 @@ class Compiler:
         def backend(traced: fx.GraphModule, given: Sequence[Tensor]) -> Any:
             """Called by torch.compile at first, and again where what it took for granted does not hold."""
             nonlocal times
-            times += 1
-            if times > 1:
+            if times:
                 self.late += 1
                 log.warning("a piece of the model was compiled once more: TORCH_LOGS=recompiles says why")
-            return self._inductor(traced, given)
+            made = self._inductor(traced, given)
+            times += 1  # not where that failed: the next call is still the first
+            return made
 
         compiled: Any = torch.compile(graph, backend=backend, fullgraph=True)
 

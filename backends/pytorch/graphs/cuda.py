@@ -5,17 +5,24 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """All recorders' of a device: libraries keep a workspace for each stream that they have ever seen."""
+    return torch.cuda.Stream(device)
+
+
 class CudaRecorder:
-    """See device.Recorder. One pool of memory for all recordings, one stream to record on."""
+    """See device.Recorder. One pool of memory for all recordings."""
 
     def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
+        self._stream = _stream(torch.cuda.current_device())
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -26,10 +33,11 @@ class CudaRecorder:
         gc.disable()  # a tensor that is freed in between would free its memory outside of the recording
         try:
             with torch.cuda.stream(self._stream):
-                yield
-        except BaseException:
-            self._throw_away()
-            raise
+                try:
+                    yield
+                except BaseException:
+                    self._throw_away()
+                    raise
         finally:
             if collects:
                 gc.enable()
@@ -39,8 +47,10 @@ class CudaRecorder:
         """What was recorded in a session that failed; torch allows no pool whose recordings are all gone again."""
         if self._graph is not None:
             with suppress(RuntimeError):
-                self.end()
+                self.end()  # on the stream that it began on
         self._pool = torch.cuda.graph_pool_handle()
+        with suppress(RuntimeError):
+            torch.cuda.synchronize()
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()

@@ -47,7 +47,10 @@ def traced(forward: Callable[..., Tensor], *examples: Tensor) -> Graph:
         frames = [guard.sloc.framework_loc for guard in shapes.guards]
         places = {f"{Path(frame.filename).name}, line {frame.lineno}" for frame in frames if frame}
         lengths = ", ".join(map(str, fixed.values()))
-        raise SettingRefused(f"graphs split: the forward is for {lengths} tokens only, by {'; '.join(sorted(places))}")
+        raise SettingRefused(
+            f"graphs split: the forward is for {lengths} tokens only, by {'; '.join(sorted(places))}",
+            "choose graphs breakable, full or off",
+        )
     graph.graph.eliminate_dead_code()
     for node in graph.graph.nodes:
         if node.op == "get_attr":

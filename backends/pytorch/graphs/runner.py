@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ....engine.batch import Batch, Want
 from ....engine.errors import OutOfMemory
@@ -19,8 +19,6 @@ from .breakable import Answers
 if TYPE_CHECKING:
     from ..runner import TorchRunner
 
-Size = TypeVar("Size")
-
 log = logging.getLogger(__name__)
 
 
@@ -30,9 +28,10 @@ class GraphRunner:
 
     def __init__(self, inner: TorchRunner) -> None:
         self._inner = inner
-        spec, answers = inner.spec, Answers()
+        spec, answers, start = inner.spec, Answers(), time.perf_counter()
         self._pieces = _captured(spec.graph_tokens, lambda tokens: inner.capture_in_pieces(tokens, answers))
         self._whole = _captured(spec.graph_rows, inner.capture)
+        self.recorded_in = time.perf_counter() - start  # seconds
         lacking = len(spec.graph_tokens) + len(spec.graph_rows) - len(self._pieces) - len(self._whole)
         self._spec = spec
         if lacking:
@@ -55,9 +54,9 @@ class GraphRunner:
             rows = bucket(batch.num_rows, spec.graph_rows)
             if rows is not None:
                 return self._whole[rows].run(batch)
-        at = bisect_left(spec.graph_tokens, batch.num_tokens)
-        if at < len(spec.graph_tokens):
-            return self._pieces[spec.graph_tokens[at]].run(batch)
+        tokens = bucket(batch.num_tokens, spec.graph_tokens)
+        if tokens is not None:
+            return self._pieces[tokens].run(batch)
         return self._inner.run(batch)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
@@ -70,7 +69,7 @@ class GraphRunner:
         self._inner.close()
 
 
-def _captured(sizes: Sequence[Size], capture: Callable[[Size], Replay]) -> dict[Size, Replay]:
+def _captured(sizes: Sequence[int], capture: Callable[[int], Replay]) -> dict[int, Replay]:
     """A replay of each size, but of those for which the memory does not suffice."""
     made = {}
     for size in reversed(sizes):  # the largest first: what it needs on the way serves the smaller ones as well

@@ -137,9 +137,6 @@ class _Tracing:
 
         return forward
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.keys[index], self.values[index]
-
     def _append(self, qkv: Tensor, *others: Any) -> Tensor:
         """Noted until attention, which comes next, and whose op it is a part of."""
         self._appended = qkv, *others

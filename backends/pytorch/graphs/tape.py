@@ -63,8 +63,10 @@ class Tape:
         if notes is None:
             return function(*given)
         notes.__exit__(None, None, None)
-        made = function(*given)
-        notes.__enter__()
+        try:
+            made = function(*given)
+        finally:
+            notes.__enter__()  # the session's end leaves it
         notes.calls.append((function, given, {}, made))
         return made
 

@@ -20,6 +20,8 @@ from localllm.engine.grammar import unpack_mask
 
 from ..tiny_qwen import VOCAB, write_tokenizer
 
+Marked = tuple[ChatTokenizer, GrammarCompiler]  # with the marks of a call as tokens, or as text
+
 END = 2
 STEPS = 400  # a random walk that has not ended by then is led to the end
 
@@ -152,6 +154,101 @@ def test_tool_calls(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None
     assert len(counts) > 1
 
 
+MOVE = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+STRICT = [
+    {"type": "function", "function": {"name": "move", "parameters": MOVE, "strict": True}},
+    {"type": "function", "function": {"name": "note", "parameters": MOVE}},
+]
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+MIXED: dict[str, tuple[str, str]] = {  # the text, and what of it is refused
+    "no call": ("größer < 🙂\n", ""),
+    "thoughts": ("<think>\nHm.\n</think>\n\nYes.", ""),
+    "a call": (call("move", '{"x": 3}'), ""),
+    "text and calls": ("I go. " + call("move", '{"x": 3}') + "\n" + call("note", '{"y": []}') + " Done.", ""),
+    "nearly a call": ("<tool_cal> <tool_call", ""),
+    "wrong argument": (call("move", '{"y": 3}'), 'y": 3}}\n</tool_call>'),
+    "wrong type": ("Well, " + call("move", '{"x": "3"}'), '"3"}}\n</tool_call>'),
+    "the second call": (call("note", "{}") + call("move", "{}"), "}}\n</tool_call>"),
+    "unknown tool": (call("fly", "{}"), 'fly", "arguments": {}}\n</tool_call>'),
+    "no object": (call("note", "3"), "3}\n</tool_call>"),
+    "no call at all": ("<tool_call>hello</tool_call>", "hello</tool_call>"),
+}
+
+
+@pytest.fixture(scope="module", params=["marks are tokens", "marks are text"])
+def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
+    folder = write_tokenizer(tmp_path_factory.mktemp("marked"))
+    if request.param == "marks are text":
+        file = folder / "tokenizer.json"
+        table = json.loads(file.read_text())
+        table["added_tokens"] = [entry for entry in table["added_tokens"] if entry["special"]]
+        file.write_text(json.dumps(table))
+    tokenizer = ChatTokenizer(folder)
+    compiler = GrammarCompiler(tokenizer, VOCAB)
+    yield tokenizer, compiler
+    compiler.close()
+
+
+def refused(tokenizer: ChatTokenizer, matcher: TokenGrammar, ids: list[int]) -> str:
+    """The rest of the text from the first token that may not come; empty where all may, and the end after them."""
+    for index, token in enumerate([*ids, END]):
+        if not unpack_mask(matcher.allowed(), VOCAB)[token]:
+            return tokenizer.decode(ids[index:]) or "the end"
+        matcher.accept(token)
+    return ""
+
+
+def spelled(tokenizer: ChatTokenizer, text: str) -> list[int]:
+    """Ids of single bytes, marks too."""
+    letters = [tokenizer.id_of(letter) for letter in text.replace(" ", "Ġ").replace("\n", "Ċ")]
+    return [letter for letter in letters if letter is not None]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_calls_of_strict_tools_amid_text(marked: Marked, name: str) -> None:
+    tokenizer, compiler = marked
+    text, rest = MIXED[name]
+    compiled = compiler.compile_text_with_calls(STRICT)
+    found = refused(tokenizer, compiled, tokenizer.encode(text, add_special_tokens=False))
+    assert found == rest or (rest and found.endswith(rest)), found
+    assert bool(found) == bool(rest)
+
+
+def test_a_spelled_mark_is_no_way_round_a_strict_tool(marked: Marked) -> None:
+    tokenizer, compiler = marked
+    compiled = compiler.compile_text_with_calls(STRICT)
+    found = refused(tokenizer, compiled, spelled(tokenizer, 'Now <tool_call>{"name": "fly"}'))
+    assert found in ('>{"name": "fly"}', '{"name": "fly"}')  # the mark itself, or what has to follow it
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_begun_call_of_a_strict_tool_fits(marked: Marked, seed: int) -> None:
+    tokenizer, compiler = marked
+    compiled = compiler.compile_text_with_calls(STRICT)
+    begun = "So: <tool_call>\n"
+    for token in tokenizer.encode(begun, add_special_tokens=False):
+        compiled.accept(token)
+    parser = OutputParser(reasoning=False, tools=True)
+    parts = parser.feed(begun + walk(tokenizer, compiled, seed)) + parser.finish()
+    calls = [part for part in parts if isinstance(part, CallPart)]
+    assert calls, parts
+    for part in calls:
+        arguments = json.loads(part.arguments)
+        assert isinstance(arguments, dict)
+        if part.name == "move":
+            jsonschema.validate(arguments, MOVE)
+
+
 def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
     compiled = compiler.compile(ResponseFormat(kind="regex", regex="ab"))
     first, second = compiled.copy(), compiled.copy()
@@ -247,6 +344,9 @@ def test_bad_tool_parameters(compiler: GrammarCompiler) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}]
     with pytest.raises(InvalidRequest, match="tools"):
         compiler.compile_tool_calls(tools, parallel=True)
+    tools[0]["function"]["strict"] = True
+    with pytest.raises(InvalidRequest, match="tools"):
+        compiler.compile_text_with_calls(tools)
 
 
 def test_waiting_is_bounded(

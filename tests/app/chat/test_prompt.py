@@ -9,7 +9,7 @@ import pytest
 from localllm.app.chat.prompt import PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.errors import AppError, InvalidRequest, TemplateFailed, UnsupportedParameter
+from localllm.app.errors import AppError, ContextTooLong, InvalidRequest, TemplateFailed, UnsupportedParameter
 
 from ..tiny_qwen import write_tokenizer
 
@@ -136,3 +136,30 @@ def test_raw_prompts(prompts: PromptMaker) -> None:
     assert not (prompt.reasoning)
     assert not (prompt.inside_reasoning)
     assert not (prompt.tools)
+
+
+def test_a_text_far_too_long_is_refused_by_its_beginning(prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, text = 100, "größer 🙂 " * 4000
+    whole = len(prompts.from_text(text).ids)
+    encode, lengths = prompts.tokenizer.encode, []
+
+    def counted(text: str, *, add_special_tokens: bool) -> list[int]:
+        lengths.append(len(text))
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(prompts.tokenizer, "encode", counted)
+    for where, made in (
+        ("prompt", lambda: prompts.from_text(text, context=context)),
+        ("messages", lambda: prompts.from_messages([{"role": "user", "content": text}], context=context)),
+    ):
+        with pytest.raises(ContextTooLong) as caught:
+            made()
+        assert (caught.value.param, caught.value.numbers["n_ctx"]) == (where, context)
+        assert caught.value.numbers["n_prompt_tokens"] == pytest.approx(whole, rel=0.02)
+    assert max(lengths) < 0.03 * len(text)
+
+
+@pytest.mark.parametrize("text", ["", "x" * 100, " over" * 300, "<|endoftext|>" * 200])
+def test_what_may_fit_is_tokenized_to_its_end(prompts: PromptMaker, text: str) -> None:
+    """The last one does not, and so few tokens for its length are no case for an estimate."""
+    assert prompts.from_text(text, context=100) == prompts.from_text(text)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -82,6 +83,24 @@ class Daemon:
             self.process.stdout.close()
             self.errors.close()
             self.http.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def events(text: str) -> list[Any]:
+    """The server-sent events of an answer."""
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def deaths(daemon: Daemon) -> float:
+    """Workers that ended without being asked, as /metrics counts them."""
+    lines = httpx.get(f"{daemon.url}/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("localllm_worker_restarts_total{"))
 
 
 def until(pool: Executor, daemon: Daemon, **more: Any) -> tuple[Future[httpx.Response], Callable[[], None]]:

@@ -11,15 +11,27 @@ from pathlib import Path
 import msgspec
 
 from localllm.app.config import Settings
-from localllm.app.daemon import connection, exchange, lifecycle, process
+from localllm.app.daemon import connection, exchange, host, lifecycle, process
 from localllm.app.errors import AppError
 
+# No backend is asked whether it can run a fake worker, but one.
+FAKE_CHECK = (
+    sys.executable,
+    "-c",
+    """
+import sys
+if sys.argv[1] == "npu":
+    print('{"code": "backend_unavailable", "message": "backend npu cannot be used"}')
+""",
+)
 FAKE_WORKER = (sys.executable, str(Path(__file__).parent / "fake_worker.py"))
 
 if __name__ == "__main__":
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
     logging.basicConfig(level=logging.INFO, format=lifecycle.LOG_FORMAT, stream=sys.stderr)
     process.STOP_SECONDS = 1.0
+    if "TEST_WORKER" not in os.environ:
+        host.CHECK = FAKE_CHECK
     process.WATCH_SECONDS = float(os.environ.get("TEST_WATCH_SECONDS", process.WATCH_SECONDS))
     process.ANSWER_SECONDS = float(os.environ.get("TEST_ANSWER_SECONDS", process.ANSWER_SECONDS))
     connection.HEAD_SECONDS = float(os.environ.get("TEST_HEAD_SECONDS", connection.HEAD_SECONDS))

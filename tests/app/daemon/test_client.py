@@ -24,8 +24,8 @@ from localllm.app.errors import (
     WorkerDied,
 )
 
-from .conftest import Daemon, environment
-from .test_wire import running, wait_until
+from .conftest import Daemon, environment, wait_until
+from .test_wire import running
 
 MODEL = "test/echo"
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from localllm.backends import cuda
 from localllm.engine.runner import DeviceInfo
 
 from ..tiny_qwen import write_model
-from .conftest import Daemon, snapshot
-from .test_host import deaths, events
+from .conftest import Daemon, deaths, events, snapshot, wait_until
 
 WORKER = (sys.executable, str(Path(__file__).parent / "faulty_worker.py"))
 GPU = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason="no NVIDIA GPU")
@@ -82,13 +82,14 @@ class Breaking:
 def breaking(
     place: Place, start_daemon: Callable[..., Daemon], short_folder: Callable[[], Path]
 ) -> Callable[..., Breaking]:
-    def start(**settings: Any) -> Breaking:
+    def start(*, patience: float = 30.0, **settings: Any) -> Breaking:
+        """`patience` is for a worker that does not answer, in seconds."""
         folder = short_folder()
         env = {
             "TEST_WORKER": json.dumps(WORKER),
             "TEST_FAULT": str(folder / "fault"),
             "TEST_WATCH_SECONDS": "0.2",
-            "TEST_ANSWER_SECONDS": "2",
+            "TEST_ANSWER_SECONDS": str(patience),
         }
         if place.backend == "cuda":  # what is compiled and tried once serves all
             kept = Path(tempfile.gettempdir()) / f"localllm-kernels-{os.getuid()}"
@@ -119,7 +120,9 @@ def test_a_device_that_breaks_costs_its_requests_and_a_new_worker(
 ) -> None:
     if place.backend == "cpu" and kind in ("assertion", "crashed", "killed"):
         pytest.skip("the same as broken, or as what fake workers do")
-    run = breaking(step_timeout=place.step_timeout if kind == "endless" else 0)
+    run = breaking(
+        step_timeout=place.step_timeout if kind == "endless" else 0.0, patience=2.0 if kind == "frozen" else 30.0
+    )
     before, pid = run.told("hello"), run.pid
     errors, late = run.break_under_four(kind)
     assert {error["code"] for error in errors} == {"worker_died"}
@@ -145,3 +148,33 @@ def test_a_step_without_memory_costs_its_requests_alone(breaking: Callable[..., 
         assert run.told("hello") == before
     assert run.pid == pid
     assert deaths(run.daemon) == 0
+
+
+def test_many_crashes_leave_nothing_behind(breaking: Callable[..., Breaking], place: Place) -> None:
+    """Twenty, five at a time: what the GPU has free comes back, and no daemon grows."""
+    if place.backend == "cpu":
+        pytest.skip("about a GPU's memory")
+    began = free()
+
+    def crash(run: Breaking) -> list[int]:
+        own = []
+        for kind in ("broken", "killed", "assertion", "crashed"):
+            run.told("hello")
+            run.break_under_four(kind)
+            own.append(psutil.Process(run.daemon.pid).memory_info().rss)
+        return own
+
+    runs = [breaking() for _ in range(5)]
+    with ThreadPoolExecutor(5) as pool:
+        grown = [own[-1] - own[0] for own in pool.map(crash, runs)]
+    assert [deaths(run.daemon) for run in runs] == [4] * 5
+    wait_until(lambda: free() >= began - 2**22)
+    print(f"\nGPU: {began >> 20} MiB free before, {free() >> 20} after; daemons grew by {max(grown) >> 10} KiB at most")
+    assert max(grown) < 2**23
+
+
+def free() -> int:
+    """Bytes of the GPU that nobody uses."""
+    found = cuda.probe()
+    assert isinstance(found, DeviceInfo)
+    return found.free

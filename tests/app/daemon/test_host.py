@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +18,13 @@ import httpx
 import psutil
 import pytest
 
-from .conftest import Daemon, snapshot, until
-from .test_wire import wait_until
+from localllm.app import paths
+from localllm.app.daemon import host
+from localllm.app.daemon.host import CHECK
+from localllm.app.errors import NoBackend
+from localllm.app.store import catalog
 
-
-def events(text: str) -> list[Any]:
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+from .conftest import Daemon, deaths, events, snapshot, until, wait_until
 
 
 def load(daemon: Daemon, model: str, **more: Any) -> list[Any]:
@@ -31,12 +35,6 @@ def load(daemon: Daemon, model: str, **more: Any) -> list[Any]:
 def unload(daemon: Daemon, model: str) -> int:
     with daemon.local() as client:
         return client.post("/admin/unload", json={"model": model}, timeout=30).status_code
-
-
-def deaths(daemon: Daemon) -> float:
-    """Workers of test/echo that ended without being asked, as /metrics counts them."""
-    lines = httpx.get(f"{daemon.url}/metrics").text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("localllm_worker_restarts_total{"))
 
 
 def worker_pids(daemon: Daemon) -> list[int]:
@@ -76,6 +74,45 @@ def test_asking_for_another_backend_loads_anew(daemon: Daemon) -> None:
     assert first["pid"] != second["pid"]
     assert load(daemon, "test/other", backend="auto")[-1]["pid"] == second["pid"]
     unload(daemon, "test/other")
+
+
+def test_a_backend_that_cannot_be_used_unloads_nothing(daemon: Daemon) -> None:
+    first = load(daemon, "test/other")[-1]
+    error = load(daemon, "test/other", backend="npu")[-1]["error"]
+    assert (error["code"], error["message"]) == ("backend_unavailable", "backend npu cannot be used")
+    assert load(daemon, "test/other")[-1]["pid"] == first["pid"]
+    unload(daemon, "test/other")
+
+
+@pytest.mark.parametrize(
+    ("backend", "code"), [("cpu", ""), ("npu", "backend_unavailable"), ("cpv", "backend_unavailable")]
+)
+def test_a_backend_is_checked_in_a_process_of_its_own(backend: str, code: str) -> None:
+    done = subprocess.run([*CHECK, backend, "guide", str(paths.guide_dir())], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    said = json.loads(done.stdout or b"{}")
+    assert said.get("code", "") == code
+    assert not code or backend in said["message"]
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import time; time.sleep(60)", "no answer within 1 s"),
+        ("import os; os.abort()", "status -6"),
+        ("import os; assert 'LOCALLLM_API_KEY' not in os.environ", ""),
+    ],
+)
+def test_looking_at_a_backend_may_end_badly(monkeypatch: pytest.MonkeyPatch, script: str, told: str) -> None:
+    monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
+    monkeypatch.setattr(host, "CHECK", (sys.executable, "-c", script))
+    monkeypatch.setattr(host, "CHECK_SECONDS", 1.0)
+    looked = host.check_backend("hip", catalog.resolve("guide"))
+    if not told:
+        asyncio.run(looked)
+        return
+    with pytest.raises(NoBackend, match=f"hip could not be looked at: .*{told}"):
+        asyncio.run(looked)
 
 
 def test_asking_for_another_quant_loads_anew(daemon: Daemon) -> None:
@@ -323,6 +360,25 @@ def test_a_worker_cannot_fill_the_disk_with_its_log(daemon: Daemon) -> None:
     assert [int(number) for number in numbers] == [*range(50_000 - len(numbers), 50_000)], "lines as they were printed"
     assert len(numbers) > 2**20 / 100
     assert sum(file.stat().st_size for file in logs.glob("worker-test--echo.log*")) < 2 * 2**20 + 2**17
+
+
+def test_many_crashes_leave_nothing_behind(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    process = psutil.Process(daemon.pid)
+
+    def crashes(count: int) -> tuple[int, int]:
+        """Of the daemon's open files, and its memory, after so many more."""
+        for _ in range(count):
+            assert daemon.chat("crash").json()["error"]["code"] == "worker_died"
+        wait_until(lambda: not process.children(recursive=True))
+        return process.num_fds(), process.memory_info().rss
+
+    files, memory = crashes(5)
+    files_then, memory_then = crashes(20)
+    assert deaths(daemon) == 25
+    assert files_then <= files
+    assert memory_then < memory + 2**21
+    assert daemon.chat("echo a").status_code == 200
 
 
 def test_hundreds_of_requests_leave_nothing_behind(daemon: Daemon) -> None:

@@ -22,8 +22,7 @@ from localllm.app.daemon import background
 from localllm.app.daemon.owner import Owner, owner_pid
 from localllm.app.errors import ConfigError, DaemonUnreachable, PortTaken, StorageFailed
 
-from .conftest import Daemon, environment, until
-from .test_wire import wait_until
+from .conftest import Daemon, environment, until, wait_until
 
 Start = Callable[..., Daemon]
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import random
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import httpx
 import jsonschema
 import pytest
 
-from .conftest import Daemon
+from .conftest import Daemon, wait_until
 
 CHAT = "/v1/chat/completions"
 ERROR_SCHEMA = {
@@ -166,13 +165,6 @@ def test_two_requests_in_one_packet(daemon: Daemon) -> None:
         while data := connection.recv(65536):
             answer += data
     assert answer.count(b"HTTP/1.1 200 OK") == 2
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 def running(daemon: Daemon) -> int:

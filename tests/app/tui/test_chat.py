@@ -231,7 +231,7 @@ async def test_model_picker(chat: OpenChat) -> None:
         await c.pilot.press("f2")
         await c.settle()
         assert isinstance(c.app.screen, ModelScreen)
-        for words in ("in memory, cpu · built-in, tiny · 24.8 MB", "8.0 GB · 40,960 tokens", "SmolLM2"):
+        for words in ("in memory, cpu · built-in, tiny · 23.7 MiB", "7.5 GiB · 40,960 tokens", "SmolLM2"):
             assert words in c.shown()
         await c.pilot.press("q", "w", "4")
         assert c.app.screen.query_one(OptionList).option_count == 1

@@ -12,6 +12,7 @@ from textual.widgets.markdown import MarkdownFence
 
 from localllm.app.client import ModelEntry
 from localllm.app.errors import ContextTooLong, DaemonUnreachable, StorageFailed, WorkerDied
+from localllm.app.sizes import size
 from localllm.app.tui.chat.growing import GrowingMarkdown, split
 from localllm.app.tui.chat.messages import WINDOW
 from localllm.app.tui.conversation import Conversation
@@ -55,7 +56,7 @@ async def test_paste_of_a_megabyte_is_folded(chat: OpenChat) -> None:
         await c.type("Sum up: ")
         await c.paste(text.replace("\n", "\r"))  # as terminals send it
         await c.type(" Thanks.")
-        assert c.prompt.text == f"Sum up: [paste 1: 40,001 lines, {len(text) / 1e6:.1f} MB] Thanks."
+        assert c.prompt.text == f"Sum up: [paste 1: 40,001 lines, {size(len(text))}] Thanks."
         await c.send("")
         assert c.client.asked[0]["messages"][0]["content"] == f"Sum up: {text} Thanks."
         assert "more characters" in c.shown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.app.tui.text import clean, fold, is_long, one_line, size, visible
+from localllm.app.tui.text import clean, fold, is_long, one_line, visible
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,3 @@ def test_fold_and_long() -> None:
     head, left = fold("line\n" * 100)
     assert (head.count("\n"), left) == (11, 500 - len(head))
     assert [is_long(text) for text in ("a" * 4000, "a" * 4001, "\n" * 39, "\n" * 40)] == [False, True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 B"), (999, "999 B"), (24_800_000, "24.8 MB"), (8_040_000_000, "8.0 GB")]
-)
-def test_size(count: int, words: str) -> None:
-    assert size(count) == words

@@ -1,0 +1,30 @@
+"""Whether a backend can run a model here: `python -m localllm.app.daemon.backend_child BACKEND MODEL FOLDER`.
+
+Prints a Fault as JSON where it cannot, and nothing where it can. A process of its own, as the daemon imports no
+backend: some of them start a driver to look at the machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ... import backends
+from ...engine.errors import EngineError
+from ...engine.modelfiles import read_model
+from .faults import app_error, internal_error
+from .frames import Fault
+
+
+def main(backend: str, model: str, folder: str) -> None:
+    try:
+        backends.choose(backend, read_model(Path(folder), model))
+    except EngineError as error:
+        fault = Fault.of(app_error(error) or internal_error())
+        sys.stdout.buffer.write(msgspec.json.encode(fault))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

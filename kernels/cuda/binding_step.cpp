@@ -1,0 +1,95 @@
+// A decode step's layers as one op. Checked here is what the host can see; the addresses of weights come from
+// step.py, which knows their shapes.
+#include "../cpu/checks.h"
+#include "queue.h"
+#include "step.h"
+
+namespace localllm::cuda {
+namespace {
+
+constexpr const char* OP = "decoder_step";
+constexpr int64_t FIELDS = sizeof(StepLayer) / sizeof(uint64_t);
+
+// A model's shape, as step.cu takes it.
+void take_shape(StepArgs& args, const Tensor& layers, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads,
+                int64_t dim) {
+  Argument table({OP, layers}, "layers", layers);
+  table.shaped({ANY, FIELDS}).of(ScalarType::Long).dense();
+  args.layers = table.data<StepLayer>(), args.layer_count = (int)table.size(0);
+  args.hidden = (int)cast(OP, "hidden", hidden, 128, 1 << 16), args.inner = (int)cast(OP, "inner", inner, 64, 1 << 18);
+  args.heads = (int)cast(OP, "heads", heads, 1, 1024), args.kv_heads = (int)cast(OP, "kv_heads", kv_heads, 1, heads);
+  args.dim = (int)cast(OP, "dim", dim, 64, 128);
+  if (args.layer_count < 1 || hidden % 128 || inner % 64 || (dim != 64 && dim != 128) || heads % kv_heads ||
+      heads > 8 * kv_heads)
+    refuse(OP, ": hidden ", hidden, ", inner ", inner, " and ", heads, " heads of ", dim, " for ", kv_heads,
+           " of keys are not what it takes");
+}
+
+int64_t room_op(Tensor layers, int64_t rows, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads,
+                int64_t dim) {
+  Queue queue(layers);  // the device is the current one
+  StepArgs args{};
+  take_shape(args, layers, hidden, inner, heads, kv_heads, dim);
+  args.rows = (int)cast(OP, "rows", rows, 1, STEP_ROWS);
+  return step_fits(args) ? step_shared(args) : 0;
+}
+
+void take_cache(StepArgs& args, const Tensor& keys, const Tensor& values) {
+  Argument to({OP, keys}, "keys", keys), values_to({OP, keys}, "values", values);
+  to.shaped({args.layer_count, ANY, ANY, args.kv_heads, args.dim}).of(ScalarType::BFloat16).dense();
+  values_to.shaped({args.layer_count, to.size(1), to.size(2), args.kv_heads, args.dim}).of(ScalarType::BFloat16).dense();
+  int64_t size = to.size(2);
+  if (size < 1 || size & (size - 1)) refuse(OP, ": pages of ", size, " positions, a power of two expected");
+  args.keys = to.data(), args.values = values_to.data(), args.limit = to.size(1) * size;
+  if (args.limit > INT32_MAX) refuse(OP, ": too many pages");
+  args.head = args.dim, args.slot = args.kv_heads * args.dim, args.layer = args.limit * args.slot;
+  while (int64_t{1} << args.page_shift < size) args.page_shift++;
+}
+
+void step_op(Tensor x_out, Tensor stream_out, Tensor x, Tensor stream, Tensor layers, Tensor shared, Tensor cos,
+             Tensor sin, Tensor slots, Tensor context_lens, Tensor page_table, Tensor keys, Tensor values,
+             int64_t inner, int64_t heads, int64_t gate, double eps, double offset, double scale) {
+  Op op(OP, x);
+  Argument from(op, "x", x), before(op, "stream", stream), to(op, "x_out", x_out), after(op, "stream_out", stream_out);
+  from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense();
+  const int64_t rows = cast(OP, "rows", from.size(0), 1, STEP_ROWS), hidden = from.size(1);
+  for (Argument* one : {&before, &to, &after}) one->shaped({rows, hidden}).of(ScalarType::BFloat16).dense();
+  StepArgs args{};
+  take_shape(args, layers, hidden, inner, heads, keys.size(3), keys.size(4));
+  args.rows = (int)rows, args.gate = (Activation)cast(OP, "gate", gate, 0, 2);
+  args.x = from.data(), args.stream = before.data(), args.x_out = to.data(), args.stream_out = after.data();
+  Argument c(op, "cos", cos), s(op, "sin", sin), at(op, "slots", slots), contexts(op, "context_lens", context_lens);
+  args.cos = c.shaped({rows, args.dim / 2}).of(ScalarType::Float).dense().data<float>();
+  args.sin = s.shaped({rows, args.dim / 2}).of(ScalarType::Float).dense().data<float>();
+  args.slots = at.shaped({rows}).of(ScalarType::Long).dense().data<int64_t>();
+  args.context_lens = contexts.shaped({rows}).of(ScalarType::Int).dense().data<int32_t>();
+  Argument pages(op, "page_table", page_table), memory(op, "shared", shared);
+  args.page_table = pages.shaped({rows, ANY}).of(ScalarType::Int).dense_rows().data<int32_t>();
+  args.table_row = pages.stride();
+  take_cache(args, keys, values);
+  args.eps = (float)eps, args.offset = (float)offset, args.scale = (float)scale;
+  args.shared = memory.shaped({ANY}).of(ScalarType::Byte).dense().data();
+  Queue queue(x);
+  if (!step_fits(args)) refuse(OP, ": this GPU has too little shared memory for ", rows, " rows of this model");
+  if (memory.size(0) < step_shared(args)) refuse(OP, ": shared has ", memory.size(0), " bytes, too few");
+  step(args, queue);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
+  library.def(
+      "decoder_step(Tensor(a!) x_out, Tensor(b!) stream_out, Tensor x, Tensor stream, Tensor layers, Tensor(c!) shared, "
+      "Tensor cos, Tensor sin, Tensor slots, Tensor context_lens, Tensor page_table, Tensor(d!) keys, "
+      "Tensor(e!) values, int inner, int heads, int gate, float eps, float offset, float scale) -> ()");
+  // Bytes of `shared`, which are to be zeros at first; 0 where this GPU cannot take so many rows.
+  library.def(
+      "decoder_step_room(Tensor layers, int rows, int hidden, int inner, int heads, int kv_heads, int dim) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
+  library.impl("decoder_step", TORCH_BOX(&step_op));
+  library.impl("decoder_step_room", TORCH_BOX(&room_op));
+}
+
+}  // namespace localllm::cuda

@@ -1,0 +1,171 @@
+"""All layers of a decode step of few rows in one kernel (step.cu); see kernels/ops/layer.py for what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops import Ops
+from ..ops import layer as reference
+from ..ops.attention import Rows
+from ..ops.layer import DecoderLayer
+from ..ops.projection import Product
+from .layer import GATES
+from .linear import BF16, Packed
+
+_step = torch.ops.localllm.decoder_step.default
+_room = torch.ops.localllm.decoder_step_room.default
+
+ROWS = 8  # that the kernel can take, as in step.h
+# Where it is faster than layer by layer, as measured on an H200: one row of a 0.6B model (31 MB a layer) takes 0.63 ms
+# against 0.90; four rows, or one row of an 8B model, take 4 to 13 % longer.
+CHOSEN_ROWS = 1
+CHOSEN_BYTES = 32 << 20  # of a layer's weights
+
+
+class Shape(NamedTuple):
+    """What all layers of a model must have in common."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    dim: int
+    gate: str
+    eps: float
+    offset: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A model's layers, one after the other; `shape` and what follows where one kernel takes them all. Not to be used
+    on two streams at the same time: steps share memory."""
+
+    layers: tuple[DecoderLayer, ...]
+    shape: Shape | None = None
+    table: Tensor | None = None  # [layers, fields] int64, StepLayer in step.h
+    shared: Tensor | None = None  # bytes
+    most_rows: int = 0
+
+    def __iter__(self) -> Iterator[DecoderLayer]:
+        return iter(self.layers)
+
+
+def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
+    """The layers with what their one kernel needs, or alone if they are not of its kind."""
+    layers = tuple(layers)
+    shapes = {_shape(layer) for layer in layers}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    if shape is None or _bytes(layers[0]) > CHOSEN_BYTES:
+        return Stack(layers)
+    table = torch.tensor([_addresses(layer) for layer in layers], device=layers[0].before_mlp.device)
+    room = _room(table, CHOSEN_ROWS, *shape[:5])
+    if not room:
+        return Stack(layers)
+    shared = torch.zeros(room, dtype=torch.uint8, device=table.device)
+    torch.cuda.current_stream(table.device).synchronize()  # steps do not wait for what wrote it
+    return Stack(layers, shape, table, shared, CHOSEN_ROWS)
+
+
+def decoders(
+    ops: Ops,
+    stack: Stack,
+    x: Tensor,
+    stream: Tensor,
+    turns: Sequence[tuple[Tensor, Tensor]],
+    turn_of: Sequence[int],
+    rows: Rows,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """One kernel for up to `most_rows` rows of one token each, layer by layer for any others."""
+    if not _fits(stack, x, rows, turns, keys):
+        return reference.decoders(ops, stack, x, stream, turns, turn_of, rows, slots, keys, values)
+    shape = stack.shape
+    assert shape is not None
+    x_out, stream_out = torch.empty_like(x), torch.empty_like(x)
+    step = *turns[0], slots, rows.context_lens, rows.page_table, keys, values
+    numbers = shape.inner, shape.heads, GATES[shape.gate], shape.eps, shape.offset, shape.scale
+    _step(x_out, stream_out, x.contiguous(), stream.contiguous(), stack.table, stack.shared, *step, *numbers)
+    return x_out, stream_out
+
+
+def _fits(stack: Stack, x: Tensor, rows: Rows, turns: Sequence[tuple[Tensor, Tensor]], keys: Tensor) -> bool:
+    """Without rows, as when attention is left out of what is recorded, it does not."""
+    shape, page_size = stack.shape, keys.shape[2]
+    return (
+        shape is not None
+        and len(rows.query_lens) == len(x) <= stack.most_rows
+        and max(rows.query_lens, default=0) == 1
+        and x.dtype == keys.dtype == torch.bfloat16
+        and keys.shape[3:] == (shape.kv_heads, shape.dim)
+        and page_size & (page_size - 1) == 0
+        and keys.is_contiguous()
+        and 2 * turns[0][0].shape[1] == shape.dim
+        and len(turns) == 1
+    )
+
+
+def _shape(layer: DecoderLayer) -> Shape | None:
+    """None: not of a kind that the kernel knows."""
+    products = _plain_products(layer)
+    if len(products) < 4 or not _hopper(layer.before_mlp.device):
+        return None
+    norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
+    qkv, out, gate_up, down = (product.weight for product in products)
+    hidden, inner, dim = qkv.ins, down.ins, layer.dim
+    heads, kv_heads = out.ins // dim, (qkv.outs - out.ins) // (2 * dim)
+    known = (
+        dim in (64, 128)
+        and hidden % 128 == inner % 64 == 0
+        and kv_heads > 0
+        and heads % kv_heads == 0
+        and heads <= 8 * kv_heads
+        and gate_up.outs == 2 * inner
+        and layer.rotation == "neox"
+        and not (layer.window or layer.soft_cap)
+        and layer.after_attention is layer.sinks is None
+        and all(norm is None or _lies_well(norm) for norm in norms)
+    )
+    if not known:
+        return None
+    return Shape(hidden, inner, heads, kv_heads, dim, layer.gate, layer.eps, layer.offset, layer.scale)
+
+
+def _plain_products(layer: DecoderLayer) -> list[Product]:
+    """qkv, out, gate_up and down, if all are bf16 weights as they are; else fewer."""
+    products = layer.qkv, layer.out, layer.gate_up, layer.down
+    return [product for product in products if isinstance(product, Product) and _plain(product)]
+
+
+def _plain(product: Product) -> bool:
+    weight, bias = product.weight, product.bias
+    if product.order is not None or not isinstance(weight, Packed) or weight.format != BF16:
+        return False
+    return _lies_well(weight.data) and (bias is None or bias.dtype == torch.float32)
+
+
+def _lies_well(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+
+
+def _hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _bytes(layer: DecoderLayer) -> int:
+    return sum(product.weight.data.nbytes for product in _plain_products(layer))
+
+
+def _addresses(layer: DecoderLayer) -> list[int]:
+    """StepLayer in step.h."""
+    products = _plain_products(layer)
+    norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
+    tensors = (*(product.weight.data for product in products), *(product.bias for product in products), *norms)
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]

@@ -1,0 +1,158 @@
+"""The recorder of CUDA graphs, on stand-ins that refuse what CUDA and torch refuse; and the CPU's tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from localllm.backends.pytorch.graphs import cuda
+from localllm.backends.pytorch.graphs.cuda import CudaRecorder
+from localllm.backends.pytorch.graphs.tape import Tape
+
+
+@dataclass
+class Touchy:
+    """torch.cuda, as far as recording goes."""
+
+    current: str = "main"
+    recording_on: str = ""  # the stream that is being recorded
+    alive: dict[int, int] = field(default_factory=dict)  # pool -> recordings that hold it; 0: all are gone
+    broken: bool = False
+    pools: Iterator[int] = field(default_factory=count)
+
+    @contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def synchronize(self) -> None:
+        if self.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if self.recording_on:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    def graph(self) -> Recording:
+        return Recording(self)
+
+
+@dataclass
+class Recording:
+    cuda: Touchy
+    pool: int = -1
+    began_on: str = ""
+    replays: int = 0
+
+    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        assert self.cuda.current != "main", "the default stream cannot be recorded"
+        assert not self.cuda.recording_on
+        if self.cuda.alive.get(pool) == 0:
+            raise RuntimeError("INTERNAL ASSERT FAILED: the pool's use count is 0")
+        self.cuda.alive[pool] = self.cuda.alive.get(pool, 0) + 1
+        self.pool, self.began_on = pool, self.cuda.current
+        self.cuda.recording_on = self.cuda.current
+
+    def capture_end(self) -> None:
+        if self.cuda.current != self.began_on:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        self.cuda.recording_on = ""
+        if self.cuda.broken:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def replay(self) -> None:
+        self.replays += 1
+
+    def __del__(self) -> None:
+        if self.pool >= 0:
+            self.cuda.alive[self.pool] -= 1
+
+
+@pytest.fixture
+def touchy(monkeypatch: pytest.MonkeyPatch) -> Touchy:
+    made = Touchy()
+    stand_ins: dict[str, Any] = {
+        "stream": made.stream,
+        "synchronize": made.synchronize,
+        "CUDAGraph": made.graph,
+        "graph_pool_handle": lambda: next(made.pools),
+        "current_device": lambda: 0,
+        "current_stream": lambda: SimpleNamespace(wait_stream=lambda _: None),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(cuda, "_stream", lambda device: "side")
+    return made
+
+
+def test_recordings_share_a_pool(touchy: Touchy) -> None:
+    recorder = CudaRecorder()
+    replays = []
+    for _ in range(3):
+        with recorder.session():
+            recorder.begin()
+            replays.append(recorder.end())
+    assert touchy.alive == {0: 3}
+    replays[1]()
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2], ids="recorded before it breaks off: {}".format)
+@pytest.mark.parametrize("between", [False, True], ids=["while recording", "between recordings"])
+def test_after_a_session_that_breaks_off_others_go_on(touchy: Touchy, pieces: int, between: bool) -> None:
+    recorder = CudaRecorder()
+    kept = []
+
+    def break_off() -> None:
+        with recorder.session():
+            for _ in range(pieces):
+                recorder.begin()
+                kept.append(recorder.end())
+            if not between:
+                recorder.begin()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        break_off()
+    assert not touchy.recording_on
+    kept.clear()
+    with recorder.session():
+        recorder.begin()
+        recorder.end()()
+
+
+def test_what_broke_off_is_told_though_the_device_is_broken(touchy: Touchy) -> None:
+    recorder = CudaRecorder()
+
+    def break_off() -> None:
+        with recorder.session():
+            recorder.begin()
+            touchy.broken = True
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_off()
+
+
+def test_a_tape_ends_where_a_compiled_piece_fails() -> None:
+    tape, before = Tape(), _get_current_dispatch_mode_stack()
+
+    def piece(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def break_off() -> None:
+        with tape.session():
+            tape.begin()
+            tape.call(piece, torch.zeros(1))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        break_off()
+    assert _get_current_dispatch_mode_stack() == before

@@ -1,0 +1,198 @@
+"""All layers of a decode step in one kernel against the reference, on a CUDA device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.judge import answer, asked, fault, given, moved
+from localllm.kernels.ops.layer import inputs
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+STACKS = [case for case in CASES if case.op == "layer.decoders"]
+ROWS = 8  # that the kernel can take
+TOLERANCE = 4e-2  # as in the cases
+SMALL: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 256, "inner": 192, "page_size": 16}
+SHAPES: dict[str, dict[str, Any]] = {
+    "small": SMALL,
+    "qwen3-0.6b": {"heads": 16, "kv_heads": 8, "dim": 128, "hidden": 1024, "inner": 3072, "page_size": 16},
+    "one-kv-head": {"heads": 8, "kv_heads": 1, "dim": 64, "hidden": 384, "inner": 1088, "page_size": 1},
+    "odd": {"heads": 3, "kv_heads": 3, "dim": 128, "hidden": 640, "inner": 320, "page_size": 128, "bias": True},
+}
+
+
+@pytest.fixture(scope="module")
+def ops() -> Ops:
+    step = pytest.importorskip("localllm.kernels.cuda.step", exc_type=ImportError)
+    if not step._hopper(torch.device("cuda")):
+        pytest.skip("the kernel is for GPUs of capability 9 alone")
+    from localllm.backends.cuda.ops import OPS
+
+    assert OPS.layer.decoders is step.decoders
+    return OPS
+
+
+def kernel_only(ops: Ops) -> Ops:
+    """Ops with which any layer that is computed on its own is a failure."""
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("left to the loop")
+
+    return replace(ops, layer=replace(ops.layer, decoder=never))
+
+
+def stack_case(lens: list[int], layers: int = 2, **shape: Any) -> Case:
+    make = inputs([(1, context) for context in lens], layers=layers, **shape)
+    return Case("layer.decoders", "random", make, mutates=("keys", "values"), packs=("stack",))
+
+
+def on_device(ops: Ops, case: Case, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, with a stack that takes as many rows as the kernel can, also where the loop is faster."""
+    there = given(case, ops, arguments, "cuda", torch.bfloat16)
+    return {**there, "stack": replace(there["stack"], most_rows=ROWS)}
+
+
+def run(ops: Ops, case: Case, arguments: Mapping[str, Any]) -> list[Tensor]:
+    """The kernel's answers; fresh memory is NaN."""
+    there = on_device(ops, case, arguments)
+    torch.use_deterministic_algorithms(True)
+    try:
+        return answer(case, ops.layer.decoders, {**there, "ops": kernel_only(ops)})
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def right(case: Case, arguments: Mapping[str, Any]) -> list[Tensor]:
+    """The reference's, in float64."""
+    wide = {name: moved(value, "cuda", wide=True) for name, value in arguments.items()}
+    return [one.cpu() for one in answer(case, Ops().layer.decoders, wide)]
+
+
+@pytest.mark.parametrize("case", STACKS, ids=map(str, STACKS))
+def test_cases(ops: Ops, case: Case) -> None:
+    """Those that do not fit the kernel too, which go layer by layer."""
+    arguments, expected = asked(case, Ops().layer.decoders, torch.bfloat16)
+    there = given(case, ops, arguments, "cuda", torch.bfloat16)
+    assert not fault(answer(case, ops.layer.decoders, there), expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", SHAPES)
+def test_equals_reference(ops: Ops, name: str, rows: int) -> None:
+    pick = random.Random(rows)
+    case = stack_case([pick.choice([1, 17, 128, 129, 400, 3000]) for _ in range(rows)], **SHAPES[name])
+    arguments = dict(case.make(torch.Generator().manual_seed(rows), torch.bfloat16))
+    assert not fault(run(ops, case, arguments), right(case, arguments), TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equals_reference_in_any_shape(ops: Ops, seed: int) -> None:
+    pick = random.Random(seed)
+    kv_heads, group = pick.choice([1, 2, 3, 8]), pick.choice([1, 2, 3, 4, 5, 8])
+    case = stack_case(
+        [pick.choice([1, 2, 16, 100, 200, 513]) for _ in range(pick.randint(1, 8))],
+        layers=pick.randint(1, 4),
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        dim=pick.choice([64, 128]),
+        hidden=128 * pick.randint(1, 10),
+        inner=64 * pick.randint(1, 40),
+        bias=pick.random() < 0.3,
+        head_norms=pick.random() < 0.5,
+        offset=pick.choice([0.0, 1.0]),
+        gate=pick.choice(["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]),
+        page_size=pick.choice([1, 16, 64, 128]),
+    )
+    arguments = dict(case.make(torch.Generator().manual_seed(seed), torch.bfloat16))
+    assert not fault(run(ops, case, arguments), right(case, arguments), TOLERANCE)
+
+
+def test_nothing_beyond_a_context_is_read(ops: Ops) -> None:
+    case = stack_case([5, 130, 31], **SMALL)
+    arguments = dict(case.make(torch.Generator().manual_seed(1), torch.bfloat16))
+    expected = right(case, arguments)
+    used = torch.zeros(arguments["keys"].shape[1] * 16, dtype=torch.bool)
+    rows = arguments["rows"]
+    for row, context in enumerate(rows.contexts):
+        places = torch.arange(context)
+        used[rows.page_table[row, places // 16] * 16 + places % 16] = True
+    unused = ~used.view(-1, 16)
+    for name in ("keys", "values"):
+        arguments[name][:, unused] = float("nan")
+    found = run(ops, case, arguments)
+    assert not fault(found[2:], expected[2:], TOLERANCE)
+    assert found[0][:, unused].isnan().all(), "nor written"
+
+
+@pytest.mark.parametrize("name", ["small", "qwen3-0.6b"])
+def test_one_recording_serves_any_contexts(ops: Ops, name: str) -> None:
+    """1,000 replays: as the reference says, and the same bits again; the last row is padding."""
+    shape, rows, longest = SHAPES[name], 4, 600
+    case = stack_case([longest] * rows, **shape)
+    arguments = dict(case.make(torch.Generator().manual_seed(2), torch.bfloat16))
+    there = on_device(ops, case, arguments)
+    plain = {name: moved(arguments[name], "cuda") for name in ("stack",)}
+    held, pick, size = there["rows"], random.Random(3), shape["page_size"]
+    table = held.page_table.clone()
+    held.page_table[-1] = 0
+    there |= {"ops": kernel_only(ops), "rows": replace(held, exact=False)}
+    ops.layer.decoders(**there)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = ops.layer.decoders(**there)
+    for turn in range(460 if name == "small" else 40):  # two replays each
+        contexts = [pick.randint(1, longest) for _ in range(rows - 1)] + [1]
+        at = [int(table[row, (c - 1) // size]) * size + (c - 1) % size for row, c in enumerate(contexts)]
+        there["slots"].copy_(torch.tensor([*at[:-1], 0]))
+        held.context_lens.copy_(torch.tensor(contexts))
+        there["x"].normal_()
+        keys, values = there["keys"].clone(), there["values"].clone()
+        graph.replay()
+        first = [one.clone() for one in (*found, there["keys"], there["values"])]
+        there["keys"].copy_(keys), there["values"].copy_(values)
+        graph.replay()
+        again = [*found, there["keys"], there["values"]]
+        real = slice(rows - 1)
+        assert all(torch.equal(one[real], other[real]) for one, other in zip(first[:2], again[:2], strict=True))
+        assert all(torch.equal(one[:, 1:], other[:, 1:]) for one, other in zip(first[2:], again[2:], strict=True))
+        if turn % 10 == 0:
+            exact = Rows(held.row_starts, held.context_lens, held.page_table, held.query_lens, tuple(contexts))
+            wide = {**there, **plain, "keys": keys, "values": values, "rows": exact}
+            wide = {name: moved(value, "cuda", wide=True) for name, value in wide.items() if name != "ops"}
+            expected = Ops().layer.decoders(Ops(), **wide)
+            assert not fault([one[real] for one in first[:2]], [one[real].cpu() for one in expected], TOLERANCE)
+
+
+def test_what_it_does_not_fit_goes_layer_by_layer(ops: Ops) -> None:
+    prompt = inputs([(5, 9)], layers=2, **SMALL)
+    many = inputs([(1, 4)] * 2, layers=2, **SMALL)
+    window = inputs([(1, 40)], layers=2, window=8, **SMALL)
+    gemma = inputs([(1, 40)], layers=2, after_norms=True, **SMALL)
+    for make in (prompt, many, window, gemma):
+        case = Case("layer.decoders", "loop", make, packs=("stack",))
+        there = given(case, ops, case.make(torch.Generator().manual_seed(1), torch.bfloat16), "cuda", torch.bfloat16)
+        with pytest.raises(AssertionError, match="left to the loop"):
+            ops.layer.decoders(**{**there, "ops": kernel_only(ops)})
+
+
+def test_bad_arguments_are_refused_by_name(ops: Ops) -> None:
+    case = stack_case([5], **SMALL)
+    there = given(case, ops, case.make(torch.Generator().manual_seed(1), torch.bfloat16), "cuda", torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"decoder_step: slots is int32, int64 expected"):
+        ops.layer.decoders(**{**there, "slots": there["slots"].int()})
+    short = replace(there["stack"], shared=there["stack"].shared[:64])
+    with pytest.raises(RuntimeError, match="decoder_step: shared has 64 bytes, too few"):
+        ops.layer.decoders(**{**there, "stack": short})
