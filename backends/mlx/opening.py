@@ -64,8 +64,7 @@ def _limit_memory(total: int) -> None:
 def _plan(files: ModelFiles, budget: Budget, loaded: Loaded, free: int) -> RunnerSpec:
     """Half of the cache's memory are pages; the other is for sequences that are computed, which lie in groups too.
 
-    Nothing holds the groups to their half: rows that share pages each have all of their positions there, so many rows
-    with one long beginning take more than `cache_bytes` says.
+    Rows that share pages each have all of their positions there: those that find no room pass one by one, more slowly.
     """
     config = files.config
     if budget.context is not None and not 1 <= budget.context <= config.max_positions:

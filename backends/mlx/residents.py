@@ -8,7 +8,7 @@ a resident that has exactly its pages up to its first position; where two rows c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -56,6 +56,7 @@ class Work:
     rows: list[int]
     groups: list[Group]
     new: int
+    passing: bool = False  # its row finds no room among the groups: to be computed before the next call is asked for
 
 
 class Pool:
@@ -108,13 +109,17 @@ class Residents:
     def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int, group_columns: int | None) -> None:
         """A group more is worth `group_columns` columns less to read; None: there is one group, whatever it costs."""
         self._shapes, self._group_columns = shapes, group_columns
+        self._room = num_pages * page_size  # columns of all groups
         self.pool = Pool(shapes, num_pages, page_size)
         self._placed: list[Placed] = []
         self._holders: dict[int, list[Resident]] = {}  # by page
         self._unasked: list[mx.array] = []
 
-    def begin(self, batch: Batch) -> list[Work]:
-        """The calls that compute the batch, in order; inert rows (all on page 0) are in none of them."""
+    def begin(self, batch: Batch) -> Iterator[Work]:
+        """The calls that compute the batch, in order; inert rows (all on page 0) are in none of them.
+
+        Pages hold what rows share once, groups for each row: rows that find no room in groups pass one by one.
+        """
         if len(batch.copies):
             self._forget(batch.copies[:, 1].tolist(), keep=None)
             self._sync(batch.copies[:, 0].tolist())
@@ -128,18 +133,37 @@ class Residents:
             found[row] = resident = self._find(batch.page_table[row], starts[row], present)
             present |= {resident} if resident is not None else set()
         self._settle(present)
-        taken = {
-            row: self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], found[row])
-            for row in real
-        }
-        alone = [row for row in real if counts[row] > 1]
-        works = [Work([row], [self._apart(taken[row]).group], counts[row]) for row in alone]
-        single = {id(taken[row]): row for row in real if counts[row] == 1}
+        taken: dict[int, Resident] = {}
+        passing: list[int] = []
+        for row in real:
+            end = starts[row] + counts[row]
+            if found[row] is None and not self._has_room(end):
+                passing.append(row)
+            else:
+                taken[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
+        for row, resident in taken.items():
+            if counts[row] > 1:
+                yield Work([row], [self._apart(resident).group], counts[row])
+        single = {id(resident): row for row, resident in taken.items() if counts[row] == 1}
         if single:
             together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
             order = [single[id(resident)] for placed in together for resident in placed.residents]
-            works.append(Work(order, [placed.group for placed in together], 1))
-        return works
+            yield Work(order, [placed.group for placed in together], 1)
+        for row in passing:
+            resident = self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], None)
+            yield Work([row], [resident.group], counts[row], passing=True)
+            self._drop([resident])
+            mx.eval(self.take_changed())
+
+    def _has_room(self, end: int) -> bool:
+        """For a row up to `end`; groups that wait for their rows give way."""
+        needed = -(-(end + 1) // STEP) * STEP
+        if self._columns() + needed > self._room:
+            self._drop([resident for placed in self._placed if placed.absent for resident in placed.residents])
+        return self._columns() + needed <= self._room
+
+    def _columns(self) -> int:
+        return sum(placed.group.keys[0].shape[2] * len(placed.residents) for placed in self._placed)
 
     def written(self, work: Work, *, computed: bool) -> None:
         """The model was called for `work`; where nothing asks for its answer its caches must be asked for."""

@@ -125,6 +125,8 @@ class MlxRunner:
             forward = Forward(work.groups, work.new, self._loaded.shapes)
             found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers)
             forward.finish()
+            if work.passing:
+                mx.eval(found, states)
             kept = [at for at, row in enumerate(work.rows) if row in wanted]
             self._residents.written(work, computed=bool(kept))
             if kept:

@@ -25,6 +25,7 @@ from localllm import backends
 from localllm.backends import cpu, mlx
 from localllm.backends.mlx import opening, sampler
 from localllm.backends.mlx.experts import ASKED
+from localllm.backends.mlx.residents import Residents
 from localllm.engine import sampling as oracle
 from localllm.engine.batch import Want
 from localllm.engine.engine import Engine
@@ -44,8 +45,25 @@ SMALL = Budget(context=128, cache_bytes=2**24, max_rows=16, page_size=8, dtype="
 ONE_GROUP = None
 
 
+def patched(target: Any, name: str, value: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, value)
+        yield
+
+
 @pytest.mark.real_otherdevice
 class TestMlx(Conformance):
+    backend = "mlx"
+
+    @pytest.fixture(scope="class", autouse=True)
+    def room_for_all(self) -> Iterator[None]:
+        yield from patched(Residents, "_has_room", lambda *_: True)
+
+
+@pytest.mark.real_otherdevice
+class TestMlxWithLittleRoom(Conformance):
+    """Groups hold one row; all others are read from the pool and written back."""
+
     backend = "mlx"
 
 
@@ -57,9 +75,11 @@ class TestMlxInOneGroup(Conformance):
 
     @pytest.fixture(scope="class", autouse=True)
     def one_group(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opening, "GROUP_COLUMNS", ONE_GROUP)
-            yield
+        yield from patched(opening, "GROUP_COLUMNS", ONE_GROUP)
+
+    @pytest.fixture(scope="class", autouse=True)
+    def room_for_all(self) -> Iterator[None]:
+        yield from patched(Residents, "_has_room", lambda *_: True)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -387,6 +407,28 @@ def test_it_is_loaded_on_one_thread_and_computes_on_another(tmp_path: Path) -> N
         told.clear()
         done.clear()
     engine.close()
+
+
+def test_a_prefix_that_many_share_does_not_lie_in_memory_for_each(tmp_path: Path) -> None:
+    """Pages hold it once, so the engine lets them all in; groups would hold it once for each."""
+    DENSE.save(tmp_path)
+    runner = mlx.open(read_model(tmp_path), replace(SMALL, cache_bytes=2**20, max_rows=12))
+    plain = Loaded(runner, mlx_lm.utils.load_model(tmp_path)[0])
+    residents: Residents = runner._residents  # type: ignore[attr-defined]
+    shared = np.random.default_rng(0).integers(3, 131, 64).tolist()
+    talk = Conversation(runner)
+    talk.submit("first", shared, 1)
+    talk.finish()
+    for at in range(12):
+        talk.submit(str(at), [*shared, at + 3], 20)
+    most = 0
+    while talk.engine.has_work:
+        talk.step()
+        most = max(most, residents._columns())
+    assert most <= residents._room
+    assert talk.engine.stats().preemptions == 0
+    for at in range(12):
+        assert talk.tokens[str(at)] == plain.plain([*shared, at + 3], 20)
 
 
 def test_what_mlx_keeps_is_given_back_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
