@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -243,6 +244,9 @@ async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
     finally:
         if process.returncode is None:  # it hangs, or who asked is gone
             process.kill()
+            with suppress(TimeoutError):  # a driver may keep it from dying
+                async with asyncio.timeout(1.0):
+                    await process.communicate()
     if said:
         raise msgspec.json.decode(said, type=Fault).error()
     if process.returncode:
