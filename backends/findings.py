@@ -44,10 +44,10 @@ class Findings:
 
 def told(folder: Path) -> dict[str, str]:
     """For people: the outcome of the newest self-test on each device, by its name."""
-    found: dict[str, str] = {}
-    for file in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+    found: list[tuple[float, str, str]] = []
+    for file in folder.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # broken, or gone meanwhile
             kept = json.loads(file.read_text("utf-8"))
             outcome = "; ".join(kept["fallbacks"]) or f"all {len(kept['verdicts'])} kernels are right"
-            found[kept["device"]] = f"{outcome} ({kept['date']})"
-    return found
+            found.append((file.stat().st_mtime, str(kept["device"]), f"{outcome} ({kept['date']})"))
+    return {device: outcome for _, device, outcome in sorted(found)}

@@ -172,6 +172,7 @@ def test_what_doctor_tells(tmp_path: Path) -> None:
     assert findings.told(tmp_path / "none") == {}
     run(tmp_path, with_rms(right))
     (tmp_path / "broken.json").write_text("[]", "utf-8")
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
     (line,) = findings.told(tmp_path).values()
     assert line.startswith("all 1 kernels are right (")
     run(tmp_path, with_rms(wrong))
