@@ -18,6 +18,7 @@ from ...backends import load
 from ...engine.runner import DeviceInfo
 from .. import config
 from ..client import Client, Done, LoadedModel, TextPiece
+from ..errors import AppError
 from ..store.catalog import GUIDE
 from .asking import loaded
 from .console import say
@@ -101,7 +102,7 @@ class _Asker:
                     text += event.text
                 elif isinstance(event, Done):
                     return text, event
-        raise AssertionError("an answer ended without saying so")
+        raise AppError("the daemon ended an answer without saying so")
 
     async def texts(self, prompts: list[str], together: bool, **parameters: Any) -> list[str]:
         if together:

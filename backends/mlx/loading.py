@@ -46,7 +46,7 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
     quant = _format(config)
     if budget.dtype != "auto":
-        _set_dtype(model, DTYPES[budget.dtype])
+        model.set_dtype(DTYPES[budget.dtype])  # of everything that computes in floats; packed weights stay
     if budget.quant != "none":
         _quantise(model, files, budget, quant)
         quant = budget.quant
@@ -96,11 +96,6 @@ def _refuse_code(files: ModelFiles) -> None:
             f"{files.name} asks to run code of its own ({named!s:.50} in config.json), which is never done",
             "use a model of an architecture that mlx-lm has",
         )
-
-
-def _set_dtype(model: nn.Module, dtype: mx.Dtype) -> None:
-    """Of everything that computes in floats; packed weights stay."""
-    model.set_dtype(dtype)
 
 
 def _quantise(model: nn.Module, files: ModelFiles, budget: Budget, quantised: str) -> None:
