@@ -1,14 +1,21 @@
 """What self-tests of kernels found, as it is kept between starts: a file for each device, number format and set of
-versions. Reading it takes no tensor library."""
+versions. Reading it takes no tensor library.
+
+Beside it, while a process tests, a file names the kernel under test: one that ends the process leaves its name there.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 
 @dataclass(slots=True)
@@ -40,6 +47,55 @@ class Findings:
         except OSError:
             with suppress(OSError):
                 beside.unlink()
+
+
+class UnderTest:
+    """The name of what this process tests just now, on the disk before the test begins and gone when it ends, as long
+    as no other process has its own there. `left` is what a process tested that ended over it; empty: none did."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock: int | None = None  # the kernel gives it up with the process, however that ends
+        self.left = ""
+
+    def __enter__(self) -> Self:
+        with suppress(OSError):
+            descriptor = os.open(self._file, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.left = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
+            finally:
+                os.close(descriptor)
+        return self
+
+    def name(self, title: str) -> None:
+        """Where the folder cannot be written, nothing is."""
+        with suppress(OSError):
+            if self._lock is None:
+                self._lock = self._locked()
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, title.encode(), 0)
+            os.fsync(self._lock)
+
+    def _locked(self) -> int:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """An error that was raised did not end the process."""
+        if self._lock is not None or self.left:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def told(folder: Path) -> dict[str, str]:

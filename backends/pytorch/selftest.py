@@ -6,14 +6,17 @@ wrong, fails or answers NaN is left to the next lane that is right, at last to t
     op b      wrong       ok                   -> Triton computes b, and the runner says why
     op c      wrong      fails    (judges)
 
-What was found is kept in a file, named after all that could change it, so that later starts test nothing.
+What was found is kept in a file, named after all that could change it, so that later starts test nothing. A kernel that
+ends the process, or does not end within TEST_SECONDS, is known by what UnderTest kept: the next start leaves it out.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -24,11 +27,13 @@ from ...engine.errors import ModelRefused, OutOfMemory
 from ...kernels.ops import CASES, Ops
 from ...kernels.ops.case import Case
 from ...kernels.ops.judge import answer, asked, fault, given
-from ..findings import Findings
+from ..findings import Findings, UnderTest
 from .failures import is_shortage
 
 LONGEST_REASON = 160  # characters
 SECONDS = 1.0  # that an op's cases may take, but for the one under way
+TEST_SECONDS = 120.0  # after which an op's test hangs; the process ends then, as nothing else gets out of a kernel
+STDERR = 2  # whatever became of sys.stderr
 MOST_CASES = 8  # of an op, spread over all: a kernel that works here at all has its tests elsewhere
 
 Verify = Callable[[str, Ops], str]  # an op of these, by name -> what is wrong with it; empty: nothing
@@ -54,10 +59,21 @@ def self_tested(
     """`choose` by the cases, or by what an earlier start found in the folder: for torch's `device`, models of `dtype`.
 
     `on` is the device for people; `versions` say what else the outcome depends on. Raises ModelRefused when a kernel
-    breaks the device; the next start does without it.
+    breaks the device; the next start does without it, as without one that ends the process.
     """
     key = hashlib.sha256("\n".join([on, str(dtype), torch.__version__, _sources(), *versions]).encode()).hexdigest()
     findings = Findings.read(folder / f"{device}-{key[:16]}.json", on)
+    with UnderTest(findings.file.with_suffix(".running")) as under_test:
+        if under_test.left:
+            findings.verdicts[under_test.left] = f"did not come back from its test (made again without {findings.file})"
+            findings.write([f"{under_test.left} did not come back from its test"])
+        return _self_tested(lanes, device, dtype, findings, under_test)
+
+
+def _self_tested(
+    lanes: Sequence[Ops], device: str, dtype: torch.dtype, findings: Findings, under_test: UnderTest
+) -> tuple[Ops, tuple[str, ...]]:
+    """What was found so far grows, and is written."""
     known = dict(findings.verdicts)
 
     def verify(name: str, ops: Ops) -> str:
@@ -65,23 +81,35 @@ def self_tested(
         if ops.title(name) == "reference":
             return ""
         if title not in findings.verdicts:
+            under_test.name(title)
             try:
-                findings.verdicts[title] = _fault(name, ops, device, dtype)
+                with _watched():
+                    findings.verdicts[title] = _fault(name, ops, device, dtype)
             except OutOfMemory as error:  # says nothing of the kernel: the next start tests it again
                 return str(error)
             if not _usable(device):
                 reason = findings.verdicts[title] = findings.verdicts[title] or "leaves nothing that can be computed on"
                 findings.write([f"{title} broke the device: {reason}"])
                 raise ModelRefused(
-                    f"the kernel of {name} broke {on} in its self-test: {reason}",
+                    f"the kernel of {name} broke {findings.device} in its self-test: {reason}",
                     "load the model again: the next start does without that kernel",
                 )
         return findings.verdicts[title]
 
     ops, fallbacks = choose(lanes, verify)
-    if findings.verdicts != known:
+    if under_test.left or findings.verdicts != known:
         findings.write(fallbacks)
     return ops, fallbacks
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Ends the process, with a word to its log, when this takes longer than TEST_SECONDS."""
+    faulthandler.dump_traceback_later(TEST_SECONDS, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:

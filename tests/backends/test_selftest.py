@@ -4,6 +4,9 @@ tested again."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +151,60 @@ def test_too_little_memory_says_nothing_of_a_kernel(tmp_path: Path) -> None:
     assert "which fails: OutOfMemoryError: CUDA out of memory" in told[0]
     short = False
     assert run(tmp_path, with_rms(rms)) == (with_rms(rms), ())
+
+
+# Another process that tests lanes of which one does this.
+ENDING = f"""
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_selftest as t
+
+def ending(*arguments, **named):
+    {{}}
+
+ending.__module__ = t.__name__
+t.selftest.TEST_SECONDS = float(sys.argv[2])
+print(t.run(Path(sys.argv[1]), t.with_rms(ending), t.with_rms(t.right)))
+"""
+KILLED, ENDLESS = "os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(3600)"
+
+
+def start_of(does: str, folder: Path, seconds: float = 1.0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", ENDING.format(does), str(folder), str(seconds)]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(("does", "code"), [(KILLED, -9), (ENDLESS, 1)], ids=["kills", "never ends"])
+def test_a_kernel_that_ends_the_process_is_left_out_the_next_time(tmp_path: Path, does: str, code: int) -> None:
+    first = start_of(does, tmp_path)
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == code, said
+    assert ("Timeout" in said) == (code == 1), "its log says where it hung"
+    for _ in range(2):
+        told, said = start_of(does, tmp_path).communicate(timeout=60)
+        assert "norm.rms: test_selftest.right instead of test_selftest.ending, which did not come back" in told, said
+        (line,) = findings.told(tmp_path).values()
+        assert "test_selftest.ending, which did not come back from its test" in line
+    assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
+
+
+def test_another_process_that_tests_just_now_is_no_sign(tmp_path: Path) -> None:
+    testing = start_of(f"Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)", tmp_path / "found", 60.0)
+    try:
+        while not (tmp_path / "begun").exists() and testing.poll() is None:
+            time.sleep(0.05)
+
+        def ending(*arguments: Any, **named: Any) -> Any:
+            return right(*arguments, **named)
+
+        ending.__module__ = "test_selftest"
+        ops, told = run(tmp_path / "found", with_rms(ending))
+        assert (ops.norm.rms, told) == (ending, ())
+        assert len(list((tmp_path / "found").glob("*.running"))) == 1, "it is the other's"
+    finally:
+        testing.kill()
+        testing.communicate()
 
 
 def test_every_op_but_what_packs_is_tested(tmp_path: Path) -> None:
