@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from .errors import EngineError, OutOfMemory, RunnerFailed
 from .kv import make_cache
 from .lora import Adapter, AdapterPool
 from .request import Delta, Request
-from .runner import Pending, Runner
+from .runner import Pending, Runner, StepResult
 from .scheduler import Scheduler
 from .stats import Stats
 
@@ -101,11 +102,12 @@ class Engine:
             started = self._runner.run(batch) if batch is not None else None
         except OutOfMemory as error:
             return self._step_without_memory(error)
-        if batch is not None:
-            self._shortages = 0
         if self._overlap:
             started, self._in_flight = self._in_flight, started
-        result = started.result() if started is not None else None
+        try:
+            result = self._result(started)
+        except OutOfMemory as error:
+            return self._answers_without_memory(error)
         computed, self._began = time.perf_counter(), None
         with self._state:
             deltas = self._scheduler.commit(result) if result is not None else []
@@ -118,18 +120,42 @@ class Engine:
                 raise EngineError("requests wait, but none can be computed: this is a bug in the scheduler")
         return deltas
 
+    def _result(self, step: Pending | None) -> StepResult | None:
+        if step is None:
+            return None
+        result = step.result()
+        self._shortages = 0
+        return result
+
     def _step_without_memory(self, error: OutOfMemory) -> list[Delta]:
         """The step planned last is lost; the one before ends as ever."""
+        before, self._in_flight = self._in_flight, None
+        try:
+            result = self._result(before)
+        except OutOfMemory as earlier:
+            return self._answers_without_memory(earlier)
+        with self._state:
+            deltas = self._scheduler.commit(result) if result is not None else []
+        return deltas + self._without_memory(error)
+
+    def _answers_without_memory(self, error: OutOfMemory) -> list[Delta]:
+        """A step that was started is lost, and with it the next where that is under way: that reads its tokens and
+        pages."""
+        after, self._in_flight = self._in_flight, None
+        if after is not None:
+            with suppress(OutOfMemory):
+                after.result()
+        return self._without_memory(error)
+
+    def _without_memory(self, error: OutOfMemory) -> list[Delta]:
+        """End the requests of all steps that are not committed, unless this happens too often."""
+        self._began = None
         self._shortages += 1
         if self._shortages > MOST_SHORTAGES:
             raise error
-        before, self._in_flight = self._in_flight, None
-        result = before.result() if before is not None else None
-        self._began = None
         with self._state:
-            deltas = self._scheduler.commit(result) if result is not None else []
             self._scheduler.give_up(str(error))
-            return deltas + self._scheduler.take_ended()
+            return self._scheduler.take_ended()
 
     def start(self) -> None:
         """Begin to make steps on a thread of its own, which sleeps while there is nothing to do."""
@@ -172,7 +198,8 @@ class Engine:
 
     def _end_rest(self) -> None:
         if self._in_flight is not None:
-            self._in_flight.result()
+            with suppress(OutOfMemory):  # its requests end all the same
+                self._in_flight.result()
         with self._state:
             for request_id in self._scheduler.request_ids:
                 self._scheduler.cancel(request_id)

@@ -72,7 +72,7 @@ class Pending(Protocol):
     """A step that was started."""
 
     def result(self) -> StepResult:
-        """Block until the step is done. Raises RunnerFailed."""
+        """Block until the step is done. Raises OutOfMemory or RunnerFailed, as Runner.run does."""
         ...
 
 

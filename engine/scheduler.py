@@ -224,11 +224,13 @@ class Scheduler:
         return deltas
 
     def give_up(self, error: str) -> None:
-        """The step planned last was not computed, and the one before is committed: its requests end."""
-        for row in self._launched.pop():
-            if row.sequence.finish is None:
-                self._end_early(row.sequence, "no_memory", error)
-        self._cache.forget()  # what the step was to write counted as shared already
+        """Steps that were planned and are not committed were not computed: their requests end."""
+        lost = [row.sequence for rows in self._launched for row in rows]
+        self._launched.clear()
+        for sequence in lost:
+            if sequence.finish is None:
+                self._end_early(sequence, "no_memory", error)
+        self._cache.forget()  # what the steps were to write counted as shared already
 
     def _take_in(self, sequence: Sequence, token: int, index: int, result: StepResult) -> Delta:
         request, error = sequence.request, ""

@@ -23,7 +23,7 @@ from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.failures import failures
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.tape import Tape
-from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.backends.pytorch.runner import TorchPending, TorchRunner, open_runner
 from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import DeviceInfo, Graphs, Runner
@@ -156,6 +156,29 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
         assert len(talk.tokens[name]) >= 3
         assert talk.tokens[name] == canary.walk(prompts[name], len(talk.tokens[name]))
     assert talk.tokens["d"] == canary.walk(prompts["c"], 12)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_answers_that_find_no_memory_end_their_requests_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    talk = Conversation(opened(replace(DEVICE, overlap=overlap, recorder=None), tmp_path))
+    prompt, fetched = canary.prompt(1, 30, seed=1), TorchPending._by_row
+    talk.submit("a", prompt, 12)
+    for _ in range(4):
+        talk.step()
+
+    def short(*_: Any) -> Any:
+        monkeypatch.setattr(TorchPending, "_by_row", fetched)
+        raise MemoryError
+
+    monkeypatch.setattr(TorchPending, "_by_row", short)
+    talk.step()
+    talk.submit("b", prompt, 12)
+    talk.finish()
+    assert talk.finishes == {"a": "no_memory", "b": "length"}
+    assert talk.tokens["a"] == canary.walk(prompt, 12)[: len(talk.tokens["a"])]
+    assert talk.tokens["b"] == canary.walk(prompt, 12)
 
 
 def test_a_broken_device_is_told_as_such(device: tuple[Device, Faulty], tmp_path: Path) -> None:

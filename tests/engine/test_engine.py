@@ -14,6 +14,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.errors import ContextOverflow, EngineError, OutOfMemory, RunnerFailed
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
+from localllm.engine.runner import StepResult
 
 from .test_equal_outputs import WITH_ADAPTERS, Modulo, assert_equal_to_solo, requests_of
 from .token_device import SPEC, Step, TokenDevice, finish_all, outputs, solo
@@ -286,9 +287,11 @@ def test_a_scheduler_that_is_stuck_is_told_and_does_not_spin(monkeypatch) -> Non
 
 @dataclass
 class Short(TokenDevice):
-    """Finds too little memory for the steps with these numbers, some of whose work it has done by then."""
+    """Finds too little memory for the steps with these numbers, some of whose work it has done by then; with `late`
+    it says so only when their answers are asked for."""
 
     short_at: frozenset[int] = frozenset()
+    late: bool = False
 
     def run(self, batch: Batch) -> Step:
         if len(self.batches) not in self.short_at:
@@ -297,24 +300,34 @@ class Short(TokenDevice):
         self.batches.append(batch)
 
         def spoil() -> None:
+            self.last = StepResult(np.full(batch.num_rows, 77, np.int32))
             self.cells[batch.copies[:, 1]] = 77
             rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
             size = self.cells.shape[1]
             self.cells[self.places(batch)[rows, batch.positions // size], batch.positions % size] = 77
 
         self.queue.append(spoil)
+        if self.late:
+            return WithoutAnswer(self, batch)
         raise OutOfMemory("too little memory for a step")
+
+
+class WithoutAnswer(Step):
+    def result(self) -> StepResult:
+        raise OutOfMemory("too little memory for a step's answers")
 
 
 IN_SLOTS = replace(SPEC, cache="slots", num_slots=6, num_pages=0, max_rows=6)
 
 
 @pytest.mark.parametrize("spec", [SPEC, OVERLAP, replace(OVERLAP, num_pages=24), IN_SLOTS], ids=str)
+@pytest.mark.parametrize("late", [False, True], ids=["when started", "when answered"])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_step_without_memory_ends_its_own_requests_only(spec, seed: int) -> None:
-    """What it left half done in pages that equal prompts would share is never read."""
+def test_a_step_without_memory_ends_its_own_requests_only(spec, late: bool, seed: int) -> None:
+    """What it left half done in pages that equal prompts would share is never read. A step that was started when the
+    one before has no answers goes with it."""
     choose = random.Random(seed)
-    device = Short(spec, short_at=frozenset(choose.sample(range(40), 4)))
+    device = Short(spec, short_at=frozenset(choose.sample(range(40), 4)), late=late)
     engine = Engine(device)
     beginning = tuple(choose.randrange(96) for _ in range(20))
     requests, deltas = [], []
@@ -329,7 +342,8 @@ def test_a_step_without_memory_ends_its_own_requests_only(spec, seed: int) -> No
     ends = {delta.request_id: delta for delta in deltas if delta.finish}
     assert len(ends) == 40
     lost = {name for name, delta in ends.items() if delta.finish == "no_memory"}
-    rows = sum(device.batches[at].num_rows for at in device.short_at if at < len(device.batches))
+    numbers = {at + more for at in device.short_at for more in range(1 + (late and spec.overlap))}
+    rows = sum(device.batches[at].num_rows for at in numbers if at < len(device.batches))
     assert 0 < len(lost) <= rows
     assert all("too little memory" in ends[name].error for name in lost)
     out = outputs(deltas)
@@ -339,8 +353,9 @@ def test_a_step_without_memory_ends_its_own_requests_only(spec, seed: int) -> No
     assert engine.stats().cache_used == 0
 
 
-def test_a_device_that_stays_without_memory_is_given_up() -> None:
-    engine, app = start(Short(OVERLAP, short_at=frozenset(range(100))))
+@pytest.mark.parametrize("late", [False, True], ids=["when started", "when answered"])
+def test_a_device_that_stays_without_memory_is_given_up(late: bool) -> None:
+    engine, app = start(Short(OVERLAP, short_at=frozenset(range(100)), late=late))
     for number in range(8):
         engine.submit(Request(f"r{number}", (number, 2), 5))
         app.wait(ended=min(number + 1, 2), failures=int(number >= 2))
