@@ -26,6 +26,7 @@ class Step:
     slots: Tensor  # [tokens] int64, where each token's key and value go
     last: Tensor  # [answers] int32, index of the last token of each row that wants an answer
     rows: Rows
+    last_rows: Rows | None = None  # of `last` alone, where the last layer is to compute no other tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,16 @@ class Sent:
     answers: NDArray[np.int64]  # [answers] those rows, on the host
     answer_rows: Tensor  # the same
     settings: dict[str, Tensor]  # per answer: the columns of SamplingRows that have one value per row
+
+    def last_only(self) -> Step:
+        """The step, of which the last layer computes only what is answered."""
+        rows, count = self.step.rows, len(self.answers)
+        lens, table = rows.context_lens, rows.page_table
+        if count < len(rows.query_lens):
+            lens, table = lens.index_select(0, self.answer_rows), table.index_select(0, self.answer_rows)
+        starts = torch.arange(count + 1, dtype=torch.int32, device=table.device)
+        contexts = tuple(rows.contexts[row] for row in self.answers.tolist())
+        return replace(self.step, last_rows=Rows(starts, lens, table, (1,) * count, contexts, rows.exact))
 
     def first(self, rows: int) -> Sent:
         """The same of so many rows only, where all are answered."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...engine.modelconfig import LayerKind, ModelConfig
 from ...kernels.ops import Ops
-from ...kernels.ops.layer import DecoderLayer
+from ...kernels.ops.layer import DecoderLayer, Last
 from .inputs import Step
 from .kv import PagedKV
 from .rotary import Rotary
@@ -132,9 +132,11 @@ class Decoder:
         turns = [rotary.rows(step.positions) for rotary in self.rotaries]
         x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale, self.dtype)
         stream = torch.zeros_like(x)
+        last = None if step.last_rows is None else Last(step.last, step.last_rows)
         where = turns, self.turn_of, step.rows, step.slots, kv.keys, kv.values
-        x, stream = ops.layer.decoders(ops, self.stack, x, stream, *where)
-        if not step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]:  # else every token is its row's last
+        x, stream = ops.layer.decoders(ops, self.stack, x, stream, *where, last)
+        every = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # every token is its row's last
+        if last is None and not every:
             x, stream = x.index_select(0, step.last), stream.index_select(0, step.last)
         return self.norm.add(x, stream, ops)[0]
 

@@ -35,7 +35,7 @@ from .loading import Loader
 from .models import accepts
 from .references import with_references
 from .sampler import Drawn, draw_plainly, is_plain, sample
-from .sizing import cache_dtype, chosen_graphs, plan
+from .sizing import cache_dtype, chosen_graphs, plan, recordable_tokens
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
 
@@ -93,12 +93,19 @@ class TorchPending:
 
 class TorchRunner:
     """See engine.runner.Runner. With a compiler, steps of more than a token per row go through what it makes of the
-    model's forward."""
+    model's forward. Of steps longer than `recordable` the last layer computes only the answers; those that may be
+    recorded compute it whole, recorded or not: what is recorded knows no rows, and is to give the same bits."""
 
     def __init__(
-        self, model: Model, kv: PagedKV, spec: RunnerSpec, device: Device, compiler: Compiler | None = None
+        self,
+        model: Model,
+        kv: PagedKV,
+        spec: RunnerSpec,
+        device: Device,
+        compiler: Compiler | None = None,
+        recordable: int = 0,
     ) -> None:
-        self.model, self.kv, self._spec, self.device = model, kv, spec, device
+        self.model, self.kv, self._spec, self.device, self._recordable = model, kv, spec, device, recordable
         self.inputs = Inputs(spec, device)
         self._recorder = None if device.recorder is None else device.recorder()
         self.prompts: Callable[[Step, Ops, PagedKV], Tensor] = model
@@ -116,7 +123,8 @@ class TorchRunner:
             self.kv.copy(batch.copies, self.device)
             sent = self.inputs.send(batch)
             if batch.num_tokens == batch.num_rows or self._compiler is None:
-                return self._answer(batch, sent, self.model(sent.step, self.device.ops, self.kv))
+                step = sent.last_only() if batch.num_tokens > max(batch.num_rows, self._recordable) else sent.step
+                return self._answer(batch, sent, self.model(step, self.device.ops, self.kv))
             late = self._compiler.late
             hidden = self.prompts(sent.step, self.device.ops, self.kv)
             return self._answer(batch, sent, hidden, self._compiler.late - late)
@@ -232,5 +240,5 @@ def _load(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runne
             device.name,
         )
     compiler = Compiler(budget.compiler, budget.compiled_dir) if chosen_graphs(budget, device) == "split" else None
-    runner = TorchRunner(model, kv, spec, device, compiler)
+    runner = TorchRunner(model, kv, spec, device, compiler, recordable_tokens(config, spec.max_tokens, device))
     return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner

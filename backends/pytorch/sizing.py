@@ -59,7 +59,9 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
         num_pages=num_pages,
         overlap=device.overlap,
         graph_rows=decode_sizes(budget.max_rows) if graphs != "off" and device.records_attention else (),
-        graph_tokens=token_sizes(_most_tokens(config, max_tokens, device)) if graphs in ("split", "breakable") else (),
+        graph_tokens=token_sizes(recordable_tokens(config, max_tokens, device))
+        if graphs in ("split", "breakable")
+        else (),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=quantised.title if quantised else budget.quant if budget.quant != "none" else "",
@@ -69,8 +71,10 @@ def plan(files: ModelFiles, budget: Budget, free: int, dtype: torch.dtype, weigh
     )
 
 
-def _most_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:
+def recordable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:
     """Of a step that is worth capturing: beyond, computing a layer takes longer than launching it."""
+    if device.recorder is None:
+        return 0
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     weights = config.hidden_size * (heads + 3 * config.intermediate_size)
     return int(min(max_tokens, MOST_TOKENS, device.layer_work / weights))

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.attention import Rows
-from ..ops.layer import DecoderLayer
+from ..ops.layer import DecoderLayer, Last
 from ..ops.projection import Product
 from .linear import Packed
 
@@ -67,10 +67,13 @@ def decoder(
     slots: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
+    last: Last | None = None,
 ) -> tuple[Tensor, Tensor]:
     if not isinstance(layer, Prepared):
-        return reference.decoder(ops, layer, x, stream, cos, sin, rows, slots, key_pages, value_pages)
+        return reference.decoder(ops, layer, x, stream, cos, sin, rows, slots, key_pages, value_pages, last)
     weights, heads, numbers, sinks = layer
     step = slots, key_pages, value_pages, rows.row_starts, rows.context_lens, rows.page_table
     _layer(x, stream, *weights, cos, sin, *step, sinks, heads, *numbers)
+    if last is not None:  # one call makes them all
+        return x.index_select(0, last.tokens), stream.index_select(0, last.tokens)
     return x, stream

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.attention import Rows
-from ..ops.layer import DecoderLayer
+from ..ops.layer import DecoderLayer, Last
 from ..ops.projection import Product
 from .linear import few_rows, takes_norm
 
@@ -29,11 +29,12 @@ def decoder(
     slots: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
+    last: Last | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See kernels/ops/layer.py, whose parts it computes one by one where tokens are many or formats others."""
     qkv_product, gate_up = layer.qkv, layer.gate_up
-    if not (_fused(qkv_product, x) and _fused(gate_up, x)):
-        return reference.decoder(ops, layer, x, stream, cos, sin, rows, slots, key_pages, value_pages)
+    if last is not None or not (_fused(qkv_product, x) and _fused(gate_up, x)):
+        return reference.decoder(ops, layer, x, stream, cos, sin, rows, slots, key_pages, value_pages, last)
     before = layer.before_attention, layer.eps, layer.offset
     qkv, stream = _normalised(x, stream, before, qkv_product)
     head_norms = layer.query_norm, layer.key_norm, layer.eps, layer.offset

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.attention import Rows
-from ..ops.layer import DecoderLayer
+from ..ops.layer import DecoderLayer, Last
 from ..ops.projection import Product
 from .layer import GATES
 from .linear import BF16, Packed
@@ -83,10 +83,11 @@ def decoders(
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
+    last: Last | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One kernel for up to `most_rows` rows of one token each, layer by layer for any others."""
-    if not _fits(stack, x, rows, turns, keys):
-        return reference.decoders(ops, stack, x, stream, turns, turn_of, rows, slots, keys, values)
+    if last is not None or not _fits(stack, x, rows, turns, keys):
+        return reference.decoders(ops, stack, x, stream, turns, turn_of, rows, slots, keys, values, last)
     shape = stack.shape
     assert shape is not None
     x_out, stream_out = torch.empty_like(x), torch.empty_like(x)

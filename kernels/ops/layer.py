@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,13 @@ class DecoderLayer:
     sinks: Tensor | None = None
 
 
+class Last(NamedTuple):
+    """The tokens of which anything is read behind the last layer: of all others it makes keys and values only."""
+
+    tokens: Tensor  # [answers] int32
+    rows: Rows  # theirs, of one query each
+
+
 def prepare(layer: DecoderLayer) -> Any:
     """The layer as this device's `decoder` wants it; here: as it is."""
     return layer
@@ -62,17 +69,22 @@ def decoder(
     slots: Tensor,
     key_pages: Tensor,
     value_pages: Tensor,
+    last: Last | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(x, stream), both [tokens, hidden] -> the layer's own; x is what is still to be added to the residual stream.
 
-    The other arguments are those of kv.append and attention.paged, whose cache it writes and reads. An implementation
-    may write over x and stream.
+    The other arguments are those of kv.append and attention.paged, whose cache it writes and reads. With `last` the
+    answers are of those tokens alone. An implementation may write over x and stream.
     """
     norm = ops.norm
     x, stream = norm.add_rms(x, stream, layer.before_attention, layer.eps, layer.offset)
     qkv = layer.qkv(x, ops).view(x.shape[0], -1, layer.dim)
     head_norms = layer.query_norm, layer.key_norm, layer.eps, layer.offset
     query = ops.kv.append(qkv, *head_norms, cos, sin, layer.rotation, slots, key_pages, value_pages)
+    if last is not None:
+        if not len(last.tokens):
+            return x[:0], stream[:0]
+        query, stream, rows = query.index_select(0, last.tokens), stream.index_select(0, last.tokens), last.rows
     options = layer.scale, layer.window, layer.soft_cap, layer.sinks
     seen = ops.attention.paged(query, key_pages, value_pages, rows, *options)
     x = layer.out(seen.flatten(1), ops)
@@ -101,11 +113,16 @@ def decoders(
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
+    last: Last | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`decoder` for one layer after the other. turns are the (cos, sin) of every way in which layers rotate, turn_of
-    [layers] says which of them each does; keys and values [layers, pages, page_size, kv heads, dim] are their pages."""
+    [layers] says which of them each does; keys and values [layers, pages, page_size, kv heads, dim] are their pages.
+    `last` is the last layer's."""
+    left = len(turn_of)
     for layer, turn, *pages in zip(stack, turn_of, keys, values, strict=True):
-        x, stream = ops.layer.decoder(ops, layer, x, stream, *turns[turn], rows, slots, *pages)
+        left -= 1
+        own = None if left else last
+        x, stream = ops.layer.decoder(ops, layer, x, stream, *turns[turn], rows, slots, *pages, own)
     return x, stream
 
 
@@ -129,6 +146,7 @@ def inputs(
     inner: int = 72,
     *,
     layers: int = 0,  # more than one layer, in a stack
+    last: tuple[int, ...] | None = None,  # rows of whose last tokens the answers are
     bias: bool = False,
     head_norms: bool = True,
     after_norms: bool = False,
@@ -187,13 +205,18 @@ def inputs(
         starts = torch.tensor([0, *queries]).cumsum(0).int()
         pages = random(2, len(own), len(lens) * each + 1, page_size, kv_heads, dim)
         turn = angle.cos(), angle.sin()
-        step = {
+        step: dict[str, Any] = {
             "ops": Ops(),
             "x": random(tokens, hidden),
             "stream": random(tokens, hidden),
             "rows": Rows(starts, torch.tensor(contexts).int(), table, tuple(queries), tuple(contexts)),
             "slots": torch.tensor(at),
         }
+        if last is not None:
+            which, ones = torch.tensor(last, dtype=torch.int32), (1,) * len(last)
+            own_rows = torch.arange(len(last) + 1).int(), step["rows"].context_lens[which], table[which]
+            answered = Rows(*own_rows, ones, tuple(contexts[row] for row in last))
+            step["last"] = Last(starts[1:][which] - 1, answered)
         if layers:
             return {
                 **step,
@@ -227,6 +250,8 @@ CASES = [
             ("soft-cap", inputs(_MIXED, soft_cap=2.0, gate="gelu_and_mul")),
             ("sinks", inputs(_MIXED, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))),
             ("odd-shape", inputs(_MIXED, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
+            ("last-tokens", inputs(_MIXED, last=(0, 2, 3))),
+            ("no-last-tokens", inputs([(7, 7)], last=())),
         ]
     ),
     *(
@@ -235,6 +260,7 @@ CASES = [
             ("one-row", inputs([(1, 10)], layers=3)),
             ("decode", inputs([(1, 9), (1, 1), (1, 16), (1, 7)], layers=2)),
             ("mixed", inputs(_MIXED, layers=2)),
+            ("last-tokens", inputs(_MIXED, layers=3, last=(1, 2))),
             ("wide", inputs([(1, 150)], layers=2, **_WIDE)),
             ("wide-rows", inputs([(1, 9), (1, 1), (1, 300)], layers=3, **_WIDE)),
             ("wide-plain-heads", inputs([(1, 33)], layers=2, head_norms=False, bias=True, **_WIDE)),

@@ -1,0 +1,91 @@
+"""Long steps, of which the last layer computes only what is answered: as when it computes every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.engine.batch import Batch, Want
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Runner
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.layer import Layer
+
+from . import canary
+from .batches import Row, make_batch
+from .conformance import BUDGET, Conformance
+from .tiny import TINIES, VOCAB
+
+PARTS = replace(DEVICE, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers compute every token
+
+
+class TestLastLayer(Conformance):
+    backend = "cpu"
+    same_bits = False
+
+    @pytest.fixture(scope="class")
+    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+        files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
+        return open_runner(files, BUDGET, PARTS, 2**30)
+
+
+def opened(tiny: str, folder: Path, recordable: int) -> TorchRunner:
+    (found,) = (one for one in TINIES if one.label == tiny)
+    found.save(folder)
+    runner = open_runner(read_model(folder), replace(BUDGET, context=64, cache_bytes=2**20), PARTS, 2**30)
+    assert isinstance(runner, TorchRunner)
+    return TorchRunner(runner.model, runner.kv, runner.spec, runner.device, recordable=recordable)
+
+
+def steps() -> list[Batch]:
+    """A chunk that is not answered, then that prompt's rest between rows of one token, one of them not answered."""
+    drawn = np.random.default_rng(5).integers(0, VOCAB, 60).tolist()
+    first, second, third = (range(start, start + 8) for start in (1, 9, 17))
+    rows = [
+        Row(drawn[40:41], 0, second, want=Want.NOTHING),
+        Row(drawn[20:33], 20, first, want=Want.HIDDEN),
+        Row(drawn[41:50], 0, third, want=Want.HIDDEN),
+        Row(drawn[50:51], 0, range(25, 33), want=Want.HIDDEN),
+    ]
+    return [make_batch([Row(drawn[:20], 0, first, want=Want.NOTHING)], VOCAB), make_batch(rows, VOCAB)]
+
+
+@pytest.mark.parametrize("tiny", ["llama", "qwen3-biases", "gemma3"])
+def test_answers_and_cache_are_those_of_every_token(tmp_path: Path, tiny: str) -> None:
+    found = []
+    for recordable in (0, 1000):
+        runner = opened(tiny, tmp_path, recordable)
+        with torch.inference_mode():
+            runner.kv.keys.zero_()
+            runner.kv.values.zero_()
+        results = [runner.run(batch).result() for batch in steps()]
+        found.append((results[1].hidden, runner.kv.keys.clone(), runner.kv.values.clone()))
+    (hidden, *cache), (expected, *cache_expected) = found
+    assert hidden is not None
+    assert np.abs(expected[1:]).max() > 0.1
+    np.testing.assert_allclose(hidden, expected, atol=2e-5)
+    for own, other in zip(cache, cache_expected, strict=True):
+        torch.testing.assert_close(own[:, 1:], other[:, 1:], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("recordable", "last"), [(0, [[], [3]]), (20, [[20], [3]]), (24, [[20], [24]])])
+def test_steps_that_may_be_recorded_are_computed_whole(tmp_path: Path, recordable: int, last: list[list[int]]) -> None:
+    seen: list[int] = []
+    runner = opened("llama", tmp_path, recordable)
+    layers, ops = len(runner.kv.keys), runner.device.ops
+
+    def counted(x: torch.Tensor, *given: object) -> torch.Tensor:
+        seen.append(len(x))
+        return Ops().activation.silu_and_mul(x)
+
+    activation = replace(ops.activation, silu_and_mul=counted)
+    runner.device = replace(runner.device, ops=replace(ops, activation=activation))
+    for batch in steps():
+        runner.run(batch).result()
+    assert seen == [*[20] * (layers - 1), *last[0], *[24] * (layers - 1), *last[1]]
