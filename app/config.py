@@ -101,7 +101,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queue: Annotated[Count, Meta(description="Requests one model may hold before new ones get 429.")] = 256
     step_timeout: Annotated[
         float,
-        Meta(ge=0, description="Seconds after which a step counts as hung; 0 is 120 on an NVIDIA GPU, else never."),
+        Meta(
+            ge=0,
+            description="Seconds after which a step counts as hung; 0 is 120 on NVIDIA, 3600 on CPU, else never.",
+        ),
     ] = 0.0
     drain: Annotated[float, Meta(ge=0, description="Seconds a stopping daemon lets running answers finish.")] = 5.0
 

@@ -139,6 +139,7 @@ class Shutdown(Frame):
 class Loading(Frame):
     stage: str  # words for people
     done: float = 0.0  # 0…1
+    more: float = 0.0  # seconds that this stage may take beyond what any may
 
 
 class ModelInfo(Frame):

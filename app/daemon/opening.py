@@ -16,7 +16,10 @@ from ..chat.template import TemplateRenderer
 from ..chat.tokenizer import ChatTokenizer
 from .frames import Load, ModelInfo
 
-Progress = Callable[[str, float], None]
+# Bytes of weights a second that are read, and made smaller where that is asked for, on the slowest machine.
+SLOWEST = 20e6
+
+Progress = Callable[[str, float, float], None]  # as a Loading frame: words, 0…1, seconds beyond what any stage may take
 
 
 @dataclass(slots=True)
@@ -48,12 +51,12 @@ class OpenModel:
 
 def open_model(load: Load, progress: Progress) -> OpenModel:
     """Blocks while the weights are read. Raises EngineError: ModelRefused, SettingRefused or BackendUnavailable."""
-    progress("reading the model's files", 0.0)
+    progress("reading the model's files", 0.0, 0.0)
     files = read_model(Path(load.path), load.model)
     tokenizer = ChatTokenizer(files.path, files.eos_ids)
-    progress("choosing a backend", 0.05)
+    progress("choosing a backend", 0.05, 0.0)
     choice = backends.choose(load.backend, files)
-    progress(f"loading the weights ({choice.backend.name})", 0.1)
+    progress(f"loading the weights ({choice.backend.name})", 0.1, files.weight_bytes / SLOWEST)
     runner = choice.backend.open(
         files,
         Budget(
@@ -74,7 +77,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
             self_test_dir=Path(load.self_test_dir) if load.self_test_dir else None,
         ),
     )
-    progress("ready", 1.0)
+    progress("ready", 1.0, 0.0)
     renderer = TemplateRenderer()
     prompts = PromptMaker(tokenizer, renderer)
     spec = runner.spec

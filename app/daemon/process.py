@@ -4,6 +4,7 @@ What ends it unasked, and what shows it:
 
     killed, crashed, out of its protocol    the socket closes, or says what no frame is
     the engine failed                       it tells its requests so and exits at once
+    its load hangs                          it says nothing of it for longer than the stage may take
     a step hangs (a kernel that never ends) its figures say how long the step has run
     it hangs itself                         it gives no figures
 """
@@ -30,13 +31,14 @@ import msgspec
 from ..config import PREFIX
 from ..errors import AppError, BodyTooLarge, InvalidRequest, WorkerDied
 from . import frames
-from .frames import AskStats, Cancel, Detokenize, Generate, Load, ModelInfo, Stats, Tokenize
+from .frames import AskStats, Cancel, Detokenize, Generate, Load, Loading, ModelInfo, Stats, Tokenize
 from .stream import Stream
 
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.daemon.worker")
 STOP_SECONDS = 5.0  # from Shutdown to SIGKILL
 GONE_SECONDS = 10.0  # from SIGKILL until it is waited for no longer: a driver may hold a process for a while
 WATCH_SECONDS = 5.0  # between two looks at a worker that holds requests
+LOAD_SECONDS = 300.0  # for a stage of its load, kernels that are compiled included; one names how much more it may take
 ANSWER_SECONDS = 30.0  # within which it gives its figures: its loop computes nothing, so a slow step is no excuse
 LOG_BYTES = 2**20  # of a worker's log, twice: the running file and the one before
 LOG_READ = 2**16  # bytes at a time; a longer line is broken
@@ -51,8 +53,8 @@ class Worker:
     """An engine process for one model.
 
     Once it is over, for whatever reason, every open stream has its error, `state` is "over" and `on_over` was called.
-    One that hangs is ended: a step has taken longer than `step_timeout` seconds (0: than the model's backend allows),
-    or it does not answer.
+    One that hangs is ended: its load makes no progress, a step has taken longer than `step_timeout` seconds (0: than
+    the model's backend allows), or it does not answer.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class Worker:
         self._idle_since = time.monotonic()
         self._command, self._log_dir, self._on_over = command, log_dir, on_over
         self._step_timeout = step_timeout
+        self._stage: Loading | None = None  # of its load, that it told last
+        self._told = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._over = asyncio.Event()
@@ -126,11 +130,14 @@ class Worker:
             asyncio.create_task(self._keep_log(self._process)),
         ]
         self._writer.write(frames.pack(self.load_frame))
+        watching = asyncio.create_task(self._watch_load(loaded))
         try:
             return await loaded
         except AppError:
             await self.kill()
             raise
+        finally:
+            watching.cancel()
 
     def open(self, requests: Sequence[Request], weight: int = 1) -> Stream:
         """Send frames; their replies come through the stream. Raises an AppError when they cannot be sent."""
@@ -183,10 +190,10 @@ class Worker:
         await self.kill()
 
     async def kill(self) -> None:
-        """End it at once; returns when the process is gone."""
+        """End it at once; returns when the process is gone, or after GONE_SECONDS."""
         if self._process is not None:
             self._kill_group(self._process.pid)
-            await self._process.wait()
+            await self.gone()
         self._end(self.end_error)
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -200,6 +207,29 @@ class Worker:
                     await self._process.wait()
             except TimeoutError:
                 log.warning("worker of %s (pid %d) is over, but its process remains", self.model, self.pid)
+
+    async def _watch_load(self, loaded: asyncio.Future[ModelInfo]) -> None:
+        """End it when its load hangs. The second look is for a daemon that was itself stopped for a while."""
+        while True:
+            self._told.clear()
+            stage, more = (self._stage.stage, self._stage.more) if self._stage else ("starting", 0.0)
+            limit = LOAD_SECONDS + more
+            if await self._tells_within(limit) or await self._tells_within(WATCH_SECONDS):
+                continue
+            hung = f"{stage} took more than {limit:g} s"
+            log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, hung)
+            error = WorkerDied(f"the engine process of {self.model} hung: {hung}", hint=self._last_words)
+            self._end(error)
+            if not loaded.done():
+                loaded.set_exception(error)
+            return
+
+    async def _tells_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._told.wait()
+        except TimeoutError:
+            return False
 
     async def _watch(self, info: ModelInfo) -> None:
         """End it when it hangs. Two looks in a row must say so: the first may follow a stop of the whole machine."""
@@ -244,7 +274,9 @@ class Worker:
             while True:
                 frame = await frames.read_from_worker(reader)
                 match frame:
-                    case frames.Loading():
+                    case Loading():
+                        self._stage = frame
+                        self._told.set()
                         for listener in self.listeners:
                             listener(frame.stage, frame.done)
                     case frames.Loaded():

@@ -125,8 +125,8 @@ class Worker:
                 raise ValueError("a worker loads one model")
 
     async def _load(self, load: frames.Load) -> None:
-        def progress(stage: str, done: float) -> None:
-            self._loop.call_soon_threadsafe(self._outbox.send, frames.Loading(stage=stage, done=done))
+        def progress(stage: str, done: float, more: float) -> None:
+            self._loop.call_soon_threadsafe(self._outbox.send, frames.Loading(stage=stage, done=done, more=more))
 
         self._loading = True
         try:

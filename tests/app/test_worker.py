@@ -89,6 +89,18 @@ def test_what_it_says_of_itself(folder: Path) -> None:
     assert worker.close()[0] == 0
 
 
+def test_the_more_weights_the_longer_a_load_may_take(folder: Path) -> None:
+    worker, told = WorkerProcess(), list[frames.Loading]()
+    worker.send(frames.Load(model="tiny", path=str(folder), backend="cpu", threads=1, cache_mib=1))
+    while isinstance(frame := worker.read(), frames.Loading):
+        told.append(frame)
+    size = (folder / "model.safetensors").stat().st_size
+    assert [stage.more for stage in told if stage.stage == "loading the weights (cpu)"] == [
+        pytest.approx(size / 20e6, rel=0.1)
+    ]
+    worker.close()
+
+
 def test_weights_are_made_smaller_when_asked(folder: Path) -> None:
     worker = WorkerProcess()
     info = worker.load(folder, cache_mib=1, quant="int8").info

@@ -16,7 +16,7 @@ Run as the real one is: `fake_worker.py --fd N`.
     linger           one piece, then the connection closes, and later the process ends
 
 Its figure `cache_used` is the number of answers it is giving. A model whose folder holds a file `wait` loads until that
-is gone.
+is gone; of this it tells all the time (`wait` says "telling"), once that it will be long ("long"), or nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class FakeWorker:
         self.reader, self.writer = reader, writer
         self.answers: dict[str, asyncio.Task[None]] = {}
         self.stalled = 0.0  # since when
+        self.told = False  # of its load
         self.model = ""
 
     def send(self, frame: frames.Frame) -> None:
@@ -106,7 +107,10 @@ class FakeWorker:
                 for step in range(4):
                     self.send(frames.Loading(stage="reading weights", done=step / 4))
                     await asyncio.sleep(0.1)
-        for _ in iter((Path(frame.path) / "wait").exists, False):
+        for says in iter(lambda: _said_in(Path(frame.path) / "wait"), "on"):
+            if says == "telling" or (says == "long" and not self.told):
+                self.told = True
+                self.send(frames.Loading(stage="reading weights", more=60.0 if says == "long" else 0.0))
             await asyncio.sleep(0.02)
         backend = "cpu" if frame.backend == "auto" else frame.backend
         self.send(
@@ -241,6 +245,12 @@ def _piece(asked: Generate, text: str, *, loud: bool = False) -> Piece:
 def _block(seconds: float) -> None:
     """Hold up the whole process."""
     time.sleep(seconds)
+
+
+def _said_in(file: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return file.read_text()
+    return "on"
 
 
 def _text(asked: Generate) -> str:

@@ -33,6 +33,7 @@ if __name__ == "__main__":
     if "TEST_WORKER" not in os.environ:
         host.CHECK = FAKE_CHECK
     process.WATCH_SECONDS = float(os.environ.get("TEST_WATCH_SECONDS", process.WATCH_SECONDS))
+    process.LOAD_SECONDS = float(os.environ.get("TEST_LOAD_SECONDS", process.LOAD_SECONDS))
     process.ANSWER_SECONDS = float(os.environ.get("TEST_ANSWER_SECONDS", process.ANSWER_SECONDS))
     connection.HEAD_SECONDS = float(os.environ.get("TEST_HEAD_SECONDS", connection.HEAD_SECONDS))
     exchange.KEEP_ALIVE_SECONDS = float(os.environ.get("TEST_KEEP_ALIVE_SECONDS", exchange.KEEP_ALIVE_SECONDS))

@@ -214,6 +214,41 @@ def test_a_worker_that_says_nothing_is_replaced(start_daemon: Callable[..., Daem
     assert deaths(daemon) == 1
 
 
+PATIENCE = {"TEST_LOAD_SECONDS": "2.5", "TEST_WATCH_SECONDS": "0.1"}
+
+
+def test_a_worker_whose_load_never_ends_is_replaced(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(env=PATIENCE)
+    wait = snapshot(daemon, "slow") / "wait"
+    wait.touch()
+    with ThreadPoolExecutor(2) as pool:
+        hanging = pool.submit(daemon.chat, "echo a", model="test/slow")
+        wait_until(lambda: daemon.loaded().get("test/slow", {}).get("pid"))
+        pid = daemon.loaded()["test/slow"]["pid"]
+        other = pool.submit(daemon.chat, "echo a")
+        answer = hanging.result()
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (500, "worker_died")
+        assert "hung: reading weights took more than 2.5 s" in error["message"]
+        assert other.result().status_code == 200, "it had to wait for its turn only"
+    assert not psutil.pid_exists(pid)
+    wait.unlink()
+    assert daemon.chat("echo a", model="test/slow").status_code == 200
+
+
+@pytest.mark.parametrize("says", ["telling", "long"])
+def test_a_load_that_takes_long_is_left_alone(start_daemon: Callable[..., Daemon], says: str) -> None:
+    daemon = start_daemon(env=PATIENCE)
+    wait = snapshot(daemon, "slow") / "wait"
+    wait.write_text(says)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(daemon.chat, "echo a", model="test/slow")
+        time.sleep(5.0)
+        assert not asking.done()
+        wait.unlink()
+        assert asking.result().status_code == 200
+
+
 def test_what_does_not_hang_is_left_alone(start_daemon: Callable[..., Daemon]) -> None:
     """A long step of a backend that knows no longest one, and a worker that misses one look."""
     daemon = start_daemon(env={"TEST_WATCH_SECONDS": "0.05", "TEST_ANSWER_SECONDS": "3"})
