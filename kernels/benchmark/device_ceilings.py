@@ -22,6 +22,7 @@ class Peaks:
     read: float  # bytes
     copy: float  # bytes, both those read and those written
     multiply: float  # operations on bfloat16, two for a multiply-add
+    rounds: int = ROUNDS  # whose median each is
 
     def changes(self, before: Peaks) -> dict[str, float]:
         """By how much each differs from what it was, as a share of that."""

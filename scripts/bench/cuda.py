@@ -122,9 +122,9 @@ def measure(
         return
     before = _peaks() if gpu else None
     if before is not None:
-        yield told("ceiling, read", before.read / 1e9, "GB/s")
-        yield told("ceiling, copy", before.copy / 1e9, "GB/s")
-        yield told("ceiling, bf16 product of 8192³", before.multiply / 1e12, "TFLOP/s")
+        yield told("ceiling, read", before.read / 1e9, "GB/s", rounds=before.rounds)
+        yield told("ceiling, copy", before.copy / 1e9, "GB/s", rounds=before.rounds)
+        yield told("ceiling, bf16 product of 8192³", before.multiply / 1e12, "TFLOP/s", rounds=before.rounds)
     ceilings = Ceilings() if before is None else Ceilings(before.read, before.multiply)
     with ExitStack() as stack:
         ways = []
@@ -153,7 +153,7 @@ def measure(
             if abs(change) > DRIFT:
                 _say(f"the ceiling of {ceiling} has changed by {change:+.1%}: figures compared with it do not count")
         each = {ceiling: round(100 * change, 2) for ceiling, change in changes.items()}
-        yield told("ceilings, largest change meanwhile", 100 * max(map(abs, changes.values())), "%", **each)
+        yield told("ceilings, largest change meanwhile", 100 * max(map(abs, changes.values())), "%", rounds=2, **each)
 
 
 def _asked(options: argparse.Namespace, shape: Shape, told: Callable[..., Row]) -> Setting:
@@ -212,7 +212,7 @@ def _opened(
     _say(f"{way.name}: open, {spec}")
     stepped = Stepped(way.name, runner, overlap=way.overlap)
     _say(f"{way.name}: its cache filled")
-    return stepped, told(f"open, {way.name}", seconds, "s", **more)
+    return stepped, told(f"open, {way.name}", seconds, "s", rounds=1, **more)
 
 
 def _free(backend: Backend) -> int:

@@ -209,8 +209,8 @@ def measure() -> Iterator[Row]:
         print(error, file=sys.stderr)
     device = torch.cuda.get_device_name()
     read, rate = bandwidth(), product_rate()
-    yield row("ceiling, read", read / 1e3, "GB/s", device=device)
-    yield row("ceiling, product", rate / 1e6, "TFLOP/s", device=device)
+    yield row("ceiling, read", read / 1e3, "GB/s", device=device, rounds=ROUNDS)
+    yield row("ceiling, product", rate / 1e6, "TFLOP/s", device=device, rounds=ROUNDS)
     for kind in sys.argv[1:] or CASES:
         for case in CASES[kind]:
             times = timed(case, implementations)
@@ -218,7 +218,8 @@ def measure() -> Iterator[Row]:
             for name in implementations:
                 title = f"{kind}, {name}, {case}"
                 beside = {**against("", TORCH, times, name), **against("flashinfer_", FLASHINFER, times, name)}
-                yield row(title, times[name], "µs", bound_share=bound / times[name], device=device, **beside)
+                share = bound / times[name]
+                yield row(title, times[name], "µs", bound_share=share, device=device, rounds=ROUNDS, **beside)
 
 
 def against(prefix: str, peers: Sequence[str], times: Mapping[str, float], name: str) -> dict[str, float]:

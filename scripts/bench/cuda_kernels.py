@@ -77,15 +77,15 @@ def measure() -> Iterator[Row]:
     target = torch.empty_like(source)
     copy = statistics.median(microseconds(lambda: target.copy_(source)) for _ in range(ROUNDS))
     ceiling = 2 * source.nbytes / copy  # bytes a microsecond
-    yield row("ceiling, copy", ceiling / 1e3, "GB/s", device=device)
+    yield row("ceiling, copy", ceiling / 1e3, "GB/s", device=device, rounds=ROUNDS)
     for dtype in (torch.bfloat16, torch.float32):
         for name, (size, ours, theirs) in cases(dtype).items():
             times = [(microseconds(ours), microseconds(theirs)) for _ in range(ROUNDS + 1)][1:]
             own, peer = (statistics.median(column) for column in zip(*times, strict=True))
             title = f"{name}, {TOKENS} tokens, {str(dtype).removeprefix('torch.')}"
             ratio = statistics.median(theirs / ours for ours, theirs in times)
-            share = size / own / ceiling
-            yield row(title, own, "µs", peer=round(peer, 2), ratio=ratio, bound_share=share, device=device)
+            facts = {"ratio": ratio, "bound_share": size / own / ceiling, "rounds": ROUNDS}
+            yield row(title, own, "µs", peer=round(peer, 2), device=device, **facts)
 
 
 if __name__ == "__main__":

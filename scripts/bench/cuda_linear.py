@@ -89,7 +89,7 @@ def measure_shape(ours: Linear, op: str, ins: int, outs: int, ceiling: float) ->
         least = (size + 2 * rows * (ins + outs)) / ceiling
         title = f"linear.{op}, {ins} to {outs}, {rows} rows"
         ratio = statistics.median(theirs / mine for mine, theirs in pairs)
-        yield row(title, mine, "µs", peer=round(theirs, 2), ratio=ratio, bound_share=least / mine)
+        yield figure(title, mine, theirs, ratio, bound_share=least / mine)
 
 
 def measure_many(ours: Linear, op: str, ins: int, outs: int) -> Iterator[Row]:
@@ -106,7 +106,12 @@ def measure_many(ours: Linear, op: str, ins: int, outs: int) -> Iterator[Row]:
         pairs = [(microseconds(graphs[0], 4), microseconds(graphs[1], 4)) for _ in range(ROUNDS + 1)][1:]
         mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
         ratio = statistics.median(theirs / mine for mine, theirs in pairs)
-        yield row(f"linear.{op}, {ins} to {outs}, {rows} rows", mine, "µs", peer=round(theirs, 2), ratio=ratio)
+        yield figure(f"linear.{op}, {ins} to {outs}, {rows} rows", mine, theirs, ratio)
+
+
+def figure(title: str, mine: float, theirs: float, ratio: float, **more: float) -> Row:
+    device = torch.cuda.get_device_name()
+    return row(title, mine, "µs", peer=round(theirs, 2), ratio=ratio, device=device, rounds=ROUNDS, **more)
 
 
 def few_rows(op: str, x: torch.Tensor, weight: Any) -> Any:
@@ -121,7 +126,7 @@ def measure(formats: list[str]) -> Iterator[Row]:
 
     ours = Linear(**{name: getattr(linear, name) for name in FORMATS}, pack_slices=linear.pack_slices)
     ceiling = reading()
-    yield row("ceiling, reading", ceiling / 1e3, "GB/s", device=torch.cuda.get_device_name())
+    yield row("ceiling, reading", ceiling / 1e3, "GB/s", device=torch.cuda.get_device_name(), rounds=ROUNDS)
     for op in formats:
         for ins, outs in SHAPES:
             yield from measure_shape(ours, op, ins, outs, ceiling)

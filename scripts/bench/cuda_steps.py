@@ -162,16 +162,15 @@ def measure() -> Iterator[Row]:
     source = torch.randn(2**28, device="cuda")
     reading = captured(lambda: source.sum(), [{}] * 4)
     rate = source.nbytes / statistics.median(microseconds(reading, 4) for _ in range(ROUNDS))  # bytes a microsecond
-    yield row("ceiling, sum", rate / 1e3, "GB/s", device=device)
+    yield row("ceiling, sum", rate / 1e3, "GB/s", device=device, rounds=ROUNDS)
     for step in steps():
         sets = [step.make() for _ in range(max(4, min(MOST_SETS, BEYOND_CACHE // step.bytes)))]
         graphs = {name: captured(op, sets) for name, op in step.ops.items()}
         rounds = [{name: microseconds(graph, len(sets)) for name, graph in graphs.items()} for _ in range(ROUNDS)]
         times = {name: statistics.median(one[name] for one in rounds) for name in graphs}
         others = {name: round(time, 2) for name, time in times.items() if name != "ours"}
-        yield row(
-            step.label, times["ours"], "µs", **others, bound_share=step.bytes / rate / times["ours"], device=device
-        )
+        share = step.bytes / rate / times["ours"]
+        yield row(step.label, times["ours"], "µs", **others, bound_share=share, device=device, rounds=ROUNDS)
         del graphs, sets
 
 

@@ -174,6 +174,7 @@ def _between_steps(setting: Setting, way: Stepped, rows: int, context: int) -> R
         f"idle between steps, {_cell(rows, context)}, {way.label}",
         100 * found.between,
         "%",
+        rounds=1,
         within_steps=round(100 * found.within, 2),
         busy=round(1e3 * busy, 3),
         step=round(1e3 * seconds, 3),
@@ -203,6 +204,7 @@ def sweep(setting: Setting) -> Iterator[Row]:
             worst,
             "ratio",
             length=length,
+            rounds=setting.rounds,
             ratios={length: round(ratio, 3) for length, ratio in ratios.items()},
         )
 

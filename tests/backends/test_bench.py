@@ -220,6 +220,8 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, full"].startswith("transformers")
     assert peers["tiny shape, int8, decode, 1 row of 40 tokens, full"] == "off/in-turn"
     assert all(row["ours"] > 0 for row in told if row["unit"] != "millinats")
+    timed = [row for row in told if row["unit"] not in ("millinats", "tokens")]
+    assert [row["name"] for row in timed if not (row.get("rounds") or row.get("runs"))] == []
 
 
 @pytest.mark.real
