@@ -1,18 +1,19 @@
-"""Where the kernel library of the CPU lies, or why there is none. Looking takes no tensor library."""
+"""Where the kernel libraries of the CPU and of CUDA devices lie, or why there are none. No tensor library is needed."""
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
-NAME = "localllm_cpu.so"
-CHOSEN = "LOCALLLM_CPU_LIBRARY"  # an environment variable that names another file
+NAME, CUDA_NAME = "localllm_cpu.so", "localllm_cuda.so"
+CHOSEN, CUDA_CHOSEN = "LOCALLLM_CPU_LIBRARY", "LOCALLLM_CUDA_LIBRARY"  # environment variables that name other files
 
 _HERE = Path(__file__).resolve().parent
 
 
 class LibraryMissing(ImportError):
-    """There is no kernel library for the CPU here, or torch cannot load it: the references are used instead."""
+    """There is no such kernel library here, or torch cannot load it: Triton or the references are used instead."""
 
 
 def find_library() -> Path:
@@ -20,14 +21,28 @@ def find_library() -> Path:
 
     Raises LibraryMissing.
     """
-    if chosen := os.environ.get(CHOSEN):
-        if Path(chosen).is_file():
-            return Path(chosen)
-        raise LibraryMissing(f"{CHOSEN} names {chosen}, which is no file")
-    for folder in (_HERE.parent / "build" / "kernels", _HERE / "cpu"):
-        if (folder / NAME).is_file():
-            return folder / NAME
+    if found := _found(CHOSEN, _HERE.parent / "build" / "kernels" / NAME, _HERE / "cpu" / NAME):
+        return found
     raise LibraryMissing(
         "the CPU's kernels were not built, as when no C++20 compiler is at hand: install one (Debian: apt install g++) "
         "and install localllm again (in a checkout: make build)"
     )
+
+
+def find_cuda_library() -> Path:
+    """The same of CUDA devices, by LOCALLLM_CUDA_LIBRARY."""
+    package = find_spec(f"{__package__}.cuda")
+    folders = [] if package is None else map(Path, package.submodule_search_locations or ())
+    built = _HERE.parent / "build" / "kernels" / "cuda"
+    if found := _found(CUDA_CHOSEN, *(folder / CUDA_NAME for folder in (built, *folders))):
+        return found
+    raise LibraryMissing("the CUDA kernels were not built: make build CUDA=1 builds them, with nvcc at hand")
+
+
+def _found(variable: str, *files: Path) -> Path | None:
+    """What the variable names, else the first of these that there is."""
+    if chosen := os.environ.get(variable):
+        if Path(chosen).is_file():
+            return Path(chosen)
+        raise LibraryMissing(f"{variable} names {chosen}, which is no file")
+    return next((file for file in files if file.is_file()), None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, DeviceInfo, Runner, Unavailable
+from ...kernels.library import LibraryMissing, find_cuda_library
 from ..pytorch.models import accepts as accepted_by_torch
 from .driver import Driver, DriverFailed
 
@@ -60,5 +61,9 @@ def _lacking() -> str:
 
 
 def _kernels() -> dict[str, str]:
-    built = find_spec("triton") is not None
-    return {"Triton": "yes" if built else "no, references compute what it would"}
+    triton = find_spec("triton") is not None
+    try:
+        kernels = str(find_cuda_library())
+    except LibraryMissing as error:
+        kernels = f"none, {'Triton computes' if triton else 'references compute'} what they would, slower: {error}"
+    return {"kernels": kernels, "Triton": "yes" if triton else "no, references compute what it would"}

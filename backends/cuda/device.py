@@ -13,6 +13,7 @@ import torch
 from ...engine.errors import SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner
+from ...kernels.library import find_cuda_library
 from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
 from ..pytorch.device import Device
@@ -67,9 +68,7 @@ def _versions() -> Iterator[str]:
 
         yield triton.__version__
     if not MISSING:
-        from ...kernels.cuda import find_library
-
-        yield hashlib.sha256(find_library().read_bytes()).hexdigest()
+        yield hashlib.sha256(find_cuda_library().read_bytes()).hexdigest()
 
 
 def open_on_cuda(files: ModelFiles, budget: Budget) -> Runner:
@@ -78,9 +77,10 @@ def open_on_cuda(files: ModelFiles, budget: Budget) -> Runner:
     free, _ = torch.cuda.mem_get_info()
     # float32 is stored so where it matters to somebody: those models are small or experiments.
     dtype = torch.float32 if files.config.dtype == "float32" else torch.bfloat16
-    device = replace(DEVICE, dtype=dtype)
+    remarks = (f"its own kernels are not used, which is slower: {MISSING}",) if MISSING else ()
+    device = replace(DEVICE, dtype=dtype, remarks=remarks)
     if budget.self_test_dir is not None:
         gpu, own = torch.cuda.get_device_name(), DTYPES.get(budget.dtype, dtype)
-        ops, remarks = self_tested(LANES, device.name, own, budget.self_test_dir, gpu, _versions())
-        device = replace(device, ops=ops, remarks=remarks)
+        ops, told = self_tested(LANES, device.name, own, budget.self_test_dir, gpu, _versions())
+        device = replace(device, ops=ops, remarks=remarks + told)
     return open_runner(files, budget, device, max(0, free - WORKSPACE))

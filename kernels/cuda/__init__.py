@@ -6,32 +6,11 @@ its wrappers of norms, gated activations, rotation and the embedding serve tenso
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
-from ..cpu import LibraryMissing
-
-NAME = "localllm_cuda.so"
-CHOSEN = "LOCALLLM_CUDA_LIBRARY"  # an environment variable that names another file
-
-
-def find_library() -> Path:
-    """What LOCALLLM_CUDA_LIBRARY names, else what a checkout has built, else what the package was installed with.
-
-    Raises LibraryMissing.
-    """
-    if chosen := os.environ.get(CHOSEN):
-        if Path(chosen).is_file():
-            return Path(chosen)
-        raise LibraryMissing(f"{CHOSEN} names {chosen}, which is no file")
-    own = Path(__file__).resolve().parent
-    for folder in (own.parent.parent / "build" / "kernels" / "cuda", own, *map(Path, __path__)):
-        if (folder / NAME).is_file():
-            return folder / NAME
-    raise LibraryMissing("the CUDA kernels were not built: make build CUDA=1 builds them, with nvcc at hand")
-
+from ..library import LibraryMissing, find_cuda_library
 
 # What only this library has; extend_attention is in those alone that were compiled for Hopper.
 OWN = ("copy_parts", "decode_attention", "decoder_step", "decoder_step_room", "few_rows")
@@ -49,4 +28,4 @@ def _load(library: Path) -> None:
         )
 
 
-_load(find_library())
+_load(find_cuda_library())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,6 +173,11 @@ def test_llama_cpp_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatc
     assert "no llama.cpp runner yet" in reason(llamacpp.probe())
 
 
+def features(found: object) -> Mapping[str, str]:
+    assert isinstance(found, DeviceInfo)
+    return found.features
+
+
 class FakeCuda:
     """The few calls of libcuda that the probe makes; the management library is not there."""
 
@@ -227,3 +233,9 @@ def test_an_nvidia_gpu_needs_a_torch_with_cuda(tmp_path: Path, monkeypatch: pyte
     assert isinstance(found, DeviceInfo)
     assert (found.name, found.memory, found.free) == ("NVIDIA H200", 141 * 2**30, 141 * 2**30)
     assert found.features["GPUs"] == "2, the first is used"
+    library = tmp_path / "localllm_cuda.so"
+    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(library))
+    said = f"none, references compute what they would, slower: LOCALLLM_CUDA_LIBRARY names {library}, which is no file"
+    assert features(cuda.probe())["kernels"] == said
+    library.touch()
+    assert features(cuda.probe())["kernels"] == str(library)
