@@ -33,6 +33,7 @@ BEYOND_CACHE = 300_000_000  # bytes
 MOST_SETS = 40
 LEAST_CALLS = 4  # of a replay, which takes a while to start
 READ = 1 << 31  # bytes
+GOLDEN = 0.6180339887
 TORCH = "flash", "cudnn"
 FLASHINFER = "flashinfer", "flashinfer, tensor cores"
 
@@ -49,10 +50,10 @@ class Case:
 
     def __str__(self) -> str:
         queries, context = self.lens[0]
-        alike = len(set(self.lens)) == 1
-        what = f"{len(self.lens)} x {queries} of {context}" if alike else f"{len(self.lens)} of 100 to {context}"
+        least, most = min(self.lens)[1], max(self.lens)[1]
+        each = f"x {queries} of {context}" if least == most else f"of {least} to {most}"
         more = (f", window {self.window}" if self.window else "") + (f", pages of {self.page}" * (self.page != 16))
-        return f"{what}, {self.heads}/{self.kv_heads} heads{more}"
+        return f"{len(self.lens)} {each}, {self.heads}/{self.kv_heads} heads{more}"
 
     @property
     def bytes(self) -> int:
@@ -65,6 +66,13 @@ class Case:
         return 4.0 * DIM * self.heads * sum(seen)
 
 
+def spread(rows: int, positions: int) -> list[tuple[int, int]]:
+    """Rows with so many positions in all, from a tenth to nineteen tenths of their mean and in no order."""
+    return [(1, round(positions / rows * (0.1 + 1.8 * (row * GOLDEN % 1)))) for row in range(rows)]
+
+
+# What steps of the engine looked like while it served 256 requests at once, and fewer towards the end.
+SERVED = [(256, 156085), (204, 164773), (143, 142050), (90, 109292), (48, 69447), (20, 30914)]
 RAGGED = [(1, context) for context in range(6400, 0, -100)]
 DECODE = [
     *(Case([(1, context)]) for context in (128, 1024, 8192, 32768)),
@@ -75,6 +83,7 @@ DECODE = [
     *(Case([(1, context)] * rows, 28, 4) for rows, context in ((1, 4096), (16, 4096), (64, 1024))),
     *(Case([(1, context)] * rows, page=64) for rows, context in ((1, 1024), (32, 4096), (8, 32768))),
     Case(RAGGED),
+    *(Case(spread(rows, positions), heads=16) for rows, positions in SERVED),
     Case([(1, 8192)] * 16, window=1024),
 ]
 PROMPTS = [
