@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -84,6 +85,8 @@ class Stepped:
         self._ask([self.prompt(length)], [2])
         self._finish()
         self.watched.fill()
+        gc.collect()
+        gc.freeze()  # as the worker does
 
     @property
     def spec(self) -> RunnerSpec:
@@ -180,6 +183,7 @@ class Stepped:
         self._asked = 0
 
     def close(self) -> None:
+        gc.unfreeze()
         self.engine.close()
 
     def _ask(self, prompts: Sequence[tuple[int, ...]], counts: Sequence[int], sampling: Sampling = Sampling()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 import time
@@ -144,6 +145,12 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     assert made.engine.closed == (code == 0), "closing what is broken may hang"
     model.close()
     await writer.wait_closed()
+    gc.unfreeze()
+
+
+async def test_what_was_loaded_is_not_looked_through_again(bench: Bench) -> None:
+    """By Python's garbage collector, during a step."""
+    assert gc.get_freeze_count() > 10_000
 
 
 async def test_canned_tool_calls(bench: Bench) -> None:
