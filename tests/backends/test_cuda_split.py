@@ -29,7 +29,9 @@ def split(folder: Path, compiler: Compiler, **more: Any) -> GraphRunner:
     budget = replace(
         BUDGET, graphs="split", compiler=compiler, max_step_tokens=64, compiled_dir=folder / "made", **more
     )
-    runner = cuda.open(read_model(canary.save(folder / "canary")), budget)
+    stored = folder / "canary"
+    stored.mkdir()
+    runner = cuda.open(read_model(canary.save(stored)), budget)
     assert isinstance(runner, GraphRunner)
     return runner
 
