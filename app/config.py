@@ -26,9 +26,8 @@ PREFIX = "LOCALLLM_"
 DEFAULT_PORT = 11811
 
 PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
-# For work on kernels, see docs/add-a-kernel.md, and for figures, see scripts/bench/rows.py.
+# For work on kernels, see docs/add-a-kernel.md.
 KERNELS = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY LOCALLLM_METAL_KERNELS".split())
-FIGURES = frozenset({"LOCALLLM_COMMIT"})
 CLIENT_ONLY = frozenset({"model"})  # read by commands; the daemon has no use for it
 
 Count = Annotated[int, Meta(ge=1)]
@@ -167,7 +166,7 @@ def explain(
     for name, value in _from_file(file).items():
         values[name], origin[name] = value, str(file)
     for variable, text in env.items():
-        if variable.startswith(PREFIX) and variable not in PLACES | KERNELS | FIGURES:
+        if variable.startswith(PREFIX) and variable not in PLACES | KERNELS:
             name = variable.removeprefix(PREFIX).lower()
             values[name] = _from_text(known[name], text) if name in known else text
             origin[name] = variable

@@ -78,8 +78,8 @@ def _machine() -> str:
 
 
 def _commit() -> str:
-    """LOCALLLM_COMMIT says it for a copy without a repository."""
-    if told := os.environ.get("LOCALLLM_COMMIT"):
+    """BENCH_COMMIT says it for a copy without a repository."""
+    if told := os.environ.get("BENCH_COMMIT"):
         return told
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()

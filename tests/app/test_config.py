@@ -27,7 +27,7 @@ def test_environment_beats_file_and_a_flag_beats_both(tmp_path: Path) -> None:
     assert settings.allowed_hosts == ("x.example",)
 
 
-@pytest.mark.parametrize("variable", ["LOCALLLM_CONFIG", "LOCALLLM_CUDA_LIBRARY", "LOCALLLM_COMMIT"])
+@pytest.mark.parametrize("variable", ["LOCALLLM_CONFIG", "LOCALLLM_CUDA_LIBRARY"])
 def test_variables_that_are_no_settings(tmp_path: Path, variable: str) -> None:
     assert config.load(env={variable: "x"}, file=tmp_path / "none") == config.Settings()
 
