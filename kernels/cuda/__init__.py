@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ..library import LibraryMissing, find_cuda_library
+from ..cpu import LibraryMissing  # whose library has the schemas of what both compute
+from ..library import find_cuda_library
 
 # What only this library has; extend_attention is in those alone that were compiled for Hopper.
 OWN = ("copy_parts", "decode_attention", "decoder_step", "decoder_step_room", "few_rows")

@@ -90,6 +90,22 @@ def test_a_cuda_library_of_another_version_is_as_good_as_none(monkeypatch: pytes
         import_module("localllm.kernels.cuda")
 
 
+def test_the_schemas_are_there_before_the_cuda_library() -> None:
+    """It implements ops that the CPU's library defines; where that is missing, both count as missing."""
+    pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
+    script = """
+import sys, torch
+torch.ops.load_library = lambda file, load=torch.ops.load_library: load(file) if "cpu" in str(file) else None
+try:
+    import localllm.kernels.cuda
+except ImportError as error:
+    print(error, "localllm.kernels.cpu" in sys.modules, hasattr(torch.ops.localllm, "gate"))
+"""
+    environment = os.environ | {"LOCALLLM_CUDA_LIBRARY": __file__}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, text=True, capture_output=True)
+    assert done.stdout.endswith("make build CUDA=1 makes it anew True True\n"), done
+
+
 def test_the_ops_of_the_cuda_library_are_named() -> None:
     folder = ROOT / "kernels" / "cuda"
     called = {op for file in folder.glob("*.py") for op in re.findall(r"torch\.ops\.localllm\.(\w+)", file.read_text())}
