@@ -91,7 +91,7 @@ struct Carrier {
   __device__ void bring_query(const Tile& tile, Ring<2> ring, int each) const {
     await(shared.query_empty[ring.at], ring.parity ^ 1);
     if (lane == 0) {
-      shared.tiles[ring.at] = tile;
+      put_down(shared.tiles[ring.at], tile);
       uint64_t& full = shared.query_full[ring.at];
       if (tile.count) {
         arrive_expecting(full, each * args.group * DIM * 2);

@@ -251,7 +251,7 @@ struct Computer {
     if (warpgroup == 1) arrive_some(1, COMPUTING);  // the first turn is the first warpgroup's
     for (Ring<2> queries;; queries.next()) {
       await(shared.query_full[queries.at], queries.parity);
-      Tile tile = shared.tiles[queries.at];
+      Tile tile = taken_up(shared.tiles[queries.at]);
       if (!tile.count) break;
       start(tile);
       attend(tile, shared.query[queries.at], shared.query_empty[queries.at]);

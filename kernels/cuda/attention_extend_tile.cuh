@@ -24,6 +24,7 @@ struct Tile {
   int kv_head, row;
   int low, high;  // blocks of positions that are seen
 };
+constexpr int TILE_NUMBERS = sizeof(Tile) / sizeof(int);
 
 __device__ int32_t claimed, finished;  // tiles, and blocks that found no more. Zero between calls
 
@@ -35,9 +36,22 @@ struct Shared {
   T values[STAGES][BLOCK * DIM];  // alike
   uint64_t query_full[2], query_empty[2];
   uint64_t keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
-  Tile tiles[2];
+  int tiles[2][TILE_NUMBERS];
   float weighed[COMPUTING];  // see keep in attention_extend_compute.cuh
 };
+
+// Atomics, as racecheck knows no order by the barriers that count bytes. One lane puts a tile down, a warp takes it up.
+__device__ inline void put_down(int (&numbers)[TILE_NUMBERS], const Tile& tile) {
+  const int from[] = {tile.token, tile.count, tile.before, tile.context, tile.kv_head, tile.row, tile.low, tile.high};
+#pragma unroll
+  for (int i = 0; i < TILE_NUMBERS; i++) atomicExch(&numbers[i], from[i]);
+}
+__device__ inline Tile taken_up(int (&numbers)[TILE_NUMBERS]) {
+  int own = atomicOr(&numbers[threadIdx.x % TILE_NUMBERS], 0), to[TILE_NUMBERS];
+#pragma unroll
+  for (int i = 0; i < TILE_NUMBERS; i++) to[i] = __shfl_sync(ALL, own, i);
+  return {to[0], to[1], to[2], to[3], to[4], to[5], to[6], to[7]};
+}
 
 // Counts through a ring of buffers.
 template <int SIZE>
