@@ -1,4 +1,6 @@
 // Norms: one block a row, which stays in registers between the sum and the scaling.
+#include <algorithm>
+
 #include "overlap.cuh"
 
 namespace localllm::cuda {
@@ -7,6 +9,7 @@ namespace {
 
 constexpr int MOST_THREADS = 512;
 constexpr int HELD = 4;  // vectors of a row that a thread keeps; longer rows are read again
+constexpr int BUSY = 16;  // warps of a processor: with more, each has more of a row
 
 struct Place {  // where row r of [rows, heads, dim] begins
   unsigned heads;
@@ -102,10 +105,17 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
   }
 }
 
+// Of a block: rows that are many are on their way with fewer threads each, which have less to wait for.
+int threads_of(int64_t rows, int64_t vectors) {
+  int64_t busy = int64_t(BUSY) * 32 * gpu().processors, all = rows * vectors;
+  int64_t each = all <= busy ? 1 : all <= 2 * busy ? 2 : HELD;
+  return int(std::min<int64_t>(((vectors + each - 1) / each + 31) / 32 * 32, MOST_THREADS));
+}
+
 template <class T, class W, int N>
 void launch(const NormArgs& args, bool centred, cudaStream_t stream) {
   int64_t rows = args.rows * args.heads, vectors = (args.dim + N - 1) / N;
-  int threads = int(vectors >= MOST_THREADS ? MOST_THREADS : (vectors + 31) / 32 * 32);
+  int threads = threads_of(rows, vectors);
   Place from{unsigned(args.heads), args.dim, args.x_stride}, to{unsigned(args.heads), args.dim, args.out_stride};
   auto start = [&](auto kernel) {
     launch_early(

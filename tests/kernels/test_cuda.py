@@ -76,6 +76,22 @@ def test_norms_of_every_width(ops: Ops, dim: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "dim"), [(300, 4096), (600, 4096), (3000, 1024), (3000, 1032), (5000, 97), (700, 9000)]
+)
+def test_norms_of_many_rows(ops: Ops, rows: int, dim: int, dtype: torch.dtype) -> None:
+    """Of which each has fewer threads."""
+    x, stream, weight = (torch.randn(*size, device="cuda").to(dtype) for size in ((rows, dim), (rows, dim), (dim,)))
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
+    expected, summed = Ops().norm.add_rms(x.double(), stream.double(), weight.double(), 1e-5)
+    centred = Ops().norm.layer(x.double(), weight.double(), None, 1e-5)
+    torch.testing.assert_close(ops.norm.layer(x, weight, None, 1e-5).double(), centred, rtol=tolerance, atol=tolerance)
+    found, after = ops.norm.add_rms(x, stream, weight, 1e-5)
+    torch.testing.assert_close(after.double(), summed, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found.double(), expected, rtol=2 * tolerance, atol=2 * tolerance)
+
+
 def test_heads_that_lie_apart(ops: Ops) -> None:
     qkv = torch.randn(7, 12, 64, device="cuda").bfloat16()
     key, weight = qkv[:, 8:10], torch.randn(64, device="cuda").bfloat16()
