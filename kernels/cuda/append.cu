@@ -1,5 +1,5 @@
-// Head norms, rotation and the cache's keys and values in one pass over [tokens, heads + 2 kv_heads, dim]: one warp a
-// head. Everything is computed as float and rounded once, when it is stored.
+// Head norms, rotation and the cache's keys and values in one pass over [tokens, heads + 2 kv_heads, dim]. Everything
+// is computed as float and rounded once, when it is stored.
 #include <type_traits>
 
 #include "overlap.cuh"
@@ -9,8 +9,9 @@ namespace localllm::cuda {
 namespace {
 
 constexpr int WARPS = 4;
-constexpr int MANY = 256;    // heads for each processor, from which on it has more warps to start than it holds:
-constexpr int AT_ONCE = 4;  // then a warp takes several
+constexpr int V = 8;        // neighbouring dimensions that a lane holds
+constexpr int AT_ONCE = 4;  // turns of a warp, once there are more warps than the processors hold:
+constexpr int HOLDS = 48;   // warps a processor
 
 // A head's place among those of AppendArgs.
 struct Head {
@@ -38,77 +39,124 @@ struct Head {
   }
 };
 
-template <int V>
+template <int N>
 __device__ inline void load_norm(Type type, const void* norm, int at, float* to) {
-  if (type == Type::f32) load_wide<V>(static_cast<const float*>(norm) + at, to);
-  else if (type == Type::bf16) load_wide<V>(static_cast<const __nv_bfloat16*>(norm) + at, to);
-  else load_wide<V>(static_cast<const __half*>(norm) + at, to);
+  if (type == Type::f32) load_wide<N>(static_cast<const float*>(norm) + at, to);
+  else if (type == Type::bf16) load_wide<N>(static_cast<const __nv_bfloat16*>(norm) + at, to);
+  else load_wide<N>(static_cast<const __half*>(norm) + at, to);
 }
 
-// Lane l holds the V dimensions from l * V on.
-template <int V>
-__device__ inline void turn(const AppendArgs& args, int64_t token, int at, float* x) {
-  int half = int(args.half), lanes = half / V;
-  bool turned = at < 2 * half;
-  const float* cos = args.cos + token * half;
-  const float* sin = args.sin + token * half;
-  if (args.rotation == Rotation::neox) {
-    bool first = at < half;
-    int partner = int(threadIdx.x) % 32 + (first ? lanes : -lanes);
-    float c[V], s[V];
-    if (turned) load_wide<V>(cos + (first ? at : at - half), c), load_wide<V>(sin + (first ? at : at - half), s);
+// The angles of one token, for the V dimensions that a lane of the LANES of a head holds.
+template <int LANES>
+struct Turn {
+  float cos[V], sin[V];  // interleaved pairs have V / 2 of them
+  bool neox, turned = false;
+  int partner;
+
+  __device__ void load(const AppendArgs& args, int64_t token, int at) {
+    const int half = int(args.half);
+    neox = args.rotation == Rotation::neox, turned = at < 2 * half;
+    const bool first = at < half;
+    partner = at / V + (first ? half : -half) / V;
+    if (!turned) return;
+    const int64_t from = token * half + (!neox ? at / 2 : first ? at : at - half);
+    if (!neox) {
+      load_wide<V / 2>(args.cos + from, cos), load_wide<V / 2>(args.sin + from, sin);
+      return;
+    }
+    load_wide<V>(args.cos + from, cos), load_wide<V>(args.sin + from, sin);
+#pragma unroll
+    for (int i = 0; i < V; i++) sin[i] = first ? -sin[i] : sin[i];
+  }
+
+  // By all lanes of the warp; x changes where the head is one that turns.
+  __device__ void operator()(float (&x)[V], bool head_turns) const {
+    if (neox) {
+#pragma unroll
+      for (int i = 0; i < V; i++) {
+        float other = __shfl_sync(0xffffffffu, x[i], partner, LANES);
+        if (turned && head_turns) x[i] = x[i] * cos[i] + other * sin[i];
+      }
+    } else if (turned && head_turns) {
+#pragma unroll
+      for (int i = 0; i < V / 2; i++) {
+        float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cos[i] - b * sin[i];
+        x[2 * i + 1] = b * cos[i] + a * sin[i];
+      }
+    }
+  }
+};
+
+// For dim up to LANES * V, in whole vectors of V. A warp takes heads of one token, 32 / LANES at a time, and asks for
+// those of all its TURNS before it waits for one.
+template <class T, class C, int LANES, int TURNS>
+__global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_constant__ AppendArgs args) {
+  constexpr int ABREAST = 32 / LANES;
+  let_next_begin();
+  const int lane = int(threadIdx.x) % 32, at = lane % LANES * V, dim = int(args.dim);
+  const int heads = int(args.heads), keys = int(args.heads + args.kv_heads), every = keys + int(args.kv_heads);
+  const unsigned each = unsigned(every + ABREAST * TURNS - 1) / (ABREAST * TURNS);  // warps of a token
+  const unsigned warp = blockIdx.x * WARPS + threadIdx.x / 32, token = warp / each;
+  const int first = int(warp % each) * ABREAST * TURNS, own = first + lane / LANES;
+  const bool inside = at < dim;
+  float weights[V];
+  const void* held = nullptr;  // the norm whose weights these are, which no kernel writes
+  auto hold = [&](int head) {
+    const void* norm = head < heads ? args.query_norm : head < keys ? args.key_norm : nullptr;
+    if (norm && norm != held && inside) {
+      load_norm<V>(args.norm_type, norm, at, weights);
+#pragma unroll
+      for (int i = 0; i < V; i++) weights[i] += args.offset;
+      held = norm;
+    }
+    return norm != nullptr;
+  };
+  hold(own);
+  await_previous();
+  if (token >= args.tokens) return;
+  T* const from = static_cast<T*>(args.qkv) + token * args.stride + at;
+  using Part = Vec<T, WIDEST<T>>;
+  constexpr int PARTS = V / WIDEST<T>;
+  Part asked[TURNS][PARTS] = {};
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    int head = own + turn * ABREAST;
+    if (!inside || head >= every) continue;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+      asked[turn][part] = reinterpret_cast<const Part*>(from + head * dim)[part];
+  }
+  const int64_t slot = args.slots[token];
+  const bool stored = slot >= 0 && slot < args.limit;
+  Turn<LANES> turned;
+  turned.load(args, token, first < keys ? at : dim);
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    const int head = own + turn * ABREAST;
+    float x[V], squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < V; i++) {
-      float other = __shfl_sync(0xffffffffu, x[i], partner & 31);
-      if (turned) x[i] = first ? x[i] * c[i] - other * s[i] : x[i] * c[i] + other * s[i];
+      x[i] = to_float(asked[turn][i / WIDEST<T>].values[i % WIDEST<T>]);
+      squares += x[i] * x[i];
     }
-  } else if (turned) {
-    float c[V / 2], s[V / 2];
-    load_wide<V / 2>(cos + at / 2, c), load_wide<V / 2>(sin + at / 2, s);
 #pragma unroll
-    for (int i = 0; i < V / 2; i++) {
-      float a = x[2 * i], b = x[2 * i + 1];
-      x[2 * i] = a * c[i] - b * s[i];
-      x[2 * i + 1] = b * c[i] + a * s[i];
-    }
-  }
-}
-
-// For dim up to 32 * V, in whole vectors of V. A warp takes HEADS, all of which it asks for before it waits for one.
-template <class T, class C, int V, int HEADS>
-__global__ void append_vectors(AppendArgs args) {
-  let_next_begin();
-  int64_t first = (int64_t(blockIdx.x) * WARPS + threadIdx.x / 32) * HEADS;
-  int64_t count = args.tokens * (args.heads + 2 * args.kv_heads);
-  int at = int(threadIdx.x) % 32 * V;
-  bool inside = at < args.dim;
-  await_previous();
-  float x[HEADS][V] = {};
-#pragma unroll
-  for (int h = 0; h < HEADS; h++) {
-    if (first + h >= count) break;
-    Head head(args, unsigned(first + h));
-    if (inside) load_wide<V>(static_cast<const T*>(args.qkv) + head.source(args) + at, x[h]);
-  }
-#pragma unroll
-  for (int h = 0; h < HEADS; h++) {
-    if (first + h >= count) return;
-    Head head(args, unsigned(first + h));
-    const void* norm = head.norm(args);
-    if (norm) {
-      float weights[V], squares = 0.0f;
-      if (inside) load_norm<V>(args.norm_type, norm, at, weights);
-#pragma unroll
-      for (int i = 0; i < V; i++) squares += x[h][i] * x[h][i];
-      float scale = rsqrtf(sum_of_warp(squares) / float(args.dim) + args.eps);
+    for (int step = LANES / 2; step; step /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, step);
+    if (hold(head)) {
+      float scale = rsqrtf(squares / float(dim) + args.eps);
 #pragma unroll
       for (int i = 0; i < V; i++)
-        if (inside) x[h][i] *= scale * (weights[i] + args.offset);
+        if (inside) x[i] *= scale * weights[i];
     }
-    if (!head.value) turn<V>(args, head.token, at, x[h]);
-    if (!inside) continue;
-    if (head.query) save_wide<V>(static_cast<T*>(args.qkv) + head.source(args) + at, x[h]);
-    else if (head.stored) save_wide<V>(head.target<C>(args) + at, x[h]);
+    turned(x, head < keys);
+    if (!inside || head >= every) continue;
+    if (head < heads) {
+      save_wide<V>(from + head * dim, x);
+    } else if (stored) {
+      const bool value = head >= keys;
+      void* pages = value ? args.value_pages : args.key_pages;
+      save_wide<V>(static_cast<C*>(pages) + (slot * args.kv_heads + head - (value ? keys : heads)) * dim + at, x);
+    }
   }
 }
 
@@ -150,38 +198,31 @@ __global__ void append_numbers(AppendArgs args) {
   }
 }
 
-// The vectors that a head is dealt out in, 0: none fit.
-int vector_of(const AppendArgs& args) {
-  int64_t size = size_of(args.type);
-  if (!aligned({args.qkv, args.query_norm, args.key_norm, args.cos, args.sin, args.key_pages, args.value_pages}, {}))
-    return 0;
-  for (int v : {2, 4, 8})
-    if (args.dim <= 32 * v)
-      return args.dim % v == 0 && args.half % v == 0 && args.stride * size % (v * size) == 0 ? v : 0;
-  return 0;
+bool in_vectors(const AppendArgs& args) {
+  return args.dim <= 32 * V && args.dim % V == 0 && args.half % V == 0 && args.stride * size_of(args.type) % 16 == 0 &&
+         aligned({args.qkv, args.query_norm, args.key_norm, args.cos, args.sin, args.key_pages, args.value_pages}, {});
 }
 
-template <class T, class C, int V>
-void launch_vectors(const AppendArgs& args, int64_t heads, cudaStream_t stream) {
-  auto start = [&](auto kernel, int each) {
-    int64_t block = WARPS * each;
-    launch_early(kernel, (heads + block - 1) / block, 32 * WARPS, 0, stream, args);
+template <class T, class C, int LANES>
+void launch_vectors(const AppendArgs& args, cudaStream_t stream) {
+  auto start = [&](auto kernel, int turns) {
+    int64_t heads = 32 / LANES * turns, warps = (args.heads + 2 * args.kv_heads + heads - 1) / heads * args.tokens;
+    launch_early(kernel, (warps + WARPS - 1) / WARPS, 32 * WARPS, 0, stream, args);
   };
-  if (heads < MANY * gpu().processors)
-    start(append_vectors<T, C, V, 1>, 1);
+  if ((args.heads + 2 * args.kv_heads) * args.tokens * LANES / 32 <= HOLDS * gpu().processors)
+    start(append_vectors<T, C, LANES, 1>, 1);
   else
-    start(append_vectors<T, C, V, AT_ONCE>, AT_ONCE);
+    start(append_vectors<T, C, LANES, AT_ONCE>, AT_ONCE);
 }
 
 template <class T, class C>
 void launch(const AppendArgs& args, cudaStream_t stream) {
   int64_t heads = args.tokens * (args.heads + 2 * args.kv_heads);
-  switch (vector_of(args)) {
-    case 2: return launch_vectors<T, C, 2>(args, heads, stream);
-    case 4: return launch_vectors<T, C, 4>(args, heads, stream);
-    case 8: return launch_vectors<T, C, 8>(args, heads, stream);
-    default: return launch_early(append_numbers<T, C>, heads, 32, args.dim * sizeof(float), stream, args);
-  }
+  if (!in_vectors(args))
+    return launch_early(append_numbers<T, C>, heads, 32, args.dim * sizeof(float), stream, args);
+  if (args.dim <= 8 * V) return launch_vectors<T, C, 8>(args, stream);
+  if (args.dim <= 16 * V) return launch_vectors<T, C, 16>(args, stream);
+  launch_vectors<T, C, 32>(args, stream);
 }
 
 }  // namespace
