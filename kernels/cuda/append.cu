@@ -9,8 +9,8 @@ namespace localllm::cuda {
 namespace {
 
 constexpr int WARPS = 4;
-constexpr int V = 8;        // neighbouring dimensions that a lane holds
-constexpr int AT_ONCE = 4;  // turns of a warp, once there are more warps than the processors hold:
+constexpr int V = 4;        // neighbouring dimensions; a lane holds two of these vectors
+constexpr int AT_ONCE = 2;  // turns of a warp, once there are more warps than the processors hold:
 constexpr int HOLDS = 48;   // warps a processor
 
 // A head's place among those of AppendArgs.
@@ -39,75 +39,67 @@ struct Head {
   }
 };
 
-template <int N>
-__device__ inline void load_norm(Type type, const void* norm, int at, float* to) {
-  if (type == Type::f32) load_wide<N>(static_cast<const float*>(norm) + at, to);
-  else if (type == Type::bf16) load_wide<N>(static_cast<const __nv_bfloat16*>(norm) + at, to);
-  else load_wide<N>(static_cast<const __half*>(norm) + at, to);
+__device__ inline float norm_weight(Type type, const void* norm, int at) {
+  if (type == Type::f32) return static_cast<const float*>(norm)[at];
+  if (type == Type::bf16) return to_float(static_cast<const __nv_bfloat16*>(norm)[at]);
+  return to_float(static_cast<const __half*>(norm)[at]);
 }
 
-// The angles of one token, for the V dimensions that a lane of the LANES of a head holds.
-template <int LANES>
-struct Turn {
-  float cos[V], sin[V];  // interleaved pairs have V / 2 of them
-  bool neox, turned = false;
-  int partner;
+// Where the two vectors of a lane begin: such that both halves of every pair are its own.
+struct Lane {
+  int one, other;
+  bool turned;
 
-  __device__ void load(const AppendArgs& args, int64_t token, int at) {
-    const int half = int(args.half);
-    neox = args.rotation == Rotation::neox, turned = at < 2 * half;
-    const bool first = at < half;
-    partner = at / V + (first ? half : -half) / V;
-    if (!turned) return;
-    const int64_t from = token * half + (!neox ? at / 2 : first ? at : at - half);
-    if (!neox) {
-      load_wide<V / 2>(args.cos + from, cos), load_wide<V / 2>(args.sin + from, sin);
-      return;
-    }
-    load_wide<V>(args.cos + from, cos), load_wide<V>(args.sin + from, sin);
-#pragma unroll
-    for (int i = 0; i < V; i++) sin[i] = first ? -sin[i] : sin[i];
+  __device__ Lane(const AppendArgs& args, int lane) {
+    const int half = int(args.half), at = lane * V;
+    const bool neox = args.rotation == Rotation::neox, paired = neox && at < half;
+    one = paired ? at : 2 * at, other = paired ? at + half : one + V;
+    turned = neox ? paired : one < 2 * half;
   }
-
-  // By all lanes of the warp; x changes where the head is one that turns.
-  __device__ void operator()(float (&x)[V], bool head_turns) const {
-    if (neox) {
-#pragma unroll
-      for (int i = 0; i < V; i++) {
-        float other = __shfl_sync(0xffffffffu, x[i], partner, LANES);
-        if (turned && head_turns) x[i] = x[i] * cos[i] + other * sin[i];
-      }
-    } else if (turned && head_turns) {
-#pragma unroll
-      for (int i = 0; i < V / 2; i++) {
-        float a = x[2 * i], b = x[2 * i + 1];
-        x[2 * i] = a * cos[i] - b * sin[i];
-        x[2 * i + 1] = b * cos[i] + a * sin[i];
-      }
-    }
+  template <class T>
+  __device__ void load(const T* from, float (&x)[2 * V]) const {
+    cuda::load<V>(from + one, x), cuda::load<V>(from + other, x + V);
+  }
+  template <class C>
+  __device__ void save(C* to, const float (&x)[2 * V]) const {
+    cuda::save<V>(to + one, x), cuda::save<V>(to + other, x + V);
   }
 };
 
-// For dim up to LANES * V, in whole vectors of V. A warp takes heads of one token, 32 / LANES at a time, and asks for
-// those of all its TURNS before it waits for one.
+__device__ inline void turn(Rotation rotation, float (&x)[2 * V], const float (&cos)[V], const float (&sin)[V]) {
+  auto pair = [&](float& a, float& b, int i) {
+    float first = a * cos[i] - b * sin[i];
+    b = b * cos[i] + a * sin[i];
+    a = first;
+  };
+#pragma unroll
+  for (int i = 0; i < V; i++)
+    if (rotation == Rotation::neox) pair(x[i], x[i + V], i);
+    else pair(x[2 * i], x[2 * i + 1], i);
+}
+
+// For dim up to LANES * 2 V, in whole pairs of vectors. A warp takes heads of one token, 32 / LANES at a time, and asks
+// for those of all its TURNS before it waits for one.
 template <class T, class C, int LANES, int TURNS>
 __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_constant__ AppendArgs args) {
   constexpr int ABREAST = 32 / LANES;
   let_next_begin();
-  const int lane = int(threadIdx.x) % 32, at = lane % LANES * V, dim = int(args.dim);
+  const int lane = int(threadIdx.x) % 32, dim = int(args.dim);
   const int heads = int(args.heads), keys = int(args.heads + args.kv_heads), every = keys + int(args.kv_heads);
   const unsigned each = unsigned(every + ABREAST * TURNS - 1) / (ABREAST * TURNS);  // warps of a token
   const unsigned warp = blockIdx.x * WARPS + threadIdx.x / 32, token = warp / each;
   const int first = int(warp % each) * ABREAST * TURNS, own = first + lane / LANES;
-  const bool inside = at < dim;
-  float weights[V];
+  const bool inside = lane % LANES * 2 * V < dim;
+  const Lane place(args, lane % LANES);
+  float weights[2 * V];
   const void* held = nullptr;  // the norm whose weights these are, which no kernel writes
   auto hold = [&](int head) {
     const void* norm = head < heads ? args.query_norm : head < keys ? args.key_norm : nullptr;
     if (norm && norm != held && inside) {
-      load_norm<V>(args.norm_type, norm, at, weights);
+      if (args.norm_type == Type::f32) place.load(static_cast<const float*>(norm), weights);
+      else place.load(static_cast<const T*>(norm), weights);
 #pragma unroll
-      for (int i = 0; i < V; i++) weights[i] += args.offset;
+      for (float& weight : weights) weight += args.offset;
       held = norm;
     }
     return norm != nullptr;
@@ -115,47 +107,46 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
   hold(own);
   await_previous();
   if (token >= args.tokens) return;
-  T* const from = static_cast<T*>(args.qkv) + token * args.stride + at;
-  using Part = Vec<T, WIDEST<T>>;
-  constexpr int PARTS = V / WIDEST<T>;
-  Part asked[TURNS][PARTS] = {};
+  T* const from = static_cast<T*>(args.qkv) + token * args.stride;
+  Vec<T, V> asked[TURNS][2] = {};
 #pragma unroll
-  for (int turn = 0; turn < TURNS; turn++) {
-    int head = own + turn * ABREAST;
+  for (int count = 0; count < TURNS; count++) {
+    int head = own + count * ABREAST;
     if (!inside || head >= every) continue;
-#pragma unroll
-    for (int part = 0; part < PARTS; part++)
-      asked[turn][part] = reinterpret_cast<const Part*>(from + head * dim)[part];
+    asked[count][0] = *reinterpret_cast<const Vec<T, V>*>(from + head * dim + place.one);
+    asked[count][1] = *reinterpret_cast<const Vec<T, V>*>(from + head * dim + place.other);
   }
   const int64_t slot = args.slots[token];
-  const bool stored = slot >= 0 && slot < args.limit;
-  Turn<LANES> turned;
-  turned.load(args, token, first < keys ? at : dim);
+  const bool stored = slot >= 0 && slot < args.limit, turned = place.turned && inside;
+  float cos[V], sin[V];
+  if (turned && first < keys) {
+    const int64_t at = token * args.half + (args.rotation == Rotation::neox ? place.one : place.one / 2);
+    load<V>(args.cos + at, cos), load<V>(args.sin + at, sin);
+  }
 #pragma unroll
-  for (int turn = 0; turn < TURNS; turn++) {
-    const int head = own + turn * ABREAST;
-    float x[V], squares = 0.0f;
+  for (int count = 0; count < TURNS; count++) {
+    const int head = own + count * ABREAST;
+    float x[2 * V], squares = 0.0f;
 #pragma unroll
-    for (int i = 0; i < V; i++) {
-      x[i] = to_float(asked[turn][i / WIDEST<T>].values[i % WIDEST<T>]);
+    for (int i = 0; i < 2 * V; i++) {
+      x[i] = to_float(asked[count][i / V].values[i % V]);
       squares += x[i] * x[i];
     }
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, step);
+    if (!inside || head >= every) continue;
     if (hold(head)) {
       float scale = rsqrtf(squares / float(dim) + args.eps);
 #pragma unroll
-      for (int i = 0; i < V; i++)
-        if (inside) x[i] *= scale * weights[i];
+      for (int i = 0; i < 2 * V; i++) x[i] *= scale * weights[i];
     }
-    turned(x, head < keys);
-    if (!inside || head >= every) continue;
+    if (turned && head < keys) turn(args.rotation, x, cos, sin);
     if (head < heads) {
-      save_wide<V>(from + head * dim, x);
+      place.save(from + head * dim, x);
     } else if (stored) {
       const bool value = head >= keys;
-      void* pages = value ? args.value_pages : args.key_pages;
-      save_wide<V>(static_cast<C*>(pages) + (slot * args.kv_heads + head - (value ? keys : heads)) * dim + at, x);
+      C* pages = static_cast<C*>(value ? args.value_pages : args.key_pages);
+      place.save(pages + (slot * args.kv_heads + head - (value ? keys : heads)) * dim, x);
     }
   }
 }
@@ -176,11 +167,8 @@ __global__ void append_numbers(AppendArgs args) {
     squares += x[i] * x[i];
   }
   if (norm) {
-    float scale = rsqrtf(sum_of_warp(squares) / float(dim) + args.eps), weight;
-    for (int i = lane; i < dim; i += 32) {
-      load_norm<1>(args.norm_type, norm, i, &weight);
-      x[i] *= scale * (weight + args.offset);
-    }
+    float scale = rsqrtf(sum_of_warp(squares) / float(dim) + args.eps);
+    for (int i = lane; i < dim; i += 32) x[i] *= scale * (norm_weight(args.norm_type, norm, i) + args.offset);
   }
   __syncwarp();
   bool neox = args.rotation == Rotation::neox;
@@ -199,7 +187,10 @@ __global__ void append_numbers(AppendArgs args) {
 }
 
 bool in_vectors(const AppendArgs& args) {
-  return args.dim <= 32 * V && args.dim % V == 0 && args.half % V == 0 && args.stride * size_of(args.type) % 16 == 0 &&
+  const bool normed = args.query_norm || args.key_norm;
+  return args.dim <= 64 * V && args.dim % (2 * V) == 0 && args.half % V == 0 &&
+         args.stride * size_of(args.type) % 16 == 0 &&
+         (!normed || args.norm_type == Type::f32 || args.norm_type == args.type) &&
          aligned({args.qkv, args.query_norm, args.key_norm, args.cos, args.sin, args.key_pages, args.value_pages}, {});
 }
 
@@ -220,8 +211,8 @@ void launch(const AppendArgs& args, cudaStream_t stream) {
   int64_t heads = args.tokens * (args.heads + 2 * args.kv_heads);
   if (!in_vectors(args))
     return launch_early(append_numbers<T, C>, heads, 32, args.dim * sizeof(float), stream, args);
-  if (args.dim <= 8 * V) return launch_vectors<T, C, 8>(args, stream);
-  if (args.dim <= 16 * V) return launch_vectors<T, C, 16>(args, stream);
+  if (args.dim <= 16 * V) return launch_vectors<T, C, 8>(args, stream);
+  if (args.dim <= 32 * V) return launch_vectors<T, C, 16>(args, stream);
   launch_vectors<T, C, 32>(args, stream);
 }
 
