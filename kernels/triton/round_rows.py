@@ -21,6 +21,12 @@ def _whole(values, largest):
 
 
 @triton.jit
+def _scale(largest):
+    """largest / 127, rounded as the reference rounds it: a plain division is approximate on a GPU."""
+    return tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
+
+
+@triton.jit
 def _round_rows(out, scales, x, ins, x_stride, BLOCK: tl.constexpr):
     """A row of x as int8, and its scale: NaN where a value is no number. A program for each row."""
     row = tl.program_id(0).to(tl.int64)
@@ -33,7 +39,7 @@ def _round_rows(out, scales, x, ins, x_stride, BLOCK: tl.constexpr):
         broken |= tl.where(tl.abs(values) < float("inf"), 0, 1)
     top = tl.max(largest, 0)
     wrong = tl.max(broken, 0) > 0
-    tl.store(scales + row, tl.where(wrong, float("nan"), top / 127.0))
+    tl.store(scales + row, tl.where(wrong, float("nan"), tl.max(_scale(largest), 0)))
     top = tl.where(wrong, 0.0, top)
     for first in range(0, ins, BLOCK):
         inside = first + at < ins
@@ -52,7 +58,7 @@ def _round_groups(out, x, rows, ins, x_stride, GROUP: tl.constexpr, ROWS: tl.con
     largest = tl.max(tl.abs(values), 1)[:, None]
     wrong = tl.max(tl.where(tl.abs(values) < float("inf"), 0, 1), 1)[:, None] > 0
     largest = tl.where(wrong, 0.0, largest)
-    held = tl.where(wrong, float("nan"), _whole(values, largest) * (largest / 127.0))
+    held = tl.where(wrong, float("nan"), _whole(values, largest) * _scale(largest))
     tl.store(out + row * ins + k, held.to(out.dtype.element_ty), mask=inside)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +35,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def ops() -> Ops:
+def ops() -> Iterator[Ops]:
+    """With the kernel for layers of any size, also where the loop is faster."""
     step = pytest.importorskip("localllm.kernels.cuda.step", exc_type=ImportError)
     if not step._hopper(torch.device("cuda")):
         pytest.skip("the kernel is for GPUs of capability 9 alone")
     from localllm.backends.cuda.ops import OPS
 
     assert OPS.layer.decoders is step.decoders
-    return OPS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "CHOSEN_BYTES", 1 << 30)
+        yield OPS
 
 
 def kernel_only(ops: Ops) -> Ops:
