@@ -30,7 +30,7 @@ def split(folder: Path, compiler: Compiler, **more: Any) -> GraphRunner:
         BUDGET, graphs="split", compiler=compiler, max_step_tokens=64, compiled_dir=folder / "made", **more
     )
     stored = folder / "canary"
-    stored.mkdir()
+    stored.mkdir(exist_ok=True)
     runner = cuda.open(read_model(canary.save(stored)), budget)
     assert isinstance(runner, GraphRunner)
     return runner
