@@ -15,7 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from ...engine.batch import Batch, Ints
+from ...engine.errors import OutOfMemory
 from .caches import STEP, Group, LayerShape
+from .failures import shortages
 
 PATIENCE = 8  # steps that a group waits for its rows: those with a grammar come every second step
 
@@ -28,6 +30,7 @@ class Resident:
     row: int
     pages: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     synced: int = 0  # positions that the pool has, too
+    lost: bool = False  # what the pool has not is nowhere: the step that computed on failed
 
     @property
     def length(self) -> int:
@@ -114,6 +117,7 @@ class Residents:
         self._placed: list[Placed] = []
         self._holders: dict[int, list[Resident]] = {}  # by page
         self._unasked: list[mx.array] = []
+        self._begun: list[Resident] = []  # rows of the last step
 
     def begin(self, batch: Batch) -> Iterator[Work]:
         """The calls that compute the batch, in order; inert rows (all on page 0) are in none of them.
@@ -141,6 +145,7 @@ class Residents:
                 passing.append(row)
             else:
                 taken[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
+        self._begun = list(taken.values())
         for row, resident in taken.items():
             if counts[row] > 1:
                 yield Work([row], [self._apart(resident).group], counts[row])
@@ -151,9 +156,27 @@ class Residents:
             yield Work(order, [placed.group for placed in together], 1)
         for row in passing:
             resident = self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], None)
+            self._begun.append(resident)
             yield Work([row], [resident.group], counts[row], passing=True)
             self._drop([resident])
-            mx.eval(self.take_changed())
+            with shortages():
+                mx.eval(self.take_changed())
+
+    def give_up(self) -> None:
+        """The step begun last was not computed: what only its rows' caches held is lost, and their memory free."""
+        for resident in self._begun:
+            safe = resident.synced // self.pool.page_size
+            for page in set(resident.pages[:safe].tolist()):
+                self._holders[page].remove(resident)
+            resident.pages = resident.pages[safe:]
+            self._placed = [placed for placed in self._placed if placed.group is not resident.group]
+            resident.group, resident.row, resident.lost = Group([], [], 0, [0]), 0, True
+        self._begun = []
+
+    def rest(self) -> None:
+        """Nobody computes: groups give their memory up, and their rows are read from the pool when they come again."""
+        self._drop([resident for placed in self._placed for resident in placed.residents])
+        self._begun = []
 
     def _has_room(self, end: int) -> bool:
         """For a row up to `end`; groups that wait for their rows give way."""
@@ -238,6 +261,8 @@ class Residents:
         """These pages are about to be read from the pool."""
         for page in pages:
             for resident in self._holders.get(page, ()):
+                if resident.lost:
+                    raise OutOfMemory("a step without memory took what this one builds on")
                 self._flush(resident)
 
     def _forget(self, pages: Iterable[int], keep: Resident | None) -> None:

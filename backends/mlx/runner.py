@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...engine.batch import Batch, Want
-from ...engine.errors import ModelRefused, RunnerFailed
+from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
 from .caches import Forward
+from .failures import failures, shortages
 from .loading import Loaded
 from .residents import Residents
 from .sampler import Drawn, sample
@@ -39,7 +40,7 @@ class MlxPending:
         self._rows, self._answers, self._drawn, self._hidden = rows, answers, drawn, hidden
 
     def result(self) -> StepResult:
-        with _failures():
+        with failures():
             if self._drawn is None:
                 return StepResult(np.zeros(self._rows, np.int32))
             drawn = self._drawn
@@ -64,12 +65,13 @@ class MlxPending:
 
 
 class _Rest:
-    """Gives freed memory that MLX keeps back to the system once no step has come for a while."""
+    """Calls `rest` on a thread of its own once no step has come for a while."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, rest: Callable[[], None]) -> None:
+        self._seconds, self._rest = seconds, rest
         self._step, self._closed = threading.Event(), False
-        threading.Thread(target=self._wait, name="mlx rest", daemon=True).start()
+        self._thread = threading.Thread(target=self._wait, name="mlx rest", daemon=True)
+        self._thread.start()
 
     def put_off(self) -> None:
         self._step.set()
@@ -77,6 +79,7 @@ class _Rest:
     def close(self) -> None:
         self._closed = True
         self._step.set()
+        self._thread.join()
 
     def _wait(self) -> None:
         while not self._closed:
@@ -84,7 +87,8 @@ class _Rest:
             while self._step.is_set() and not self._closed:
                 self._step.clear()
                 self._step.wait(self._seconds)
-            mx.clear_cache()
+            if not self._closed:
+                self._rest()
 
 
 class MlxRunner:
@@ -92,26 +96,38 @@ class MlxRunner:
 
     def __init__(self, loaded: Loaded, spec: RunnerSpec, residents: Residents, stream: mx.Stream) -> None:
         self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
-        self._rest = _Rest(IDLE)
+        self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
+        self._rest = _Rest(IDLE, self._give_back)
 
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
 
     def run(self, batch: Batch) -> MlxPending:
-        with _failures(), mx.stream(self._stream):
-            self._rest.put_off()
-            answers = np.flatnonzero(batch.wants != Want.NOTHING)
-            logits, hidden = self._compute(batch, answers)
-            drawn = None if logits is None else sample(logits, batch, answers)
-            waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
-            waited += () if hidden is None else (hidden,)
+        self._rest.put_off()
+        with failures(), self._computing, mx.stream(self._stream):
+            try:
+                return self._start(batch)
+            except OutOfMemory as error:
+                shortage = OutOfMemory(str(error))  # whose traceback does not hold what the step computed
+            self._residents.give_up()
+            self._last = None
+            mx.clear_cache()
+        raise shortage
+
+    def _start(self, batch: Batch) -> MlxPending:
+        answers = np.flatnonzero(batch.wants != Want.NOTHING)
+        logits, hidden = self._compute(batch, answers)
+        drawn = None if logits is None else sample(logits, batch, answers)
+        waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
+        waited += () if hidden is None else (hidden,)
+        with shortages():
             mx.async_eval(waited)
-            place = np.full(batch.num_rows, -1)
-            place[answers] = np.arange(len(answers))
-            self._last = None if drawn is None else _Drawn(drawn.tokens, place)
-            return MlxPending(batch.num_rows, answers, drawn, hidden)
+        place = np.full(batch.num_rows, -1)
+        place[answers] = np.arange(len(answers))
+        self._last = None if drawn is None else _Drawn(drawn.tokens, place)
+        return MlxPending(batch.num_rows, answers, drawn, hidden)
 
     def _compute(self, batch: Batch, answers: NDArray[np.intp]) -> tuple[mx.array | None, mx.array | None]:
         """(logits [answers, vocab] float32, hidden states where a row wants them)"""
@@ -126,7 +142,8 @@ class MlxRunner:
             found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers)
             forward.finish()
             if work.passing:
-                mx.eval(found, states)
+                with shortages():
+                    mx.eval(found, states)
             kept = [at for at, row in enumerate(work.rows) if row in wanted]
             self._residents.written(work, computed=bool(kept))
             if kept:
@@ -169,19 +186,17 @@ class MlxRunner:
 
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
-        del self._loaded, self._residents, self._last
         self._rest.close()
+        del self._loaded, self._residents, self._last
+
+    def _give_back(self) -> None:
+        """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""
+        with self._computing, mx.stream(self._stream), suppress(RuntimeError, MemoryError):  # the next step tells it
+            self._residents.rest()
+            mx.eval(self._residents.take_changed())
+        mx.clear_cache()
 
 
 def _in_order(places: NDArray[Any], found: mx.array) -> bool:
     """They name all of `found`, first to last: nothing is to be gathered."""
     return len(places) == len(found) and bool((places == np.arange(len(places))).all())
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """What MLX reports of a step, sometimes only of a later one, as RunnerFailed."""
-    try:
-        yield
-    except (RuntimeError, ValueError, IndexError, MemoryError) as error:
-        raise RunnerFailed(f"the step failed: {error}") from error
