@@ -7,7 +7,7 @@ import mlx.core as mx
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner, RunnerSpec
-from .caches import hook_attention
+from .caches import DECODES, hook_attention
 from .loading import Loaded, load
 from .machine import memory
 from .residents import Residents
@@ -18,8 +18,8 @@ STEP_TOKENS = 2048
 # MLX keeps freed memory for the next array of that size; more than this goes back to the system at once, and the rest
 # when nothing was computed for a while.
 KEPT = 2**30  # bytes
-# What one more group of rows costs, in columns of attention that take as long.
-GROUP_COLUMNS: int | None = 4096
+# What one more group of rows costs, in columns of attention that take as long. None: padding costs no time.
+GROUP_COLUMNS: int | None = None if DECODES else 4096
 
 
 def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:

@@ -303,7 +303,8 @@ class Residents:
     def _grouped(self, placed: list[Placed]) -> list[Placed]:
         """Groups that cost less together are joined, shortest first; new ones only once they have come to stay."""
         if self._group_columns is None:
-            return [self._join(placed)] if len(placed) > 1 else placed
+            columns = max(one.group.end for one in placed) * sum(len(one.residents) for one in placed)
+            return [self._join(placed)] if len(placed) > 1 and columns <= self._room else placed
         new = [one for one in placed if one.steps < 2]
         old = sorted((one for one in placed if one.steps >= 2), key=lambda one: one.group.end)
         runs: list[list[Placed]] = []

@@ -159,16 +159,16 @@ class MlxRunner:
 
     def _tokens(self, batch: Batch) -> mx.array:
         """[tokens], those that the step before drew in their places."""
-        tokens = mx.array(batch.tokens)
         rows = np.flatnonzero(batch.carry >= 0)
-        if len(rows):
-            assert self._last is not None, "a row carries from a step that drew nothing"
-            places = self._last.place[batch.carry[rows]]
-            drawn = self._last.tokens
-            drawn = drawn if _in_order(places, drawn) else drawn[mx.array(places)]
-            if len(rows) == batch.num_tokens:
-                return drawn
-            tokens[mx.array(batch.row_starts[1:][rows] - 1)] = drawn
+        if not len(rows):
+            return mx.array(batch.tokens)
+        assert self._last is not None, "a row carries from a step that drew nothing"
+        places, drawn = self._last.place[batch.carry[rows]], self._last.tokens
+        drawn = drawn if _in_order(places, drawn) else drawn[mx.array(places)]
+        if len(rows) == batch.num_tokens:
+            return drawn
+        tokens = mx.array(batch.tokens)
+        tokens[mx.array(batch.row_starts[1:][rows] - 1)] = drawn
         return tokens
 
     @staticmethod

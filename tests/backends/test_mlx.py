@@ -23,7 +23,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from localllm import backends
 from localllm.backends import cpu, mlx
-from localllm.backends.mlx import opening, sampler
+from localllm.backends.mlx import caches, opening, sampler
 from localllm.backends.mlx.experts import ASKED
 from localllm.backends.mlx.residents import Residents
 from localllm.engine import sampling as oracle
@@ -65,6 +65,21 @@ class TestMlxWithLittleRoom(Conformance):
     """Groups hold one row; all others are read from the pool and written back."""
 
     backend = "mlx"
+
+
+@pytest.mark.real_otherdevice
+class TestMlxWithBounds(Conformance):
+    """As on CUDA: a decode kernel is told which columns a row sees, instead of a mask; here its reference computes."""
+
+    backend = "mlx"
+
+    @pytest.fixture(scope="class", autouse=True)
+    def bounds(self) -> Iterator[None]:
+        yield from patched(caches, "DECODES", True)
+
+    @pytest.fixture(scope="class", autouse=True)
+    def room_for_all(self) -> Iterator[None]:
+        yield from patched(Residents, "_has_room", lambda *_: True)
 
 
 @pytest.mark.real_otherdevice
