@@ -139,7 +139,7 @@ class _Sounding:
 def _shapes(model: nn.Module, trunk: Trunk, windows: list[int], files: ModelFiles) -> list[LayerShape]:
     caches = [_Sounding() for _ in windows]
     try:
-        trunk.call(model, mx.zeros((1, 1), mx.int32), caches)
+        trunk.call(model, mx.zeros((1, 1), mx.int32), caches, 0)
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise ModelRefused(f"{files.name}: its attention does not take our caches: {error}") from error
     shapes = []

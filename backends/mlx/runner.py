@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakMethod
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +17,7 @@ from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
+from . import caches
 from .caches import Forward
 from .failures import failures, shortages
 from .loading import Loaded
@@ -58,17 +60,19 @@ class MlxPending:
         return None if found is None else self._by_row(found)
 
     def _by_row(self, found: mx.array) -> NDArray[Any]:
+        """[answers, …] float32 or any integers -> [rows, …] float32 or int32."""
         values = np.array(found)
-        rows = np.zeros((self._rows, *values.shape[1:]), values.dtype)
+        dtype = np.float32 if found.dtype == mx.float32 else np.int32
+        rows = np.zeros((self._rows, *values.shape[1:]), dtype)
         rows[self._answers] = values
         return rows
 
 
 class _Rest:
-    """Calls `rest` on a thread of its own once no step has come for a while."""
+    """Calls a method on a thread of its own once no step has come for a while, as long as its object lives."""
 
     def __init__(self, seconds: float, rest: Callable[[], None]) -> None:
-        self._seconds, self._rest = seconds, rest
+        self._seconds, self._rest = seconds, WeakMethod(rest)
         self._step, self._closed = threading.Event(), False
         self._thread = threading.Thread(target=self._wait, name="mlx rest", daemon=True)
         self._thread.start()
@@ -87,8 +91,10 @@ class _Rest:
             while self._step.is_set() and not self._closed:
                 self._step.clear()
                 self._step.wait(self._seconds)
-            if not self._closed:
-                self._rest()
+            rest = self._rest()
+            if rest is not None and not self._closed:
+                rest()
+            del rest
 
 
 class MlxRunner:
@@ -121,6 +127,7 @@ class MlxRunner:
         logits, hidden = self._compute(batch, answers)
         drawn = None if logits is None else sample(logits, batch, answers)
         waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
+        hidden = None if hidden is None else hidden.astype(mx.float32)
         waited += () if hidden is None else (hidden,)
         with shortages():
             mx.async_eval(waited)
@@ -130,7 +137,7 @@ class MlxRunner:
         return MlxPending(batch.num_rows, answers, drawn, hidden)
 
     def _compute(self, batch: Batch, answers: NDArray[np.intp]) -> tuple[mx.array | None, mx.array | None]:
-        """(logits [answers, vocab] float32, hidden states where a row wants them)"""
+        """(logits [answers, vocab], hidden states where a row wants them), in the model's dtype"""
         tokens, wanted = self._tokens(batch), set(answers.tolist())
         order: list[int] = []
         logits: list[mx.array] = []
@@ -138,9 +145,11 @@ class MlxRunner:
         for work in self._residents.begin(batch):
             places = batch.row_starts[work.rows][:, None] + np.arange(work.new, dtype=np.int32)
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
-            forward = Forward(work.groups, work.new, self._loaded.shapes)
-            found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers)
-            forward.finish()
+            filled = -(-work.new // caches.PREFILL) * caches.PREFILL if work.new > 1 else 1
+            own = mx.pad(own, [(0, 0), (0, filled - work.new)]) if filled > work.new else own
+            forward = Forward(work.groups, filled, self._loaded.shapes)
+            found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers, work.new - 1)
+            forward.finish(work.new)
             if work.passing:
                 with shortages():
                     mx.eval(found, states)
@@ -173,13 +182,12 @@ class MlxRunner:
 
     @staticmethod
     def _sorted(parts: list[mx.array], order: list[int], answers: NDArray[np.intp]) -> mx.array:
-        """One array of all calls' rows, float32, in the order of `answers`."""
+        """One array of all calls' rows, in the order of `answers`."""
         found = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         by_row = np.argsort(np.array(order))
         if len(order) != len(answers):  # inert rows have none
             raise RunnerFailed("a row without pages asks for an answer")
-        found = found if (by_row[1:] > by_row[:-1]).all() else found[mx.array(by_row)]
-        return found.astype(mx.float32)
+        return found if (by_row[1:] > by_row[:-1]).all() else found[mx.array(by_row)]
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")

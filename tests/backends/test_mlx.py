@@ -69,13 +69,17 @@ class TestMlxWithLittleRoom(Conformance):
 
 @pytest.mark.real_otherdevice
 class TestMlxWithBounds(Conformance):
-    """As on CUDA: a decode kernel is told which columns a row sees, instead of a mask; here its reference computes."""
+    """As on CUDA: a decode kernel is told which columns a row sees (its reference computes), prompts are filled up."""
 
     backend = "mlx"
 
     @pytest.fixture(scope="class", autouse=True)
     def bounds(self) -> Iterator[None]:
         yield from patched(caches, "DECODES", True)
+
+    @pytest.fixture(scope="class", autouse=True)
+    def filled(self) -> Iterator[None]:
+        yield from patched(caches, "PREFILL", 16)
 
     @pytest.fixture(scope="class", autouse=True)
     def room_for_all(self) -> Iterator[None]:
