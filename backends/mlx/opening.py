@@ -25,7 +25,7 @@ GROUP_COLUMNS: int | None = None if DECODES else 4096
 def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
     """Load a model. Raises ModelRefused or SettingRefused."""
     _refuse_settings(budget)
-    total, free = memory()
+    total, free = _memory()
     if files.weight_bytes > free:
         raise ModelRefused(
             f"{files.name} needs {_size(files.weight_bytes)} for its weights, but {_size(free)} are free",
@@ -41,6 +41,14 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
         hook_attention(loaded.model)
         residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
     return MlxRunner(loaded, spec, residents, stream)
+
+
+def _memory() -> tuple[int, int]:
+    """(all, free) bytes where MLX computes: NVIDIA's GPUs have their own."""
+    if not mx.cuda.is_available():
+        return memory()
+    found = mx.device_info()
+    return int(found["total_memory"]), int(found["free_memory"])
 
 
 def _refuse_settings(budget: Budget) -> None:

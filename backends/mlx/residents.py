@@ -19,6 +19,7 @@ from ...engine.errors import OutOfMemory
 from .caches import STEP, Group, LayerShape
 from .failures import shortages
 
+PIECES = 8  # that lie apart, and are copied one after the other
 PATIENCE = 8  # steps that a group waits for its rows: those with a grammar come every second step
 
 
@@ -72,10 +73,15 @@ class Pool:
         self.values = [mx.zeros((places, shape.kv_heads, shape.value_dim), shape.dtype) for shape in shapes]
         self.changed = False
 
-    def places(self, pages: Ints, start: int, end: int) -> mx.array:
-        """Where positions start…end-1 of a sequence lie."""
+    def places(self, pages: Ints, start: int, end: int) -> list[slice] | mx.array:
+        """Where positions start…end-1 of a sequence lie: in a few pieces, or one by one, which takes far longer."""
         positions = np.arange(start, end)
-        return mx.array((pages[positions // self.page_size] * self.page_size + positions % self.page_size).astype("u4"))
+        places = pages[positions // self.page_size] * self.page_size + positions % self.page_size
+        breaks = np.flatnonzero(np.diff(places) != 1) + 1
+        if len(breaks) >= PIECES:
+            return mx.array(places.astype("u4"))
+        firsts, lasts = places[[0, *breaks]].tolist(), places[[*(breaks - 1), -1]].tolist()
+        return [slice(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
 
     def write(self, resident: Resident, start: int, end: int) -> None:
         places = self.places(resident.pages, start, end)
@@ -83,7 +89,12 @@ class Pool:
         first = group.padding[row]
         for mine, theirs in ((self.keys, group.keys), (self.values, group.values)):
             for own, held in zip(mine, theirs, strict=True):
-                own[places] = held[row, :, first + start : first + end].swapaxes(0, 1)
+                new, at = held[row, :, first + start : first + end].swapaxes(0, 1), 0
+                if isinstance(places, mx.array):
+                    own[places] = new
+                    continue
+                for piece in places:
+                    own[piece] = new[at : (at := at + piece.stop - piece.start)]
         self.changed = True
 
     def read(self, pages: Ints, end: int) -> Group:
@@ -91,7 +102,8 @@ class Pool:
         places, room = self.places(pages, 0, end), -(-(end + 1) // STEP) * STEP
 
         def held(x: mx.array) -> mx.array:
-            return mx.pad(x[places].swapaxes(0, 1)[None], [(0, 0), (0, 0), (0, room - end), (0, 0)])
+            found = x[places] if isinstance(places, mx.array) else mx.concatenate([x[piece] for piece in places])
+            return mx.pad(found.swapaxes(0, 1)[None], [(0, 0), (0, 0), (0, room - end), (0, 0)])
 
         return Group([held(x) for x in self.keys], [held(x) for x in self.values], end, [0])
 
