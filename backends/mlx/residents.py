@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ...engine.batch import Batch, Ints
 from ...engine.errors import OutOfMemory
@@ -61,6 +62,17 @@ class Work:
     groups: list[Group]
     new: int
     passing: bool = False  # its row finds no room among the groups: to be computed before the next call is asked for
+
+
+@dataclass(slots=True)
+class Steady:
+    """The last step, whose rows all decoded: nearly every step does no more than go on with it."""
+
+    work: Work
+    residents: list[Resident]  # of the batch's rows
+    positions: Ints
+    table: Ints  # [rows, pages]
+    used: NDArray[np.bool_]  # [rows, pages]: those that the residents hold
 
 
 class Pool:
@@ -130,12 +142,18 @@ class Residents:
         self._holders: dict[int, list[Resident]] = {}  # by page
         self._unasked: list[mx.array] = []
         self._begun: list[Resident] = []  # rows of the last step
+        self._steady: Steady | None = None
 
     def begin(self, batch: Batch) -> Iterator[Work]:
         """The calls that compute the batch, in order; inert rows (all on page 0) are in none of them.
 
         Pages hold what rows share once, groups for each row: rows that find no room in groups pass one by one.
         """
+        if self._goes_on(batch):
+            assert self._steady is not None
+            yield self._steady.work
+            return
+        self._steady = None
         if len(batch.copies):
             self._forget(batch.copies[:, 1].tolist(), keep=None)
             self._sync(batch.copies[:, 0].tolist())
@@ -165,7 +183,10 @@ class Residents:
         if single:
             together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
             order = [single[id(resident)] for placed in together for resident in placed.residents]
-            yield Work(order, [placed.group for placed in together], 1)
+            work = Work(order, [placed.group for placed in together], 1)
+            if len(single) == batch.num_rows:
+                self._keep(work, list(taken.values()), batch)
+            yield work
         for row in passing:
             resident = self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], None)
             self._begun.append(resident)
@@ -173,6 +194,36 @@ class Residents:
             self._drop([resident])
             with shortages():
                 mx.eval(self.take_changed())
+
+    def _keep(self, work: Work, residents: list[Resident], batch: Batch) -> None:
+        used = np.arange(batch.page_table.shape[1]) <= (batch.positions // self.pool.page_size)[:, None]
+        self._steady = Steady(work, residents, batch.positions.copy(), batch.page_table.copy(), used)
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Each row has one more token than in the last step, all else is as it was; pages that are new are noted."""
+        last, table = self._steady, batch.page_table
+        if (
+            last is None
+            or len(batch.copies)
+            or batch.num_tokens != batch.num_rows
+            or len(self._placed) != len(last.work.groups)  # others wait for their rows, or are to be joined
+            or any(placed.steps < 2 for placed in self._placed)
+            or table.shape[1] < last.table.shape[1]
+            or not np.array_equal(batch.positions, last.positions + 1)
+            or not ((table[:, : last.table.shape[1]] == last.table) | ~last.used).all()
+        ):
+            return False
+        last.positions = batch.positions.copy()
+        new = np.flatnonzero(batch.positions % self.pool.page_size == 0)
+        for row in new.tolist():
+            resident = last.residents[row]
+            page = table[row, batch.positions[row] // self.pool.page_size]
+            self._forget([int(page)], keep=resident)
+            self._holders.setdefault(int(page), []).append(resident)
+            resident.pages = np.append(resident.pages, page)
+        if len(new):
+            self._keep(last.work, last.residents, batch)
+        return True
 
     def give_up(self) -> None:
         """The step begun last was not computed: what only its rows' caches held is lost, and their memory free."""
@@ -183,12 +234,12 @@ class Residents:
             resident.pages = resident.pages[safe:]
             self._placed = [placed for placed in self._placed if placed.group is not resident.group]
             resident.group, resident.row, resident.lost = Group([], [], 0, [0]), 0, True
-        self._begun = []
+        self._begun, self._steady = [], None
 
     def rest(self) -> None:
         """Nobody computes: groups give their memory up, and their rows are read from the pool when they come again."""
         self._drop([resident for placed in self._placed for resident in placed.residents])
-        self._begun = []
+        self._begun, self._steady = [], None
 
     def _has_room(self, end: int) -> bool:
         """For a row up to `end`; groups that wait for their rows give way."""

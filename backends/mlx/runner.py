@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,26 +74,29 @@ class _Rest:
 
     def __init__(self, seconds: float, rest: Callable[[], None]) -> None:
         self._seconds, self._rest = seconds, WeakMethod(rest)
-        self._step, self._closed = threading.Event(), False
+        self._closed = threading.Event()
+        self._wanted = threading.Event()  # by a step that came since the thread last looked
+        self._last = 0.0  # when the last step came
         self._thread = threading.Thread(target=self._wait, name="mlx rest", daemon=True)
         self._thread.start()
 
     def put_off(self) -> None:
-        self._step.set()
+        self._last = time.monotonic()  # waking the thread for each step would cost more
+        if not self._wanted.is_set():
+            self._wanted.set()
 
     def close(self) -> None:
-        self._closed = True
-        self._step.set()
+        self._closed.set()
+        self._wanted.set()
         self._thread.join()
 
     def _wait(self) -> None:
-        while not self._closed:
-            self._step.wait()
-            while self._step.is_set() and not self._closed:
-                self._step.clear()
-                self._step.wait(self._seconds)
+        while self._wanted.wait() and not self._closed.is_set():
+            self._wanted.clear()
+            while (left := self._last + self._seconds - time.monotonic()) > 0 and not self._closed.wait(left):
+                pass
             rest = self._rest()
-            if rest is not None and not self._closed:
+            if rest is not None and not self._closed.is_set():
                 rest()
             del rest
 

@@ -67,7 +67,7 @@ SOURCE = """
           #pragma unroll
           for (int other = LANES / 2; other > 0; other /= 2)
             score[a] += __shfl_xor_sync(0xffffffff, score[a], other);
-          if (base + key + a * STREAMS >= end) score[a] = -inf;
+          if (base + key + a * STREAMS >= end) score[a] = __int_as_float(0xff800000);  // minus infinity
           peak = max(peak, score[a]);
         }
         const float shrink = exp2f(most[g] - peak);
