@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...kernels.mlx_cuda.decode import decode, visible
+from ...kernels.mlx_cuda.decode import decode, shares, visible
 
 DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
 # Prompts are computed in multiples of so many tokens: on CUDA, attention over each new length takes 50 ms to prepare.
@@ -108,7 +108,7 @@ class Group:
         """The mask of one new column, for a kernel that reads each row's own columns only."""
         first = self.end + 1 - window if window else 0
         firsts = [max(padding, first) for padding in self.padding]
-        return Seen(mx.array([self.end + 1, *firsts], mx.int32), self.end + 1 - min(firsts))
+        return Seen(mx.array([self.end + 1, *firsts], mx.int32), shares(self.end + 1 - min(firsts)))
 
     def taken(self, rows: list[int], end: int) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values of these rows, their last `end` columns, filled up on the left where there are fewer."""
@@ -142,10 +142,10 @@ class Unread(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What each row sees: `bounds` as decode() wants them, `longest` the most columns of a row."""
+    """What each row sees, as decode() wants it."""
 
     bounds: mx.array
-    longest: int
+    splits: int
 
 
 class Forward:

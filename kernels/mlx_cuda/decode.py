@@ -6,7 +6,8 @@ products and softmax one by one, which takes three to five times as long.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 from zlib import crc32
 
@@ -136,17 +137,24 @@ def reference(q: mx.array, keys: mx.array, values: mx.array, bounds: mx.array, s
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
 
 
-def fits(q: mx.array, keys: mx.array, values: mx.array) -> bool:
-    """Whether the kernel computes these."""
-    heads, dim = q.shape[1], q.shape[3]
-    shared = heads // keys.shape[1]
+def fits(q: tuple[int, ...], kv_heads: int, dims: tuple[int, int], dtypes: tuple[mx.Dtype, ...]) -> bool:
+    """Whether the kernel computes these: the shape of `q`, the dims of keys and values, the dtypes of all three."""
+    heads, dim = q[1], q[3]
     return (
-        q.dtype == keys.dtype == values.dtype
-        and q.dtype in HALVES
+        len(set(dtypes)) == 1
+        and dtypes[0] in HALVES
         and dim in DIMS
-        and dim == keys.shape[3] == values.shape[3]
-        and shared * dim <= SHARED
+        and dims == (dim, dim)
+        and heads // kv_heads * dim <= SHARED
     )
+
+
+def shares(longest: int) -> int:
+    """How many blocks share the columns of a row, where the row that sees most of them sees so many."""
+    splits = 1
+    while splits < MOST_SPLITS and splits * SPLIT < longest:
+        splits *= 2
+    return splits
 
 
 @cache
@@ -156,28 +164,31 @@ def _kernel(scale: float) -> Any:
     return mx.fast.cuda_kernel(name, ["q", "k", "v", "bounds"], ["out", "logs"], source, ensure_row_contiguous=False)
 
 
-def decode(q: mx.array, keys: mx.array, values: mx.array, bounds: mx.array, longest: int, scale: float) -> mx.array:
-    """See `reference`, which computes what does not fit. `longest`: columns of the row that sees most of them."""
-    if not (mx.cuda.is_available() and fits(q, keys, values)):
-        return reference(q, keys, values, bounds, scale)
-    (rows, heads, _, dim), kv_heads = q.shape, keys.shape[1]
-    splits = 1
-    while splits < MOST_SPLITS and splits * SPLIT < longest:
-        splits *= 2
-    out, logs = _kernel(scale)(
-        inputs=[q, keys, values, bounds],
-        template=[
-            ("T", q.dtype),
-            ("O", q.dtype if splits == 1 else mx.float32),
-            ("DIM", dim),
-            ("KV_HEADS", kv_heads),
-            ("GROUP", heads // kv_heads),
-            ("SPLITS", splits),
-        ],
+@lru_cache(4096)
+def _call(
+    q: tuple[int, ...], kv_heads: int, dims: tuple[int, int], dtypes: tuple[mx.Dtype, ...], splits: int, scale: float
+) -> Callable[..., list[mx.array]] | None:
+    """The kernel with all that these calls have in common; None where it does not compute them."""
+    if not mx.cuda.is_available() or not fits(q, kv_heads, dims, dtypes):
+        return None
+    rows, heads, _, dim = q
+    dtype = dtypes[0] if splits == 1 else mx.float32
+    constants = {"DIM": dim, "KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "SPLITS": splits}
+    return partial(
+        _kernel(scale),
+        template=[("T", dtypes[0]), ("O", dtype), *constants.items()],
         grid=(THREADS * rows * kv_heads, splits, 1),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[(rows, heads, splits, dim), (rows, heads, 1, splits)],
-        output_dtypes=[q.dtype if splits == 1 else mx.float32, mx.float32],
+        output_dtypes=[dtype, mx.float32],
     )
-    found: mx.array = out if splits == 1 else (mx.softmax(logs, axis=-1) @ out).astype(q.dtype)
-    return found
+
+
+def decode(q: mx.array, keys: mx.array, values: mx.array, bounds: mx.array, splits: int, scale: float) -> mx.array:
+    """See `reference`, which computes what does not fit; `splits`: see `shares`."""
+    kv_heads, dims, dtypes = keys.shape[1], (keys.shape[3], values.shape[3]), (q.dtype, keys.dtype, values.dtype)
+    call = _call(q.shape, kv_heads, dims, dtypes, splits, scale)
+    if call is None:
+        return reference(q, keys, values, bounds, scale)
+    out, logs = call(inputs=[q, keys, values, bounds])
+    return out if splits == 1 else (mx.softmax(logs, axis=-1) @ out).astype(q.dtype)

@@ -50,7 +50,7 @@ def test_each_row_sees_its_own_columns(
     keys, values = mx.where(behind, mx.array(3e4, dtype), keys), mx.where(behind, mx.array(3e4, dtype), values)
     q = mx.concatenate([q, q], axis=-1)[..., :dim]
     keys = mx.concatenate([keys, keys], axis=2)[:, :, :room]
-    found = op.decode(q, keys, values, bounds, end - min(firsts), scale)
+    found = op.decode(q, keys, values, bounds, op.shares(end - min(firsts)), scale)
     assert (found.shape, found.dtype) == (q.shape, dtype)
     wanted = plain(*(np.array(x.astype(mx.float32)) for x in (q, keys, values)), firsts, end, scale)
     tolerance = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1.2e-2}[dtype]
@@ -59,7 +59,7 @@ def test_each_row_sees_its_own_columns(
 
 def test_what_the_kernel_computes() -> None:
     def fits(dtype, heads: int, kv_heads: int, dim: int) -> bool:
-        return op.fits(mx.zeros((1, heads, 1, dim), dtype), *[mx.zeros((1, kv_heads, 4, dim), dtype)] * 2)
+        return op.fits((1, heads, 1, dim), kv_heads, (dim, dim), (dtype,) * 3)
 
     assert all(fits(mx.bfloat16, *shape) for shape in HEADS[:4])
     assert not fits(mx.bfloat16, *HEADS[4])
