@@ -158,7 +158,10 @@ class Forward:
         lengths = [group.end - padding for group in groups for padding in group.padding]
         self.offset: int | mx.array = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths)
         windows = any(shape.window for shape in shapes)
-        self._unread = [DECODES and new == 1 and (windows or any(group.padding)) for group in groups]
+        # Short rows of one length are MLX's own kernel's, which is called with less ado.
+        self._unread = [
+            DECODES and new == 1 and (windows or group.end >= STEP or any(group.padding)) for group in groups
+        ]
         pairs = zip(groups, self._unread, strict=True)
         self._appends = [group.append_unread if unread else group.append for group, unread in pairs]
         self.layers = [LayerCache(self, layer, shape.window) for layer, shape in enumerate(shapes)]

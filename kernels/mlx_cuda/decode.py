@@ -17,8 +17,9 @@ DIMS = (64, 128, 256)  # of a head: a whole number of 16-byte reads, shared by 8
 HALVES = (mx.float16, mx.bfloat16)
 THREADS = 256
 SHARED = 1024  # heads of queries that share a head of keys, times their dim: their sums fit into a block's memory
-SPLIT = 2048  # columns from which on blocks share a row
-MOST_SPLITS = 16
+ALONE = 2048  # columns up to which a row has one block, as joining what several found costs calls of its own
+SHARE = 1024  # columns of a block in longer ones
+MOST_SPLITS = 32
 
 # A block computes one row and one head of keys for all query heads that share it. A thread holds 8 of a head's dims, so
 # that a warp reads a few columns at once; each has its own running softmax, and all are joined at the end.
@@ -152,7 +153,7 @@ def fits(q: tuple[int, ...], kv_heads: int, dims: tuple[int, int], dtypes: tuple
 def shares(longest: int) -> int:
     """How many blocks share the columns of a row, where the row that sees most of them sees so many."""
     splits = 1
-    while splits < MOST_SPLITS and splits * SPLIT < longest:
+    while longest > ALONE and splits < MOST_SPLITS and splits * SHARE < longest:
         splits *= 2
     return splits
 
