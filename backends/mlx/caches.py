@@ -106,9 +106,9 @@ class Group:
 
     def seen(self, window: int) -> Seen:
         """The mask of one new column, for a kernel that reads each row's own columns only."""
-        first = self.end + 1 - window if window else 0
-        firsts = [max(padding, first) for padding in self.padding]
-        return Seen(mx.array([self.end + 1, *firsts], mx.int32), shares(self.end + 1 - min(firsts)))
+        end = self.end + 1
+        firsts = [max(padding, end - window if window else 0) for padding in self.padding]
+        return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts)))
 
     def taken(self, rows: list[int], end: int) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values of these rows, their last `end` columns, filled up on the left where there are fewer."""
@@ -144,7 +144,8 @@ class Unread(NamedTuple):
 class Seen(NamedTuple):
     """What each row sees, as decode() wants it."""
 
-    bounds: mx.array
+    firsts: mx.array
+    end: mx.array
     splits: int
 
 
@@ -152,19 +153,36 @@ class Forward:
     """The caches of one call of a model: rows of `groups` one after the other, `new` tokens each."""
 
     def __init__(self, groups: list[Group], new: int, shapes: Sequence[LayerShape]) -> None:
-        self._groups, self._new = groups, new
+        self._groups, self._new, self._steps = groups, new, 0
         counts = [len(group.padding) for group in groups]
         self._bounds = [sum(counts[:at]) for at in range(1, len(counts))]
         lengths = [group.end - padding for group in groups for padding in group.padding]
         self.offset: int | mx.array = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths)
-        windows = any(shape.window for shape in shapes)
-        # Short rows of one length are MLX's own kernel's, which is called with less ado.
-        self._unread = [
-            DECODES and new == 1 and (windows or group.end >= STEP or any(group.padding)) for group in groups
-        ]
+        self._windows = any(shape.window for shape in shapes)
+        self._unread, self._seen = self._to_be_unread(), dict[int, Seen]()
         pairs = zip(groups, self._unread, strict=True)
         self._appends = [group.append_unread if unread else group.append for group, unread in pairs]
         self.layers = [LayerCache(self, layer, shape.window) for layer, shape in enumerate(shapes)]
+
+    def _to_be_unread(self) -> list[bool]:
+        """Of which groups a kernel of ours reads: short rows of one length are MLX's own's, called with less ado."""
+        return [
+            DECODES and self._new == 1 and (self._windows or group.end >= STEP or any(group.padding))
+            for group in self._groups
+        ]
+
+    def again(self) -> bool:
+        """Make ready for one more token of each row, with nothing to copy to the device. False: a new one must be."""
+        self._steps += 1
+        if self._steps == STEP or self._new > 1 or self._windows or self._to_be_unread() != self._unread:
+            return False  # now and then anyway: what a model never asks for would stay lazy for ever
+        self.offset = self.offset + 1
+        for layer in self.layers:
+            layer.offset = self.offset
+        for at, (firsts, end, _) in self._seen.items():
+            group = self._groups[at]
+            self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding)))
+        return True
 
     @property
     def append(self) -> Append:
@@ -178,10 +196,17 @@ class Forward:
 
     def mask(self, window: int, as_array: bool) -> Any:
         masks = [
-            group.seen(window) if unread else group.mask(self._new, window, as_array)
-            for group, unread in zip(self._groups, self._unread, strict=True)
+            self._seen_by(at, window) if unread else group.mask(self._new, window, as_array)
+            for at, (group, unread) in enumerate(zip(self._groups, self._unread, strict=True))
         ]
         return masks[0] if len(masks) == 1 else _Ragged(masks)
+
+    def _seen_by(self, at: int, window: int) -> Seen:
+        if window:
+            return self._groups[at].seen(window)
+        if at not in self._seen:
+            self._seen[at] = self._groups[at].seen(0)
+        return self._seen[at]
 
     def finish(self, new: int) -> None:
         """The model was called: of what it wrote so many tokens are part of the caches, and others follow in the place
@@ -241,7 +266,7 @@ class _Attention:
             if isinstance(mask, Seen) and sinks is None:
                 return decode(queries, keys.held, values.held, *mask, scale)
             if isinstance(mask, Seen):
-                mask = visible(mask.bounds, keys.end)
+                mask = visible(mask.firsts, mask.end, keys.end)
             return self(queries, keys.read(), values.read(), cache, scale, mask, sinks)
         bounds, row = [], 0
         for part in keys[:-1]:

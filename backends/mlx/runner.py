@@ -22,7 +22,7 @@ from . import caches
 from .caches import Forward
 from .failures import failures, shortages
 from .loading import Loaded
-from .residents import Residents
+from .residents import Residents, Work
 from .sampler import Drawn, sample
 
 IDLE = 5.0  # seconds
@@ -108,6 +108,7 @@ class MlxRunner:
         self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
         self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
+        self._before: tuple[Work, Forward] | None = None
         self._rest = _Rest(IDLE, self._give_back)
 
     @property
@@ -122,7 +123,7 @@ class MlxRunner:
             except OutOfMemory as error:
                 shortage = OutOfMemory(str(error))  # whose traceback does not hold what the step computed
             self._residents.give_up()
-            self._last = None
+            self._last = self._before = None
             mx.clear_cache()
         raise shortage
 
@@ -151,7 +152,7 @@ class MlxRunner:
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
             filled = -(-work.new // caches.PREFILL) * caches.PREFILL if work.new > 1 else 1
             own = mx.pad(own, [(0, 0), (0, filled - work.new)]) if filled > work.new else own
-            forward = Forward(work.groups, filled, self._loaded.shapes)
+            forward = self._forward(work, filled)
             found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers, work.new - 1)
             forward.finish(work.new)
             if work.passing:
@@ -169,6 +170,14 @@ class MlxRunner:
             return None, None
         states_wanted = bool((batch.wants == Want.HIDDEN).any())
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
+
+    def _forward(self, work: Work, new: int) -> Forward:
+        """The last step's, where this one goes on with the same rows."""
+        if self._before is not None and work is self._before[0] and self._before[1].again():
+            return self._before[1]
+        made = Forward(work.groups, new, self._loaded.shapes)
+        self._before = work, made
+        return made
 
     def _tokens(self, batch: Batch) -> mx.array:
         """[tokens], those that the step before drew in their places."""
@@ -199,11 +208,12 @@ class MlxRunner:
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
         self._rest.close()
-        del self._loaded, self._residents, self._last
+        del self._loaded, self._residents, self._last, self._before
 
     def _give_back(self) -> None:
         """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""
         with self._computing, mx.stream(self._stream), suppress(RuntimeError, MemoryError):  # the next step tells it
+            self._before = None
             self._residents.rest()
             mx.eval(self._residents.take_changed())
         mx.clear_cache()

@@ -42,7 +42,7 @@ SOURCE = """
       }
     }
 
-    int first = bounds[1 + row], end = bounds[0];
+    int first = firsts[row], end = ends[0];
     if (SPLITS > 1) {
       const int share = (end - first + SPLITS - 1) / SPLITS;
       first += share * blockIdx.y;
@@ -126,15 +126,15 @@ SOURCE = """
 """
 
 
-def visible(bounds: mx.array, columns: int) -> mx.array:
-    """[rows, 1, 1, columns] bool; bounds [1 + rows] int32: the column behind the last, the first that each row sees."""
+def visible(firsts: mx.array, end: mx.array, columns: int) -> mx.array:
+    """[rows, 1, 1, columns] bool; the first column that each row sees, [rows] int32, and that behind the last, [1]."""
     places = mx.arange(columns)
-    return (places >= bounds[1:, None, None, None]) & (places < bounds[0])
+    return (places >= firsts[:, None, None, None]) & (places < end)
 
 
-def reference(q: mx.array, keys: mx.array, values: mx.array, bounds: mx.array, scale: float) -> mx.array:
-    """q [rows, heads, 1, dim]; keys, values [rows, kv heads, columns, dim]; bounds: see `visible` -> as q."""
-    mask = visible(bounds, keys.shape[2])
+def reference(q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array, scale: float) -> mx.array:
+    """q [rows, heads, 1, dim]; keys, values [rows, kv heads, columns, dim]; what is seen: see `visible` -> as q."""
+    mask = visible(firsts, end, keys.shape[2])
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
 
 
@@ -162,7 +162,8 @@ def shares(longest: int) -> int:
 def _kernel(scale: float) -> Any:
     source = f"    constexpr float SCALE = {scale!r};\n{SOURCE}"
     name = f"localllm_decode_{crc32(source.encode()):08x}"  # by which MLX finds it again, also on disk
-    return mx.fast.cuda_kernel(name, ["q", "k", "v", "bounds"], ["out", "logs"], source, ensure_row_contiguous=False)
+    inputs = ["q", "k", "v", "firsts", "ends"]
+    return mx.fast.cuda_kernel(name, inputs, ["out", "logs"], source, ensure_row_contiguous=False)
 
 
 @lru_cache(4096)
@@ -185,11 +186,13 @@ def _call(
     )
 
 
-def decode(q: mx.array, keys: mx.array, values: mx.array, bounds: mx.array, splits: int, scale: float) -> mx.array:
+def decode(
+    q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array, splits: int, scale: float
+) -> mx.array:
     """See `reference`, which computes what does not fit; `splits`: see `shares`."""
     kv_heads, dims, dtypes = keys.shape[1], (keys.shape[3], values.shape[3]), (q.dtype, keys.dtype, values.dtype)
     call = _call(q.shape, kv_heads, dims, dtypes, splits, scale)
     if call is None:
-        return reference(q, keys, values, bounds, scale)
-    out, logs = call(inputs=[q, keys, values, bounds])
+        return reference(q, keys, values, firsts, end, scale)
+    out, logs = call(inputs=[q, keys, values, firsts, end])
     return out if splits == 1 else (mx.softmax(logs, axis=-1) @ out).astype(q.dtype)
