@@ -40,6 +40,8 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
         spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
         hook_attention(loaded.model)
         residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
+        if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
+            mx.eval(residents.pool.keys, residents.pool.values)
     return MlxRunner(loaded, spec, residents, stream)
 
 
