@@ -258,10 +258,12 @@ class _Attention:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """As mlx-lm's own, whose rows are those of all groups one after the other."""
+        """As mlx-lm's own, which computes for caches that are not ours; rows are those of all groups, one after the
+        other."""
         if isinstance(keys, mx.array):
-            found: mx.array = self._own(queries, keys, values, cache, scale, mask, sinks)
-            return found
+            if isinstance(cache, LayerCache):
+                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+            return self._own(queries, keys, values, cache, scale, mask, sinks)
         if isinstance(keys, Unread):
             if isinstance(mask, Seen) and sinks is None:
                 return decode(queries, keys.held, values.held, *mask, scale)

@@ -77,9 +77,9 @@ def measure(folder: Path, name: str, counts: list[int], pairs: int, quant: Any) 
             f"mlx {title} decode {count} x {CONTEXT}", ours, "tok/s", peer=round(theirs, 1), ratio=ours / theirs,
             device=found.name,
         )  # fmt: skip
+    yield prefix(runner, pairs, title, found.name)
     if max(counts) >= 8:
         yield uneven(runner, max(counts), pairs, title, found.name)
-    yield prefix(runner, pairs, title, found.name)
 
 
 def turns(pairs: int, one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
