@@ -30,7 +30,8 @@ HARDWARE = {
     "llamacpp": "GGUF models (llama.cpp)",
 }
 WHERE = {
-    "mlx": "MLX's own CPU device, in CI",
+    "mlx": "MLX's own CPU device, in CI, and in part on its CUDA device (an H200, 2026-11-22: it decodes, and "
+    "`pytest tests/kernels/test_mlx_decode.py` passes; the suite has not run there)",
     "cpu": "in CI",
     "cuda": "an H200, 2026-11-22: `pytest tests/backends/test_cuda.py`, 78 of 79, the suite among them; what the other "
     "found, memory left by models that go, is mended and has not run since, and parts have changed",

@@ -14,14 +14,22 @@ A model is handed one LayerCache a layer, which has what mlx-lm's own caches hav
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...kernels.mlx_cuda.decode import decode, shares, visible
+
+DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
+# Prompts are computed in multiples of so many tokens: on CUDA, attention over each new length takes 50 ms to prepare.
+PREFILL = 64 if mx.cuda.is_available() else 1
 STEP = 256  # columns that a group grows by
+
+Append = Callable[[int, mx.array, mx.array], tuple[Any, Any]]  # of a layer's new keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +67,24 @@ class Group:
             [0],
         )
 
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write [rows, kv heads, new, dim] behind `end`, which stays: all layers write in the same place."""
+    def write(self, layer: int, keys: mx.array, values: mx.array) -> int:
+        """[rows, kv heads, new, dim] behind `end`, which stays as all layers write in the same place -> the new end."""
         end = self.end + keys.shape[2]
-        self.keys[layer] = _written(self.keys[layer], keys, self.end)
-        self.values[layer] = _written(self.values[layer], values, self.end)
+        if end > self.keys[layer].shape[2]:
+            self.keys[layer], self.values[layer] = _grown(self.keys[layer], end), _grown(self.values[layer], end)
+        self.keys[layer][..., self.end : end, :] = keys
+        self.values[layer][..., self.end : end, :] = values
+        return end
+
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write, and read all positions."""
+        end = self.write(layer, keys, values)
         return self.keys[layer][..., :end, :], self.values[layer][..., :end, :]
+
+    def append_unread(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Unread, Unread]:
+        """Write; whoever reads knows which columns."""
+        end = self.write(layer, keys, values)
+        return Unread(self.keys[layer], end), Unread(self.values[layer], end)
 
     def mask(self, new: int, window: int, as_array: bool) -> mx.array | str | None:
         """For the next `new` columns, as mx.fast.scaled_dot_product_attention wants it."""
@@ -84,6 +104,12 @@ class Group:
             seen = seen & (columns >= mx.array(self.padding)[:, None, None, None])
         return seen
 
+    def seen(self, window: int) -> Seen:
+        """The mask of one new column, for a kernel that reads each row's own columns only."""
+        end = self.end + 1
+        firsts = [max(padding, end - window if window else 0) for padding in self.padding]
+        return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts)))
+
     def taken(self, rows: list[int], end: int) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values of these rows, their last `end` columns, filled up on the left where there are fewer."""
 
@@ -96,60 +122,110 @@ class Group:
         return [take(x) for x in self.keys], [take(x) for x in self.values]
 
 
-def _written(held: mx.array, new: mx.array, at: int) -> mx.array:
-    end = at + new.shape[2]
-    if end > held.shape[2]:
-        more = -(-(end - held.shape[2]) // STEP) * STEP
-        held = mx.pad(held, [(0, 0), (0, 0), (0, more), (0, 0)])
-    held[..., at:end, :] = new
-    return held
+def _grown(held: mx.array, end: int) -> mx.array:
+    room = -(-end // STEP) * STEP
+    return mx.pad(held, [(0, 0), (0, 0), (0, room - held.shape[2]), (0, 0)])
 
 
 class _Ragged(list[Any]):
-    """Keys, values or masks of several groups; a model hands them on to attention as they are."""
+    """Keys, values or masks of several groups; a model hands them on to attention as they are, and so the next two."""
+
+
+class Unread(NamedTuple):
+    """Keys or values: [rows, kv heads, columns, dim], used up to `end`."""
+
+    held: mx.array
+    end: int
+
+    def read(self) -> mx.array:
+        return self.held[..., : self.end, :]
+
+
+class Seen(NamedTuple):
+    """What each row sees, as decode() wants it."""
+
+    firsts: mx.array
+    end: mx.array
+    splits: int
 
 
 class Forward:
     """The caches of one call of a model: rows of `groups` one after the other, `new` tokens each."""
 
     def __init__(self, groups: list[Group], new: int, shapes: Sequence[LayerShape]) -> None:
-        self._groups, self._new = groups, new
+        self._groups, self._new, self._steps = groups, new, 0
         counts = [len(group.padding) for group in groups]
         self._bounds = [sum(counts[:at]) for at in range(1, len(counts))]
         lengths = [group.end - padding for group in groups for padding in group.padding]
-        self.offset: int | mx.array = lengths[0] if len(lengths) == 1 else mx.array(lengths)
+        self.offset: int | mx.array = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths)
+        self._windows = any(shape.window for shape in shapes)
+        self._unread, self._seen = self._to_be_unread(), dict[int, Seen]()
+        pairs = zip(groups, self._unread, strict=True)
+        self._appends = [group.append_unread if unread else group.append for group, unread in pairs]
         self.layers = [LayerCache(self, layer, shape.window) for layer, shape in enumerate(shapes)]
 
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        if len(self._groups) == 1:
-            return self._groups[0].append(layer, keys, values)
-        parts = zip(self._groups, mx.split(keys, self._bounds), mx.split(values, self._bounds), strict=True)
-        held = [group.append(layer, *part) for group, *part in parts]
+    def _to_be_unread(self) -> list[bool]:
+        """Of which groups a kernel of ours reads: short rows of one length are MLX's own's, called with less ado."""
+        return [
+            DECODES and self._new == 1 and (self._windows or group.end >= STEP or any(group.padding))
+            for group in self._groups
+        ]
+
+    def again(self) -> bool:
+        """Make ready for one more token of each row, with nothing to copy to the device. False: a new one must be."""
+        self._steps += 1
+        if self._steps == STEP or self._new > 1 or self._windows or self._to_be_unread() != self._unread:
+            return False  # now and then anyway: what a model never asks for would stay lazy for ever
+        self.offset = self.offset + 1
+        for layer in self.layers:
+            layer.offset = self.offset
+        for at, (firsts, end, _) in self._seen.items():
+            group = self._groups[at]
+            self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding)))
+        return True
+
+    @property
+    def append(self) -> Append:
+        """Writes a layer's new keys and values; returns all of them."""
+        return self._appends[0] if len(self._groups) == 1 else self._append
+
+    def _append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        parts = zip(self._appends, mx.split(keys, self._bounds), mx.split(values, self._bounds), strict=True)
+        held = [append(layer, *part) for append, *part in parts]
         return _Ragged(keys for keys, _ in held), _Ragged(values for _, values in held)
 
     def mask(self, window: int, as_array: bool) -> Any:
-        masks = [group.mask(self._new, window, as_array) for group in self._groups]
+        masks = [
+            self._seen_by(at, window) if unread else group.mask(self._new, window, as_array)
+            for at, (group, unread) in enumerate(zip(self._groups, self._unread, strict=True))
+        ]
         return masks[0] if len(masks) == 1 else _Ragged(masks)
 
-    def finish(self) -> None:
-        """The model was called: what it wrote is part of the caches."""
+    def _seen_by(self, at: int, window: int) -> Seen:
+        if window:
+            return self._groups[at].seen(window)
+        if at not in self._seen:
+            self._seen[at] = self._groups[at].seen(0)
+        return self._seen[at]
+
+    def finish(self, new: int) -> None:
+        """The model was called: of what it wrote so many tokens are part of the caches, and others follow in the place
+        of the rest."""
         for group in self._groups:
-            group.end += self._new
+            group.end += new
 
 
 class LayerCache:
-    """What a model of mlx-lm sees of a Forward in one of its layers."""
+    """What a model of mlx-lm sees of a Forward in one of its layers.
+
+    `offset`: positions before the new tokens, of each row; `update_and_fetch`: keys, values -> those of all positions.
+    """
 
     def __init__(self, forward: Forward, layer: int, window: int) -> None:
-        self._forward, self._layer, self._window = forward, layer, window
-
-    @property
-    def offset(self) -> int | mx.array:
-        """Positions before the new tokens, of each row."""
-        return self._forward.offset
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        return self._forward.append(self._layer, keys, values)
+        self._forward, self._window = forward, window
+        # Attributes, not methods: a step of a small model is as long as the calls that its layers make.
+        self.offset = forward.offset
+        self.update_and_fetch = partial(forward.append, layer)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Named as mlx-lm names it. A layer whose own cache would turn over sees its window, asked for or not."""
@@ -172,12 +248,30 @@ class _Attention:
     def __init__(self, own: Any) -> None:
         self._own = own
 
-    def __call__(self, queries: mx.array, keys: Any, values: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
-        """As mlx-lm's own, whose rows are those of all groups one after the other."""
-        if not isinstance(keys, _Ragged):
-            return self._own(queries, keys, values, *args, mask=mask, **kwargs)
+    def __call__(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """As mlx-lm's own, which computes for caches that are not ours; rows are those of all groups, one after the
+        other."""
+        if isinstance(keys, mx.array):
+            if isinstance(cache, LayerCache):
+                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+            return self._own(queries, keys, values, cache, scale, mask, sinks)
+        if isinstance(keys, Unread):
+            if isinstance(mask, Seen) and sinks is None:
+                return decode(queries, keys.held, values.held, *mask, scale)
+            if isinstance(mask, Seen):
+                mask = visible(mask.firsts, mask.end, keys.end)
+            return self(queries, keys.read(), values.read(), cache, scale, mask, sinks)
         bounds, row = [], 0
         for part in keys[:-1]:
-            bounds.append(row := row + part.shape[0])
+            bounds.append(row := row + len(part[0] if isinstance(part, Unread) else part))
         parts = zip(mx.split(queries, bounds), keys, values, mask, strict=True)
-        return mx.concatenate([self._own(q, k, v, *args, mask=m, **kwargs) for q, k, v, m in parts])
+        return mx.concatenate([self(q, k, v, cache, scale, m, sinks) for q, k, v, m in parts])

@@ -54,10 +54,20 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
     use_kernels(model)
     windows = _windows(model, files)
     trunk = Trunk(model)
+    _name_parts(model)
     sizes = {path: weight.nbytes for path, weight in _weights(model)}
     return Loaded(
         model, trunk, _shapes(model, trunk, windows, files), quant, sum(sizes.values()), _token_bytes(model, sizes)
     )
+
+
+def _name_parts(model: nn.Module) -> None:
+    """Parts of a module as attributes beside its dict, where Python finds them without a call: a step of a small model
+    asks for them some hundred times. Whoever replaces a part later does so by setattr and calls this again."""
+    for module in model.modules():
+        for name, part in module.items():
+            if isinstance(part, nn.Module | list):
+                object.__setattr__(module, name, part)
 
 
 def _weights(model: nn.Module) -> list[tuple[str, mx.array]]:
@@ -139,7 +149,7 @@ class _Sounding:
 def _shapes(model: nn.Module, trunk: Trunk, windows: list[int], files: ModelFiles) -> list[LayerShape]:
     caches = [_Sounding() for _ in windows]
     try:
-        trunk.call(model, mx.zeros((1, 1), mx.int32), caches)
+        trunk.call(model, mx.zeros((1, 1), mx.int32), caches, 0)
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise ModelRefused(f"{files.name}: its attention does not take our caches: {error}") from error
     shapes = []

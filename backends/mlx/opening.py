@@ -7,7 +7,7 @@ import mlx.core as mx
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner, RunnerSpec
-from .caches import hook_attention
+from .caches import DECODES, hook_attention
 from .loading import Loaded, load
 from .machine import memory
 from .residents import Residents
@@ -18,14 +18,14 @@ STEP_TOKENS = 2048
 # MLX keeps freed memory for the next array of that size; more than this goes back to the system at once, and the rest
 # when nothing was computed for a while.
 KEPT = 2**30  # bytes
-# What one more group of rows costs, in columns of attention that take as long.
-GROUP_COLUMNS: int | None = 4096
+# What one more group of rows costs, in columns of attention that take as long. None: padding costs no time.
+GROUP_COLUMNS: int | None = None if DECODES else 4096
 
 
 def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
     """Load a model. Raises ModelRefused or SettingRefused."""
     _refuse_settings(budget)
-    total, free = memory()
+    total, free = _memory()
     if files.weight_bytes > free:
         raise ModelRefused(
             f"{files.name} needs {_size(files.weight_bytes)} for its weights, but {_size(free)} are free",
@@ -40,7 +40,17 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
         spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
         hook_attention(loaded.model)
         residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
+        if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
+            mx.eval(residents.pool.keys, residents.pool.values)
     return MlxRunner(loaded, spec, residents, stream)
+
+
+def _memory() -> tuple[int, int]:
+    """(all, free) bytes where MLX computes: NVIDIA's GPUs have their own."""
+    if not mx.cuda.is_available():
+        return memory()
+    found = mx.device_info()
+    return int(found["total_memory"]), int(found["free_memory"])
 
 
 def _refuse_settings(budget: Budget) -> None:
@@ -55,7 +65,7 @@ def _refuse_settings(budget: Budget) -> None:
 
 
 def _limit_memory(total: int) -> None:
-    mx.set_cache_limit(KEPT)
+    mx.set_cache_limit(total // 8 if mx.cuda.is_available() else KEPT)  # cudaMalloc is slow
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
         mx.set_memory_limit(total)

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ...engine.batch import Batch, Ints
+from ...engine.errors import OutOfMemory
 from .caches import STEP, Group, LayerShape
+from .failures import shortages
 
+PIECES = 8  # that lie apart, and are copied piece by piece: one by one, positions take far longer
 PATIENCE = 8  # steps that a group waits for its rows: those with a grammar come every second step
 
 
@@ -28,6 +32,7 @@ class Resident:
     row: int
     pages: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     synced: int = 0  # positions that the pool has, too
+    lost: bool = False  # what the pool has not is nowhere: the step that computed on failed
 
     @property
     def length(self) -> int:
@@ -59,6 +64,17 @@ class Work:
     passing: bool = False  # its row finds no room among the groups: to be computed before the next call is asked for
 
 
+@dataclass(slots=True)
+class Steady:
+    """The last step, whose rows all decoded: nearly every step does no more than go on with it."""
+
+    work: Work
+    residents: list[Resident]  # of the batch's rows
+    positions: Ints
+    table: Ints  # [rows, pages]
+    used: NDArray[np.bool_]  # [rows, pages]: those that the residents hold
+
+
 class Pool:
     """The pages: keys and values of each layer, [(pages + 1) * page_size, kv heads, dim]."""
 
@@ -69,26 +85,44 @@ class Pool:
         self.values = [mx.zeros((places, shape.kv_heads, shape.value_dim), shape.dtype) for shape in shapes]
         self.changed = False
 
-    def places(self, pages: Ints, start: int, end: int) -> mx.array:
-        """Where positions start…end-1 of a sequence lie."""
+    def places(self, pages: Ints, start: int, end: int) -> list[slice]:
+        """Where positions start…end-1 of a sequence lie: pieces, in order."""
         positions = np.arange(start, end)
-        return mx.array((pages[positions // self.page_size] * self.page_size + positions % self.page_size).astype("u4"))
+        places = pages[positions // self.page_size] * self.page_size + positions % self.page_size
+        breaks = np.flatnonzero(np.diff(places) != 1) + 1
+        firsts, lasts = places[[0, *breaks]].tolist(), places[[*(breaks - 1), -1]].tolist()
+        return [slice(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
 
-    def write(self, resident: Resident, start: int, end: int) -> None:
-        places = self.places(resident.pages, start, end)
-        group, row = resident.group, resident.row
-        first = group.padding[row]
-        for mine, theirs in ((self.keys, group.keys), (self.values, group.values)):
-            for own, held in zip(mine, theirs, strict=True):
-                own[places] = held[row, :, first + start : first + end].swapaxes(0, 1)
+    def write(self, group: Group, rows: list[int], pages: list[Ints], starts: list[int], ends: list[int]) -> None:
+        """Positions of some of a group's rows. As few calls as can be: on CUDA each new sequence of them costs time."""
+        firsts = [group.padding[row] for row in rows]
+        places = [self.places(*each) for each in zip(pages, starts, ends, strict=True)]
+        if len(rows) == 1 and len(places[0]) == 1:
+            [[place]], [row], [first] = places, rows, firsts
+            for own, held in self._beside(group):
+                own[place] = held[row, :, first + starts[0] : first + ends[0]].swapaxes(0, 1)
+        else:
+            spans = [
+                np.arange(first + start, first + end) for first, start, end in zip(firsts, starts, ends, strict=True)
+            ]
+            columns = mx.array(np.concatenate(spans).astype("u4"))
+            owners = mx.array(np.repeat(rows, [len(span) for span in spans]).astype("u4"))
+            targets = mx.array(np.concatenate([np.r_[tuple(each)] for each in places]).astype("u4"))
+            for own, held in self._beside(group):
+                own[targets] = held[owners, :, columns]
         self.changed = True
+
+    def _beside(self, group: Group) -> Iterator[tuple[mx.array, mx.array]]:
+        return zip([*self.keys, *self.values], [*group.keys, *group.values], strict=True)
 
     def read(self, pages: Ints, end: int) -> Group:
         """A row with positions 0…end-1, and room for more."""
         places, room = self.places(pages, 0, end), -(-(end + 1) // STEP) * STEP
+        one_by_one = mx.array(np.r_[tuple(places)].astype("u4")) if len(places) > PIECES else None
 
         def held(x: mx.array) -> mx.array:
-            return mx.pad(x[places].swapaxes(0, 1)[None], [(0, 0), (0, 0), (0, room - end), (0, 0)])
+            found = mx.concatenate([x[piece] for piece in places]) if one_by_one is None else x[one_by_one]
+            return mx.pad(found.swapaxes(0, 1)[None], [(0, 0), (0, 0), (0, room - end), (0, 0)])
 
         return Group([held(x) for x in self.keys], [held(x) for x in self.values], end, [0])
 
@@ -114,14 +148,21 @@ class Residents:
         self._placed: list[Placed] = []
         self._holders: dict[int, list[Resident]] = {}  # by page
         self._unasked: list[mx.array] = []
+        self._begun: list[Resident] = []  # rows of the last step
+        self._steady: Steady | None = None
 
     def begin(self, batch: Batch) -> Iterator[Work]:
         """The calls that compute the batch, in order; inert rows (all on page 0) are in none of them.
 
         Pages hold what rows share once, groups for each row: rows that find no room in groups pass one by one.
         """
+        if self._goes_on(batch):
+            assert self._steady is not None
+            yield self._steady.work
+            return
+        self._steady = None
         if len(batch.copies):
-            self._forget(batch.copies[:, 1].tolist(), keep=None)
+            self._forget(batch.copies[:, 1].tolist(), keep=set())
             self._sync(batch.copies[:, 0].tolist())
             self.pool.copy(batch.copies)
         starts = batch.positions[batch.row_starts[:-1]].tolist()
@@ -133,6 +174,7 @@ class Residents:
             found[row] = resident = self._find(batch.page_table[row], starts[row], present)
             present |= {resident} if resident is not None else set()
         self._settle(present)
+        self._forget(self._new_pages(batch, found, starts, counts), keep=present)
         taken: dict[int, Resident] = {}
         passing: list[int] = []
         for row in real:
@@ -141,6 +183,7 @@ class Residents:
                 passing.append(row)
             else:
                 taken[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
+        self._begun = list(taken.values())
         for row, resident in taken.items():
             if counts[row] > 1:
                 yield Work([row], [self._apart(resident).group], counts[row])
@@ -148,12 +191,75 @@ class Residents:
         if single:
             together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
             order = [single[id(resident)] for placed in together for resident in placed.residents]
-            yield Work(order, [placed.group for placed in together], 1)
+            work = Work(order, [placed.group for placed in together], 1)
+            if len(single) == batch.num_rows:
+                self._keep(work, list(taken.values()), batch)
+            yield work
         for row in passing:
             resident = self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], None)
+            self._begun.append(resident)
             yield Work([row], [resident.group], counts[row], passing=True)
             self._drop([resident])
-            mx.eval(self.take_changed())
+            with shortages():
+                mx.eval(self.take_changed())
+
+    def _new_pages(
+        self, batch: Batch, found: dict[int, Resident | None], starts: list[int], counts: list[int]
+    ) -> list[int]:
+        """Those that hold something else after this step than before."""
+        size, new = self.pool.page_size, list[int]()
+        for row, resident in found.items():
+            held = 0 if resident is None else len(resident.pages)
+            new += batch.page_table[
+                row, max(starts[row] // size, held) : -(-(starts[row] + counts[row]) // size)
+            ].tolist()
+        return new
+
+    def _keep(self, work: Work, residents: list[Resident], batch: Batch) -> None:
+        used = np.arange(batch.page_table.shape[1]) <= (batch.positions // self.pool.page_size)[:, None]
+        self._steady = Steady(work, residents, batch.positions.copy(), batch.page_table.copy(), used)
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Each row has one more token than in the last step, all else is as it was; pages that are new are noted."""
+        last, table = self._steady, batch.page_table
+        if (
+            last is None
+            or len(batch.copies)
+            or batch.num_tokens != batch.num_rows
+            or len(self._placed) != len(last.work.groups)  # others wait for their rows, or are to be joined
+            or any(placed.steps < 2 for placed in self._placed)
+            or table.shape[1] < last.table.shape[1]
+            or not np.array_equal(batch.positions, last.positions + 1)
+            or not ((table[:, : last.table.shape[1]] == last.table) | ~last.used).all()
+        ):
+            return False
+        last.positions = batch.positions.copy()
+        new = np.flatnonzero(batch.positions % self.pool.page_size == 0)
+        for row in new.tolist():
+            resident = last.residents[row]
+            page = table[row, batch.positions[row] // self.pool.page_size]
+            self._forget([int(page)], keep={resident})
+            self._holders.setdefault(int(page), []).append(resident)
+            resident.pages = np.append(resident.pages, page)
+        if len(new):
+            self._keep(last.work, last.residents, batch)
+        return True
+
+    def give_up(self) -> None:
+        """The step begun last was not computed: what only its rows' caches held is lost, and their memory free."""
+        for resident in self._begun:
+            safe = resident.synced // self.pool.page_size
+            for page in set(resident.pages[:safe].tolist()):
+                self._holders[page].remove(resident)
+            resident.pages = resident.pages[safe:]
+            self._placed = [placed for placed in self._placed if placed.group is not resident.group]
+            resident.group, resident.row, resident.lost = Group([], [], 0, [0]), 0, True
+        self._begun, self._steady = [], None
+
+    def rest(self) -> None:
+        """Nobody computes: groups give their memory up, and their rows are read from the pool when they come again."""
+        self._drop([resident for placed in self._placed for resident in placed.residents])
+        self._begun, self._steady = [], None
 
     def _has_room(self, end: int) -> bool:
         """For a row up to `end`; groups that wait for their rows give way."""
@@ -204,8 +310,8 @@ class Residents:
 
     def _drop(self, residents: Iterable[Resident]) -> None:
         leaving = {id(resident): resident for resident in residents}
+        self._flush(leaving.values())
         for resident in leaving.values():
-            self._flush(resident)
             for page in set(resident.pages.tolist()):
                 self._holders[page].remove(resident)
         for placed in [p for p in self._placed if any(id(resident) in leaving for resident in p.residents)]:
@@ -229,29 +335,43 @@ class Residents:
         self._placed.append(placed)
         return placed
 
-    def _flush(self, resident: Resident) -> None:
-        if resident.synced < resident.length:
-            self.pool.write(resident, resident.synced, resident.length)
-            resident.synced = resident.length
+    def _flush(self, residents: Iterable[Resident]) -> None:
+        """Write what the pool has not."""
+        by_group: dict[int, list[Resident]] = {}
+        for resident in residents:
+            if resident.synced < resident.length:
+                by_group.setdefault(id(resident.group), []).append(resident)
+        for each in by_group.values():
+            rows, pages = [resident.row for resident in each], [resident.pages for resident in each]
+            starts, ends = [resident.synced for resident in each], [resident.length for resident in each]
+            self.pool.write(each[0].group, rows, pages, starts, ends)
+            for resident in each:
+                resident.synced = resident.length
 
     def _sync(self, pages: Iterable[int]) -> None:
         """These pages are about to be read from the pool."""
         for page in pages:
             for resident in self._holders.get(page, ()):
-                self._flush(resident)
+                if resident.lost:
+                    raise OutOfMemory("a step without memory took what this one builds on")
+                self._flush([resident])
 
-    def _forget(self, pages: Iterable[int], keep: Resident | None) -> None:
-        """These pages are about to hold something else: whoever has them is a sequence of the past."""
-        past = {id(r): r for page in pages for r in self._holders.get(page, ()) if r is not keep}
+    def _forget(self, pages: Iterable[int], keep: Set[Resident]) -> None:
+        """These pages are about to hold something else: whoever has them is a sequence of the past. Who waits together
+        with one gives way as well: groups of ended requests go at once, not row by row."""
+        past = {r for page in pages for r in self._holders.get(page, ()) if r not in keep}
         if past:
-            self._drop(past.values())
+            for placed in self._placed:
+                if placed.absent and not past.isdisjoint(placed.residents):
+                    past.update(placed.residents)
+            self._drop(past)
 
     def _take_up(self, table: Ints, start: int, end: int, resident: Resident | None) -> Resident:
         """The row's resident, with the pages that it holds after this step."""
         size = self.pool.page_size
         pages, first = table[: -(-end // size)].copy(), start // size
         held = 0 if resident is None else len(resident.pages)
-        self._forget(pages[max(first, held) :].tolist(), keep=resident)
+        self._forget(pages[max(first, held) :].tolist(), keep=set() if resident is None else {resident})
         if resident is None:
             if start:
                 self._sync(pages[: -(-start // size)].tolist())
@@ -278,7 +398,8 @@ class Residents:
     def _grouped(self, placed: list[Placed]) -> list[Placed]:
         """Groups that cost less together are joined, shortest first; new ones only once they have come to stay."""
         if self._group_columns is None:
-            return [self._join(placed)] if len(placed) > 1 else placed
+            columns = max(one.group.end for one in placed) * sum(len(one.residents) for one in placed)
+            return [self._join(placed)] if len(placed) > 1 and columns <= self._room else placed
         new = [one for one in placed if one.steps < 2]
         old = sorted((one for one in placed if one.steps >= 2), key=lambda one: one.group.end)
         runs: list[list[Placed]] = []

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakMethod
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from ...engine.batch import Batch, Want
-from ...engine.errors import ModelRefused, RunnerFailed
+from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
+from . import caches
 from .caches import Forward
+from .failures import failures, shortages
 from .loading import Loaded
-from .residents import Residents
+from .residents import Residents, Work
 from .sampler import Drawn, sample
 
 IDLE = 5.0  # seconds
@@ -39,7 +43,7 @@ class MlxPending:
         self._rows, self._answers, self._drawn, self._hidden = rows, answers, drawn, hidden
 
     def result(self) -> StepResult:
-        with _failures():
+        with failures():
             if self._drawn is None:
                 return StepResult(np.zeros(self._rows, np.int32))
             drawn = self._drawn
@@ -57,34 +61,44 @@ class MlxPending:
         return None if found is None else self._by_row(found)
 
     def _by_row(self, found: mx.array) -> NDArray[Any]:
+        """[answers, …] float32 or any integers -> [rows, …] float32 or int32."""
         values = np.array(found)
-        rows = np.zeros((self._rows, *values.shape[1:]), values.dtype)
+        dtype = np.float32 if found.dtype == mx.float32 else np.int32
+        rows = np.zeros((self._rows, *values.shape[1:]), dtype)
         rows[self._answers] = values
         return rows
 
 
 class _Rest:
-    """Gives freed memory that MLX keeps back to the system once no step has come for a while."""
+    """Calls a method on a thread of its own once no step has come for a while, as long as its object lives."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._step, self._closed = threading.Event(), False
-        threading.Thread(target=self._wait, name="mlx rest", daemon=True).start()
+    def __init__(self, seconds: float, rest: Callable[[], None]) -> None:
+        self._seconds, self._rest = seconds, WeakMethod(rest)
+        self._closed = threading.Event()
+        self._wanted = threading.Event()  # by a step that came since the thread last looked
+        self._last = 0.0  # when the last step came
+        self._thread = threading.Thread(target=self._wait, name="mlx rest", daemon=True)
+        self._thread.start()
 
     def put_off(self) -> None:
-        self._step.set()
+        self._last = time.monotonic()  # waking the thread for each step would cost more
+        if not self._wanted.is_set():
+            self._wanted.set()
 
     def close(self) -> None:
-        self._closed = True
-        self._step.set()
+        self._closed.set()
+        self._wanted.set()
+        self._thread.join()
 
     def _wait(self) -> None:
-        while not self._closed:
-            self._step.wait()
-            while self._step.is_set() and not self._closed:
-                self._step.clear()
-                self._step.wait(self._seconds)
-            mx.clear_cache()
+        while self._wanted.wait() and not self._closed.is_set():
+            self._wanted.clear()
+            while (left := self._last + self._seconds - time.monotonic()) > 0 and not self._closed.wait(left):
+                pass
+            rest = self._rest()
+            if rest is not None and not self._closed.is_set():
+                rest()
+            del rest
 
 
 class MlxRunner:
@@ -92,29 +106,43 @@ class MlxRunner:
 
     def __init__(self, loaded: Loaded, spec: RunnerSpec, residents: Residents, stream: mx.Stream) -> None:
         self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
-        self._rest = _Rest(IDLE)
+        self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
+        self._before: tuple[Work, Forward] | None = None
+        self._rest = _Rest(IDLE, self._give_back)
 
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
 
     def run(self, batch: Batch) -> MlxPending:
-        with _failures(), mx.stream(self._stream):
-            self._rest.put_off()
-            answers = np.flatnonzero(batch.wants != Want.NOTHING)
-            logits, hidden = self._compute(batch, answers)
-            drawn = None if logits is None else sample(logits, batch, answers)
-            waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
-            waited += () if hidden is None else (hidden,)
+        self._rest.put_off()
+        with failures(), self._computing, mx.stream(self._stream):
+            try:
+                return self._start(batch)
+            except OutOfMemory as error:
+                shortage = OutOfMemory(str(error))  # whose traceback does not hold what the step computed
+            self._residents.give_up()
+            self._last = self._before = None
+            mx.clear_cache()
+        raise shortage
+
+    def _start(self, batch: Batch) -> MlxPending:
+        answers = np.flatnonzero(batch.wants != Want.NOTHING)
+        logits, hidden = self._compute(batch, answers)
+        drawn = None if logits is None else sample(logits, batch, answers)
+        waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
+        hidden = None if hidden is None else hidden.astype(mx.float32)
+        waited += () if hidden is None else (hidden,)
+        with shortages():
             mx.async_eval(waited)
-            place = np.full(batch.num_rows, -1)
-            place[answers] = np.arange(len(answers))
-            self._last = None if drawn is None else _Drawn(drawn.tokens, place)
-            return MlxPending(batch.num_rows, answers, drawn, hidden)
+        place = np.full(batch.num_rows, -1)
+        place[answers] = np.arange(len(answers))
+        self._last = None if drawn is None else _Drawn(drawn.tokens, place)
+        return MlxPending(batch.num_rows, answers, drawn, hidden)
 
     def _compute(self, batch: Batch, answers: NDArray[np.intp]) -> tuple[mx.array | None, mx.array | None]:
-        """(logits [answers, vocab] float32, hidden states where a row wants them)"""
+        """(logits [answers, vocab], hidden states where a row wants them), in the model's dtype"""
         tokens, wanted = self._tokens(batch), set(answers.tolist())
         order: list[int] = []
         logits: list[mx.array] = []
@@ -122,11 +150,14 @@ class MlxRunner:
         for work in self._residents.begin(batch):
             places = batch.row_starts[work.rows][:, None] + np.arange(work.new, dtype=np.int32)
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
-            forward = Forward(work.groups, work.new, self._loaded.shapes)
-            found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers)
-            forward.finish()
+            filled = -(-work.new // caches.PREFILL) * caches.PREFILL if work.new > 1 else 1
+            own = mx.pad(own, [(0, 0), (0, filled - work.new)]) if filled > work.new else own
+            forward = self._forward(work, filled)
+            found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers, work.new - 1)
+            forward.finish(work.new)
             if work.passing:
-                mx.eval(found, states)
+                with shortages():
+                    mx.eval(found, states)
             kept = [at for at, row in enumerate(work.rows) if row in wanted]
             self._residents.written(work, computed=bool(kept))
             if kept:
@@ -140,48 +171,54 @@ class MlxRunner:
         states_wanted = bool((batch.wants == Want.HIDDEN).any())
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
 
+    def _forward(self, work: Work, new: int) -> Forward:
+        """The last step's, where this one goes on with the same rows."""
+        if self._before is not None and work is self._before[0] and self._before[1].again():
+            return self._before[1]
+        made = Forward(work.groups, new, self._loaded.shapes)
+        self._before = work, made
+        return made
+
     def _tokens(self, batch: Batch) -> mx.array:
         """[tokens], those that the step before drew in their places."""
-        tokens = mx.array(batch.tokens)
         rows = np.flatnonzero(batch.carry >= 0)
-        if len(rows):
-            assert self._last is not None, "a row carries from a step that drew nothing"
-            places = self._last.place[batch.carry[rows]]
-            drawn = self._last.tokens
-            drawn = drawn if _in_order(places, drawn) else drawn[mx.array(places)]
-            if len(rows) == batch.num_tokens:
-                return drawn
-            tokens[mx.array(batch.row_starts[1:][rows] - 1)] = drawn
+        if not len(rows):
+            return mx.array(batch.tokens)
+        assert self._last is not None, "a row carries from a step that drew nothing"
+        places, drawn = self._last.place[batch.carry[rows]], self._last.tokens
+        drawn = drawn if _in_order(places, drawn) else drawn[mx.array(places)]
+        if len(rows) == batch.num_tokens:
+            return drawn
+        tokens = mx.array(batch.tokens)
+        tokens[mx.array(batch.row_starts[1:][rows] - 1)] = drawn
         return tokens
 
     @staticmethod
     def _sorted(parts: list[mx.array], order: list[int], answers: NDArray[np.intp]) -> mx.array:
-        """One array of all calls' rows, float32, in the order of `answers`."""
+        """One array of all calls' rows, in the order of `answers`."""
         found = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         by_row = np.argsort(np.array(order))
         if len(order) != len(answers):  # inert rows have none
             raise RunnerFailed("a row without pages asks for an answer")
-        found = found if (by_row[1:] > by_row[:-1]).all() else found[mx.array(by_row)]
-        return found.astype(mx.float32)
+        return found if (by_row[1:] > by_row[:-1]).all() else found[mx.array(by_row)]
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
 
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
-        del self._loaded, self._residents, self._last
         self._rest.close()
+        del self._loaded, self._residents, self._last, self._before
+
+    def _give_back(self) -> None:
+        """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""
+        with self._computing, mx.stream(self._stream), suppress(RuntimeError, MemoryError):  # the next step tells it
+            self._before = None
+            self._residents.rest()
+            mx.eval(self._residents.take_changed())
+        mx.clear_cache()
 
 
 def _in_order(places: NDArray[Any], found: mx.array) -> bool:
     """They name all of `found`, first to last: nothing is to be gathered."""
     return len(places) == len(found) and bool((places == np.arange(len(places))).all())
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """What MLX reports of a step, sometimes only of a later one, as RunnerFailed."""
-    try:
-        yield
-    except (RuntimeError, ValueError, IndexError, MemoryError) as error:
-        raise RunnerFailed(f"the step failed: {error}") from error

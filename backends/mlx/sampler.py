@@ -19,7 +19,7 @@ OUT = float("-inf")
 class Drawn:
     """One token for each answer, and log-probabilities where any row asked for them."""
 
-    tokens: mx.array  # [answers] int32
+    tokens: mx.array  # [answers] uint32
     chosen: mx.array | None = None  # [answers] float32
     top_tokens: mx.array | None = None  # [answers, k] int32, likeliest first
     top: mx.array | None = None  # [answers, k] float32
@@ -30,12 +30,16 @@ class Drawn:
 
 
 def sample(logits: mx.array, batch: Batch, answers: NDArray[np.intp]) -> Drawn:
-    """logits [answers, vocab] float32 of the batch's rows `answers`, ascending."""
+    """logits [answers, vocab], of any float dtype, of the batch's rows `answers`, ascending."""
     rows = batch.sampling
-    x = _adjusted(logits, batch, answers)
     heated = bool((rows.temperature[answers] > 0).any())
-    tokens = (_draw(x, rows, answers) if heated else mx.argmax(x, axis=-1)).astype(mx.int32)
     most = int(rows.logprobs[answers].max(initial=-1))
+    changed = any(len(of) for of in (rows.bias_rows, rows.history_rows, batch.mask_rows))
+    if not heated and not changed and most < 0:
+        return Drawn(mx.argmax(logits, axis=-1))
+    logits = logits.astype(mx.float32)
+    x = _adjusted(logits, batch, answers)
+    tokens = _draw(x, rows, answers) if heated else mx.argmax(x, axis=-1)
     if most < 0:
         return Drawn(tokens)
     every = logits - mx.logsumexp(logits, axis=-1, keepdims=True)

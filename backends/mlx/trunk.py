@@ -1,4 +1,4 @@
-"""Only the last token's hidden state of each row goes through a model's head: a prompt needs no other logits."""
+"""Only one token's hidden state of each row goes through a model's head: a prompt needs no other logits."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import mlx.nn as nn
 
 
 class _Tap:
-    """What came out of the trunk last."""
+    """What came out of the trunk last, of one token a row, and which it is to be."""
 
     hidden: mx.array | None = None
+    token: int = 0
 
 
-class _LastToken:
+class _OneToken:
     """Mixed into the class of a model's trunk."""
 
     tap: _Tap
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        hidden: mx.array = super().__call__(*args, **kwargs)[:, -1:]  # type: ignore[misc]
+        token = self.tap.token
+        hidden: mx.array = super().__call__(*args, **kwargs)[:, token : token + 1]  # type: ignore[misc]
         self.tap.hidden = hidden
         return hidden
 
@@ -34,14 +36,16 @@ class Trunk:
         if isinstance(trunk, nn.Module):
             self._tap = _Tap()
             # A subclass of its own: attributes that the head reads (embed_tokens) stay where they are.
-            trunk.__class__ = type(type(trunk).__name__, (_LastToken, type(trunk)), {"tap": self._tap})
+            trunk.__class__ = type(type(trunk).__name__, (_OneToken, type(trunk)), {"tap": self._tap})
 
-    def call(self, model: nn.Module, tokens: mx.array, caches: list[Any]) -> tuple[mx.array, mx.array]:
-        """tokens [rows, new] -> logits and normalised hidden states of each row's last, [rows, vocab], [rows, hidden].
+    def call(self, model: nn.Module, tokens: mx.array, caches: list[Any], token: int) -> tuple[mx.array, mx.array]:
+        """tokens [rows, new] -> logits [rows, vocab] and normalised hidden states [rows, hidden] of each row's `token`.
 
-        Raises ValueError where the model hides its states: those are then its logits' business alone.
+        Where the model hides its states there are none: [rows, 0].
         """
-        logits = model(tokens, cache=caches)[:, -1]
+        if self._tap is not None:
+            self._tap.token = token
+        logits = model(tokens, cache=caches)
         if self._tap is None or self._tap.hidden is None:
-            return logits, logits[:, :0]
-        return logits, self._tap.hidden[:, -1]
+            return logits[:, token], logits[:, token, :0]
+        return logits[:, 0], self._tap.hidden[:, 0]

@@ -23,7 +23,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from localllm import backends
 from localllm.backends import cpu, mlx
-from localllm.backends.mlx import opening, sampler
+from localllm.backends.mlx import caches, opening, sampler
 from localllm.backends.mlx.experts import ASKED
 from localllm.backends.mlx.residents import Residents
 from localllm.engine import sampling as oracle
@@ -65,6 +65,25 @@ class TestMlxWithLittleRoom(Conformance):
     """Groups hold one row; all others are read from the pool and written back."""
 
     backend = "mlx"
+
+
+@pytest.mark.real_otherdevice
+class TestMlxWithBounds(Conformance):
+    """As on CUDA: a decode kernel is told which columns a row sees (its reference computes), prompts are filled up."""
+
+    backend = "mlx"
+
+    @pytest.fixture(scope="class", autouse=True)
+    def bounds(self) -> Iterator[None]:
+        yield from patched(caches, "DECODES", True)
+
+    @pytest.fixture(scope="class", autouse=True)
+    def filled(self) -> Iterator[None]:
+        yield from patched(caches, "PREFILL", 16)
+
+    @pytest.fixture(scope="class", autouse=True)
+    def room_for_all(self) -> Iterator[None]:
+        yield from patched(Residents, "_has_room", lambda *_: True)
 
 
 @pytest.mark.real_otherdevice
@@ -435,15 +454,19 @@ def test_what_mlx_keeps_is_given_back_at_rest(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("localllm.backends.mlx.runner.IDLE", 0.2)
     DENSE.save(tmp_path)
     runner = mlx.open(read_model(tmp_path), SMALL)
-    for _ in range(2):
-        talk = Conversation(runner)
-        talk.submit("a", [5] * 100, 20)
+    residents: Residents = runner._residents  # type: ignore[attr-defined]
+    told = Loaded(runner, mlx_lm.utils.load_model(tmp_path)[0]).plain([5] * 100, 20)
+    talk = Conversation(runner)
+    for name in "abc":  # the second and third begin with pages of the first, whose group is gone
+        talk.submit(name, [5] * 100, 20)
         talk.finish()
-        busy = mx.get_cache_memory()
+        busy = mx.get_cache_memory() and residents._columns()
         deadline = time.monotonic() + 20
-        while mx.get_cache_memory() and time.monotonic() < deadline:
+        while (mx.get_cache_memory() or residents._columns()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert busy > 0 == mx.get_cache_memory()
+        assert busy > 0 == mx.get_cache_memory() == residents._columns()
+        assert talk.tokens[name] == told
+    assert talk.cached["c"] >= 96
 
 
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
@@ -480,3 +503,38 @@ def test_nothing_is_left_after_aborts(loaded: Loaded) -> None:
     for turn in range(2, 12):
         churn(turn)
     assert memory() <= before + 2**20
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+@pytest.mark.parametrize("cached", [0, 24], ids=["new", "goes-on"])
+def test_a_step_without_memory_ends_its_requests_and_no_others(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, overlap: bool, cached: int
+) -> None:
+    """As if MLX's allocator refused: what the step was to write is never read, what others share stays right."""
+    talk, rng = Conversation(Planned(loaded.runner, overlap=overlap)), np.random.default_rng(5)
+    begun = rng.integers(3, 131, cached).tolist()
+    prompts = {name: [*begun, *rng.integers(3, 131, 30).tolist()] for name in "abc"}
+    if cached:
+        talk.submit("first", [*begun, 5], 4)
+        talk.finish()
+    for name in "ab":
+        talk.submit(name, prompts[name], 12)
+    for _ in range(4):
+        talk.step()
+    own = mx.async_eval
+
+    def full(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+
+    monkeypatch.setattr(mx, "async_eval", full)
+    talk.submit("c", prompts["c"], 12)
+    talk.step()
+    monkeypatch.setattr(mx, "async_eval", own)
+    for name, prompt in (("d", "c"), ("e", "a")):
+        talk.submit(name, prompts[prompt], 12)
+    talk.finish()
+    ends = {name: talk.finishes[name] for name in "abcde"}
+    assert ends == {"a": "no_memory", "b": "no_memory", "c": "no_memory", "d": "length", "e": "length"}
+    for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
+        assert talk.tokens[name] == loaded.plain(prompts[prompt], 12)[: len(talk.tokens[name])]
+    assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
