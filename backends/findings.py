@@ -1,7 +1,8 @@
 """What self-tests of kernels found, as it is kept between starts: a file for each device, number format and set of
 versions. Reading it takes no tensor library.
 
-Beside it, while a process tests, a file names the kernel under test: one that ends the process leaves its name there.
+Beside it, while a process tests, a file names the kernel under test: a process that ends over it leaves the name there.
+Once, it may have been stopped from outside; a kernel that is left twice in a row is to blame.
 """
 
 from __future__ import annotations
@@ -51,19 +52,22 @@ class Findings:
 
 class UnderTest:
     """The name of what this process tests just now, on the disk before the test begins and gone when it ends, as long
-    as no other process has its own there. `left` is what a process tested that ended over it; empty: none did."""
+    as no other process has its own there. `left` is what a process tested when it ended, empty: none did; `twice`:
+    so did the one before it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock: int | None = None  # the kernel gives it up with the process, however that ends
         self.left = ""
+        self.twice = False
 
     def __enter__(self) -> Self:
         with suppress(OSError):
             descriptor = os.open(self._file, os.O_RDWR)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.left = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
+                self.left, _, again = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").partition("\n")
+                self.twice = bool(again)
             finally:
                 os.close(descriptor)
         return self
@@ -74,7 +78,7 @@ class UnderTest:
             if self._lock is None:
                 self._lock = self._locked()
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, title.encode(), 0)
+            os.pwrite(self._lock, f"{title}\nagain".encode() if title == self.left else title.encode(), 0)
             os.fsync(self._lock)
 
     def _locked(self) -> int:
@@ -82,6 +86,8 @@ class UnderTest:
         descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), self._file.stat()):
+                raise OSError("another process removed it meanwhile")
         except OSError:
             os.close(descriptor)
             raise
@@ -93,6 +99,8 @@ class UnderTest:
         """An error that was raised did not end the process."""
         if self._lock is not None or self.left:
             with suppress(OSError):
+                if self._lock is not None:
+                    os.ftruncate(self._lock, 0)  # for a process that has opened it and waits for the lock
                 self._file.unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)

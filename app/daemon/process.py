@@ -279,6 +279,8 @@ class Worker:
                         self._told.set()
                         for listener in self.listeners:
                             listener(frame.stage, frame.done)
+                    case frames.Loaded() if loaded.done():  # it was ended meanwhile, or given up
+                        break
                     case frames.Loaded():
                         self.state, self.info = "ready", frame.info
                         self._idle_since = time.monotonic()

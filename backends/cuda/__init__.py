@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, DeviceInfo, Runner, Unavailable
-from ...kernels.library import LibraryMissing, find_cuda_library
+from ...kernels.library import LibraryMissing, find_cuda_library, find_library
 from ..pytorch.models import accepts as accepted_by_torch
 from .driver import Driver, DriverFailed
 
@@ -63,6 +63,7 @@ def _lacking() -> str:
 def _kernels() -> dict[str, str]:
     triton = find_spec("triton") is not None
     try:
+        find_library()  # without which they are not loaded
         kernels = str(find_cuda_library())
     except LibraryMissing as error:
         kernels = f"none, {'Triton computes' if triton else 'references compute'} what they would, slower: {error}"

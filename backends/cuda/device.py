@@ -49,7 +49,7 @@ DEVICE = Device(
     fp8_cache=True,
     recorder=CudaRecorder,
     graphs="breakable",  # as fast as split with prompts of 128 to 2,048 tokens of 0.6B, and open 5 s sooner
-    # An H200 in 0.24 ms: prompts of 2,100 tokens of 0.6B, of 175 of 8B. Hosts need 0.23 to 0.48 ms to launch a layer.
+    # An H200 in 0.24 ms, hosts need 0.23 to 0.48 to launch a layer: prompts of 2,048 tokens of 0.6B, of 160 of 8B.
     layer_work=3.5e10,
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
     step_seconds=120.0,  # the longest take a second, but for kernels that are compiled at their first use

@@ -7,7 +7,8 @@ wrong, fails or answers NaN is left to the next lane that is right, at last to t
     op c      wrong      fails    (judges)
 
 What was found is kept in a file, named after all that could change it, so that later starts test nothing. A kernel that
-ends the process, or does not end within TEST_SECONDS, is known by what UnderTest kept: the next start leaves it out.
+ends the process, or does not end within TEST_SECONDS, is known by what UnderTest kept: after the second time in a row
+it is left out, as the first may have been a stop from outside.
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ def self_tested(
     """`choose` by the cases, or by what an earlier start found in the folder: for torch's `device`, models of `dtype`.
 
     `on` is the device for people; `versions` say what else the outcome depends on. Raises ModelRefused when a kernel
-    breaks the device; the next start does without it, as without one that ends the process.
+    breaks the device; the next start does without it, as without one that ended the process twice.
     """
     key = hashlib.sha256("\n".join([on, str(dtype), torch.__version__, _sources(), *versions]).encode()).hexdigest()
     findings = Findings.read(folder / f"{device}-{key[:16]}.json", on)
     with UnderTest(findings.file.with_suffix(".running")) as under_test:
-        if under_test.left:
-            findings.verdicts[under_test.left] = f"did not come back from its test (made again without {findings.file})"
-            findings.write([f"{under_test.left} did not come back from its test"])
+        if under_test.twice:
+            reason = "twice did not come back from its test"
+            findings.verdicts[under_test.left] = f"{reason} (made again without {findings.file})"
+            findings.write([f"{under_test.left} {reason}"])
         return _self_tested(lanes, device, dtype, findings, under_test)
 
 

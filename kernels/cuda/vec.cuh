@@ -46,21 +46,6 @@ static __device__ inline void save(T* to, const float* from) {
   *reinterpret_cast<Vec<T, N>*>(to) = vec;
 }
 
-// V numbers in as many loads of 16 bytes as they take.
-template <int V, class T>
-static __device__ inline void load_wide(const T* from, float* to) {
-  constexpr int N = V < WIDEST<T> ? V : WIDEST<T>;
-#pragma unroll
-  for (int i = 0; i < V; i += N) load<N>(from + i, to + i);
-}
-
-template <int V, class T>
-static __device__ inline void save_wide(T* to, const float* from) {
-  constexpr int N = V < WIDEST<T> ? V : WIDEST<T>;
-#pragma unroll
-  for (int i = 0; i < V; i += N) save<N>(to + i, from + i);
-}
-
 // Whether all of these may be read in vectors: pointers on 16 bytes, distances on whole vectors.
 static inline bool aligned(std::initializer_list<const void*> pointers, std::initializer_list<int64_t> bytes) {
   for (const void* pointer : pointers)

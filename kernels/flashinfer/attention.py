@@ -1,7 +1,7 @@
 """Attention over the paged cache by FlashInfer; see kernels/ops/attention.py for what it means.
 
-FlashInfer plans a step on the host from exact lengths, once for all layers with the same options, so that no step can
-be recorded whole. What it does not cover (sinks, odd heads, float32, a cache in fp8) is computed by our own.
+FlashInfer plans a step on the host from exact lengths, once for all layers with the same options and rows, so that no
+step can be recorded whole. What it does not cover (sinks, odd heads, float32, a cache in fp8) is computed by our own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..ops.attention import Attention, Rows
 WORKSPACE = 128 << 20  # bytes, what it recommends
 DIMS = (64, 128, 256)
 TYPES = (torch.bfloat16, torch.float16)
-IN_FLIGHT = 3  # steps whose plans may still be on their way to the device when the next is made
+IN_FLIGHT = 3  # plans that may still be on their way to the device when the next is made
 
 
 def attention(ours: Attention) -> Attention:

@@ -176,23 +176,39 @@ def start_of(does: str, folder: Path, seconds: float = 1.0) -> subprocess.Popen[
 
 
 @pytest.mark.parametrize(("does", "code"), [(KILLED, -9), (ENDLESS, 1)], ids=["kills", "never ends"])
-def test_a_kernel_that_ends_the_process_is_left_out_the_next_time(tmp_path: Path, does: str, code: int) -> None:
-    first = start_of(does, tmp_path)
-    _, said = first.communicate(timeout=60)
-    assert first.returncode == code, said
-    assert ("Timeout" in said) == (code == 1), "its log says where it hung"
+def test_a_kernel_that_ends_the_process_twice_is_left_out(tmp_path: Path, does: str, code: int) -> None:
+    for _ in range(2):
+        first = start_of(does, tmp_path)
+        _, said = first.communicate(timeout=60)
+        assert first.returncode == code, said
+        assert ("Timeout" in said) == (code == 1), "its log says where it hung"
     for _ in range(2):
         told, said = start_of(does, tmp_path).communicate(timeout=60)
-        assert "norm.rms: test_selftest.right instead of test_selftest.ending, which did not come back" in told, said
+        instead = "norm.rms: test_selftest.right instead of test_selftest.ending"
+        assert f"{instead}, which twice did not come back" in told, said
         (line,) = findings.told(tmp_path).values()
-        assert "test_selftest.ending, which did not come back from its test" in line
+        assert "test_selftest.ending, which twice did not come back from its test" in line
+    assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
+
+
+def test_a_process_that_is_stopped_while_it_tests_blames_no_kernel(tmp_path: Path) -> None:
+    start_of(KILLED, tmp_path).communicate(timeout=60)
+
+    def ending(*arguments: Any, **named: Any) -> Any:
+        return right(*arguments, **named)
+
+    ending.__module__ = "test_selftest"
+    for _ in range(2):
+        ops, told = run(tmp_path, with_rms(ending))
+        assert (ops.norm.rms, told) == (ending, ())
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
 
 
 def test_another_process_that_tests_just_now_is_no_sign(tmp_path: Path) -> None:
     testing = start_of(f"Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)", tmp_path / "found", 60.0)
     try:
-        while not (tmp_path / "begun").exists() and testing.poll() is None:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "begun").exists() and testing.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
 
         def ending(*arguments: Any, **named: Any) -> Any:
