@@ -160,7 +160,7 @@ class Residents:
             assert self._steady is not None
             yield self._steady.work
             return
-        self._steady = None
+        self._begun, self._steady = [], None
         if len(batch.copies):
             self._forget(batch.copies[:, 1].tolist(), keep=set())
             self._sync(batch.copies[:, 0].tolist())
@@ -200,6 +200,7 @@ class Residents:
             self._begun.append(resident)
             yield Work([row], [resident.group], counts[row], passing=True)
             self._drop([resident])
+            self._begun.remove(resident)
             with shortages():
                 mx.eval(self.take_changed())
 

@@ -507,10 +507,13 @@ def test_nothing_is_left_after_aborts(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
 @pytest.mark.parametrize("cached", [0, 24], ids=["new", "goes-on"])
+@pytest.mark.parametrize("room", [True, False], ids=["in-groups", "passing"])
 def test_a_step_without_memory_ends_its_requests_and_no_others(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, overlap: bool, cached: int
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, overlap: bool, cached: int, room: bool
 ) -> None:
     """As if MLX's allocator refused: what the step was to write is never read, what others share stays right."""
+    if not room:
+        monkeypatch.setattr(Residents, "_has_room", lambda *_: False)
     talk, rng = Conversation(Planned(loaded.runner, overlap=overlap)), np.random.default_rng(5)
     begun = rng.integers(3, 131, cached).tolist()
     prompts = {name: [*begun, *rng.integers(3, 131, 30).tolist()] for name in "abc"}
