@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakMethod
 
 import mlx.core as mx
@@ -19,7 +19,7 @@ from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
 from . import caches
-from .caches import Forward
+from .caches import Forward, LayerCache
 from .failures import failures, shortages
 from .loading import Loaded
 from .residents import Residents, Work
@@ -34,6 +34,14 @@ class _Drawn:
 
     tokens: mx.array
     place: NDArray[np.intp]
+
+
+class _Called(NamedTuple):
+    """A call of the model: a step that goes on with the same rows takes its caches again."""
+
+    work: Work
+    forward: Forward
+    layers: list[LayerCache]
 
 
 class MlxPending:
@@ -108,7 +116,7 @@ class MlxRunner:
         self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
         self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
-        self._before: tuple[Work, Forward] | None = None
+        self._before: _Called | None = None
         self._rest = _Rest(IDLE, self._give_back)
 
     @property
@@ -152,9 +160,9 @@ class MlxRunner:
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
             filled = -(-work.new // caches.PREFILL) * caches.PREFILL if work.new > 1 else 1
             own = mx.pad(own, [(0, 0), (0, filled - work.new)]) if filled > work.new else own
-            forward = self._forward(work, filled)
-            found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers, work.new - 1)
-            forward.finish(work.new)
+            call = self._call(work, filled)
+            found, states = self._loaded.trunk.call(self._loaded.model, own, call.layers, work.new - 1)
+            call.forward.finish(work.new)
             if work.passing:
                 with shortages():
                     mx.eval(found, states)
@@ -171,13 +179,13 @@ class MlxRunner:
         states_wanted = bool((batch.wants == Want.HIDDEN).any())
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
 
-    def _forward(self, work: Work, new: int) -> Forward:
+    def _call(self, work: Work, new: int) -> _Called:
         """The last step's, where this one goes on with the same rows."""
-        if self._before is not None and work is self._before[0] and self._before[1].again():
-            return self._before[1]
-        made = Forward(work.groups, new, self._loaded.shapes)
-        self._before = work, made
-        return made
+        before = self._before
+        if before is None or work is not before.work or not before.forward.again(before.layers):
+            forward = Forward(work.groups, new, self._loaded.shapes)
+            self._before = before = _Called(work, forward, forward.layers())
+        return before
 
     def _tokens(self, batch: Batch) -> mx.array:
         """[tokens], those that the step before drew in their places."""

@@ -541,3 +541,55 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
     for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
         assert talk.tokens[name] == loaded.plain(prompts[prompt], 12)[: len(talk.tokens[name])]
     assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
+
+
+def held(base: int) -> int:
+    """Bytes of arrays above `base` that somebody has, Python's cycles among them."""
+    mx.synchronize()
+    return mx.get_active_memory() - base
+
+
+@pytest.fixture
+def at_rest(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Bytes in use while the runner rests. Nothing is collected meanwhile: what is old a worker never looks at again."""
+    runner: Any = loaded.runner
+    talk = Conversation(Planned(loaded.runner, overlap=False))
+    talk.submit("warm", [5] * 4, 2)
+    talk.finish()
+    monkeypatch.setattr(runner._rest, "_seconds", 600)
+    runner._give_back()
+    gc.collect()
+    gc.disable()
+    yield held(0)
+    gc.enable()
+
+
+def test_at_rest_groups_are_gone_at_once(loaded: Loaded, at_rest: int) -> None:
+    talk = Conversation(Planned(loaded.runner, overlap=False))
+    for name in "abcd":
+        talk.submit(name, [5 + ord(name) % 100] * 60, 60)
+    talk.finish()
+    assert held(at_rest) > 2**19
+    loaded.runner._give_back()  # type: ignore[attr-defined]
+    assert held(at_rest) < 2**14
+
+
+def test_after_a_shortage_its_groups_are_gone_at_once(
+    loaded: Loaded, at_rest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, own = Conversation(Planned(loaded.runner, overlap=False)), mx.async_eval
+    for name in "abcd":
+        talk.submit(name, [5 + ord(name) % 100] * 60, 60)
+    for _ in range(10):
+        talk.step()
+    assert held(at_rest) > 2**19
+
+    def full(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+
+    monkeypatch.setattr(mx, "async_eval", full)
+    talk.step()
+    monkeypatch.setattr(mx, "async_eval", own)
+    assert set(talk.finishes.values()) == {"no_memory"}
+    assert held(at_rest) < 2**14
+    assert loaded.runner._residents.pool.changed, "what was written before the step is asked for by the next"  # type: ignore[attr-defined]
