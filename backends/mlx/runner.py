@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakMethod
@@ -220,10 +219,13 @@ class MlxRunner:
 
     def _give_back(self) -> None:
         """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""
-        with self._computing, mx.stream(self._stream), suppress(RuntimeError, MemoryError):  # the next step tells it
+        with self._computing, mx.stream(self._stream):
             self._before = None
-            self._residents.rest()
-            mx.eval(self._residents.take_changed())
+            try:
+                self._residents.rest()
+                mx.eval(self._residents.take_changed())
+            except (RuntimeError, MemoryError):
+                self._residents.ask_again()  # the next step tells it
         mx.clear_cache()
 
 

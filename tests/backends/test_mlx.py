@@ -551,7 +551,7 @@ def held(base: int) -> int:
 
 @pytest.fixture
 def at_rest(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Bytes in use while the runner rests. Nothing is collected meanwhile: what is old a worker never looks at again."""
+    """Bytes in use at rest. Nothing is collected meanwhile: what is old a worker never looks at again."""
     runner: Any = loaded.runner
     talk = Conversation(Planned(loaded.runner, overlap=False))
     talk.submit("warm", [5] * 4, 2)
@@ -592,4 +592,25 @@ def test_after_a_shortage_its_groups_are_gone_at_once(
     monkeypatch.setattr(mx, "async_eval", own)
     assert set(talk.finishes.values()) == {"no_memory"}
     assert held(at_rest) < 2**14
-    assert loaded.runner._residents.pool.changed, "what was written before the step is asked for by the next"  # type: ignore[attr-defined]
+    residents: Residents = loaded.runner._residents  # type: ignore[attr-defined]
+    assert residents.take_changed(), "what was written before the step is asked for by the next"
+    residents.ask_again()
+
+
+def test_what_a_rest_without_memory_did_not_write_the_next_step_asks_for(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+
+    runner: Any = loaded.runner
+    talk = Conversation(Planned(loaded.runner, overlap=False))
+    talk.submit("a", [5] * 30, 4)
+    talk.finish()
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", full)
+        runner._give_back()
+    assert runner._residents.pool.changed
+    talk.submit("b", [5] * 30, 4)
+    talk.finish()
+    assert talk.tokens["b"] == talk.tokens["a"] == loaded.plain([5] * 30, 4)
