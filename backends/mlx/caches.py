@@ -127,7 +127,7 @@ def _grown(held: mx.array, end: int) -> mx.array:
     return mx.pad(held, [(0, 0), (0, 0), (0, room - held.shape[2]), (0, 0)])
 
 
-class _Ragged(list[Any]):
+class Ragged(list[Any]):
     """Keys, values or masks of several groups; a model hands them on to attention as they are, and so the next two."""
 
 
@@ -196,14 +196,14 @@ class Forward:
     def _append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         parts = zip(self._appends, mx.split(keys, self._bounds), mx.split(values, self._bounds), strict=True)
         held = [append(layer, *part) for append, *part in parts]
-        return _Ragged(keys for keys, _ in held), _Ragged(values for _, values in held)
+        return Ragged(keys for keys, _ in held), Ragged(values for _, values in held)
 
     def mask(self, window: int, as_array: bool) -> Any:
         masks = [
             self._seen_by(at, window) if unread else group.mask(self._new, window, as_array)
             for at, (group, unread) in enumerate(zip(self._groups, self._unread, strict=True))
         ]
-        return masks[0] if len(masks) == 1 else _Ragged(masks)
+        return masks[0] if len(masks) == 1 else Ragged(masks)
 
     def _seen_by(self, at: int, window: int) -> Seen:
         if window:

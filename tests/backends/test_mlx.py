@@ -359,6 +359,13 @@ def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
         mlx.open(read_model(tmp_path), SMALL)
 
 
+def test_attention_of_a_model_s_own_is_refused_by_name(tmp_path: Path) -> None:
+    """Gemma 2's never asks mlx-lm's: it cannot read several groups, nor columns that a kernel of ours reads."""
+    Tiny("gemma2", "gemma2", {"head_dim": 12, "tie_word_embeddings": True}).save(tmp_path)
+    with pytest.raises(ModelRefused, match=r"gemma2.*attention of its own"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
 def test_own_kernel_of_experts_is_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Metal the op is its reference: the same tokens, through our way into the model."""
     tiny = replace(EXPERTS, more={**_MOE, "hidden_size": 64, "moe_intermediate_size": 64})
