@@ -26,6 +26,7 @@ from localllm.backends import cpu, mlx
 from localllm.backends.mlx import caches, opening, sampler
 from localllm.backends.mlx.experts import ASKED
 from localllm.backends.mlx.residents import Residents
+from localllm.backends.mlx.runner import MlxPending
 from localllm.engine import sampling as oracle
 from localllm.engine.batch import Want
 from localllm.engine.engine import Engine
@@ -474,6 +475,55 @@ def test_what_mlx_keeps_is_given_back_at_rest(tmp_path: Path, monkeypatch: pytes
         assert busy > 0 == mx.get_cache_memory() == residents._columns()
         assert talk.tokens[name] == told
     assert talk.cached["c"] >= 96
+
+
+def test_no_rest_while_a_step_is_unread(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one takes longer than the pause after which nobody seems to compute."""
+    runner: Any = loaded.runner
+    ahead, turns = Planned(loaded.runner, overlap=True), list[int]()
+    monkeypatch.setattr(runner._rest, "_seconds", 0.05)
+    own = MlxPending.result
+
+    def slow(pending: MlxPending) -> Any:
+        time.sleep(0.3)
+        turns.append(runner._residents._columns())
+        return own(pending)
+
+    monkeypatch.setattr(MlxPending, "result", slow)
+    talk = Conversation(ahead)
+    talk.submit("a", [5] * 30, 4)
+    talk.finish()
+    assert min(turns) > 0
+    assert talk.tokens["a"] == loaded.plain([5] * 30, 4)
+    deadline = time.monotonic() + 20
+    while runner._residents._columns() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert runner._residents._columns() == 0
+
+
+def test_a_prompt_is_filled_up_within_the_context_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "PREFILL", 64)
+    DENSE.save(tmp_path)
+    runner = mlx.open(read_model(tmp_path), replace(SMALL, context=100))
+    model, filled = Loaded(runner, mlx_lm.utils.load_model(tmp_path)[0]), list[int]()
+    trunk: Any = runner._loaded.trunk  # type: ignore[attr-defined]
+    own = trunk.call
+
+    def call(model: Any, tokens: mx.array, *more: Any) -> Any:
+        filled.append(tokens.shape[1])
+        return own(model, tokens, *more)
+
+    monkeypatch.setattr(trunk, "call", call)
+    talk = Conversation(runner)
+    for name, length in (("short", 60), ("long", 70)):
+        talk.submit(name, [5] * length, 2)
+        talk.finish()
+        assert talk.tokens[name] == model.plain([5] * length, 2)
+    assert filled[:2] == [64, 1]
+    assert max(filled) == 64, "the long one goes on after the short one's pages"
+    talk.submit("other", [6] * 70, 2)
+    talk.finish()
+    assert max(filled) == 70
 
 
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
