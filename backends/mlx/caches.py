@@ -127,7 +127,7 @@ def _grown(held: mx.array, end: int) -> mx.array:
     return mx.pad(held, [(0, 0), (0, 0), (0, room - held.shape[2]), (0, 0)])
 
 
-class _Ragged(list[Any]):
+class Ragged(list[Any]):
     """Keys, values or masks of several groups; a model hands them on to attention as they are, and so the next two."""
 
 
@@ -158,26 +158,30 @@ class Forward:
         self._bounds = [sum(counts[:at]) for at in range(1, len(counts))]
         lengths = [group.end - padding for group in groups for padding in group.padding]
         self.offset: int | mx.array = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths)
-        self._windows = any(shape.window for shape in shapes)
+        self._windows = [shape.window for shape in shapes]
         self._unread, self._seen = self._to_be_unread(), dict[int, Seen]()
         pairs = zip(groups, self._unread, strict=True)
         self._appends = [group.append_unread if unread else group.append for group, unread in pairs]
-        self.layers = [LayerCache(self, layer, shape.window) for layer, shape in enumerate(shapes)]
+
+    def layers(self) -> list[LayerCache]:
+        """What a model is handed. Not kept: they have this, and with them in it groups would wait for Python's gc."""
+        return [LayerCache(self, layer, window) for layer, window in enumerate(self._windows)]
 
     def _to_be_unread(self) -> list[bool]:
         """Of which groups a kernel of ours reads: short rows of one length are MLX's own's, called with less ado."""
         return [
-            DECODES and self._new == 1 and (self._windows or group.end >= STEP or any(group.padding))
+            DECODES and self._new == 1 and (any(self._windows) or group.end >= STEP or any(group.padding))
             for group in self._groups
         ]
 
-    def again(self) -> bool:
-        """Make ready for one more token of each row, with nothing to copy to the device. False: a new one must be."""
+    def again(self, layers: list[LayerCache]) -> bool:
+        """Make `layers` ready for one more token of each row, with nothing to copy to the device. False: a new one must
+        be."""
         self._steps += 1
-        if self._steps == STEP or self._new > 1 or self._windows or self._to_be_unread() != self._unread:
+        if self._steps == STEP or self._new > 1 or any(self._windows) or self._to_be_unread() != self._unread:
             return False  # now and then anyway: what a model never asks for would stay lazy for ever
         self.offset = self.offset + 1
-        for layer in self.layers:
+        for layer in layers:
             layer.offset = self.offset
         for at, (firsts, end, _) in self._seen.items():
             group = self._groups[at]
@@ -192,14 +196,14 @@ class Forward:
     def _append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         parts = zip(self._appends, mx.split(keys, self._bounds), mx.split(values, self._bounds), strict=True)
         held = [append(layer, *part) for append, *part in parts]
-        return _Ragged(keys for keys, _ in held), _Ragged(values for _, values in held)
+        return Ragged(keys for keys, _ in held), Ragged(values for _, values in held)
 
     def mask(self, window: int, as_array: bool) -> Any:
         masks = [
             self._seen_by(at, window) if unread else group.mask(self._new, window, as_array)
             for at, (group, unread) in enumerate(zip(self._groups, self._unread, strict=True))
         ]
-        return masks[0] if len(masks) == 1 else _Ragged(masks)
+        return masks[0] if len(masks) == 1 else Ragged(masks)
 
     def _seen_by(self, at: int, window: int) -> Seen:
         if window:

@@ -16,7 +16,7 @@ def failures() -> Iterator[None]:
     """Whatever fails within, sometimes only of an earlier step, becomes RunnerFailed."""
     try:
         yield
-    except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, MemoryError) as error:
         raise RunnerFailed(f"the step failed: {error}") from error
 
 

@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget
-from .caches import LayerShape
+from .caches import LayerShape, Ragged, hook_attention
 from .experts import use_kernels
 from .trunk import Trunk
 
@@ -54,6 +54,7 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
     use_kernels(model)
     windows = _windows(model, files)
     trunk = Trunk(model)
+    hook_attention(model)
     _name_parts(model)
     sizes = {path: weight.nbytes for path, weight in _weights(model)}
     return Loaded(
@@ -131,19 +132,22 @@ def _windows(model: nn.Module, files: ModelFiles) -> list[int]:
 
 
 class _Sounding:
-    """A cache that only learns what it would have to hold; nothing is computed."""
+    """A cache that only learns what it would have to hold; nothing is computed.
+
+    What it returns is for our attention: a model that looks at it has attention of its own.
+    """
 
     offset = 0
 
     def __init__(self) -> None:
         self.seen: tuple[mx.array, mx.array] | None = None
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Ragged, Ragged]:
         self.seen = keys, values
-        return keys, values
+        return Ragged([keys]), Ragged([values])
 
-    def make_mask(self, *args: Any, **kwargs: Any) -> None:
-        return None
+    def make_mask(self, *args: Any, **kwargs: Any) -> Ragged:
+        return Ragged([None])
 
 
 def _shapes(model: nn.Module, trunk: Trunk, windows: list[int], files: ModelFiles) -> list[LayerShape]:
@@ -151,7 +155,11 @@ def _shapes(model: nn.Module, trunk: Trunk, windows: list[int], files: ModelFile
     try:
         trunk.call(model, mx.zeros((1, 1), mx.int32), caches, 0)
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ModelRefused(f"{files.name}: its attention does not take our caches: {error}") from error
+        raise ModelRefused(
+            f"{files.name}: mlx-lm computes {files.config.model_type} with attention of its own, which does not take "
+            f"our caches ({error})",
+            "choose a model of another architecture",
+        ) from error
     shapes = []
     for cache, window in zip(caches, windows, strict=True):
         if cache.seen is None:

@@ -7,7 +7,7 @@ import mlx.core as mx
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner, RunnerSpec
-from .caches import DECODES, hook_attention
+from .caches import DECODES
 from .loading import Loaded, load
 from .machine import memory
 from .residents import Residents
@@ -38,7 +38,6 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
     with mx.stream(stream):
         loaded = load(files, budget)
         spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
-        hook_attention(loaded.model)
         residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
         if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
             mx.eval(residents.pool.keys, residents.pool.values)

@@ -160,7 +160,7 @@ class Residents:
             assert self._steady is not None
             yield self._steady.work
             return
-        self._steady = None
+        self._begun, self._steady = [], None
         if len(batch.copies):
             self._forget(batch.copies[:, 1].tolist(), keep=set())
             self._sync(batch.copies[:, 0].tolist())
@@ -200,6 +200,7 @@ class Residents:
             self._begun.append(resident)
             yield Work([row], [resident.group], counts[row], passing=True)
             self._drop([resident])
+            self._begun.remove(resident)
             with shortages():
                 mx.eval(self.take_changed())
 
@@ -255,6 +256,11 @@ class Residents:
             self._placed = [placed for placed in self._placed if placed.group is not resident.group]
             resident.group, resident.row, resident.lost = Group([], [], 0, [0]), 0, True
         self._begun, self._steady = [], None
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """What take_changed() named was not computed: what the pool had to hold before is still to be."""
+        self.pool.changed = True
 
     def rest(self) -> None:
         """Nobody computes: groups give their memory up, and their rows are read from the pool when they come again."""

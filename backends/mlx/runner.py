@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakMethod
+from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakMethod, ref
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +18,7 @@ from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
 from . import caches
-from .caches import Forward
+from .caches import Forward, LayerCache
 from .failures import failures, shortages
 from .loading import Loaded
 from .residents import Residents, Work
@@ -36,13 +35,36 @@ class _Drawn:
     place: NDArray[np.intp]
 
 
+class _Called(NamedTuple):
+    """A call of the model: a step that goes on with the same rows takes its caches again."""
+
+    work: Work
+    forward: Forward
+    layers: list[LayerCache]
+
+
 class MlxPending:
     """A step on its way."""
 
-    def __init__(self, rows: int, answers: NDArray[np.intp], drawn: Drawn | None, hidden: mx.array | None) -> None:
+    def __init__(
+        self,
+        rows: int,
+        answers: NDArray[np.intp],
+        drawn: Drawn | None,
+        hidden: mx.array | None,
+        told: Callable[[], None],  # that somebody has read it
+    ) -> None:
         self._rows, self._answers, self._drawn, self._hidden = rows, answers, drawn, hidden
+        self._told, self.unread = told, True
 
     def result(self) -> StepResult:
+        try:
+            return self._result()
+        finally:
+            self.unread = False
+            self._told()
+
+    def _result(self) -> StepResult:
         with failures():
             if self._drawn is None:
                 return StepResult(np.zeros(self._rows, np.int32))
@@ -70,13 +92,13 @@ class MlxPending:
 
 
 class _Rest:
-    """Calls a method on a thread of its own once no step has come for a while, as long as its object lives."""
+    """Calls a method on a thread of its own once no step has come or ended for a while, as long as its object lives."""
 
     def __init__(self, seconds: float, rest: Callable[[], None]) -> None:
         self._seconds, self._rest = seconds, WeakMethod(rest)
         self._closed = threading.Event()
         self._wanted = threading.Event()  # by a step that came since the thread last looked
-        self._last = 0.0  # when the last step came
+        self._last = 0.0  # when the last step came or ended
         self._thread = threading.Thread(target=self._wait, name="mlx rest", daemon=True)
         self._thread.start()
 
@@ -108,7 +130,8 @@ class MlxRunner:
         self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
         self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
-        self._before: tuple[Work, Forward] | None = None
+        self._before: _Called | None = None
+        self._started: ReferenceType[MlxPending] | None = None  # the last step; nobody may care for its result
         self._rest = _Rest(IDLE, self._give_back)
 
     @property
@@ -139,7 +162,9 @@ class MlxRunner:
         place = np.full(batch.num_rows, -1)
         place[answers] = np.arange(len(answers))
         self._last = None if drawn is None else _Drawn(drawn.tokens, place)
-        return MlxPending(batch.num_rows, answers, drawn, hidden)
+        pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off)
+        self._started = ref(pending)
+        return pending
 
     def _compute(self, batch: Batch, answers: NDArray[np.intp]) -> tuple[mx.array | None, mx.array | None]:
         """(logits [answers, vocab], hidden states where a row wants them), in the model's dtype"""
@@ -150,11 +175,11 @@ class MlxRunner:
         for work in self._residents.begin(batch):
             places = batch.row_starts[work.rows][:, None] + np.arange(work.new, dtype=np.int32)
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
-            filled = -(-work.new // caches.PREFILL) * caches.PREFILL if work.new > 1 else 1
+            filled = self._filled(work.new, int(batch.positions[batch.row_starts[work.rows[0]]]))
             own = mx.pad(own, [(0, 0), (0, filled - work.new)]) if filled > work.new else own
-            forward = self._forward(work, filled)
-            found, states = self._loaded.trunk.call(self._loaded.model, own, forward.layers, work.new - 1)
-            forward.finish(work.new)
+            call = self._call(work, filled)
+            found, states = self._loaded.trunk.call(self._loaded.model, own, call.layers, work.new - 1)
+            call.forward.finish(work.new)
             if work.passing:
                 with shortages():
                     mx.eval(found, states)
@@ -171,13 +196,18 @@ class MlxRunner:
         states_wanted = bool((batch.wants == Want.HIDDEN).any())
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
 
-    def _forward(self, work: Work, new: int) -> Forward:
+    def _filled(self, new: int, start: int) -> int:
+        """How many tokens are computed for so many of a row: a model need not know positions beyond its context."""
+        filled = -(-new // caches.PREFILL) * caches.PREFILL if new > 1 else 1
+        return filled if start + filled <= self._spec.max_context else new
+
+    def _call(self, work: Work, new: int) -> _Called:
         """The last step's, where this one goes on with the same rows."""
-        if self._before is not None and work is self._before[0] and self._before[1].again():
-            return self._before[1]
-        made = Forward(work.groups, new, self._loaded.shapes)
-        self._before = work, made
-        return made
+        before = self._before
+        if before is None or work is not before.work or not before.forward.again(before.layers):
+            forward = Forward(work.groups, new, self._loaded.shapes)
+            self._before = before = _Called(work, forward, forward.layers())
+        return before
 
     def _tokens(self, batch: Batch) -> mx.array:
         """[tokens], those that the step before drew in their places."""
@@ -212,10 +242,17 @@ class MlxRunner:
 
     def _give_back(self) -> None:
         """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""
-        with self._computing, mx.stream(self._stream), suppress(RuntimeError, MemoryError):  # the next step tells it
+        with self._computing, mx.stream(self._stream):
+            started = None if self._started is None else self._started()
+            if started is not None and started.unread:  # a long step is no rest
+                self._rest.put_off()
+                return
             self._before = None
-            self._residents.rest()
-            mx.eval(self._residents.take_changed())
+            try:
+                self._residents.rest()
+                mx.eval(self._residents.take_changed())
+            except (RuntimeError, MemoryError):
+                self._residents.ask_again()  # the next step tells it
         mx.clear_cache()
 
 

@@ -48,4 +48,5 @@ class Trunk:
         logits = model(tokens, cache=caches)
         if self._tap is None or self._tap.hidden is None:
             return logits[:, token], logits[:, token, :0]
-        return logits[:, 0], self._tap.hidden[:, 0]
+        hidden, self._tap.hidden = self._tap.hidden, None  # kept, it would keep what a step that failed computed
+        return logits[:, 0], hidden[:, 0]

@@ -26,6 +26,7 @@ from localllm.backends import cpu, mlx
 from localllm.backends.mlx import caches, opening, sampler
 from localllm.backends.mlx.experts import ASKED
 from localllm.backends.mlx.residents import Residents
+from localllm.backends.mlx.runner import MlxPending
 from localllm.engine import sampling as oracle
 from localllm.engine.batch import Want
 from localllm.engine.engine import Engine
@@ -359,6 +360,13 @@ def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
         mlx.open(read_model(tmp_path), SMALL)
 
 
+def test_attention_of_a_model_s_own_is_refused_by_name(tmp_path: Path) -> None:
+    """Gemma 2's never asks mlx-lm's: it cannot read several groups, nor columns that a kernel of ours reads."""
+    Tiny("gemma2", "gemma2", {"head_dim": 12, "tie_word_embeddings": True}).save(tmp_path)
+    with pytest.raises(ModelRefused, match=r"gemma2.*attention of its own"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
 def test_own_kernel_of_experts_is_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Metal the op is its reference: the same tokens, through our way into the model."""
     tiny = replace(EXPERTS, more={**_MOE, "hidden_size": 64, "moe_intermediate_size": 64})
@@ -469,6 +477,55 @@ def test_what_mlx_keeps_is_given_back_at_rest(tmp_path: Path, monkeypatch: pytes
     assert talk.cached["c"] >= 96
 
 
+def test_no_rest_while_a_step_is_unread(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one takes longer than the pause after which nobody seems to compute."""
+    runner: Any = loaded.runner
+    ahead, turns = Planned(loaded.runner, overlap=True), list[int]()
+    monkeypatch.setattr(runner._rest, "_seconds", 0.05)
+    own = MlxPending.result
+
+    def slow(pending: MlxPending) -> Any:
+        time.sleep(0.3)
+        turns.append(runner._residents._columns())
+        return own(pending)
+
+    monkeypatch.setattr(MlxPending, "result", slow)
+    talk = Conversation(ahead)
+    talk.submit("a", [5] * 30, 4)
+    talk.finish()
+    assert min(turns) > 0
+    assert talk.tokens["a"] == loaded.plain([5] * 30, 4)
+    deadline = time.monotonic() + 20
+    while runner._residents._columns() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert runner._residents._columns() == 0
+
+
+def test_a_prompt_is_filled_up_within_the_context_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "PREFILL", 64)
+    DENSE.save(tmp_path)
+    runner = mlx.open(read_model(tmp_path), replace(SMALL, context=100))
+    model, filled = Loaded(runner, mlx_lm.utils.load_model(tmp_path)[0]), list[int]()
+    trunk: Any = runner._loaded.trunk  # type: ignore[attr-defined]
+    own = trunk.call
+
+    def call(model: Any, tokens: mx.array, *more: Any) -> Any:
+        filled.append(tokens.shape[1])
+        return own(model, tokens, *more)
+
+    monkeypatch.setattr(trunk, "call", call)
+    talk = Conversation(runner)
+    for name, length in (("short", 60), ("long", 70)):
+        talk.submit(name, [5] * length, 2)
+        talk.finish()
+        assert talk.tokens[name] == model.plain([5] * length, 2)
+    assert filled[:2] == [64, 1]
+    assert max(filled) == 64, "the long one goes on after the short one's pages"
+    talk.submit("other", [6] * 70, 2)
+    talk.finish()
+    assert max(filled) == 70
+
+
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
     DENSE.save(tmp_path / "dense")
     EXPERTS.save(tmp_path / "experts")
@@ -507,10 +564,13 @@ def test_nothing_is_left_after_aborts(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
 @pytest.mark.parametrize("cached", [0, 24], ids=["new", "goes-on"])
+@pytest.mark.parametrize("room", [True, False], ids=["in-groups", "passing"])
 def test_a_step_without_memory_ends_its_requests_and_no_others(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, overlap: bool, cached: int
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, overlap: bool, cached: int, room: bool
 ) -> None:
     """As if MLX's allocator refused: what the step was to write is never read, what others share stays right."""
+    if not room:
+        monkeypatch.setattr(Residents, "_has_room", lambda *_: False)
     talk, rng = Conversation(Planned(loaded.runner, overlap=overlap)), np.random.default_rng(5)
     begun = rng.integers(3, 131, cached).tolist()
     prompts = {name: [*begun, *rng.integers(3, 131, 30).tolist()] for name in "abc"}
@@ -538,3 +598,76 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
     for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
         assert talk.tokens[name] == loaded.plain(prompts[prompt], 12)[: len(talk.tokens[name])]
     assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
+
+
+def held(base: int) -> int:
+    """Bytes of arrays above `base` that somebody has, Python's cycles among them."""
+    mx.synchronize()
+    return mx.get_active_memory() - base
+
+
+@pytest.fixture
+def at_rest(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Bytes in use at rest. Nothing is collected meanwhile: what is old a worker never looks at again."""
+    runner: Any = loaded.runner
+    talk = Conversation(Planned(loaded.runner, overlap=False))
+    talk.submit("warm", [5] * 4, 2)
+    talk.finish()
+    monkeypatch.setattr(runner._rest, "_seconds", 600)
+    runner._give_back()
+    gc.collect()
+    gc.disable()
+    yield held(0)
+    gc.enable()
+
+
+def test_at_rest_groups_are_gone_at_once(loaded: Loaded, at_rest: int) -> None:
+    talk = Conversation(Planned(loaded.runner, overlap=False))
+    for name in "abcd":
+        talk.submit(name, [5 + ord(name) % 100] * 60, 60)
+    talk.finish()
+    assert held(at_rest) > 2**19
+    loaded.runner._give_back()  # type: ignore[attr-defined]
+    assert held(at_rest) < 2**14
+
+
+def test_after_a_shortage_its_groups_are_gone_at_once(
+    loaded: Loaded, at_rest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, own = Conversation(Planned(loaded.runner, overlap=False)), mx.async_eval
+    for name in "abcd":
+        talk.submit(name, [5 + ord(name) % 100] * 60, 60)
+    for _ in range(10):
+        talk.step()
+    assert held(at_rest) > 2**19
+
+    def full(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+
+    monkeypatch.setattr(mx, "async_eval", full)
+    talk.step()
+    monkeypatch.setattr(mx, "async_eval", own)
+    assert set(talk.finishes.values()) == {"no_memory"}
+    assert held(at_rest) < 2**14
+    residents: Residents = loaded.runner._residents  # type: ignore[attr-defined]
+    assert residents.take_changed(), "what was written before the step is asked for by the next"
+    residents.ask_again()
+
+
+def test_what_a_rest_without_memory_did_not_write_the_next_step_asks_for(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+
+    runner: Any = loaded.runner
+    talk = Conversation(Planned(loaded.runner, overlap=False))
+    talk.submit("a", [5] * 30, 4)
+    talk.finish()
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", full)
+        runner._give_back()
+    assert runner._residents.pool.changed
+    talk.submit("b", [5] * 30, 4)
+    talk.finish()
+    assert talk.tokens["b"] == talk.tokens["a"] == loaded.plain([5] * 30, 4)
