@@ -44,6 +44,10 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
         model, config = load_model(files.path, lazy=True)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
+    except (ImportError, SystemExit) as error:  # some of its modules leave where a package of theirs is missing
+        raise ModelRefused(
+            f"{files.name} cannot be loaded by mlx-lm: its architecture wants another package"
+        ) from error
     quant = _format(config)
     if budget.dtype != "auto":
         model.set_dtype(DTYPES[budget.dtype])  # of everything that computes in floats; packed weights stay

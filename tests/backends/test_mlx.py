@@ -340,6 +340,19 @@ def test_what_mlx_lm_cannot_load_is_refused(tmp_path: Path, broken: str) -> None
         mlx.open(found, SMALL)
 
 
+@pytest.mark.parametrize("leaves", [SystemExit(1), ModuleNotFoundError("No module named 'hf_olmo'")], ids=repr)
+def test_architectures_that_want_another_package_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: BaseException
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise leaves
+
+    DENSE.save(tmp_path)
+    monkeypatch.setattr("localllm.backends.mlx.loading.load_model", never)
+    with pytest.raises(ModelRefused, match="wants another package"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
 def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
     Tiny(
         "next",
