@@ -1,8 +1,9 @@
-"""Where the kernel libraries of the CPU and of CUDA devices lie, or why there are none. No tensor library is needed."""
+"""Where the kernel libraries of the CPU and of CUDA devices lie, or why there are none. Loading one takes torch."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,6 +38,19 @@ def find_cuda_library() -> Path:
     if found := _found(CUDA_CHOSEN, *(folder / CUDA_NAME for folder in (built, *folders))):
         return found
     raise LibraryMissing("the CUDA kernels were not built: make build CUDA=1 builds them, with nvcc at hand")
+
+
+def load_ops(library: Path, ops: Iterable[str], make: str) -> None:
+    """Raises LibraryMissing where torch cannot load it, or it lacks one of these ops; `make` makes it anew."""
+    import torch
+
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise LibraryMissing(f"{library} cannot be loaded: {error}") from error
+    lacking = [op for op in ops if not hasattr(torch.ops.localllm, op)]
+    if lacking:
+        raise LibraryMissing(f"{library} is of another version, without {', '.join(lacking)}: {make} makes it anew")
 
 
 def _found(variable: str, *files: Path) -> Path | None:

@@ -33,8 +33,8 @@ WHERE = {
     "mlx": "MLX's own CPU device, in CI, and in part on its CUDA device (an H200, 2026-11-22: it decodes, and "
     "`pytest tests/kernels/test_mlx_decode.py` passes; the suite has not run there)",
     "cpu": "in CI",
-    "cuda": "an H200, 2026-11-22: `pytest tests/backends/test_cuda.py tests/backends/test_cuda_split.py`, all passed, "
-    "the suite among them",
+    "cuda": "an H200, with versions of 2026-11-22: "
+    "`pytest tests/backends/test_cuda.py tests/backends/test_cuda_split.py`, all passed, the suite among them",
 }
 TIERS = {
     "real": "Verified: the conformance suite runs on the hardware itself ({where})",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..library import LibraryMissing, find_library
+from ..library import find_library, load_ops
 
 # The ops that answer in tensors they are handed: tracing them leaves nothing to make up.
 WRITING = (
@@ -21,13 +21,7 @@ WRITING = (
 
 
 def _load(library: Path) -> None:
-    try:
-        torch.ops.load_library(library)
-    except OSError as error:
-        raise LibraryMissing(f"{library} cannot be loaded: {error}") from error
-    lacking = [op for op in WRITING if not hasattr(torch.ops.localllm, op)]
-    if lacking:
-        raise LibraryMissing(f"{library} is of another version, without {', '.join(lacking)}: make build makes it anew")
+    load_ops(library, WRITING, "make build")
     for op in WRITING:
         torch.library.register_fake(f"localllm::{op}", _nothing, allow_override=True)
 

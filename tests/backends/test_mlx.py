@@ -52,13 +52,15 @@ def patched(target: Any, name: str, value: Any) -> Iterator[None]:
         yield
 
 
-@pytest.mark.real_otherdevice
-class TestMlx(Conformance):
-    backend = "mlx"
-
+class RoomForAll:
     @pytest.fixture(scope="class", autouse=True)
     def room_for_all(self) -> Iterator[None]:
         yield from patched(Residents, "_has_room", lambda *_: True)
+
+
+@pytest.mark.real_otherdevice
+class TestMlx(RoomForAll, Conformance):
+    backend = "mlx"
 
 
 @pytest.mark.real_otherdevice
@@ -69,7 +71,7 @@ class TestMlxWithLittleRoom(Conformance):
 
 
 @pytest.mark.real_otherdevice
-class TestMlxWithBounds(Conformance):
+class TestMlxWithBounds(RoomForAll, Conformance):
     """As on CUDA: a decode kernel is told which columns a row sees (its reference computes), prompts are filled up."""
 
     backend = "mlx"
@@ -82,13 +84,9 @@ class TestMlxWithBounds(Conformance):
     def filled(self) -> Iterator[None]:
         yield from patched(caches, "PREFILL", 16)
 
-    @pytest.fixture(scope="class", autouse=True)
-    def room_for_all(self) -> Iterator[None]:
-        yield from patched(Residents, "_has_room", lambda *_: True)
-
 
 @pytest.mark.real_otherdevice
-class TestMlxInOneGroup(Conformance):
+class TestMlxInOneGroup(RoomForAll, Conformance):
     """As S0 has it: all rows in one batch cache, however long each is."""
 
     backend = "mlx"
@@ -96,10 +94,6 @@ class TestMlxInOneGroup(Conformance):
     @pytest.fixture(scope="class", autouse=True)
     def one_group(self) -> Iterator[None]:
         yield from patched(opening, "GROUP_COLUMNS", ONE_GROUP)
-
-    @pytest.fixture(scope="class", autouse=True)
-    def room_for_all(self) -> Iterator[None]:
-        yield from patched(Residents, "_has_room", lambda *_: True)
 
 
 @pytest.mark.parametrize("seed", range(60))
