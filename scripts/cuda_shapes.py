@@ -150,11 +150,11 @@ def weight(pick: random.Random, op: str, outs: int, ins: int) -> Weight:
     return floats(outs, ins)
 
 
-def product(op: str, pick: random.Random) -> None:
-    """Of 1 to 16 rows; with the norm before it and the gate behind it where the layer would."""
+def product(op: str, pick: random.Random, most: int = 16) -> None:
+    """Of 1 to `most` rows; with the norm before it and the gate behind it where the layer would."""
     from localllm.kernels.cuda.linear import INT4_WIDE, few_rows, pack_slices, takes_norm
 
-    rows, outs, ins = pick.randint(1, 16), pick.randint(1, 400), 8 * pick.randint(1, 150)
+    rows, outs, ins = pick.randint(1, most), pick.randint(1, 400), 8 * pick.randint(1, 150)
     gate = pick.choice([-1, -1, 0, 1, 2])
     outs = outs if gate < 0 else 16 * (outs // 16 + 1)
     packed = pack_slices([weight(pick, op, outs, ins)], outs, torch.bfloat16)
@@ -264,6 +264,7 @@ KERNELS: Mapping[str, Draw] = {
     "copy_parts": copy_parts,
     "embedding": embedding,
     **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
+    **{f"few_rows_{op}_alone": partial(product, op, most=1) for op in ("int8", "int4")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
     "decoder_step": decoder_step,

@@ -54,7 +54,8 @@ def decoder(
 
 
 def _fused(product: Any, x: Tensor) -> bool:
-    fits = isinstance(product, Product) and product.order is None and takes_norm(product.weight, len(x))
+    fits = isinstance(product, Product) and product.order is None and product.op != "int4_wide"
+    fits = fits and takes_norm(product.weight, len(x))
     return fits and x.is_cuda and x.dtype == torch.bfloat16 and product.weight.outs % 16 == 0
 
 

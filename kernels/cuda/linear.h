@@ -34,6 +34,10 @@ void product(const ProductArgs& args, cudaStream_t stream);
 // Whether the norm can be part of the product.
 bool product_takes_norm(const ProductArgs& args);
 
+// One row with int8 or int4 weights, on Hopper; false where it is not of that kind (one_row.cu).
+bool takes_one_row(const ProductArgs& args);
+bool one_row(const ProductArgs& args, cudaStream_t stream);
+
 struct RoundArgs {  // x, in groups of inputs, to int8 (kernels/ops/linear_int8.py)
   int8_t* out;      // [rows, padded], zeros behind the last input
   float* scales;    // [rows, ceil(ins / sub)], the scale of the group that each `sub` inputs are of; sub 0: [rows]

@@ -223,9 +223,11 @@ def _roomy(device: torch.device) -> bool:
 
 def takes_norm(weight: Any, rows: int) -> bool:
     """Whether few_rows can normalise what it multiplies: every block does so for itself (own_pitch in plan.cuh)."""
-    if not isinstance(weight, Packed) or weight.format == INT4 or not 0 < rows <= 8 or weight.ins % 8:
+    if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.ins % 8:
         return False
-    chunk, size = (32, 2) if weight.format == BF16 else (64, 2) if weight.format == FP8 else (64, 1)
+    if weight.format == INT4 and (rows > 1 or weight.group not in (32, 64, 128)):
+        return False
+    chunk, size = {BF16: (32, 2), FP8: (64, 2), INT8: (64, 1), INT4: (128, 1)}[weight.format]
     inputs = -(-weight.data.shape[1] * weight.data.element_size() // 64) * chunk
     return inputs <= 16384 >> (rows - 1).bit_length() and rows * (inputs * size + 16) <= 32 << 10
 

@@ -37,6 +37,7 @@ extern template void product_of<E4m3<true>>(const ProductArgs&, cudaStream_t);
 template void product_of<Bf16>(const ProductArgs&, cudaStream_t);
 
 int64_t product_shared(const ProductArgs& args) {
+  if (takes_one_row(args)) return 0;
   return with_format(args, [&](auto format) { return shared_of<decltype(format)>(args); });
 }
 
@@ -45,7 +46,7 @@ bool product_takes_norm(const ProductArgs& args) {
 }
 
 void product(const ProductArgs& args, cudaStream_t stream) {
-  if (args.rows == 0 || args.outs == 0) return;
+  if (args.rows == 0 || args.outs == 0 || one_row(args, stream)) return;
   with_format(args, [&](auto format) { product_of<decltype(format)>(args, stream); });
 }
 

@@ -26,6 +26,7 @@ KERNELS = {
     "linear_int4_wide": "few_rows",
     "linear_int8": "few_rows",
     "norm": "normalise",
+    "one_row": "one_row_kernel",
     "rope": "turn",
     "round_rows": "round_rows",
     "step": "step_kernel",

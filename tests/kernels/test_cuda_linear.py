@@ -113,6 +113,22 @@ def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None
             assert torch.equal(few_rows(x[:rows], *rest), whole[:rows])
 
 
+@pytest.mark.parametrize(("op", "group"), [("int8", 64), ("int4", 32), ("int4", 64), ("int4", 128)])
+@pytest.mark.parametrize(("outs", "ins"), [(40008, 520), (1000, 14336), (77, 8192), (4096, 4096)])
+def test_one_row_has_the_bits_that_it_has_among_two(linear: Linear, op: str, group: int, outs: int, ins: int) -> None:
+    """One row has a kernel of its own (one_row.cu): blocks with many tiles, long rows, ragged ends."""
+    from localllm.kernels.cuda.linear import few_rows
+
+    generator = torch.Generator().manual_seed(6)
+    weight = linear.pack(moved(weight_of(op, outs, ins, group, generator), "cuda"), torch.bfloat16)
+    x = torch.randn(2, ins, generator=generator).bfloat16().cuda()
+    bias = torch.randn(outs, generator=generator).cuda()
+    for gate in (-1, 0) if outs % 16 == 0 else (-1,):
+        both = few_rows(x, weight, bias, torch.bfloat16, None, gate=gate)
+        for _ in range(5):  # what one call leaves in shared memory is nothing to the next
+            assert torch.equal(few_rows(x[:1], weight, bias, torch.bfloat16, None, gate=gate), both[:1])
+
+
 def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
     """Kernels that fetch weights before the one ahead has ended still wait for its answer."""
     generator = torch.Generator().manual_seed(3)

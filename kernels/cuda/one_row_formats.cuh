@@ -1,0 +1,107 @@
+// The formats of weights that products of one row read (one_row.cu): 64 bytes of an output, a chunk, and the rounded
+// activations of the same inputs. Sums of whole numbers are exact, whatever the order.
+#pragma once
+
+#include <cstdint>
+
+#include "linear.h"
+
+namespace localllm::cuda {
+
+// Inputs rounded together: their scale, and the sum of the rounded ones.
+struct Rounded {
+  float scale;
+  int sum;
+};
+
+static __device__ inline void load_vector(uint32_t from, uint32_t (&to)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from));
+}
+
+static __device__ inline uint32_t load_record(uint32_t from) {
+  uint32_t record;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(record) : "r"(from));
+  return record;
+}
+
+static __device__ inline Rounded load_rounded(uint32_t from) {
+  Rounded found;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=f"(found.scale), "=r"(found.sum) : "r"(from));
+  return found;
+}
+
+// sum + four unsigned bytes by four signed ones.
+static __device__ inline int dot_unsigned(uint32_t weights, uint32_t x, int sum) {
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(weights), "r"(x));
+  return sum;
+}
+
+// A lane's places in shared memory.
+struct Chunk {
+  uint32_t weights, x;
+  uint32_t records, parts;  // of its first group; those of the others lie 32 and 8 bytes on
+  int last;                 // of its groups, of which there may be fewer behind the last input
+};
+
+// int8, [outs, ins]; one scale for all activations.
+struct Bytes {
+  using Sum = int;
+  static constexpr int CHUNK = 64, PARTS = 0, GROUP = 0;
+  static constexpr int EARLY = 8;  // stages left to ask for when the next kernel may begin, as measured on an H200
+  static __device__ void put(char* x, int k, uint2 whole) { *reinterpret_cast<uint2*>(x + k) = whole; }
+
+  static __device__ void multiply(int& sum, const Chunk& chunk) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      uint32_t weights[4], x[4];
+      load_vector(chunk.weights + 16 * i, weights);
+      load_vector(chunk.x + 16 * i, x);
+#pragma unroll
+      for (int e = 0; e < 4; e++) sum = __dp4a(int(weights[e]), int(x[e]), sum);
+    }
+  }
+};
+
+// int4 with activations rounded in groups, PER_CHUNK of them to a chunk; see Nibbles in formats.cuh for the layout.
+template <int PER_CHUNK>
+struct HalfBytes {
+  using Sum = float;
+  static constexpr int CHUNK = 128, PARTS = PER_CHUNK, GROUP = 128 / PER_CHUNK, EARLY = 4;
+
+  // What 16 bytes of weights are multiplied with lies together, of each 8 the even inputs first.
+  static __device__ void put(char* x, int k, uint2 whole) {
+    int place = (k & ~127) | (k % 32 / 8) * 32 | (k % 128 / 32) * 8;
+    *reinterpret_cast<uint2*>(x + place) = {__byte_perm(whole.x, whole.y, 0x6420),
+                                            __byte_perm(whole.x, whole.y, 0x7531)};
+  }
+
+  // The high nibbles stay where they are: their sums are 16 times as large. The last lines are those of few_rows.
+  static __device__ void multiply(float& sum, const Chunk& chunk) {
+    int even[PER_CHUNK] = {}, odd[PER_CHUNK] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      uint32_t weights[4], x[2][4];
+      load_vector(chunk.weights + 16 * i, weights);
+      load_vector(chunk.x + 32 * i, x[0]);
+      load_vector(chunk.x + 32 * i + 16, x[1]);
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        int p = r * PER_CHUNK / 4;
+        even[p] = dot_unsigned(weights[r] & 0x0f0f0f0fu, x[r / 2][r % 2 * 2], even[p]);
+        odd[p] = dot_unsigned(weights[r] & 0xf0f0f0f0u, x[r / 2][r % 2 * 2 + 1], odd[p]);
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < PER_CHUNK; p++) {
+      uint32_t record = load_record(chunk.records + min(p, chunk.last) * 32);
+      Rounded part = load_rounded(chunk.parts + p * 8);
+      int whole = even[p] + (odd[p] >> 4) - int(record >> 16) * part.sum;
+      float scale = __half2float(__ushort_as_half((unsigned short)record));
+      sum = __fmaf_rn(float(whole), scale * part.scale, sum);
+    }
+  }
+};
+
+}  // namespace localllm::cuda

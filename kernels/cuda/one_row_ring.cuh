@@ -1,0 +1,116 @@
+// The ring through which one block's weights come (one_row.cu): where it lies, who fills it, who goes around it.
+#pragma once
+
+#include "hopper.cuh"
+#include "one_row_x.cuh"
+
+namespace localllm::cuda {
+namespace {
+
+// Bytes of an output in a stage: neighbours lie in other banks. Copies of half the size are issued too slowly (a layer
+// of 8B in int8 took 82 µs instead of 63 on an H200).
+constexpr int SEGMENT = 2048, PITCH = SEGMENT + 16;
+constexpr int MOST_STAGES = 6;
+constexpr int TILES = 16;             // whose sums are added up together, a multiple of the teams
+constexpr int CHUNKS = 16;            // sums of an output
+constexpr int SUMS = CHUNKS * 8 + 8;  // words of a tile: those of neighbours lie in other banks
+constexpr int SHARED = 113 << 10;     // bytes of a block: the next kernel's find room beside it
+
+// Shared memory of a block, in bytes from its start: the ring's barriers, sums, activations and their scales, the ring.
+struct Room {
+  int sums, x, parts, ring, stage, stages;
+  int chunks, subs, segments;  // of an output
+
+  template <class F>
+  void lay_out(const ProductArgs& a, int limit) {
+    auto up = [](int64_t bytes) { return int(round_up(bytes, 128)); };
+    chunks = int((a.row_bytes + 63) / 64);
+    subs = F::GROUP ? int((a.ins + F::GROUP - 1) / std::max(F::GROUP, 1)) : 0;
+    segments = int((a.row_bytes + SEGMENT - 1) / SEGMENT);
+    sums = up((TEAMS + 1) * MOST_STAGES * 8);
+    x = up(sums + TILES * SUMS * 4);
+    parts = up(x + chunks * F::CHUNK);
+    ring = up(parts + std::max(1, chunks * F::PARTS) * int64_t(sizeof(Rounded)));
+    stage = 8 * PITCH + SEGMENT / 64 * F::PARTS * 32;
+    stages = std::min(MOST_STAGES, (std::min(limit, SHARED) - 1024 - ring) / stage);
+  }
+};
+
+// A block, which has every gridDim-th tile.
+struct Block {
+  const ProductArgs& a;
+  const Room& room;
+  char* memory;
+
+  // A team knows by its own barrier that its stage is there: of those in between it keeps no count.
+  __device__ uint64_t& full(int team, int slot) const {
+    return reinterpret_cast<uint64_t*>(memory)[team * MOST_STAGES + slot];
+  }
+  __device__ uint64_t& empty(int slot) const { return full(TEAMS, slot); }
+  __device__ int answers() const { return int(a.gated ? a.outs / 2 : a.outs); }
+  __device__ int tiles() const {
+    int all = (answers() + 7) / 8;
+    return (all - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * (a.gated ? 2 : 1);
+  }
+  // The first output of a tile, divided by 8.
+  __device__ int place_of(int tile) const {
+    if (!a.gated) return int(blockIdx.x) + tile * int(gridDim.x);
+    return int(blockIdx.x) + tile / 2 * int(gridDim.x) + tile % 2 * (answers() / 8);
+  }
+};
+
+__device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint64_t& barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(hopper::address(&barrier)), "l"(policy)
+      : "memory");
+}
+
+// By one warp. Teams' tiles come side by side.
+template <class F>
+__device__ inline void fetch(const Block& b) {
+  constexpr int RECORDS = SEGMENT / 64 * F::PARTS;  // of an output in a stage
+  uint64_t policy;  // weights are read once a step: they need not stay in the cache
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const ProductArgs& a = b.a;
+  const int lane = threadIdx.x % 32, tiles = b.tiles();
+  const uint32_t ring = hopper::address(b.memory + b.room.ring);
+  int slot = 0, parity = 1, left = tiles * b.room.segments;
+  for (int first = 0; first < tiles; first += TEAMS)
+    for (int segment = 0; segment < b.room.segments; segment++)
+      for (int tile = first; tile < min(first + TEAMS, tiles); tile++, left--) {
+        if (left == F::EARLY) let_next_begin();
+        const int64_t place = b.place_of(tile);
+        const int outputs = min(8, int(a.outs - place * 8)), bytes = min(SEGMENT, int(a.row_bytes) - segment * SEGMENT);
+        const int of_records = min(RECORDS, b.room.subs - segment * RECORDS) * 32;
+        uint64_t& full = b.full(tile - first, slot);
+        hopper::await(b.empty(slot), parity);
+        if (lane == 0) hopper::arrive_expecting(full, outputs * bytes + (RECORDS ? of_records : 0));
+        __syncwarp();
+        const uint32_t to = ring + slot * b.room.stage;
+        const auto* row = static_cast<const char*>(a.weight) + (place * 8 + lane) * a.row_bytes;
+        if (lane < outputs) copy_bulk(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
+        const auto* records = static_cast<const char*>(a.records) + (place * b.room.subs + segment * RECORDS) * 32;
+        if (RECORDS && lane == 8) copy_bulk(to + 8 * PITCH, records, of_records, full, policy);
+        if (++slot == b.room.stages) slot = 0, parity ^= 1;
+      }
+  let_next_begin();
+}
+
+// A reader's way around the ring.
+struct Turn {
+  int slot, stages;
+  uint32_t parities = 0;  // of its own barriers, a bit for each slot
+
+  __device__ void pass(int count) {
+    for (slot += count; slot >= stages;) slot -= stages;
+  }
+  __device__ void await(const Block& b, int team) {
+    hopper::await(b.full(team, slot), parities >> slot & 1);
+    parities ^= 1u << slot;
+  }
+};
+
+}  // namespace
+}  // namespace localllm::cuda

@@ -1,0 +1,144 @@
+// The activations of one row, made ready in shared memory by every block for itself: as they are, or added to the
+// residual stream and normalised, then rounded to int8 as kernels/ops/linear_int8.py says.
+#pragma once
+
+#include "one_row_formats.cuh"
+#include "own_rows.cuh"
+
+namespace localllm::cuda {
+
+constexpr int TEAMS = 2, TEAM_WARPS = 4;          // warps that multiply; one more fetches weights
+constexpr int READERS = TEAMS * TEAM_WARPS * 32;  // their threads
+constexpr int MOST_INS = 16384, MOST_NORMED = 8192;
+
+static __device__ inline void meet_readers() { asm volatile("bar.sync 1, %0;" ::"n"(READERS) : "memory"); }
+
+// F: a format. N: vectors of 8 activations that a thread takes; without branches between them they hide each other's
+// latency, which is all that this takes.
+template <class F, int N>
+class OneRow {
+ public:
+  char* x;         // [padded] int8, zeros behind the last input
+  Rounded* parts;  // [padded / F::GROUP]; without groups one
+
+  // Asks for the norm's weights, which no kernel writes.
+  __device__ OneRow(const ProductArgs& a, char* x, Rounded* parts, int padded)
+      : x(x), parts(parts), a_(a), padded_(padded) {
+    if constexpr (NORMED)
+      if (a.norm)
+#pragma unroll
+        for (int h = 0; h < N; h++) norm_[h] = read(a.norm, place(h));
+  }
+
+  // All readers.
+  __device__ void fill() const {
+    uint4 held[N];
+#pragma unroll
+    for (int h = 0; h < N; h++) held[h] = read(a_.x, place(h));
+    if constexpr (NORMED) {
+      if (a_.stream) add_stream(held);
+      if (a_.norm) normalise(held);
+    }
+    uint32_t largest[N];
+    float values[8];
+#pragma unroll
+    for (int h = 0; h < N; h++) {
+      unpack(held[h], values);
+      largest[h] = magnitude(values, 0);
+    }
+    if constexpr (F::GROUP > 0) {
+#pragma unroll
+      for (int lanes = 1; lanes < F::GROUP / 8; lanes *= 2)
+#pragma unroll
+        for (int h = 0; h < N; h++) largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], lanes));
+    } else {
+#pragma unroll
+      for (int h = 1; h < N; h++) largest[0] = max(largest[0], largest[h]);
+      largest[0] = of_readers(__reduce_max_sync(0xffffffffu, largest[0]),
+                              [](uint32_t one, uint32_t two) { return max(one, two); });
+      if (threadIdx.x == 0) parts[0] = {__fdiv_rn(__uint_as_float(largest[0]), 127.0f), 0};
+    }
+#pragma unroll
+    for (int h = 0; h < N; h++) put_away(held[h], place(h), __uint_as_float(largest[F::GROUP > 0 ? h : 0]));
+    meet_readers();
+  }
+
+ private:
+  static constexpr bool NORMED = N * 8 * READERS <= MOST_NORMED;
+  const ProductArgs& a_;
+  int padded_;
+  uint4 norm_[NORMED ? N : 1];
+
+  static __device__ int place(int h) { return (h * READERS + int(threadIdx.x)) * 8; }
+  __device__ uint4 read(const void* from, int k) const {
+    if (k >= int(a_.ins)) return {};
+    return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + k);
+  }
+  static __device__ void unpack(const uint4& held, float (&values)[8]) {
+    load<8>(reinterpret_cast<const __nv_bfloat16*>(&held), values);
+  }
+  static __device__ void pack(uint4& held, const float (&values)[8]) {
+    save<8>(reinterpret_cast<__nv_bfloat16*>(&held), values);
+  }
+  // What the warps have found, in a fixed order.
+  template <class T, class Join>
+  static __device__ T of_readers(T own, Join join) {
+    __shared__ T found[READERS / 32];
+    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = own;
+    meet_readers();
+    T all = found[0];
+#pragma unroll 4
+    for (int w = 1; w < READERS / 32; w++) all = join(all, found[w]);
+    return all;
+  }
+  __device__ void add_stream(uint4 (&held)[N]) const {
+    uint4 before[N];
+    float values[8], more[8];
+#pragma unroll
+    for (int h = 0; h < N; h++) before[h] = read(a_.stream, place(h));
+#pragma unroll
+    for (int h = 0; h < N; h++) {
+      unpack(held[h], values);
+      unpack(before[h], more);
+#pragma unroll
+      for (int i = 0; i < 8; i++) values[i] += more[i];
+      pack(held[h], values);
+      if (blockIdx.x == 0 && place(h) < int(a_.ins))
+        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a_.stream_out) + place(h)) = held[h];
+    }
+  }
+  __device__ void normalise(uint4 (&held)[N]) const {
+    float squares = 0.0f, values[8], weights[8];
+#pragma unroll
+    for (int h = 0; h < N; h++) {
+      unpack(held[h], values);
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += values[i] * values[i];
+    }
+    squares = of_readers(sum_of_warp(squares), [](float one, float two) { return one + two; });
+    float scale = rsqrtf(squares / int(a_.ins) + a_.eps);
+#pragma unroll
+    for (int h = 0; h < N; h++) {
+      unpack(norm_[h], weights);
+      unpack(held[h], values);
+#pragma unroll
+      for (int i = 0; i < 8; i++) values[i] *= scale * (weights[i] + a_.offset);
+      pack(held[h], values);
+    }
+  }
+  // 8 activations into their place, rounded by the largest magnitude of their group or row.
+  __device__ void put_away(const uint4& held, int k, float largest) const {
+    float values[8];
+    unpack(held, values);
+    uint2 whole = rounded_to_int8(values, largest);
+    if constexpr (F::GROUP > 0) {
+      int sum = __dp4a(int(whole.x), 0x01010101, __dp4a(int(whole.y), 0x01010101, 0));
+#pragma unroll
+      for (int lanes = 1; lanes < F::GROUP / 8; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+      if (k % F::GROUP == 0 && k < padded_) parts[k / F::GROUP] = {__fdiv_rn(largest, 127.0f), sum};
+    }
+    if (k < padded_) F::put(x, k, whole);
+  }
+};
+
+}  // namespace localllm::cuda
