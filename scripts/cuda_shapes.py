@@ -264,7 +264,7 @@ KERNELS: Mapping[str, Draw] = {
     "copy_parts": copy_parts,
     "embedding": embedding,
     **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
-    **{f"few_rows_{op}_alone": partial(product, op, most=1) for op in ("int8", "int4")},
+    **{f"few_rows_{op}_alone": partial(product, op, most=1) for op in ("dense", "int8", "int4")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
     "decoder_step": decoder_step,
