@@ -177,6 +177,7 @@ def test_bench_shows_a_table(localllm: Shell) -> None:
     assert [line[2:23].rstrip() for line in lines] == words
     figures = [re.match(r" *([\d.]+) (ms|tokens/s|GB/s)", line[23:]) for line in lines]
     assert all(figure and float(figure[1]) > 0 for figure in figures)
+    assert done.stderr.splitlines() == ["round 1 of 1", "measuring how fast the memory is read"]
 
 
 def test_stop_unloads_one_model(localllm: Shell) -> None:
