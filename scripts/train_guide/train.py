@@ -26,9 +26,9 @@ class Plan:
     """One run. The number of steps is fixed, not the time, so that a seed gives the same run."""
 
     seed: int = 20261121
-    shards: int = 64
+    shards: int = 72
     per_shard: int = 20_000  # conversations
-    steps: int = 4800
+    steps: int = 5600
     tokens_per_batch: int = 65_536
     peak: float = 1.5e-3  # learning rate
     warm_up: int = 300
