@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(TEAM + FETCHERS, 1) step_kernel(const __grid_c
   const Block b(plan);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < b.plan.stages; slot++) {
-      hopper::init(b.full(slot), 1);
-      hopper::init(b.empty(slot), CONSUMERS);
+      hopper::init(b.full(slot), hopper::ARRIVALS);
+      hopper::init(b.empty(slot), CONSUMERS * hopper::ARRIVALS);
     }
     hopper::publish_barriers();
   }

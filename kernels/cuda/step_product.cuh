@@ -57,8 +57,7 @@ class Multiplier {
       hopper::await(b_.full(ring_.slot), ring_.parity);
       const uint32_t from = weights + ring_.slot * STAGE;
       left > HALF ? add<2>(sums, x, from) : left > 0 ? add<1>(sums, x, from) : void();
-      __syncwarp();
-      if (lane == 0) hopper::arrive(b_.empty(ring_.slot));
+      hopper::give_back(b_.empty(ring_.slot));
       ring_.next(b_);
       if ((k += COLUMNS) < p.ins) continue;
       k = 0, tile += gridDim.x;

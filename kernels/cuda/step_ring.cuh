@@ -2,8 +2,8 @@
 // of shared memory, in order, as far ahead as the ring is long, whatever the other warps wait for.
 #pragma once
 
-#include "hopper.cuh"
 #include "overlap.cuh"
+#include "ring.cuh"
 #include "step_plan.cuh"
 
 namespace localllm::cuda {
@@ -54,20 +54,11 @@ struct Ring {
   }
 };
 
-__device__ inline void copy_bulk(uint32_t to, const char* from, int bytes, uint64_t& barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to),
-      "l"(from), "r"(bytes), "r"(hopper::address(&barrier)), "l"(policy)
-      : "memory");
-}
-
 // By one warp.
 __device__ inline void fetch_weights(const Block& b) {
-  uint64_t policy;  // weights are read once a step: they need not stay in the cache
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const uint64_t policy = hopper::read_once();
   const int lane = threadIdx.x % 32;
-  const uint32_t to = hopper::address(memory + b.plan.ring) + lane * PITCH;
+  char* to = memory + b.plan.ring + lane * PITCH;
   Ring ring;
   Order order;
 #pragma unroll 1
@@ -83,9 +74,10 @@ __device__ inline void fetch_weights(const Block& b) {
       for (int k = 0; k < p.ins; k += COLUMNS) {
         int bytes = min(COLUMNS, p.ins - k) * 2;
         hopper::await(b.empty(ring.slot), ring.parity ^ 1);
-        if (lane == 0) hopper::arrive_expecting(b.full(ring.slot), 8 * bytes);
-        __syncwarp();
-        if (lane < 8) copy_bulk(to + ring.slot * STAGE, from + k * 2, bytes, b.full(ring.slot), policy);
+        uint64_t& full = b.full(ring.slot);
+        hopper::expect_copies(full, 8 * bytes);
+        if (lane < 8) hopper::copy(to + ring.slot * STAGE, from + k * 2, bytes, full, policy);
+        hopper::hand_over(full);
         ring.next(b);
       }
     }
