@@ -1,6 +1,6 @@
 """Every CUDA C++ kernel over random shapes, for compute-sanitizer to watch: see scripts/sanitize_cuda.
 
-`python scripts/cuda_shapes.py [--shapes 200] [kernel ...]`; `--list` names the kernels. What comes out is compared by
+`python scripts/cuda_shapes.py [--shapes 200] [--first 0] [kernel ...]`; `--list` names the kernels. What comes out is compared by
 the tests; here it is only computed, in shapes that are small, odd, not aligned and of every type that a kernel takes.
 """
 
@@ -272,6 +272,7 @@ KERNELS: Mapping[str, Draw] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, default=200, help="of each kernel")
+    parser.add_argument("--first", type=int, default=0, help="shape to begin with, so that several can share them out")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("kernels", nargs="*", choices=[*KERNELS, "beyond", []], help="all, where none is named")
     options = parser.parse_args()
@@ -281,7 +282,7 @@ def main() -> None:
     called = Counter[str]()
     for name in options.kernels or KERNELS:
         start, draw, own = time.perf_counter(), KERNELS.get(name, beyond), Counter[str]()
-        for seed in range(options.shapes):
+        for seed in range(options.first, options.first + options.shapes):
             torch.manual_seed(seed)
             with Calls(own):
                 draw(random.Random(f"{name} {seed}"))
