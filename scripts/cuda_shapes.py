@@ -1,7 +1,8 @@
 """Every CUDA C++ kernel over random shapes, for compute-sanitizer to watch: see scripts/sanitize_cuda.
 
-`python scripts/cuda_shapes.py [--shapes 200] [--first 0] [kernel ...]`; `--list` names the kernels. What comes out is compared by
-the tests; here it is only computed, in shapes that are small, odd, not aligned and of every type that a kernel takes.
+`python scripts/cuda_shapes.py [--shapes 200] [--first 0] [kernel ...]`; `--list` names the kernels. What comes out is
+compared by the tests; here it is only computed, in shapes that are small, odd, not aligned and of every type that a
+kernel takes.
 """
 
 from __future__ import annotations
