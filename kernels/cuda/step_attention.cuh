@@ -12,7 +12,7 @@ namespace {
 struct Parts {
   int count, each;
   __device__ Parts(int context, int most) {
-    int wanted = min(most, (context + PART - 1) / PART);
+    const int wanted = context <= ALONE ? 1 : min(most, (context + PART - 1) / PART);
     each = ((context + wanted - 1) / wanted + 15) / 16 * 16;
     count = (context + each - 1) / each;
   }
@@ -233,21 +233,30 @@ class Attention {
     }
   }
 
-  // Every part of a head merges a share of its answers: a lane for each part.
+  // Every part of a head merges a share of its answers: a lane for each part, and as many answers side by side in a warp
+  // as there are lanes for, since each is a way to the L2 and back.
   __device__ void merge(const Unit& u, uint32_t turn) const {
+    int width = 2;
+    while (width < u.parts) width *= 2;
     const int all = b_.plan.group * PAIRS, stop = all * (u.part + 1) / u.parts;
-    const uint64_t* from = part_words(u, lane() < u.parts ? lane() : 0);
-    for (int i = all * u.part / u.parts + warp(); i < stop; i += CONSUMERS) {
+    const int part = lane() % width, together = 32 / width;
+    const bool there = part < u.parts;
+    const uint64_t* from = part_words(u, there ? part : 0);
+    for (int first = all * u.part / u.parts + warp() * together; first < stop; first += CONSUMERS * together) {
+      const int own_answer = first + lane() / width, i = min(own_answer, stop - 1);
       const uint64_t* stats = from + b_.plan.group * D + 2 * (i / PAIRS);
       Words read_sums = words_at(from + 2 * i), read_stats = words_at(stats);
       uint2 stat = awaited(read_stats, stats, turn), sums = awaited(read_sums, from + 2 * i, turn);
-      bool there = lane() < u.parts;
       float own = there ? __uint_as_float(stat.x) : -INFINITY, peak = own;
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) peak = fmaxf(peak, __shfl_xor_sync(ALL, peak, distance));
-      float weight = exp2f(own - peak), total = sum_of_warp(weight * __uint_as_float(stat.y));
-      float one = sum_of_warp(weight * __uint_as_float(sums.x)), other = sum_of_warp(weight * __uint_as_float(sums.y));
-      if (lane() == 0) publish_pair(u, i, one / total, other / total, turn);
+      for (int distance = 1; distance < width; distance *= 2)
+        peak = fmaxf(peak, __shfl_xor_sync(ALL, peak, distance));
+      float weight = exp2f(own - peak), total = weight * __uint_as_float(stat.y);
+      float one = weight * __uint_as_float(sums.x), other = weight * __uint_as_float(sums.y);
+      for (int distance = 1; distance < width; distance *= 2) {
+        total += __shfl_xor_sync(ALL, total, distance);
+        one += __shfl_xor_sync(ALL, one, distance), other += __shfl_xor_sync(ALL, other, distance);
+      }
+      if (part == 0 && own_answer < stop) publish_pair(u, i, one / total, other / total, turn);
     }
   }
 

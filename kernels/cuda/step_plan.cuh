@@ -18,7 +18,8 @@ constexpr int LEAST_STAGES = 3, MOST_STAGES = 16;
 constexpr int TILES = 8;                        // whose sums are added up together
 constexpr int TABLE = CONSUMERS * 8 + 8;        // floats of a tile's sums: neighbouring tiles lie in other banks
 constexpr int COPIES = 4;                       // of words that all blocks read: a place that all ask for is slow
-constexpr int PART = 128;                       // positions that make a part of a context worth its while
+constexpr int PART = 128;                       // positions that make a part of a context worth its while,
+constexpr int ALONE = 640;                      // if there are more than these: parts have to be merged
 
 enum Phase { QKV, OUT, GATE_UP, DOWN };
 
