@@ -21,7 +21,7 @@ from localllm.engine.runner import RunnerSpec
 
 SWEPT = 40  # lengths of a sweep
 SLOWER = 0.01  # that a way may be at any of them
-LONGER = 5  # times as many rounds, where it seems to be
+LONGER = 3  # times as many rounds, where it seems to be
 LEAST = 100  # tokens in and out of a request of random length
 RESAMPLED = 2000  # times, for the interval of a median
 

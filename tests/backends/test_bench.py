@@ -203,7 +203,7 @@ def test_a_sweep_looks_again_where_a_way_seems_slower() -> None:
 
     by_chance = swept(Way("a", slow_turns=3), Way("b"))  # one turn that does not count, and two
     assert by_chance["ours"] == 1.0
-    assert by_chance["again"] == {"lengths": [3], "rounds": 10}
+    assert by_chance["again"] == {"lengths": [3], "rounds": 2 * jobs.LONGER}
     slower = swept(Way("a", slow_turns=99), Way("b"))
     assert (slower["ours"], slower["length"], slower["interval"]) == (0.5, 3, [0.5, 0.5])
 
