@@ -94,8 +94,7 @@ __device__ inline void multiply(const Block& b) {
                             stage + 8 * PITCH + (within * F::PARTS * 8 + output) * 4,
                             parts + chunk * F::PARTS * int(sizeof(Rounded)), room.subs - 1 - chunk * F::PARTS});
         }
-        __syncwarp();
-        if (lane == 0) hopper::arrive(b.empty(turn.slot));
+        hopper::give_back(b.empty(turn.slot));
         turn.pass(together);
       }
       sums[(tile - first) * SUMS + own_chunk * 8 + output] = sum;
@@ -116,8 +115,8 @@ __global__ void __launch_bounds__(READERS + 32, 2) one_row_kernel(const __grid_c
   const Block b{args, room, memory};
   if (threadIdx.x == READERS) {
     for (int slot = 0; slot < room.stages; slot++) {
-      for (int team = 0; team < TEAMS; team++) hopper::init(b.full(team, slot), 1);
-      hopper::init(b.empty(slot), TEAM_WARPS);
+      for (int team = 0; team < TEAMS; team++) hopper::init(b.full(team, slot), hopper::ARRIVALS);
+      hopper::init(b.empty(slot), TEAM_WARPS * hopper::ARRIVALS);
     }
     hopper::publish_barriers();
   }

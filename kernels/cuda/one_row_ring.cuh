@@ -3,6 +3,7 @@
 
 #include "hopper.cuh"
 #include "one_row_x.cuh"
+#include "ring.cuh"
 
 namespace localllm::cuda {
 namespace {
@@ -59,23 +60,13 @@ struct Block {
   }
 };
 
-__device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint64_t& barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to),
-      "l"(from), "r"(bytes), "r"(hopper::address(&barrier)), "l"(policy)
-      : "memory");
-}
-
 // By one warp. Teams' tiles come side by side.
 template <class F>
 __device__ inline void fetch(const Block& b) {
   constexpr int RECORDS = SEGMENT / 64 * F::PARTS;  // of an output in a stage
-  uint64_t policy;  // weights are read once a step: they need not stay in the cache
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const uint64_t policy = hopper::read_once();
   const ProductArgs& a = b.a;
   const int lane = threadIdx.x % 32, tiles = b.tiles();
-  const uint32_t ring = hopper::address(b.memory + b.room.ring);
   int slot = 0, parity = 1, left = tiles * b.room.segments;
   for (int first = 0; first < tiles; first += TEAMS)
     for (int segment = 0; segment < b.room.segments; segment++)
@@ -86,13 +77,13 @@ __device__ inline void fetch(const Block& b) {
         const int of_records = min(RECORDS, b.room.subs - segment * RECORDS) * 32;
         uint64_t& full = b.full(tile - first, slot);
         hopper::await(b.empty(slot), parity);
-        if (lane == 0) hopper::arrive_expecting(full, outputs * bytes + (RECORDS ? of_records : 0));
-        __syncwarp();
-        const uint32_t to = ring + slot * b.room.stage;
+        hopper::expect_copies(full, outputs * bytes + (RECORDS ? of_records : 0));
+        char* to = b.memory + b.room.ring + slot * b.room.stage;
         const auto* row = static_cast<const char*>(a.weight) + (place * 8 + lane) * a.row_bytes;
-        if (lane < outputs) copy_bulk(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
+        if (lane < outputs) hopper::copy(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
         const auto* records = static_cast<const char*>(a.records) + (place * b.room.subs + segment * RECORDS) * 32;
-        if (RECORDS && lane == 8) copy_bulk(to + 8 * PITCH, records, of_records, full, policy);
+        if (RECORDS && lane == 8) hopper::copy(to + 8 * PITCH, records, of_records, full, policy);
+        hopper::hand_over(full);
         if (++slot == b.room.stages) slot = 0, parity ^= 1;
       }
   let_next_begin();
