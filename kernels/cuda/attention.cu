@@ -1,15 +1,18 @@
 // Decode attention at the speed of memory: keys and values go from memory to the registers of the tensor cores, with
 // no shared memory and no barrier on the way. See kernels/triton/attention_decode.py for how rows are shared out among
-// chunks, and merged; here a block is 64 positions, 16 for each of four warps, which meet at the end of a row.
+// chunks, and merged; here a block is 16 positions for each of its warps, which meet at the end of a row.
 #include <algorithm>
+#include <type_traits>
 
 #include "attention_warp.cuh"
 
 namespace localllm::cuda {
 namespace {
 
-constexpr int WARPS = 4, BLOCK = WARPS * STEP;
-// Blocks that a processor holds: as many as spill no register.
+// Warps of a block. Those of one row are many, so that there are fewer parts to merge, one after the other.
+constexpr int FEW = 4, MANY = 8;
+// Blocks of few warps that a processor holds: as many as spill no register. It holds one of many, with as many registers
+// for a thread: kernels before and after it find room beside it.
 constexpr int held(int dim, bool e4m3, int arch) {
   return arch == 800 || (arch < 900 && e4m3 && dim == 128) ? 2 : 3;
 }
@@ -27,6 +30,7 @@ struct Row {
   int low, end, blocks;  // positions that are seen, and blocks of them
 };
 
+template <int BLOCK>
 __device__ inline Row measured(const DecodeArgs& args, int row) {
   int queries = args.row_starts[row + 1] - args.row_starts[row], end = args.context_lens[row];
   int low = args.window > 0 ? max(end - args.window, 0) : 0;
@@ -45,10 +49,11 @@ struct Place {
   int row, passed;
 };
 
+template <int BLOCK>
 __device__ inline Place found(const DecodeArgs& args, int at, int lane) {
   int row = 0, passed = 0;
   for (int base = 0; base < args.rows; base += 32) {
-    int upto = base + lane < args.rows ? measured(args, base + lane).blocks : 0;
+    int upto = base + lane < args.rows ? measured<BLOCK>(args, base + lane).blocks : 0;
     for (int distance = 1; distance < 32; distance *= 2) {
       int other = __shfl_up_sync(ALL, upto, distance);
       if (lane >= distance) upto += other;
@@ -61,7 +66,7 @@ __device__ inline Place found(const DecodeArgs& args, int at, int lane) {
   return {row, passed};
 }
 
-template <int D>
+template <int D, int WARPS>
 struct Meeting {  // of the warps of a block
   float acc[WARPS][MOST_SHARING][D];
   float peak[WARPS][MOST_SHARING], total[WARPS][MOST_SHARING];
@@ -125,25 +130,27 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, i
   finish<T, D>(args, start, kv_head * args.group + own, sums, peak, total, lane);
 }
 
-template <class T, int D, class C>
-__global__ void __launch_bounds__(WARPS * 32, held(D, sizeof(C) == 1, ARCH))
+template <class T, int D, class C, int WARPS>
+__global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, ARCH)) * FEW * 32,
+                                  WARPS == FEW ? held(D, sizeof(C) == 1, ARCH) : 1)
     decode_kernel(const __grid_constant__ DecodeArgs args) {
-  __shared__ Meeting<D> meeting;
+  constexpr int BLOCK = WARPS * STEP;
+  __shared__ Meeting<D, WARPS> meeting;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int kv_head = blockIdx.x % args.kv_heads, chunk = blockIdx.x / args.kv_heads;
   int every = 0;
-  for (int row = lane; row < args.rows; row += 32) every += measured(args, row).blocks;
+  for (int row = lane; row < args.rows; row += 32) every += measured<BLOCK>(args, row).blocks;
   every = __reduce_add_sync(ALL, every);
   const int share = max((every + args.chunks - 1) / args.chunks, LEAST);
   int at = chunk * share;
   const int stop = min(at + share, every);
-  auto [row, passed] = found(args, at, lane);
+  auto [row, passed] = found<BLOCK>(args, at, lane);
   const int64_t head_at = kv_head * args.head;
   bool waiting = true;
   Warp<T, D, C> own;
   if (at >= stop) await_previous();
   for (; at < stop; row++) {
-    const Row seen = measured(args, row);
+    const Row seen = measured<BLOCK>(args, row);
     const int upto = min(stop, passed + seen.blocks), start = args.row_starts[row];
     if (at < upto) {
       const int last = min(seen.low + (upto - passed) * BLOCK, seen.end);
@@ -228,22 +235,27 @@ __global__ void __launch_bounds__(WARPS * 32, held(D, sizeof(C) == 1, ARCH))
 }  // namespace
 
 void decode(DecodeArgs args, cudaStream_t stream) {
-  auto start = [&](auto kernel) {
-    launch_early(kernel, int64_t(args.chunks) * args.kv_heads, WARPS * 32, 0, stream, args);
+  auto start = [&](auto kernel, int warps) {
+    launch_early(kernel, int64_t(args.chunks) * args.kv_heads, warps * 32, 0, stream, args);
   };
-  auto of = [&](auto zero, auto cached) {
+  auto with_warps = [&](auto zero, auto cached, auto dim) {
     using T = decltype(zero);
     using C = decltype(cached);
-    args.dim == 64 ? start(decode_kernel<T, 64, C>) : start(decode_kernel<T, 128, C>);
+    constexpr int D = decltype(dim)::value;
+    args.rows == 1 ? start(decode_kernel<T, D, C, MANY>, MANY) : start(decode_kernel<T, D, C, FEW>, FEW);
+  };
+  auto of = [&](auto zero, auto cached) {
+    args.dim == 64 ? with_warps(zero, cached, std::integral_constant<int, 64>{})
+                   : with_warps(zero, cached, std::integral_constant<int, 128>{});
   };
   auto with = [&](auto zero) { args.e4m3 ? of(zero, __nv_fp8_e4m3{}) : of(zero, zero); };
   args.type == Type::bf16 ? with(__nv_bfloat16{}) : with(__half{});
   check_launch("decode_attention");
 }
 
-int decode_chunks(int64_t kv_heads, int dim, bool e4m3) {
-  int blocks = gpu().processors * held(dim, e4m3, gpu().major * 100 + gpu().minor * 10);
-  return int(std::max<int64_t>(1, blocks / kv_heads));
+int decode_chunks(int64_t rows, int64_t kv_heads, int dim, bool e4m3) {
+  int each = rows == 1 ? 1 : held(dim, e4m3, gpu().major * 100 + gpu().minor * 10);
+  return int(std::max<int64_t>(1, gpu().processors * each / kv_heads));
 }
 
 }  // namespace localllm::cuda

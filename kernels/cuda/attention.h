@@ -32,6 +32,6 @@ constexpr int MOST_PAIRS = 1 << 16;   // rows times kv heads
 void decode(DecodeArgs args, cudaStream_t stream);
 
 // Into how many the cache is shared out, so that the current device is filled.
-int decode_chunks(int64_t kv_heads, int dim, bool e4m3);
+int decode_chunks(int64_t rows, int64_t kv_heads, int dim, bool e4m3);
 
 }  // namespace localllm::cuda
