@@ -1,33 +1,21 @@
-// Attention of a step: a unit is a kv head and a part of the context, and a block has one or none. What it reads of the
-// cache is on its way before the layer's queries are there; the newest key and value never take the way through the
-// cache.
+// Attention of a step, of a block's unit (step_unit.cuh). What it reads of the cache is on its way, or there, before the
+// layer's queries are; the newest key and value never take the way through the cache.
 #pragma once
 
 #include "step_product.cuh"
+#include "step_unit.cuh"
 
 namespace localllm::cuda {
 namespace {
-
-// A context in parts, each of `each` positions but the last.
-struct Parts {
-  int count, each;
-  __device__ Parts(int context, int most) {
-    const int wanted = context <= ALONE ? 1 : min(most, (context + PART - 1) / PART);
-    each = ((context + wanted - 1) / wanted + 15) / 16 * 16;
-    count = (context + each - 1) / each;
-  }
-};
 
 template <int D>
 class Attention {
  public:
   static constexpr int PAIRS = D / 2, EACH = D / 32;  // dims of a lane
 
-  // The block's unit is the same in all layers; seen by all after a meeting.
+  // Its unit is seen by all after a meeting.
   __device__ explicit Attention(const Block& b) : b_(b) {
-    const Unit u = unit_of(blockIdx.x);
-    if (threadIdx.x == 0) own_unit() = u;
-    first_slot_ = u.part < u.parts ? slot_of(u, u.begin + warp() * STEP + lane() % STEP) : 0;
+    if (threadIdx.x == 0) own_unit() = Unit(b);
   }
 
   // Heads' queries, keys and values -> what the heads have seen.
@@ -41,30 +29,11 @@ class Attention {
  private:
   static __device__ int lane() { return threadIdx.x % 32; }
   static __device__ int warp() { return threadIdx.x / 32; }
-  struct Unit {
-    int head, part, parts, begin, end, newest;  // positions; the newest one is this step's
-    int stored;                                 // positions before this one are in the cache
-    __device__ bool writes() const { return end > newest; }
-  };
   __device__ Unit& own_unit() const { return *b_.at<Unit>(b_.plan.unit); }
-  __device__ Unit unit_of(int unit) const {
-    Unit u{};  // one that there is not has no parts
-    u.head = unit % b_.a.kv_heads, u.part = unit / b_.a.kv_heads;
-    if (u.part >= b_.plan.most_parts) return u;
-    const int context = *b_.a.context;
-    Parts parts(context, b_.plan.most_parts);
-    u.parts = parts.count, u.begin = u.part * parts.each, u.end = min(context, u.begin + parts.each);
-    u.newest = context - 1, u.stored = min(u.end, u.newest);
-    return u;
-  }
-  __device__ int slot_of(const Unit& u, int position) const {
-    const int shift = b_.a.page_shift, page = position < u.stored ? b_.a.page_table[position >> shift] : 0;
-    return (page << shift) + (position & ((1 << shift) - 1));
-  }
   // In shared memory: queries of 8 heads, the newest key and value; then what the warps have found.
-  __device__ __nv_bfloat16* vector(int which) const { return b_.at<__nv_bfloat16>(b_.plan.x) + which * D; }
+  __device__ __nv_bfloat16* vector(int which) const { return b_.at<__nv_bfloat16>(b_.plan.x[1]) + which * D; }
   __device__ float* found(int warp, int head) const {  // D sums, the peak, the total
-    return b_.at<float>(b_.plan.x + 10 * D * 2) + (warp * b_.plan.group + head) * (D + 2);
+    return b_.at<float>(b_.plan.x[1] + 10 * D * 2) + (warp * b_.plan.group + head) * (D + 2);
   }
   __device__ uint64_t* part_words(const Unit& u, int part) const {
     return b_.words(b_.plan.parts) + int64_t(u.head * STEP_SPLITS + part) * b_.plan.each;
@@ -77,13 +46,25 @@ class Attention {
     for (int copy = 0; copy < COPIES; copy++, words += to.pairs) publish(words, both, turn);
   }
 
-  // Brings near what the next layer reads first.
-  __device__ void expect_next(Warp<__nv_bfloat16, D>& own, const DecodeArgs& cache, int layer, int base,
-                              int stored) const {
-    own.expect(cache, b_.a.layer_stride, first_slot_, base, stored);
-    const uint64_t norm = b_.layer(layer + 1).head_norms[lane() % 2];
-    if (norm && warp() == 0 && lane() / 2 * 64 < D)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(norm + lane() / 2 * 128));
+  // This warp's positions of those that were fetched ahead.
+  __device__ void take_ahead(Warp<__nv_bfloat16, D>& own, int count) const {
+    const uint32_t keys = hopper::address(memory + b_.plan.cache) + own.t * 16;
+    const uint32_t values = hopper::address(memory + b_.plan.cache) + CACHED * Plan::key_pitch(D) + own.g * 16;
+    const uint4 none = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int at = warp() * STEP + own.g + 8 * half;
+#pragma unroll
+      for (int j = 0; j < D / 32; j++)
+        own.key[half][j] = at < count ? shared_vector(keys + at * Plan::key_pitch(D) + j * 64) : none;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int at = warp() * STEP + 2 * own.t + i % 2 + 8 * (i / 2);
+#pragma unroll
+      for (int v = 0; v < D / 64; v++)
+        own.value[i][v] = at < count ? shared_vector(values + at * Plan::value_pitch(D) + v * 128) : none;
+    }
   }
 
   __device__ void attend(const Unit& u, int layer, uint32_t turn) const {
@@ -93,33 +74,38 @@ class Attention {
     cache.values = static_cast<const __nv_bfloat16*>(b_.a.values) + first;
     cache.slot = b_.a.slot_stride, cache.scale = b_.a.scale;
     constexpr int STRIDE = CONSUMERS * STEP;
-    const int end = u.end, stored = u.stored, newest = u.writes() ? u.newest : -1;
+    static_assert(STRIDE == CACHED);
+    const int newest = u.writes() ? u.newest : -1;
     int base = u.begin + warp() * STEP;
-    int next = slot_of(u, base + STRIDE + lane() % STEP);
+    int next = u.slot_of(b_, base + STRIDE + lane() % STEP);
     Warp<__nv_bfloat16, D> own;
     own.start();
-    {
-      own.load_keys(cache, 0, first_slot_, base, stored);
-      own.load_values(cache, 0, first_slot_, base, stored);
-      if (layer + 1 < b_.a.layer_count) expect_next(own, cache, layer, base, stored);
+    if (b_.plan.ahead) {
+      if (u.ahead() > 0) hopper::await(b_.cache_full(), layer & 1);
+      take_ahead(own, u.ahead());
+    } else {
+      const int slot = u.slot_of(b_, base + lane() % STEP);
+      own.load_keys(cache, 0, slot, base, u.stored);
+      own.load_values(cache, 0, slot, base, u.stored);
     }
 #pragma unroll 1
     for (int head = warp(); head < b_.plan.group + (newest < 0 ? 0 : 2); head += CONSUMERS)
       make_ready(u, head, layer, turn);
     meet();
+    hopper::give_back(b_.cache_empty());
     const uint32_t query = hopper::address(vector(own.g) + own.t * 8);
 #pragma unroll 1
-    for (; base < end; base += STRIDE) {
+    for (; base < u.end; base += STRIDE) {
       if (newest >= base && newest < base + STEP) take_newest(own, newest - base);
-      const int after = slot_of(u, base + 2 * STRIDE + lane() % STEP);
+      const int after = u.slot_of(b_, base + 2 * STRIDE + lane() % STEP);
 #pragma unroll
       for (int j = 0; j < D / 32; j++)  // every time anew: registers are scarce
         own.query[j] = own.g < b_.plan.group ? shared_vector(query + j * 64) : make_uint4(0, 0, 0, 0);
       uint32_t weights[2];
-      own.weigh(cache, base, end, weights);
-      own.load_keys(cache, 0, next, base + STRIDE, stored);
+      own.weigh(cache, base, u.end, weights);
+      own.load_keys(cache, 0, next, base + STRIDE, u.stored);
       own.attend(weights);
-      own.load_values(cache, 0, next, base + STRIDE, stored);
+      own.load_values(cache, 0, next, base + STRIDE, u.stored);
       next = after;
     }
     leave(own);
@@ -261,7 +247,6 @@ class Attention {
   }
 
   const Block& b_;
-  int first_slot_;  // of this lane's position
 };
 
 }  // namespace
