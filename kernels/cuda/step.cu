@@ -33,16 +33,16 @@ __device__ inline void compute(const Block& b) {
     const Product& product = b.plan.products[phase];
     const bool normalised = phase == QKV || phase == GATE_UP;
     if (at > 0 && (normalised || multiplier.takes_part(product)))
-      take_words(b, b.own_words(product.from), product.ins, turn);
+      take_words(b, phase, b.own_words(product.from), product.ins, turn);
     if (phase == QKV && ++turn == 0) turn = 1;  // words that were never written are of turn 0
     if (normalised) normalise(b);
-    __syncwarp();
+    meet();
     if (normalised && at + 2 < 4 * a.layer_count) ask_norm(b, b.layer((at + 2) / 4).norms[phase == QKV]);
     multiplier.run(layer, phase, turn);
     if (phase == QKV) attention.run(layer, turn);
   }
   if (blockIdx.x == 0)
-    for (int quad = first_quad(); quad < a.hidden / 4; quad += TEAM)
+    for (int quad = threadIdx.x; quad < a.hidden / 4; quad += TEAM)
       static_cast<uint2*>(a.stream_out)[quad] = b.at<uint2>(b.plan.stream)[quad];
   if (threadIdx.x == 0) last_turn = turn;
 }
@@ -55,19 +55,23 @@ __global__ void __launch_bounds__(TEAM + FETCHERS, 1) step_kernel(const __grid_c
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < b.plan.stages; slot++) {
       hopper::init(b.full(slot), hopper::ARRIVALS);
-      hopper::init(b.empty(slot), CONSUMERS * hopper::ARRIVALS);
+      hopper::init(b.empty(slot), hopper::ARRIVALS);
     }
+    hopper::init(b.cache_full(), 2 * hopper::ARRIVALS);
+    hopper::init(b.cache_empty(), CONSUMERS * hopper::ARRIVALS);
     hopper::publish_barriers();
   }
   for (int i = threadIdx.x; i < b.a.layer_count * int(sizeof(StepLayer) / 16); i += TEAM + FETCHERS)
     b.at<uint4>(b.plan.layers)[i] = reinterpret_cast<const uint4*>(b.a.layers)[i];
   __syncthreads();
   if (threadIdx.x < TEAM) {
-    hopper::take_registers<216>();  // attention's
+    hopper::take_registers<224>();  // attention's
     compute<D>(b);
   } else {
-    hopper::leave_registers<40>();
-    if (threadIdx.x < TEAM + 32) fetch_weights(b);
+    hopper::leave_registers<56>();
+    const int fetcher = threadIdx.x / 32 - CONSUMERS;
+    if (fetcher == 0) fetch_weights(b);
+    else if (fetcher < 3) fetch_cache<D>(b, fetcher == 2);
   }
 #endif
 }
@@ -86,7 +90,7 @@ int64_t step_shared(const StepArgs& args) { return plan_of(args).end * 8; }
 bool step_fits(const StepArgs& args) {
 #ifdef LOCALLLM_HOPPER
   const Plan plan = plan_of(args);
-  return gpu().major == 9 && plan.stages >= LEAST_STAGES && args.kv_heads <= plan.blocks;
+  return gpu().major == 9 && plan.stages > 1 && args.kv_heads <= plan.blocks;
 #else
   return false;  // compiled for other GPUs only, the kernel is empty
 #endif

@@ -1,4 +1,5 @@
-// The products of a step: warps share a tile's inputs, and its sums meet in shared memory.
+// The products of a step: a tile is one warp's, which keeps up with the memory, and gives its answers without asking
+// others; unless there are so few tiles that the warps of a block share one.
 //
 //   lane = 4 g + t     weights: output g of 8, 8 of 32 inputs, the 1st, 2nd, 5th and 6th of them in row g of a matrix of
 //                      16 rows, the others in row g + 8: as they are loaded
@@ -25,6 +26,19 @@ __device__ inline uint4 shared_vector(uint32_t from) {
   return got;
 }
 
+// Activations of a phase lie as lanes need them: of 64 inputs, those of lane (g, t), 16 bytes, are the (4 g + t)th. What
+// two phases that follow each other need does not lie in the same place, as a block's warps are not equally fast.
+class Activations {
+ public:
+  __device__ Activations(const Block& b, int phase) : words_(b.at<uint32_t>(b.plan.x[phase % 2])) {}
+  __device__ uint2 get(int quad) const { return {words_[at(quad)], words_[at(quad) + 16]}; }
+  __device__ void put(int quad, uint2 four) const { words_[at(quad)] = four.x, words_[at(quad) + 16] = four.y; }
+
+ private:
+  static __device__ int at(int quad) { return quad / 16 * 32 + quad / 2 % 4 * 4 + quad / 8 % 2 * 2 + quad % 2; }
+  uint32_t* words_;
+};
+
 class Multiplier {
  public:
   __device__ explicit Multiplier(const Block& b) : b_(b) {}
@@ -34,91 +48,97 @@ class Multiplier {
   // the last product's are the step's own.
   __device__ void run(int layer, int phase, uint32_t turn) {
     const Product& p = b_.plan.products[phase];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const uint32_t weights = hopper::address(memory + b_.plan.ring) + g * PITCH + warp * 128 + t * 16;
-    const uint32_t x_from = hopper::address(memory + b_.plan.x) + warp * 128 + t * 16;
-    int tile = order_.first(), begun = tile, held = 0, k = 0, known = -1;
-    uint2 x[2][2];  // of inputs from `known` on
-    float sums[2][4] = {};
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
+    const uint32_t weights = hopper::address(memory + b_.plan.ring) + g * PITCH + lane % 4 * 16;
+    const uint32_t x = hopper::address(memory + b_.plan.x[phase % 2]) + lane % 8 * 16;
+    const int first = order_.first(), tiles = p.each + (first < p.uneven ? 1 : 0), stages = p.stages;
+    const auto* bias = reinterpret_cast<const float*>(b_.layer(layer).biases[phase]);
 #pragma unroll 1
-    while (tile < p.tiles) {
-      const int left = p.ins - k - warp * 64;
-      if (known != k) {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-          if (i * HALF < left)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-              const uint4 eight = shared_vector(x_from + (k + i * HALF) * 2 + c * 64);
-              x[i][c] = g % 2 ? make_uint2(eight.y, eight.w) : make_uint2(eight.x, eight.z);
-            }
-        known = k;
+    for (int done = 0; done < tiles; done += p.together) {
+      if (done > 0) meet();  // stages that lie in the same place come one after the other
+      const int own = done + (p.split ? 0 : warp);
+      if (own >= min(tiles, done + p.together)) continue;
+      const int tile = first + own * gridDim.x, begin = p.split ? warp * COLUMNS : 0;
+      const int end = p.split ? min(p.ins, begin + COLUMNS) : p.ins;
+      Ring ring{ring_.at + own * stages + (p.split ? warp : 0)};
+      float sums[CHAINS][4] = {};
+      const float shift = bias ? bias[phase == GATE_UP ? g / 4 * b_.a.inner + tile * 4 + g % 4 : tile * 8 + g] : 0.0f;
+#pragma unroll 1
+      for (int k = begin; k < end; k += COLUMNS, ring.at++) {
+        const int slot = ring.slot(b_);
+        hopper::await(b_.full(slot), ring.parity(b_));
+        add(sums, weights + slot * STAGE, x + k * 2, min(p.ins - k, COLUMNS) / 64, g < 2);
+        hopper::give_back(b_.empty(slot));
       }
-      hopper::await(b_.full(ring_.slot), ring_.parity);
-      const uint32_t from = weights + ring_.slot * STAGE;
-      left > HALF ? add<2>(sums, x, from) : left > 0 ? add<1>(sums, x, from) : void();
-      hopper::give_back(b_.empty(ring_.slot));
-      ring_.next(b_);
-      if ((k += COLUMNS) < p.ins) continue;
-      k = 0, tile += gridDim.x;
-      if (t == 0) table(held)[warp * 8 + g] = sums[0][0] + sums[1][0] + (sums[0][3] + sums[1][3]);
-#pragma unroll
-      for (int i = 0; i < 2; i++) sums[i][0] = sums[i][3] = 0.0f;
-      if (++held < TILES && tile < p.tiles) continue;
-      finish(layer, phase, turn, begun, held);
-      begun = tile, held = 0;
+      float sum = sums[0][0] + sums[1][0] + (sums[2][0] + sums[3][0]) +
+                  (sums[0][3] + sums[1][3] + (sums[2][3] + sums[3][3]));
+      if (p.split) {
+        float* shared = b_.at<float>(b_.plan.sums);  // [CONSUMERS, 8]
+        if (lane % 4 == 0) shared[warp * 8 + g] = sum;
+        meet();
+        if (warp > 0) break;
+        for (int other = 1; other < stages; other++) sum += shared[other * 8 + g];
+      }
+      give(layer, phase, turn, tile, sum + shift);
     }
+    ring_.at += tiles * stages;
     order_.pass(p);
   }
 
  private:
-  static constexpr int HALF = COLUMNS / 2;
-  __device__ float* table(int at) const { return b_.at<float>(b_.plan.sums) + (second_ * TILES + at) * TABLE; }
+  static constexpr int TOGETHER = 4, CHAINS = 4;  // products that do not wait for each other
+  struct Piece {  // 64 inputs
+    uint4 w[2], x;
 
-  // A warp's share of a stage: 64 inputs of each half.
-  template <int HALVES>
-  __device__ void add(float (&sums)[2][4], const uint2 (&x)[2][2], uint32_t from) const {
-    uint4 w[HALVES][2];
+    // Only those with an x need one.
+    __device__ void read(uint32_t from, uint32_t x_from, bool has_x) {
+      w[0] = shared_vector(from), w[1] = shared_vector(from + 64);
+      if (has_x) x = shared_vector(x_from);
+    }
+    __device__ void multiply_by(float (&one)[4], float (&other)[4]) const {
+      multiply<__nv_bfloat16>(one, w[0].x, w[0].y, w[0].z, w[0].w, x.x, x.y);
+      multiply<__nv_bfloat16>(other, w[1].x, w[1].y, w[1].z, w[1].w, x.z, x.w);
+    }
+  };
+  // A stage of so many pieces: some are read while those before them are multiplied.
+  static __device__ void add(float (&sums)[CHAINS][4], uint32_t from, uint32_t x_from, int pieces, bool has_x) {
+    if (pieces == COLUMNS / 64) {
+      Piece read[2][TOGETHER];
 #pragma unroll
-    for (int i = 0; i < HALVES; i++)
+      for (int i = 0; i < TOGETHER; i++) read[0][i].read(from + i * 128, x_from + i * 128, has_x);
 #pragma unroll
-      for (int c = 0; c < 2; c++) w[i][c] = shared_vector(from + i * HALF * 2 + c * 64);
+      for (int at = 0; at < COLUMNS / 64; at += TOGETHER)
 #pragma unroll
-    for (int i = 0; i < HALVES; i++)
-#pragma unroll
-      for (int c = 0; c < 2; c++)
-        multiply<__nv_bfloat16>(sums[c], w[i][c].x, w[i][c].y, w[i][c].z, w[i][c].w, x[i][c].x, x[i][c].y);
+        for (int i = 0; i < TOGETHER; i++) {
+          const int next = at + TOGETHER + i, which = at / TOGETHER % 2;
+          if (next < COLUMNS / 64) read[which ^ 1][i].read(from + next * 128, x_from + next * 128, has_x);
+          read[which][i].multiply_by(sums[i % 2 * 2], sums[i % 2 * 2 + 1]);
+        }
+      return;
+    }
+#pragma unroll 1
+    for (int at = 0; at < pieces; at++) {
+      Piece piece;
+      piece.read(from + at * 128, x_from + at * 128, has_x);
+      piece.multiply_by(sums[0], sums[1]);
+    }
   }
 
-  // Up to TILES tiles, the first of them `begun`: what the warps have found, added in a fixed order by a thread for each
-  // output and copy. The other table is written meanwhile.
-  __device__ void finish(int layer, int phase, uint32_t turn, int begun, int held) {
-    static_assert(COPIES * TILES * 8 == TEAM);
-    meet();
-    const bool gated = phase == GATE_UP, last = phase == DOWN && layer + 1 == b_.a.layer_count;
-    const int out = threadIdx.x % 8, at = threadIdx.x / 8 % TILES, copy = threadIdx.x / 8 / TILES;
-    const int tile = begun + at * gridDim.x;
-    const bool there = at < held;
-    float parts[CONSUMERS];
-#pragma unroll
-    for (int w = 0; w < CONSUMERS; w++) parts[w] = there ? table(at)[w * 8 + out] : 0.0f;
-    const float* bias = reinterpret_cast<const float*>(b_.layer(layer).biases[phase]);
-    const float shift = bias && there ? bias[gated ? out / 4 * b_.a.inner + tile * 4 + out % 4 : tile * 8 + out] : 0.0f;
-#pragma unroll
-    for (int distance = 1; distance < CONSUMERS; distance *= 2)
-#pragma unroll
-      for (int w = 0; w < CONSUMERS; w += 2 * distance) parts[w] += parts[w + distance];
-    float value = parts[0] + shift;
-    if (gated) {  // lanes of outputs 4 to 7 have what those of 0 to 3 gate
-      value = rounded(value);
-      const float up = __shfl_down_sync(ALL, value, 4);
-      value = activated(b_.a.gate, value) * up;
-    }
-    const uint32_t both = pair<__nv_bfloat16>(value, __shfl_down_sync(ALL, value, 1));
-    second_ ^= 1;
+  // A tile's answers, of which lanes with t = 0 have output g: every lane takes two neighbours, or none, of one copy.
+  __device__ void give(int layer, int phase, uint32_t turn, int tile, float sum) const {
     const Exchange& to = b_.plan.products[phase].to;
-    if (!there || out % 2 || (gated && out >= 4) || copy >= to.copies) return;
-    const int place = (gated ? tile * 2 : tile * 4) + out / 2;
+    const int lane = threadIdx.x % 32;
+    const bool gated = phase == GATE_UP, last = phase == DOWN && layer + 1 == b_.a.layer_count;
+    const int pairs = gated ? 2 : 4, pair_at = lane & (pairs - 1), copy = gated ? lane / 2 : lane / 4;
+    float one = __shfl_sync(ALL, sum, pair_at * 8), other = __shfl_sync(ALL, sum, pair_at * 8 + 4);
+    if (gated) {
+      const float up = __shfl_sync(ALL, sum, pair_at * 8 + 16), other_up = __shfl_sync(ALL, sum, pair_at * 8 + 20);
+      one = activated(b_.a.gate, rounded(one)) * rounded(up);
+      other = activated(b_.a.gate, rounded(other)) * rounded(other_up);
+    }
+    if (copy >= to.copies) return;
+    const int place = tile * pairs + pair_at;
+    const uint32_t both = pair<__nv_bfloat16>(one, other);
     if (!last) publish(b_.words(to.place) + copy * to.pairs + place, both, turn);
     else if (copy == 0) static_cast<uint32_t*>(b_.a.x_out)[place] = both;
   }
@@ -126,7 +146,6 @@ class Multiplier {
   const Block& b_;
   Ring ring_;
   Order order_;
-  int second_ = 0;  // which of two tables
 };
 
 }  // namespace

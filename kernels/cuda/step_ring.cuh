@@ -28,6 +28,8 @@ struct Block {  // what all threads know
   }
   __device__ uint64_t& full(int slot) const { return at<uint64_t>(0)[slot]; }
   __device__ uint64_t& empty(int slot) const { return at<uint64_t>(0)[MOST_STAGES + slot]; }
+  __device__ uint64_t& cache_full() const { return at<uint64_t>(0)[2 * MOST_STAGES]; }
+  __device__ uint64_t& cache_empty() const { return at<uint64_t>(0)[2 * MOST_STAGES + 1]; }
 };
 
 // Tiles of all products, one after the other, are dealt out to blocks in turn: what one product leaves uneven, the next
@@ -48,10 +50,9 @@ class Order {
 };
 
 struct Ring {
-  int slot = 0, parity = 0;
-  __device__ void next(const Block& b) {
-    if (++slot == b.plan.stages) slot = 0, parity ^= 1;
-  }
+  int at = 0;  // stages so far
+  __device__ int slot(const Block& b) const { return at & (b.plan.stages - 1); }
+  __device__ int parity(const Block& b) const { return at & b.plan.stages ? 1 : 0; }
 };
 
 // By one warp.
@@ -73,12 +74,17 @@ __device__ inline void fetch_weights(const Block& b) {
 #pragma unroll 1
       for (int k = 0; k < p.ins; k += COLUMNS) {
         int bytes = min(COLUMNS, p.ins - k) * 2;
-        hopper::await(b.empty(ring.slot), ring.parity ^ 1);
-        uint64_t& full = b.full(ring.slot);
+        const int slot = ring.slot(b);
+        hopper::await(b.empty(slot), ring.parity(b) ^ 1);
+        if (ring.at >= b.plan.asked) {
+          const Ring before{ring.at - b.plan.asked};
+          hopper::await(b.full(before.slot(b)), before.parity(b));
+        }
+        uint64_t& full = b.full(slot);
         hopper::expect_copies(full, 8 * bytes);
-        if (lane < 8) hopper::copy(to + ring.slot * STAGE, from + k * 2, bytes, full, policy);
+        if (lane < 8) hopper::copy(to + slot * STAGE, from + k * 2, bytes, full, policy);
         hopper::hand_over(full);
-        ring.next(b);
+        ring.at++;
       }
     }
     order.pass(p);

@@ -9,16 +9,10 @@ namespace {
 
 constexpr int AT_ONCE = 4;  // reads of 16 bytes under way, of each thread
 
-// Of four activations: a warp makes ready for itself what it multiplies, 64 of every 512, and waits for no other.
-__device__ inline int first_quad() {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  return (lane / 16 * CONSUMERS + warp) * 16 + lane % 16;
-}
-
-// A norm's weights are asked for long before they are needed, by whom they are for.
+// A norm's weights are asked for long before they are needed, by the threads that need them.
 __device__ inline void ask_norm(const Block& b, uint64_t norm) {
 #pragma unroll 1
-  for (int quad = first_quad(); quad < b.a.hidden / 4; quad += TEAM)
+  for (int quad = threadIdx.x; quad < b.a.hidden / 4; quad += TEAM)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(hopper::address(memory + b.plan.norm) + quad * 8),
                  "l"(norm + quad * 8)
                  : "memory");
@@ -33,40 +27,55 @@ __device__ inline uint2 packed(const float (&values)[4]) {
   return {pair<__nv_bfloat16>(values[0], values[1]), pair<__nv_bfloat16>(values[2], values[3])};
 }
 
-// Calls take(quad) for this thread's quads of [width] activations: what its warp multiplies (step_product.cuh).
+// Calls take(quad) for this thread's quads of [width] activations.
 template <class Take>
 __device__ inline void for_own_quads(int width, Take&& take) {
 #pragma unroll 1
-  for (int quad = first_quad(); quad < width / 4; quad += TEAM) take(quad);
+  for (int quad = threadIdx.x; quad < width / 4; quad += TEAM) take(quad);
 }
 
-// Activations [width] from the others' words; seen by the warp after it has synchronised.
-__device__ inline void take_words(const Block& b, const uint64_t* words, int width, uint32_t turn) {
-  uint2* x = b.at<uint2>(b.plan.x);
-  const int quads = width / 4, first = first_quad();
-  // One lane of each warp waits; all of them together would keep away what they wait for.
-  if (threadIdx.x % 32 == 0 && first < quads) awaited(words + first * 2, turn);
+// Activations [width] of a phase from the others' words. One lane of each warp waits at a time: all of them together
+// would keep away what they wait for.
+__device__ inline void take_words(const Block& b, int phase, const uint64_t* words, int width, uint32_t turn) {
+  const Activations x(b, phase);
+  const int quads = width / 4, lane = threadIdx.x % 32;
+  if (lane == 0 && threadIdx.x < quads) awaited(words + threadIdx.x * 2, turn);
   __syncwarp();
 #pragma unroll 1
-  for (int base = first; base < quads; base += AT_ONCE * TEAM) {
+  for (int begin = 0; begin < quads; begin += AT_ONCE * TEAM) {
+    const int first = begin + threadIdx.x;
     Words read[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      if (base + i * TEAM < quads) read[i] = words_at(words + (base + i * TEAM) * 2);
+      if (int quad = first + i * TEAM; quad < quads) read[i] = words_at(words + quad * 2);
+    while (true) {
+      int missing = quads;
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+        if (int quad = first + i * TEAM; quad < quads && !are_of(read[i], turn)) missing = quad;
+      const unsigned waiting = __ballot_sync(ALL, missing < quads);
+      if (!waiting) break;
+      if (lane == __ffs(waiting) - 1) awaited(words + missing * 2, turn);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+        if (int quad = first + i * TEAM; quad < quads && !are_of(read[i], turn)) read[i] = words_at(words + quad * 2);
+    }
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      if (int quad = base + i * TEAM; quad < quads) x[quad] = awaited(read[i], words + quad * 2, turn);
+      if (int quad = first + i * TEAM; quad < quads) x.put(quad, {uint32_t(read[i].one), uint32_t(read[i].other)});
   }
 }
 
 // The stream becomes stream + x, and x that, normalised by what was asked for.
 __device__ inline void normalise(const Block& b) {
-  uint2 *x = b.at<uint2>(b.plan.x), *stream = b.at<uint2>(b.plan.stream);
-  float* squares = b.at<float>(b.plan.squares);  // [2, CONSUMERS]
+  const Activations x(b, QKV);
+  uint2* stream = b.at<uint2>(b.plan.stream);
+  float* squares = b.at<float>(b.plan.squares);  // [CONSUMERS]
   float sum = 0.0f;
   for_own_quads(b.a.hidden, [&](int quad) {
     float added[4], before[4];
-    unpacked(x[quad], added);
+    unpacked(x.get(quad), added);
     unpacked(stream[quad], before);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -90,7 +99,7 @@ __device__ inline void normalise(const Block& b) {
     unpacked(weights[quad], weight);
 #pragma unroll
     for (int i = 0; i < 4; i++) values[i] *= scale * (weight[i] + b.a.offset);
-    x[quad] = packed(values);
+    x.put(quad, packed(values));
   });
 }
 
@@ -98,7 +107,7 @@ __device__ inline void normalise(const Block& b) {
 __device__ inline void take_first(const Block& b) {
   for_own_quads(b.a.hidden, [&](int quad) {
     b.at<uint2>(b.plan.stream)[quad] = static_cast<const uint2*>(b.a.stream)[quad];
-    b.at<uint2>(b.plan.x)[quad] = static_cast<const uint2*>(b.a.x)[quad];
+    Activations(b, QKV).put(quad, static_cast<const uint2*>(b.a.x)[quad]);
   });
 }
 

@@ -1,0 +1,69 @@
+// What a block has of attention: a kv head and a part of the context, or nothing; the same in all layers. Two warps
+// fetch the first of its keys and values a layer ahead: for 64 KB the warps that attend would wait long.
+#pragma once
+
+#include "step_ring.cuh"
+
+namespace localllm::cuda {
+namespace {
+
+// A context in parts, each of `each` positions but the last.
+struct Parts {
+  int count, each;
+  __device__ Parts(int context, int most) {
+    const int wanted = min(most, (context + PART - 1) / PART);
+    each = ((context + wanted - 1) / wanted + 15) / 16 * 16;
+    count = (context + each - 1) / each;
+  }
+};
+
+struct Unit {
+  int head, part, parts = 0, begin = 0, end = 0, newest = 0;  // positions; without parts there is no unit
+  int stored = 0;                                             // positions before this one are in the cache
+
+  __device__ explicit Unit(const Block& b)
+      : head(blockIdx.x % b.a.kv_heads), part(blockIdx.x / b.a.kv_heads) {
+    const int context = *b.a.context;
+    const Parts all(context, b.plan.most_parts);
+    if (part >= all.count) return;
+    parts = all.count, begin = part * all.each, end = min(context, begin + all.each);
+    newest = context - 1, stored = min(end, newest);
+  }
+  __device__ bool writes() const { return end > newest; }
+  __device__ int ahead() const { return min(stored - begin, CACHED); }  // positions that are fetched ahead
+  __device__ int slot_of(const Block& b, int position) const {
+    const int shift = b.a.page_shift, page = position < stored ? b.a.page_table[position >> shift] : 0;
+    return (page << shift) + (position & ((1 << shift) - 1));
+  }
+};
+
+// By one warp, keys, and by another, values.
+template <int D>
+__device__ inline void fetch_cache(const Block& b, bool values) {
+  await_previous();
+  const Unit u(b);
+  const int count = b.plan.ahead ? u.ahead() : 0, lane = threadIdx.x % 32;
+  if (count <= 0) return;
+  const uint64_t policy = hopper::read_once();
+  const int pitch = values ? Plan::value_pitch(D) : Plan::key_pitch(D);
+  char* to = memory + b.plan.cache + (values ? CACHED * Plan::key_pitch(D) : 0);
+  const char* cache = static_cast<const char*>(values ? b.a.values : b.a.keys) + u.head * b.a.head_stride * 2;
+  int slots[CACHED / 32];
+#pragma unroll
+  for (int i = 0; i < CACHED / 32; i++) slots[i] = u.slot_of(b, u.begin + i * 32 + lane);
+#pragma unroll 1
+  for (int layer = 0; layer < b.a.layer_count; layer++, cache += b.a.layer_stride * 2) {
+    hopper::await(b.cache_empty(), (layer & 1) ^ 1);
+    hopper::expect_copies(b.cache_full(), count * D * 2);
+#pragma unroll
+    for (int i = 0; i < CACHED / 32; i++)
+      if (int at = i * 32 + lane; at < count)
+        hopper::copy(to + at * pitch, cache + slots[i] * b.a.slot_stride * 2, D * 2, b.cache_full(), policy);
+    hopper::hand_over(b.cache_full());
+    const uint64_t norm = b.layer(layer).head_norms[values];
+    if (norm && lane < D / 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(norm + lane * 128));
+  }
+}
+
+}  // namespace
+}  // namespace localllm::cuda
