@@ -1,6 +1,7 @@
 // All layers of a decode step of one row, in one kernel: one block on each multiprocessor, of which one warp streams
-// weights without a pause (step_ring.cuh) and eight multiply and attend. Blocks hand each other activations word by word
-// (step_words.cuh): a layer takes five such exchanges, and nothing ends or begins in between.
+// weights without a pause (step_ring.cuh), two fetch keys and values (step_unit.cuh), and eight multiply and attend.
+// Blocks hand each other activations word by word (step_words.cuh): a layer takes five such exchanges, and nothing ends or
+// begins in between.
 //
 //   stream, x -> norm -> [qkv] -> attention -> [out] -> stream, x -> norm -> [gate_up] -> [down] -> stream, x
 //
