@@ -49,18 +49,14 @@ struct Chunk {
 struct Bytes {
   using Sum = int;
   static constexpr int CHUNK = 64, PARTS = 0, GROUP = 0;
-  static constexpr int EARLY = 8;  // stages left to ask for when the next kernel may begin, as measured on an H200
+  static constexpr bool WHOLE = true;  // whether a stage is of whole outputs
+  static constexpr int EARLY = 6;      // stages left to ask for when the next kernel may begin, as measured on an H200
   static __device__ void put(char* x, int k, uint2 whole) { *reinterpret_cast<uint2*>(x + k) = whole; }
 
-  static __device__ void multiply(int& sum, const Chunk& chunk) {
+  static __device__ int multiply(const uint32_t (&weights)[4], const uint32_t (&x)[4], int sum) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      uint32_t weights[4], x[4];
-      load_vector(chunk.weights + 16 * i, weights);
-      load_vector(chunk.x + 16 * i, x);
-#pragma unroll
-      for (int e = 0; e < 4; e++) sum = __dp4a(int(weights[e]), int(x[e]), sum);
-    }
+    for (int e = 0; e < 4; e++) sum = __dp4a(int(weights[e]), int(x[e]), sum);
+    return sum;
   }
 };
 
@@ -69,6 +65,7 @@ template <int PER_CHUNK>
 struct HalfBytes {
   using Sum = float;
   static constexpr int CHUNK = 128, PARTS = PER_CHUNK, GROUP = 128 / PER_CHUNK, EARLY = 4;
+  static constexpr bool WHOLE = false;
 
   // What 16 bytes of weights are multiplied with lies together, of each 8 the even inputs first.
   static __device__ void put(char* x, int k, uint2 whole) {

@@ -3,15 +3,15 @@
 
 #include "hopper.cuh"
 #include "one_row_x.cuh"
-#include "ring.cuh"
 
 namespace localllm::cuda {
 namespace {
 
-// Bytes of an output in a stage: neighbours lie in other banks. Copies of half the size are issued too slowly (a layer
-// of 8B in int8 took 82 µs instead of 63 on an H200).
+// Bytes of an output in a stage, if it is not whole: neighbours lie in other banks. A copy takes its warp some 120
+// cycles, whatever its size.
 constexpr int SEGMENT = 2048, PITCH = SEGMENT + 16;
-constexpr int MOST_STAGES = 6;
+constexpr int STAGE = 8 * SEGMENT;    // bytes of a stage of whole outputs, unless one output is larger
+constexpr int MOST_STAGES = 12;
 constexpr int TILES = 16;             // whose sums are added up together, a multiple of the teams
 constexpr int CHUNKS = 16;            // sums of an output
 constexpr int SUMS = CHUNKS * 8 + 8;  // words of a tile: those of neighbours lie in other banks
@@ -20,19 +20,22 @@ constexpr int SHARED = 113 << 10;     // bytes of a block: the next kernel's fin
 // Shared memory of a block, in bytes from its start: the ring's barriers, sums, activations and their scales, the ring.
 struct Room {
   int sums, x, parts, ring, stage, stages;
-  int chunks, subs, segments;  // of an output
+  int chunks, subs;    // of an output
+  int segments, rows;  // stages of a tile, and outputs of a stage
 
   template <class F>
   void lay_out(const ProductArgs& a, int limit) {
     auto up = [](int64_t bytes) { return int(round_up(bytes, 128)); };
     chunks = int((a.row_bytes + 63) / 64);
     subs = F::GROUP ? int((a.ins + F::GROUP - 1) / std::max(F::GROUP, 1)) : 0;
-    segments = int((a.row_bytes + SEGMENT - 1) / SEGMENT);
+    rows = 8;
+    while (F::WHOLE && rows > 1 && rows * a.row_bytes > STAGE) rows /= 2;
+    segments = F::WHOLE ? 8 / rows : int((a.row_bytes + SEGMENT - 1) / SEGMENT);
     sums = up((TEAMS + 1) * MOST_STAGES * 8);
     x = up(sums + TILES * SUMS * 4);
     parts = up(x + chunks * F::CHUNK);
     ring = up(parts + std::max(1, chunks * F::PARTS) * int64_t(sizeof(Rounded)));
-    stage = 8 * PITCH + SEGMENT / 64 * F::PARTS * 32;
+    stage = F::WHOLE ? up(rows * a.row_bytes) : 8 * PITCH + SEGMENT / 64 * F::PARTS * 32;
     stages = std::min(MOST_STAGES, (std::min(limit, SHARED) - 1024 - ring) / stage);
   }
 };
@@ -60,13 +63,54 @@ struct Block {
   }
 };
 
-// By one warp. Teams' tiles come side by side.
-template <class F>
-__device__ inline void fetch(const Block& b) {
+__device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint64_t& barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(hopper::address(&barrier)), "l"(policy)
+      : "memory");
+}
+
+__device__ inline uint64_t read_once() {  // weights need not stay in the cache
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Whole outputs, by one thread: what lies together is asked for and brought in the least time (the logits of 8B in int8
+// take 122 µs on an H200, 135 with copies of 2 KB).
+__device__ inline void fetch(const Block& b, Bytes) {
+  if (threadIdx.x != READERS) return;
+  const uint64_t policy = read_once();
+  const int tiles = b.tiles(), rows = b.room.rows, row = int(b.a.row_bytes);
+  const uint32_t ring = hopper::address(b.memory + b.room.ring);
+  int slot = 0, parity = 1, left = tiles * b.room.segments;
+  for (int tile = 0; tile < tiles; tile++) {
+    const int64_t place = b.place_of(tile);
+    const int outputs = min(8, int(b.a.outs - place * 8));
+    const char* from = static_cast<const char*>(b.a.weight) + place * 8 * row;
+    for (int first = 0; first < 8; first += rows, from += rows * row, left--) {
+      if (left == Bytes::EARLY) let_next_begin();
+      const int bytes = max(0, min(rows, outputs - first)) * row;
+      uint64_t& full = b.full(0, slot);
+      hopper::await(b.empty(slot), parity);
+      hopper::arrive_expecting(full, bytes);
+      if (bytes) copy_bulk(ring + slot * b.room.stage, from, bytes, full, policy);
+      if (++slot == b.room.stages) slot = 0, parity ^= 1;
+    }
+  }
+  let_next_begin();
+}
+
+// A segment of 8 outputs and their records, by one warp. Teams' tiles come side by side.
+template <int PER_CHUNK>
+__device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
+  using F = HalfBytes<PER_CHUNK>;
   constexpr int RECORDS = SEGMENT / 64 * F::PARTS;  // of an output in a stage
-  const uint64_t policy = hopper::read_once();
+  const uint64_t policy = read_once();
   const ProductArgs& a = b.a;
   const int lane = threadIdx.x % 32, tiles = b.tiles();
+  const uint32_t ring = hopper::address(b.memory + b.room.ring);
   int slot = 0, parity = 1, left = tiles * b.room.segments;
   for (int first = 0; first < tiles; first += TEAMS)
     for (int segment = 0; segment < b.room.segments; segment++)
@@ -77,13 +121,13 @@ __device__ inline void fetch(const Block& b) {
         const int of_records = min(RECORDS, b.room.subs - segment * RECORDS) * 32;
         uint64_t& full = b.full(tile - first, slot);
         hopper::await(b.empty(slot), parity);
-        hopper::expect_copies(full, outputs * bytes + (RECORDS ? of_records : 0));
-        char* to = b.memory + b.room.ring + slot * b.room.stage;
+        if (lane == 0) hopper::arrive_expecting(full, outputs * bytes + (RECORDS ? of_records : 0));
+        __syncwarp();
+        const uint32_t to = ring + slot * b.room.stage;
         const auto* row = static_cast<const char*>(a.weight) + (place * 8 + lane) * a.row_bytes;
-        if (lane < outputs) hopper::copy(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
+        if (lane < outputs) copy_bulk(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
         const auto* records = static_cast<const char*>(a.records) + (place * b.room.subs + segment * RECORDS) * 32;
-        if (RECORDS && lane == 8) hopper::copy(to + 8 * PITCH, records, of_records, full, policy);
-        hopper::hand_over(full);
+        if (RECORDS && lane == 8) copy_bulk(to + 8 * PITCH, records, of_records, full, policy);
         if (++slot == b.room.stages) slot = 0, parity ^= 1;
       }
   let_next_begin();

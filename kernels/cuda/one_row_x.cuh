@@ -30,28 +30,18 @@ class OneRow {
         for (int h = 0; h < N; h++) norm_[h] = read(a.norm, place(h));
   }
 
-  // What is multiplied, as bf16: `place(h)` is where the h-th of this thread's vectors belongs.
-  __device__ void prepare(uint4 (&held)[N]) const {
+  // All readers.
+  __device__ void fill() const {
+    uint4 held[N];
 #pragma unroll
     for (int h = 0; h < N; h++) held[h] = read(a_.x, place(h));
     if constexpr (NORMED) {
       if (a_.stream) add_stream(held);
       if (a_.norm) normalise(held);
     }
-  }
-  static __device__ int place(int h) { return (h * READERS + int(threadIdx.x)) * 8; }
-
-  // All readers.
-  __device__ void fill() const {
-    uint4 held[N];
-    prepare(held);
     uint32_t largest[N];
-    float values[8];
 #pragma unroll
-    for (int h = 0; h < N; h++) {
-      unpack(held[h], values);
-      largest[h] = magnitude(values, 0);
-    }
+    for (int h = 0; h < N; h++) largest[h] = magnitude(held[h]);
     if constexpr (F::GROUP > 0) {
 #pragma unroll
       for (int lanes = 1; lanes < F::GROUP / 8; lanes *= 2)
@@ -62,7 +52,7 @@ class OneRow {
       for (int h = 1; h < N; h++) largest[0] = max(largest[0], largest[h]);
       largest[0] = of_readers(__reduce_max_sync(0xffffffffu, largest[0]),
                               [](uint32_t one, uint32_t two) { return max(one, two); });
-      if (threadIdx.x == 0) parts[0] = {__fdiv_rn(__uint_as_float(largest[0]), 127.0f), 0};
+      if (threadIdx.x == 0) parts[0] = {scale_of(__uint_as_float(largest[0])), 0};
     }
 #pragma unroll
     for (int h = 0; h < N; h++) put_away(held[h], place(h), __uint_as_float(largest[F::GROUP > 0 ? h : 0]));
@@ -75,6 +65,7 @@ class OneRow {
   int padded_;
   uint4 norm_[NORMED ? N : 1];
 
+  static __device__ int place(int h) { return (h * READERS + int(threadIdx.x)) * 8; }
   __device__ uint4 read(const void* from, int k) const {
     if (k >= int(a_.ins)) return {};
     return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + k);
@@ -84,6 +75,13 @@ class OneRow {
   }
   static __device__ void pack(uint4& held, const float (&values)[8]) {
     save<8>(reinterpret_cast<__nv_bfloat16*>(&held), values);
+  }
+  // The largest of 8, a NaN if there is one: bits of positive numbers are in the order of their values.
+  static __device__ uint32_t magnitude(const uint4& held) {
+    constexpr uint32_t positive = 0x7fff7fffu;
+    uint32_t two = __vmaxu2(__vmaxu2(held.x & positive, held.y & positive),
+                            __vmaxu2(held.z & positive, held.w & positive));
+    return max(two << 16, two & 0xffff0000u);
   }
   // What the warps have found, in a fixed order.
   template <class T, class Join>
@@ -131,16 +129,33 @@ class OneRow {
       pack(held[h], values);
     }
   }
+  // An infinity makes all NaN.
+  static __device__ float scale_of(float largest) {
+    return __fmaf_rn(largest, 0.0f, __fdiv_rn(largest, 127.0f));
+  }
+  // As rounded_to_int8 does, by sums whose low bits are the whole numbers: conversions take four times as long.
+  static __device__ uint2 rounded_to_bytes(const float (&values)[8], float largest) {
+    const float factor = largest == 0.0f ? 0.0f : __fdiv_rn(127.0f, largest);
+    uint32_t whole[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      whole[i] = __float_as_uint(__fadd_rn(__fmul_rn(values[i], factor), 12582912.0f));  // 1.5 * 2^23
+    auto word = [&](int i) {
+      return __byte_perm(__byte_perm(whole[i], whole[i + 1], 0x0040), __byte_perm(whole[i + 2], whole[i + 3], 0x0040),
+                         0x5410);
+    };
+    return {word(0), word(4)};
+  }
   // 8 activations into their place, rounded by the largest magnitude of their group or row.
   __device__ void put_away(const uint4& held, int k, float largest) const {
     float values[8];
     unpack(held, values);
-    uint2 whole = rounded_to_int8(values, largest);
+    uint2 whole = rounded_to_bytes(values, largest);
     if constexpr (F::GROUP > 0) {
       int sum = __dp4a(int(whole.x), 0x01010101, __dp4a(int(whole.y), 0x01010101, 0));
 #pragma unroll
       for (int lanes = 1; lanes < F::GROUP / 8; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-      if (k % F::GROUP == 0 && k < padded_) parts[k / F::GROUP] = {__fdiv_rn(largest, 127.0f), sum};
+      if (k % F::GROUP == 0 && k < padded_) parts[k / F::GROUP] = {scale_of(largest), sum};
     }
     if (k < padded_) F::put(x, k, whole);
   }
