@@ -228,6 +228,9 @@ class Attention {
     const int part = lane() % width, together = 32 / width;
     const bool there = part < u.parts;
     const uint64_t* from = part_words(u, there ? part : 0);
+    // One warp waits for a word of each part; all of them together would keep away what they wait for.
+    if (warp() == 0) awaited(from + b_.plan.group * D, turn);
+    meet();
     for (int first = all * u.part / u.parts + warp() * together; first < stop; first += CONSUMERS * together) {
       const int own_answer = first + lane() / width, i = min(own_answer, stop - 1);
       const uint64_t* stats = from + b_.plan.group * D + 2 * (i / PAIRS);
