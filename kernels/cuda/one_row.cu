@@ -110,8 +110,7 @@ __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
                             stage + 8 * PITCH + (within * F::PARTS * 8 + output) * 4,
                             parts + chunk * F::PARTS * int(sizeof(Rounded)), room.subs - 1 - chunk * F::PARTS});
         }
-        __syncwarp();
-        if (lane == 0) hopper::arrive(b.empty(turn.slot));
+        hopper::give_back(b.empty(turn.slot));
         turn.pass(together);
       }
       sums[(tile - first) * SUMS + own_chunk * 8 + output] = sum;
@@ -162,13 +161,11 @@ __device__ inline void multiply(const Block& b, Bytes) {
           for (int r = 0; r < ROWS; r++) sum[r] = Bytes::multiply(weights[r][i], x[i], sum[r]);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) sum[r] = __reduce_add_sync(0xffffffffu, sum[r]);
-        if (lane == 0) {
 #pragma unroll
-          for (int r = 0; r < ROWS; r++)
-            if (own_row + r * step < room.rows)
-              sums[(tile - first) * SUMS + segment * room.rows + own_row + r * step] = sum[r];
-          hopper::arrive(b.empty(turn.slot));
-        }
+        for (int r = 0; r < ROWS; r++)
+          if (lane == 0 && own_row + r * step < room.rows)
+            sums[(tile - first) * SUMS + segment * room.rows + own_row + r * step] = sum[r];
+        hopper::give_back(b.empty(turn.slot));
         turn.pass(1);
       }
     if (finish(b, first, answer, sums - share * 8, own.parts[0].scale, shares)) return;
@@ -183,8 +180,8 @@ __global__ void __launch_bounds__(READERS + 32, 2) one_row_kernel(const __grid_c
   const Block b{args, room, memory};
   if (threadIdx.x == READERS) {
     for (int slot = 0; slot < room.stages; slot++) {
-      for (int team = 0; team < TEAMS; team++) hopper::init(b.full(team, slot), 1);
-      hopper::init(b.empty(slot), F::WHOLE ? READERS / 32 : TEAM_WARPS);
+      for (int team = 0; team < TEAMS; team++) hopper::init(b.full(team, slot), hopper::ARRIVALS);
+      hopper::init(b.empty(slot), (F::WHOLE ? READERS / 32 : TEAM_WARPS) * hopper::ARRIVALS);
     }
     hopper::publish_barriers();
   }
@@ -196,6 +193,7 @@ __global__ void __launch_bounds__(READERS + 32, 2) one_row_kernel(const __grid_c
   const int vectors = room.chunks * (F::CHUNK / 8);
   if (vectors <= READERS) return multiply<1>(b, F{});
   if (vectors <= 2 * READERS) return multiply<2>(b, F{});
+  if (vectors <= 4 * READERS) return multiply<4>(b, F{});
   multiply<MOST_INS / 8 / READERS>(b, F{});
 #endif
 }

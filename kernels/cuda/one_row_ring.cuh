@@ -3,6 +3,7 @@
 
 #include "hopper.cuh"
 #include "one_row_x.cuh"
+#include "ring.cuh"
 
 namespace localllm::cuda {
 namespace {
@@ -63,27 +64,11 @@ struct Block {
   }
 };
 
-__device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint64_t& barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to),
-      "l"(from), "r"(bytes), "r"(hopper::address(&barrier)), "l"(policy)
-      : "memory");
-}
-
-__device__ inline uint64_t read_once() {  // weights need not stay in the cache
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// Whole outputs, by one thread: what lies together is asked for and brought in the least time (the logits of 8B in int8
+// Whole outputs, by one warp: what lies together is asked for and brought in the least time (the logits of 8B in int8
 // take 122 µs on an H200, 135 with copies of 2 KB).
 __device__ inline void fetch(const Block& b, Bytes) {
-  if (threadIdx.x != READERS) return;
-  const uint64_t policy = read_once();
+  const uint64_t policy = hopper::read_once();
   const int tiles = b.tiles(), rows = b.room.rows, row = int(b.a.row_bytes);
-  const uint32_t ring = hopper::address(b.memory + b.room.ring);
   int slot = 0, parity = 1, left = tiles * b.room.segments;
   for (int tile = 0; tile < tiles; tile++) {
     const int64_t place = b.place_of(tile);
@@ -94,8 +79,10 @@ __device__ inline void fetch(const Block& b, Bytes) {
       const int bytes = max(0, min(rows, outputs - first)) * row;
       uint64_t& full = b.full(0, slot);
       hopper::await(b.empty(slot), parity);
-      hopper::arrive_expecting(full, bytes);
-      if (bytes) copy_bulk(ring + slot * b.room.stage, from, bytes, full, policy);
+      hopper::expect_copies(full, bytes);
+      char* to = b.memory + b.room.ring + slot * b.room.stage;
+      if (bytes && threadIdx.x % 32 == 0) hopper::copy(to, from, bytes, full, policy);
+      hopper::hand_over(full);
       if (++slot == b.room.stages) slot = 0, parity ^= 1;
     }
   }
@@ -107,10 +94,9 @@ template <int PER_CHUNK>
 __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;
   constexpr int RECORDS = SEGMENT / 64 * F::PARTS;  // of an output in a stage
-  const uint64_t policy = read_once();
+  const uint64_t policy = hopper::read_once();
   const ProductArgs& a = b.a;
   const int lane = threadIdx.x % 32, tiles = b.tiles();
-  const uint32_t ring = hopper::address(b.memory + b.room.ring);
   int slot = 0, parity = 1, left = tiles * b.room.segments;
   for (int first = 0; first < tiles; first += TEAMS)
     for (int segment = 0; segment < b.room.segments; segment++)
@@ -121,13 +107,13 @@ __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
         const int of_records = min(RECORDS, b.room.subs - segment * RECORDS) * 32;
         uint64_t& full = b.full(tile - first, slot);
         hopper::await(b.empty(slot), parity);
-        if (lane == 0) hopper::arrive_expecting(full, outputs * bytes + (RECORDS ? of_records : 0));
-        __syncwarp();
-        const uint32_t to = ring + slot * b.room.stage;
+        hopper::expect_copies(full, outputs * bytes + (RECORDS ? of_records : 0));
+        char* to = b.memory + b.room.ring + slot * b.room.stage;
         const auto* row = static_cast<const char*>(a.weight) + (place * 8 + lane) * a.row_bytes;
-        if (lane < outputs) copy_bulk(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
+        if (lane < outputs) hopper::copy(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
         const auto* records = static_cast<const char*>(a.records) + (place * b.room.subs + segment * RECORDS) * 32;
-        if (RECORDS && lane == 8) copy_bulk(to + 8 * PITCH, records, of_records, full, policy);
+        if (RECORDS && lane == 8) hopper::copy(to + 8 * PITCH, records, of_records, full, policy);
+        hopper::hand_over(full);
         if (++slot == b.room.stages) slot = 0, parity ^= 1;
       }
   let_next_begin();

@@ -157,15 +157,15 @@ def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
 
 
 @pytest.mark.parametrize("op", ["dense", "int8", "int4", "fp8"])
-@pytest.mark.parametrize("rows", [1, 3, 8])
-def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "ins"), [(1, 1024), (3, 1024), (8, 1024), (1, 5120), (1, 8192)])
+def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int, ins: int) -> None:
     from localllm.kernels.cuda.linear import few_rows
 
     generator = torch.Generator().manual_seed(4)
-    weight = weight_of(op, 2 * 344, 1024, 128, generator)
+    weight = weight_of(op, 2 * 344, ins, 128, generator)
     packed = linear.pack(moved(weight, "cuda"), torch.bfloat16)
-    x, stream = (torch.randn(rows, 1024, generator=generator).bfloat16().cuda() for _ in range(2))
-    norm = torch.rand(1024, generator=generator).bfloat16().cuda()
+    x, stream = (torch.randn(rows, ins, generator=generator).bfloat16().cuda() for _ in range(2))
+    norm = torch.rand(ins, generator=generator).bfloat16().cuda()
     found, after = few_rows(x, packed, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream, gate=0)
     held, summed = add_rms_norm(x, stream.clone(), norm, 1e-6)
     expected = silu_and_mul(getattr(linear, op)(held, packed))
