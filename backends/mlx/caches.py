@@ -212,11 +212,11 @@ class Forward:
             self._seen[at] = self._groups[at].seen(0)
         return self._seen[at]
 
-    def finish(self, new: int) -> None:
-        """The model was called: of what it wrote so many tokens are part of the caches, and others follow in the place
-        of the rest."""
-        for group in self._groups:
-            group.end += new
+    def finish(self, new: list[int]) -> None:
+        """The model was called: of what it wrote so many tokens of each group are part of the caches, and others follow
+        in the place of the rest."""
+        for group, count in zip(self._groups, new, strict=True):
+            group.end += count
 
 
 class LayerCache:

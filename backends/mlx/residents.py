@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from ...engine.batch import Batch, Ints
 from ...engine.errors import OutOfMemory
+from . import caches
 from .caches import STEP, Group, LayerShape
 from .failures import shortages
+from .pool import Pool
 
-PIECES = 8  # that lie apart, and are copied piece by piece: one by one, positions take far longer
 PATIENCE = 8  # steps that a group waits for its rows: those with a grammar come every second step
 
 
@@ -56,11 +57,12 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call of the model: batch rows in the order of the groups' rows, each with so many new tokens."""
+    """One call of the model: batch rows in the order of the groups' rows, each with one token or a group of its own."""
 
     rows: list[int]
     groups: list[Group]
-    new: int
+    new: list[int]  # tokens of each group's rows
+    filled: int = 1  # so many are computed of each row
     passing: bool = False  # its row finds no room among the groups: to be computed before the next call is asked for
 
 
@@ -75,74 +77,14 @@ class Steady:
     used: NDArray[np.bool_]  # [rows, pages]: those that the residents hold
 
 
-class Pool:
-    """The pages: keys and values of each layer, [(pages + 1) * page_size, kv heads, dim]."""
-
-    def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int) -> None:
-        places = (num_pages + 1) * page_size
-        self.page_size = page_size
-        self.keys = [mx.zeros((places, shape.kv_heads, shape.key_dim), shape.dtype) for shape in shapes]
-        self.values = [mx.zeros((places, shape.kv_heads, shape.value_dim), shape.dtype) for shape in shapes]
-        self.changed = False
-
-    def places(self, pages: Ints, start: int, end: int) -> list[slice]:
-        """Where positions start…end-1 of a sequence lie: pieces, in order."""
-        positions = np.arange(start, end)
-        places = pages[positions // self.page_size] * self.page_size + positions % self.page_size
-        breaks = np.flatnonzero(np.diff(places) != 1) + 1
-        firsts, lasts = places[[0, *breaks]].tolist(), places[[*(breaks - 1), -1]].tolist()
-        return [slice(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
-
-    def write(self, group: Group, rows: list[int], pages: list[Ints], starts: list[int], ends: list[int]) -> None:
-        """Positions of some of a group's rows. As few calls as can be: on CUDA each new sequence of them costs time."""
-        firsts = [group.padding[row] for row in rows]
-        places = [self.places(*each) for each in zip(pages, starts, ends, strict=True)]
-        if len(rows) == 1 and len(places[0]) == 1:
-            [[place]], [row], [first] = places, rows, firsts
-            for own, held in self._beside(group):
-                own[place] = held[row, :, first + starts[0] : first + ends[0]].swapaxes(0, 1)
-        else:
-            spans = [
-                np.arange(first + start, first + end) for first, start, end in zip(firsts, starts, ends, strict=True)
-            ]
-            columns = mx.array(np.concatenate(spans).astype("u4"))
-            owners = mx.array(np.repeat(rows, [len(span) for span in spans]).astype("u4"))
-            targets = mx.array(np.concatenate([np.r_[tuple(each)] for each in places]).astype("u4"))
-            for own, held in self._beside(group):
-                own[targets] = held[owners, :, columns]
-        self.changed = True
-
-    def _beside(self, group: Group) -> Iterator[tuple[mx.array, mx.array]]:
-        return zip([*self.keys, *self.values], [*group.keys, *group.values], strict=True)
-
-    def read(self, pages: Ints, end: int) -> Group:
-        """A row with positions 0…end-1, and room for more."""
-        places, room = self.places(pages, 0, end), -(-(end + 1) // STEP) * STEP
-        one_by_one = mx.array(np.r_[tuple(places)].astype("u4")) if len(places) > PIECES else None
-
-        def held(x: mx.array) -> mx.array:
-            found = mx.concatenate([x[piece] for piece in places]) if one_by_one is None else x[one_by_one]
-            return mx.pad(found.swapaxes(0, 1)[None], [(0, 0), (0, 0), (0, room - end), (0, 0)])
-
-        return Group([held(x) for x in self.keys], [held(x) for x in self.values], end, [0])
-
-    def copy(self, copies: Ints) -> None:
-        sources, targets = (
-            mx.array((pages[:, None] * self.page_size + np.arange(self.page_size)).ravel().astype("u4"))
-            for pages in copies.T
-        )
-        for held in (self.keys, self.values):
-            for own in held:
-                own[targets] = own[sources]
-        self.changed = True
-
-
 class Residents:
     """Finds or makes room for every row of a batch, and keeps the pool right."""
 
-    def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int, group_columns: int | None) -> None:
+    def __init__(
+        self, shapes: Sequence[LayerShape], num_pages: int, page_size: int, context: int, group_columns: int | None
+    ) -> None:
         """A group more is worth `group_columns` columns less to read; None: there is one group, whatever it costs."""
-        self._shapes, self._group_columns = shapes, group_columns
+        self._shapes, self._context, self._group_columns = shapes, context, group_columns
         self._room = num_pages * page_size  # columns of all groups
         self.pool = Pool(shapes, num_pages, page_size)
         self._placed: list[Placed] = []
@@ -184,25 +126,32 @@ class Residents:
             else:
                 taken[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
         self._begun = list(taken.values())
-        for row, resident in taken.items():
-            if counts[row] > 1:
-                yield Work([row], [self._apart(resident).group], counts[row])
+        prompts = {row: self._filled(starts[row], counts[row]) for row in taken if counts[row] > 1}
+        for filled in sorted(set(prompts.values())):
+            rows = [row for row in prompts if prompts[row] == filled]
+            yield Work(rows, [self._apart(taken[row]).group for row in rows], [counts[row] for row in rows], filled)
         single = {id(resident): row for row, resident in taken.items() if counts[row] == 1}
         if single:
             together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
             order = [single[id(resident)] for placed in together for resident in placed.residents]
-            work = Work(order, [placed.group for placed in together], 1)
+            work = Work(order, [placed.group for placed in together], [1] * len(together))
             if len(single) == batch.num_rows:
                 self._keep(work, list(taken.values()), batch)
             yield work
         for row in passing:
             resident = self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], None)
             self._begun.append(resident)
-            yield Work([row], [resident.group], counts[row], passing=True)
+            filled = self._filled(starts[row], counts[row])
+            yield Work([row], [resident.group], [counts[row]], filled, passing=True)
             self._drop([resident])
             self._begun.remove(resident)
             with shortages():
                 mx.eval(self.take_changed())
+
+    def _filled(self, start: int, new: int) -> int:
+        """How many tokens are computed for so many of a row: a model need not know positions beyond its context."""
+        filled = -(-new // caches.PREFILL) * caches.PREFILL if new > 1 else 1
+        return filled if start + filled <= self._context else new
 
     def _new_pages(
         self, batch: Batch, found: dict[int, Resident | None], starts: list[int], counts: list[int]

@@ -17,7 +17,6 @@ from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
-from . import caches
 from .caches import Forward, LayerCache
 from .failures import failures, shortages
 from .loading import Loaded
@@ -173,12 +172,10 @@ class MlxRunner:
         logits: list[mx.array] = []
         hidden: list[mx.array] = []
         for work in self._residents.begin(batch):
-            places = batch.row_starts[work.rows][:, None] + np.arange(work.new, dtype=np.int32)
+            places = _places(work, batch)
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
-            filled = self._filled(work.new, int(batch.positions[batch.row_starts[work.rows[0]]]))
-            own = mx.pad(own, [(0, 0), (0, filled - work.new)]) if filled > work.new else own
-            call = self._call(work, filled)
-            found, states = self._loaded.trunk.call(self._loaded.model, own, call.layers, work.new - 1)
+            call = self._call(work)
+            found, states = self._loaded.trunk.call(self._loaded.model, own, call.layers, _last(work))
             call.forward.finish(work.new)
             if work.passing:
                 with shortages():
@@ -196,16 +193,11 @@ class MlxRunner:
         states_wanted = bool((batch.wants == Want.HIDDEN).any())
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
 
-    def _filled(self, new: int, start: int) -> int:
-        """How many tokens are computed for so many of a row: a model need not know positions beyond its context."""
-        filled = -(-new // caches.PREFILL) * caches.PREFILL if new > 1 else 1
-        return filled if start + filled <= self._spec.max_context else new
-
-    def _call(self, work: Work, new: int) -> _Called:
+    def _call(self, work: Work) -> _Called:
         """The last step's, where this one goes on with the same rows."""
         before = self._before
         if before is None or work is not before.work or not before.forward.again(before.layers):
-            forward = Forward(work.groups, new, self._loaded.shapes)
+            forward = Forward(work.groups, work.filled, self._loaded.shapes)
             self._before = before = _Called(work, forward, forward.layers())
         return before
 
@@ -259,3 +251,14 @@ class MlxRunner:
 def _in_order(places: NDArray[Any], found: mx.array) -> bool:
     """They name all of `found`, first to last: nothing is to be gathered."""
     return len(places) == len(found) and bool((places == np.arange(len(places))).all())
+
+
+def _places(work: Work, batch: Batch) -> NDArray[np.int32]:
+    """[rows, filled] of the batch's tokens; a row that has fewer is filled up with its last."""
+    firsts, ends = batch.row_starts[work.rows][:, None], batch.row_starts[1:][work.rows][:, None]
+    return np.minimum(firsts + np.arange(work.filled, dtype=np.int32), ends - 1)
+
+
+def _last(work: Work) -> int | mx.array:
+    """Which of each row's tokens is its last."""
+    return work.new[0] - 1 if len(set(work.new)) == 1 else mx.array([new - 1 for new in work.new])

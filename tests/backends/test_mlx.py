@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -531,6 +532,38 @@ def test_a_prompt_is_filled_up_within_the_context_only(tmp_path: Path, monkeypat
     talk.submit("other", [6] * 70, 2)
     talk.finish()
     assert max(filled) == 70
+
+
+def test_prompts_that_come_together_are_computed_together(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those filled up to the same length in one call, each with its own last token."""
+    monkeypatch.setattr(caches, "PREFILL", 16)
+    runner: Any = loaded.runner
+    trunk, called = runner._loaded.trunk, list[tuple[int, ...]]()
+    own = trunk.call
+
+    def call(model: Any, tokens: mx.array, *more: Any) -> Any:
+        called.append(tokens.shape)
+        return own(model, tokens, *more)
+
+    monkeypatch.setattr(trunk, "call", call)
+    talk, rng = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(3)
+    prompts = {str(length): rng.integers(3, 131, length).tolist() for length in (17, 5, 32, 40, 30, 1)}
+    for name, prompt in prompts.items():
+        talk.submit(name, prompt, 9)
+    talk.finish()
+    assert called[:4] == [(1, 16), (3, 32), (1, 48), (1, 1)]
+    assert talk.tokens == {name: loaded.plain(prompt, 9) for name, prompt in prompts.items()}
+
+
+def test_meeting_many_shapes_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA MLX raises once it has met twice as many as it keeps plans for: a server meets them over days."""
+    monkeypatch.delenv(opening.THRASHING, raising=False)
+    DENSE.save(tmp_path)
+    mlx.open(read_model(tmp_path), SMALL)
+    assert os.environ[opening.THRASHING] == "0"
+    monkeypatch.setenv(opening.THRASHING, "1")
+    mlx.open(read_model(tmp_path), SMALL)
+    assert os.environ[opening.THRASHING] == "1", "whoever wants to know is told"
 
 
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
