@@ -197,7 +197,15 @@ class Residents:
 
     def give_up(self) -> None:
         """The step begun last was not computed: what only its rows' caches held is lost, and their memory free."""
-        for resident in self._begun:
+        self._lose(self._begun)
+        self.ask_again()
+
+    def give_up_all(self) -> None:
+        """Of no step it is known what was computed: what only caches hold is lost."""
+        self._lose([resident for placed in self._placed for resident in placed.residents])
+
+    def _lose(self, residents: list[Resident]) -> None:
+        for resident in residents:
             safe = resident.synced // self.pool.page_size
             for page in set(resident.pages[:safe].tolist()):
                 self._holders[page].remove(resident)
@@ -205,7 +213,6 @@ class Residents:
             self._placed = [placed for placed in self._placed if placed.group is not resident.group]
             resident.group, resident.row, resident.lost = Group([], [], 0, [0]), 0, True
         self._begun, self._steady = [], None
-        self.ask_again()
 
     def ask_again(self) -> None:
         """What take_changed() named was not computed: what the pool had to hold before is still to be."""

@@ -52,31 +52,39 @@ class MlxPending:
         drawn: Drawn | None,
         hidden: mx.array | None,
         told: Callable[[], None],  # that somebody has read it
+        ran_short: Callable[[], None],  # of memory, which only its answers told; raises where that cannot be mended
     ) -> None:
         self._rows, self._answers, self._drawn, self._hidden = rows, answers, drawn, hidden
-        self._told, self.unread = told, True
+        self._told, self._ran_short, self.unread = told, ran_short, True
+        self.lost = False  # with the step before, whose tokens it reads
 
     def result(self) -> StepResult:
         try:
-            return self._result()
+            with failures(), shortages():
+                if self.lost:
+                    raise OutOfMemory("the step before ran out of memory")
+                return self._result()
+        except OutOfMemory:
+            if not self.lost:
+                self._ran_short()
+            raise
         finally:
             self.unread = False
             self._told()
 
     def _result(self) -> StepResult:
-        with failures():
-            if self._drawn is None:
-                return StepResult(np.zeros(self._rows, np.int32))
-            drawn = self._drawn
-            if drawn.chosen is None or drawn.top_tokens is None or drawn.top is None:
-                return StepResult(self._by_row(drawn.tokens), hidden=self._optional(self._hidden))
-            return StepResult(
-                self._by_row(drawn.tokens),
-                self._by_row(drawn.chosen),
-                self._by_row(drawn.top_tokens),
-                self._by_row(drawn.top),
-                self._optional(self._hidden),
-            )
+        if self._drawn is None:
+            return StepResult(np.zeros(self._rows, np.int32))
+        drawn = self._drawn
+        if drawn.chosen is None or drawn.top_tokens is None or drawn.top is None:
+            return StepResult(self._by_row(drawn.tokens), hidden=self._optional(self._hidden))
+        return StepResult(
+            self._by_row(drawn.tokens),
+            self._by_row(drawn.chosen),
+            self._by_row(drawn.top_tokens),
+            self._by_row(drawn.top),
+            self._optional(self._hidden),
+        )
 
     def _optional(self, found: mx.array | None) -> NDArray[Any] | None:
         return None if found is None else self._by_row(found)
@@ -131,6 +139,7 @@ class MlxRunner:
         self._last: _Drawn | None = None
         self._before: _Called | None = None
         self._started: ReferenceType[MlxPending] | None = None  # the last step; nobody may care for its result
+        self._wrote_pages = False, False  # the last step, and that before it
         self._rest = _Rest(IDLE, self._give_back)
 
     @property
@@ -152,6 +161,7 @@ class MlxRunner:
     def _start(self, batch: Batch) -> MlxPending:
         answers = np.flatnonzero(batch.wants != Want.NOTHING)
         logits, hidden = self._compute(batch, answers)
+        self._wrote_pages = self._residents.pool.changed, self._wrote_pages[0]
         drawn = None if logits is None else sample(logits, batch, answers)
         waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
         hidden = None if hidden is None else hidden.astype(mx.float32)
@@ -161,7 +171,7 @@ class MlxRunner:
         place = np.full(batch.num_rows, -1)
         place[answers] = np.arange(len(answers))
         self._last = None if drawn is None else _Drawn(drawn.tokens, place)
-        pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off)
+        pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off, self._ran_short)
         self._started = ref(pending)
         return pending
 
@@ -223,6 +233,19 @@ class MlxRunner:
         if len(order) != len(answers):  # inert rows have none
             raise RunnerFailed("a row without pages asks for an answer")
         return found if (by_row[1:] > by_row[:-1]).all() else found[mx.array(by_row)]
+
+    def _ran_short(self) -> None:
+        """A step was started and not computed, nor was one after it: what only groups hold is lost, and the engine ends
+        the requests of both. What they were to write to the pages, others may read: that is the end."""
+        if any(self._wrote_pages):
+            raise RunnerFailed("memory ran out while pages were written")
+        with self._computing, mx.stream(self._stream):
+            started = None if self._started is None else self._started()
+            if started is not None:
+                started.lost = True
+            self._residents.give_up_all()
+            self._last = self._before = None
+        mx.clear_cache()
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")

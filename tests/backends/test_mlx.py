@@ -640,6 +640,42 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
     assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+@pytest.mark.parametrize("writing", [False, True], ids=["caches", "pages"])
+def test_a_shortage_that_only_answers_tell(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, overlap: bool, writing: bool
+) -> None:
+    """As if Metal refused what was sent to it: requests end; where pages were written that others read, all ends."""
+    talk, rng = Conversation(Planned(loaded.runner, overlap=overlap)), np.random.default_rng(11)
+    prompts = {name: rng.integers(3, 131, 30).tolist() for name in "abc"}
+    for name, count in (("a", 30), ("b", 30), ("c", 3 if writing else 30)):
+        talk.submit(name, prompts[name], count)
+    while len(talk.tokens["c"]) < 3:
+        talk.step()
+    while writing and not loaded.runner._wrote_pages[0]:  # type: ignore[attr-defined]
+        talk.step()  # it has ended; its row is given up, and pages take what it computed
+    own = MlxPending._by_row
+
+    def full(*_: object) -> Any:
+        raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
+
+    monkeypatch.setattr(MlxPending, "_by_row", full)
+    if writing:
+        with pytest.raises(RunnerFailed, match="while pages were written"):
+            talk.step()
+        return
+    talk.step()
+    monkeypatch.setattr(MlxPending, "_by_row", own)
+    for name, prompt in (("d", "c"), ("e", "a")):
+        talk.submit(name, prompts[prompt], 12)
+    talk.finish()
+    ends = {name: talk.finishes[name] for name in "abcde"}
+    assert ends == {"a": "no_memory", "b": "no_memory", "c": "no_memory", "d": "length", "e": "length"}
+    for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
+        assert talk.tokens[name] == loaded.plain(prompts[prompt], len(talk.tokens[name]))
+    assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
+
+
 def held(base: int) -> int:
     """Bytes of arrays above `base` that somebody has, Python's cycles among them."""
     mx.synchronize()
