@@ -73,8 +73,13 @@ class Steady:
     work: Work
     residents: list[Resident]  # of the batch's rows
     positions: Ints
-    table: Ints  # [rows, pages]
+    table: Ints  # [rows, pages]; the engine hands the same array on where no page is new
     used: NDArray[np.bool_]  # [rows, pages]: those that the residents hold
+
+    def has(self, table: Ints) -> bool:
+        """Its pages that are in use begin `table`, too."""
+        pages = self.table.shape[1]
+        return table.shape[1] >= pages and bool(((table[:, :pages] == self.table) | ~self.used).all())
 
 
 class Residents:
@@ -94,14 +99,11 @@ class Residents:
         self._steady: Steady | None = None
 
     def begin(self, batch: Batch) -> Iterator[Work]:
-        """The calls that compute the batch, in order; inert rows (all on page 0) are in none of them.
+        """The calls that compute a batch that does not go on with the last one, in order; inert rows (all on page 0)
+        are in none of them.
 
         Pages hold what rows share once, groups for each row: rows that find no room in groups pass one by one.
         """
-        if self._goes_on(batch):
-            assert self._steady is not None
-            yield self._steady.work
-            return
         self._begun, self._steady = [], None
         if len(batch.copies):
             self._forget(batch.copies[:, 1].tolist(), keep=set())
@@ -167,10 +169,11 @@ class Residents:
 
     def _keep(self, work: Work, residents: list[Resident], batch: Batch) -> None:
         used = np.arange(batch.page_table.shape[1]) <= (batch.positions // self.pool.page_size)[:, None]
-        self._steady = Steady(work, residents, batch.positions.copy(), batch.page_table.copy(), used)
+        self._steady = Steady(work, residents, batch.positions, batch.page_table, used)
 
-    def _goes_on(self, batch: Batch) -> bool:
-        """Each row has one more token than in the last step, all else is as it was; pages that are new are noted."""
+    def goes_on(self, batch: Batch) -> Work | None:
+        """The last step's call, where each row has one more token and all else is as it was: it computes this batch,
+        too. Pages that are new are noted."""
         last, table = self._steady, batch.page_table
         if (
             last is None
@@ -178,12 +181,11 @@ class Residents:
             or batch.num_tokens != batch.num_rows
             or len(self._placed) != len(last.work.groups)  # others wait for their rows, or are to be joined
             or any(placed.steps < 2 for placed in self._placed)
-            or table.shape[1] < last.table.shape[1]
             or not np.array_equal(batch.positions, last.positions + 1)
-            or not ((table[:, : last.table.shape[1]] == last.table) | ~last.used).all()
+            or (table is not last.table and not last.has(table))
         ):
-            return False
-        last.positions = batch.positions.copy()
+            return None
+        last.positions = batch.positions
         new = np.flatnonzero(batch.positions % self.pool.page_size == 0)
         for row in new.tolist():
             resident = last.residents[row]
@@ -193,7 +195,7 @@ class Residents:
             resident.pages = np.append(resident.pages, page)
         if len(new):
             self._keep(last.work, last.residents, batch)
-        return True
+        return last.work
 
     def give_up(self) -> None:
         """The step begun last was not computed: what only its rows' caches held is lost, and their memory free."""

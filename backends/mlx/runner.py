@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakMethod, ref
@@ -32,6 +32,27 @@ class _Drawn:
 
     tokens: mx.array
     place: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class _Steady:
+    """A step of one call whose rows, in the batch's order, drew a token each: one that goes on with it needs no look
+    at its rows."""
+
+    work: Work
+    answers: NDArray[np.intp]  # 0, 1, …
+    wants: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, work: Work, batch: Batch) -> _Steady | None:
+        rows = list(range(batch.num_rows))
+        fits = work.rows == rows and work.filled == 1 and bool((batch.wants == Want.TOKEN).all())
+        return cls(work, np.array(rows), batch.wants) if fits else None
+
+    def goes_on(self, work: Work | None, batch: Batch) -> bool:
+        return (
+            work is self.work and np.array_equal(batch.carry, self.answers) and np.array_equal(batch.wants, self.wants)
+        )
 
 
 class _Called(NamedTuple):
@@ -93,6 +114,8 @@ class MlxPending:
         """[answers, …] float32 or any integers -> [rows, …] float32 or int32."""
         values = np.array(found)
         dtype = np.float32 if found.dtype == mx.float32 else np.int32
+        if len(values) == self._rows:
+            return values.astype(dtype)
         rows = np.zeros((self._rows, *values.shape[1:]), dtype)
         rows[self._answers] = values
         return rows
@@ -138,6 +161,7 @@ class MlxRunner:
         self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
         self._before: _Called | None = None
+        self._steady: _Steady | None = None
         self._started: ReferenceType[MlxPending] | None = None  # the last step; nobody may care for its result
         self._wrote_pages = False, False  # the last step, and that before it
         self._rest = _Rest(IDLE, self._give_back)
@@ -154,13 +178,21 @@ class MlxRunner:
             except OutOfMemory as error:
                 shortage = OutOfMemory(str(error))  # whose traceback does not hold what the step computed
             self._residents.give_up()
-            self._last = self._before = None
+            self._last = self._before = self._steady = None
             mx.clear_cache()
         raise shortage
 
     def _start(self, batch: Batch) -> MlxPending:
-        answers = np.flatnonzero(batch.wants != Want.NOTHING)
-        logits, hidden = self._compute(batch, answers)
+        work, steady = self._residents.goes_on(batch), self._steady
+        hidden: mx.array | None = None
+        if steady is not None and self._last is not None and steady.goes_on(work, batch):
+            answers, place = steady.answers, self._last.place
+            logits: mx.array | None = self._called(steady.work, self._last.tokens[:, None])[0]
+        else:
+            answers = np.flatnonzero(batch.wants != Want.NOTHING)
+            place = np.full(batch.num_rows, -1)
+            place[answers] = np.arange(len(answers))
+            logits, hidden = self._compute(batch, answers, self._residents.begin(batch) if work is None else [work])
         self._wrote_pages = self._residents.pool.changed, self._wrote_pages[0]
         drawn = None if logits is None else sample(logits, batch, answers)
         waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
@@ -168,25 +200,25 @@ class MlxRunner:
         waited += () if hidden is None else (hidden,)
         with shortages():
             mx.async_eval(waited)
-        place = np.full(batch.num_rows, -1)
-        place[answers] = np.arange(len(answers))
         self._last = None if drawn is None else _Drawn(drawn.tokens, place)
         pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off, self._ran_short)
         self._started = ref(pending)
         return pending
 
-    def _compute(self, batch: Batch, answers: NDArray[np.intp]) -> tuple[mx.array | None, mx.array | None]:
+    def _compute(
+        self, batch: Batch, answers: NDArray[np.intp], works: Iterable[Work]
+    ) -> tuple[mx.array | None, mx.array | None]:
         """(logits [answers, vocab], hidden states where a row wants them), in the model's dtype"""
         tokens, wanted = self._tokens(batch), set(answers.tolist())
         order: list[int] = []
         logits: list[mx.array] = []
         hidden: list[mx.array] = []
-        for work in self._residents.begin(batch):
+        self._steady = None
+        for work in works:
             places = _places(work, batch)
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
-            call = self._call(work)
-            found, states = self._loaded.trunk.call(self._loaded.model, own, call.layers, _last(work))
-            call.forward.finish(work.new)
+            found, states = self._called(work, own)
+            self._steady = _Steady.of(work, batch)
             if work.passing:
                 with shortages():
                     mx.eval(found, states)
@@ -203,13 +235,15 @@ class MlxRunner:
         states_wanted = bool((batch.wants == Want.HIDDEN).any())
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
 
-    def _call(self, work: Work) -> _Called:
-        """The last step's, where this one goes on with the same rows."""
-        before = self._before
-        if before is None or work is not before.work or not before.forward.again(before.layers):
+    def _called(self, work: Work, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """See Trunk.call; with the last step's caches, where this one goes on with the same rows."""
+        call = self._before
+        if call is None or work is not call.work or not call.forward.again(call.layers):
             forward = Forward(work.groups, work.filled, self._loaded.shapes)
-            self._before = before = _Called(work, forward, forward.layers())
-        return before
+            self._before = call = _Called(work, forward, forward.layers())
+        found = self._loaded.trunk.call(self._loaded.model, tokens, call.layers, _last(work))
+        call.forward.finish(work.new)
+        return found
 
     def _tokens(self, batch: Batch) -> mx.array:
         """[tokens], those that the step before drew in their places."""
@@ -244,7 +278,7 @@ class MlxRunner:
             if started is not None:
                 started.lost = True
             self._residents.give_up_all()
-            self._last = self._before = None
+            self._last = self._before = self._steady = None
         mx.clear_cache()
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
@@ -253,7 +287,7 @@ class MlxRunner:
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
         self._rest.close()
-        del self._loaded, self._residents, self._last, self._before
+        del self._loaded, self._residents, self._last, self._before, self._steady
 
     def _give_back(self) -> None:
         """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""
@@ -262,7 +296,7 @@ class MlxRunner:
             if started is not None and started.unread:  # a long step is no rest
                 self._rest.put_off()
                 return
-            self._before = None
+            self._before = self._steady = None
             try:
                 self._residents.rest()
                 mx.eval(self._residents.take_changed())
