@@ -20,12 +20,14 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 import mlx.core as mx
 import mlx_lm.utils
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from localllm import backends
 from localllm.backends import cpu, mlx
 from localllm.backends.mlx import caches, opening, sampler
 from localllm.backends.mlx.experts import ASKED
+from localllm.backends.mlx.projections import Turned, turn_weights
 from localllm.backends.mlx.residents import Residents
 from localllm.backends.mlx.runner import MlxPending
 from localllm.engine import sampling as oracle
@@ -564,6 +566,19 @@ def test_meeting_many_shapes_is_no_error(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(opening.THRASHING, "1")
     mlx.open(read_model(tmp_path), SMALL)
     assert os.environ[opening.THRASHING] == "1", "whoever wants to know is told"
+
+
+def test_plain_projections_lie_ready_in_the_memory_of_their_weights(tmp_path: Path) -> None:
+    DENSE.save(tmp_path)
+    model = mlx_lm.utils.load_model(tmp_path)[0]
+    weights = tree_flatten(model.parameters())
+    x, projection = mx.random.normal((3, 48)), model.model.layers[0].self_attn.q_proj
+    told, before = projection(x), mx.get_active_memory()
+    turn_weights(model)
+    assert mx.get_active_memory() <= before + 64
+    assert isinstance(projection, Turned)
+    assert [name for name, _ in tree_flatten(model.parameters())] == [name for name, _ in weights]
+    assert mx.array_equal(projection(x), told)
 
 
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
