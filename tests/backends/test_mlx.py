@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -555,6 +557,31 @@ def test_prompts_that_come_together_are_computed_together(loaded: Loaded, monkey
     talk.finish()
     assert called[:4] == [(1, 16), (3, 32), (1, 48), (1, 1)]
     assert talk.tokens == {name: loaded.plain(prompt, 9) for name, prompt in prompts.items()}
+
+
+def test_a_worker_of_it_needs_no_torch(tmp_path: Path) -> None:
+    """What a worker imports, and a model that is read and answers, where nobody can import torch."""
+    DENSE.save(tmp_path)
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+import localllm.app.daemon.worker
+from localllm.backends import choose
+from localllm.engine.engine import Engine
+from localllm.engine.modelfiles import read_model
+from localllm.engine.request import Request
+from localllm.engine.runner import Budget
+engine, told = Engine(choose("mlx").backend.open(read_model(Path({str(tmp_path)!r})), Budget(context=64))), []
+engine.submit(Request("a", (5, 9, 77), 8))
+while engine.has_work:
+    told += [token for delta in engine.step() for token in delta.tokens]
+print(told)
+engine.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 8
 
 
 def test_meeting_many_shapes_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
