@@ -57,14 +57,14 @@ class Group:
     padding: list[int] = field(default_factory=list)  # of each row: unused columns before its first position
 
     @classmethod
-    def empty(cls, shapes: Sequence[LayerShape], room: int) -> Group:
-        """One row without positions."""
+    def empty(cls, shapes: Sequence[LayerShape], room: int, rows: int = 1) -> Group:
+        """Rows without positions."""
         room = -(-max(room, 1) // STEP) * STEP
         return cls(
-            [mx.zeros((1, shape.kv_heads, room, shape.key_dim), shape.dtype) for shape in shapes],
-            [mx.zeros((1, shape.kv_heads, room, shape.value_dim), shape.dtype) for shape in shapes],
+            [mx.zeros((rows, shape.kv_heads, room, shape.key_dim), shape.dtype) for shape in shapes],
+            [mx.zeros((rows, shape.kv_heads, room, shape.value_dim), shape.dtype) for shape in shapes],
             0,
-            [0],
+            [0] * rows,
         )
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> int:

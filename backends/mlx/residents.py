@@ -57,7 +57,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call of the model: batch rows in the order of the groups' rows, each with one token or a group of its own."""
+    """One call of the model: batch rows in the order of the groups' rows."""
 
     rows: list[int]
     groups: list[Group]
@@ -128,10 +128,7 @@ class Residents:
             else:
                 taken[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
         self._begun = list(taken.values())
-        prompts = {row: self._filled(starts[row], counts[row]) for row in taken if counts[row] > 1}
-        for filled in sorted(set(prompts.values())):
-            rows = [row for row in prompts if prompts[row] == filled]
-            yield Work(rows, [self._apart(taken[row]).group for row in rows], [counts[row] for row in rows], filled)
+        yield from self._prompts({row: r for row, r in taken.items() if counts[row] > 1}, starts, counts)
         single = {id(resident): row for row, resident in taken.items() if counts[row] == 1}
         if single:
             together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
@@ -149,6 +146,30 @@ class Residents:
             self._begun.remove(resident)
             with shortages():
                 mx.eval(self.take_changed())
+
+    def _prompts(self, rows: dict[int, Resident], starts: list[int], counts: list[int]) -> Iterator[Work]:
+        """Those that are filled up to the same number are computed in one call, and new ones of one length, whose
+        attention is then one call, too, lie together from the beginning."""
+        calls: dict[int, dict[tuple[int, int], list[int]]] = {}
+        for row, resident in rows.items():
+            alike = (counts[row], -1) if starts[row] == 0 else (counts[row], row)
+            calls.setdefault(self._filled(starts[row], counts[row]), {}).setdefault(alike, []).append(row)
+            self._apart(resident)
+        for filled, groups in calls.items():
+            for members in groups.values():
+                if len(members) > 1:
+                    self._begin_together([rows[row] for row in members], counts[members[0]])
+            order = [row for members in groups.values() for row in members]
+            new = [counts[members[0]] for members in groups.values()]
+            yield Work(order, [rows[members[0]].group for members in groups.values()], new, filled)
+
+    def _begin_together(self, residents: list[Resident], end: int) -> None:
+        """None of them has positions yet."""
+        group = Group.empty(self._shapes, end, len(residents))
+        self._placed = [placed for placed in self._placed if placed.residents[0] not in residents]
+        for row, resident in enumerate(residents):
+            resident.group, resident.row = group, row
+        self._placed.append(Placed(group, residents, steps=1))
 
     def _filled(self, start: int, new: int) -> int:
         """How many tokens are computed for so many of a row: a model need not know positions beyond its context."""

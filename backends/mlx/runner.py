@@ -317,4 +317,6 @@ def _places(work: Work, batch: Batch) -> NDArray[np.int32]:
 
 def _last(work: Work) -> int | mx.array:
     """Which of each row's tokens is its last."""
-    return work.new[0] - 1 if len(set(work.new)) == 1 else mx.array([new - 1 for new in work.new])
+    if len(set(work.new)) == 1:
+        return work.new[0] - 1
+    return mx.array([new - 1 for new, group in zip(work.new, work.groups, strict=True) for _ in group.padding])

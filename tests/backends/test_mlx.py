@@ -551,11 +551,16 @@ def test_prompts_that_come_together_are_computed_together(loaded: Loaded, monkey
 
     monkeypatch.setattr(trunk, "call", call)
     talk, rng = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(3)
-    prompts = {str(length): rng.integers(3, 131, length).tolist() for length in (17, 5, 32, 40, 30, 1)}
+    lengths = {"a": 17, "b": 5, "c": 32, "d": 40, "e": 30, "f": 1, "g": 32}
+    prompts = {name: rng.integers(3, 131, length).tolist() for name, length in lengths.items()}
     for name, prompt in prompts.items():
         talk.submit(name, prompt, 9)
+    before = set(map(id, runner._residents._placed))
+    talk.step()
+    new = [len(placed.residents) for placed in runner._residents._placed if id(placed) not in before]
+    assert sorted(new) == [1, 1, 1, 1, 1, 2], "c and g, of one length, lie together"
+    assert called == [(4, 32), (1, 16), (1, 48), (1, 1)]
     talk.finish()
-    assert called[:4] == [(1, 16), (3, 32), (1, 48), (1, 1)]
     assert talk.tokens == {name: loaded.plain(prompt, 9) for name, prompt in prompts.items()}
 
 
