@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...kernels.mlx_cuda.decode import decode, shares, visible
+from ...kernels.mlx_cuda.decode import Decode, decode, prepared, shares, visible
 
 DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
 # Prompts are computed in multiples of so many tokens: on CUDA, attention over each new length takes 50 ms to prepare.
@@ -230,11 +230,18 @@ class LayerCache:
         # Attributes, not methods: a step of a small model is as long as the calls that its layers make.
         self.offset = forward.offset
         self.update_and_fetch = partial(forward.append, layer)
+        self._decode: tuple[int, Decode] | None = None
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Named as mlx-lm names it. A layer whose own cache would turn over sees its window, asked for or not."""
         windows = [window for window in (self._window, window_size) if window]
         return self._forward.mask(min(windows, default=0), return_array)
+
+    def decode(self, queries: mx.array, keys: mx.array, values: mx.array, seen: Seen, scale: float) -> mx.array:
+        """Of all rows, where they are one group."""
+        if self._decode is None or self._decode[0] != seen.splits:
+            self._decode = seen.splits, prepared(queries, keys, values, seen.splits, scale)
+        return self._decode[1](queries, keys, values, seen.firsts, seen.end)
 
 
 NAME = "scaled_dot_product_attention"  # of mlx-lm's, which every model imports
@@ -270,7 +277,7 @@ class _Attention:
             return self._own(queries, keys, values, cache, scale, mask, sinks)
         if isinstance(keys, Unread):
             if isinstance(mask, Seen) and sinks is None:
-                return decode(queries, keys.held, values.held, *mask, scale)
+                return cache.decode(queries, keys.held, values.held, mask, scale)
             if isinstance(mask, Seen):
                 mask = visible(mask.firsts, mask.end, keys.end)
             return self(queries, keys.read(), values.read(), cache, scale, mask, sinks)
@@ -278,4 +285,11 @@ class _Attention:
         for part in keys[:-1]:
             bounds.append(row := row + len(part[0] if isinstance(part, Unread) else part))
         parts = zip(mx.split(queries, bounds), keys, values, mask, strict=True)
-        return mx.concatenate([self(q, k, v, cache, scale, m, sinks) for q, k, v, m in parts])
+        return mx.concatenate([self._of_group(*part, cache, scale, sinks) for part in parts])
+
+    def _of_group(
+        self, queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        if isinstance(keys, Unread) and isinstance(mask, Seen) and sinks is None:
+            return decode(queries, keys.held, values.held, *mask, scale)
+        return self(queries, keys, values, cache, scale, mask, sinks)

@@ -299,6 +299,7 @@ class MlxRunner:
             try:
                 self._residents.rest()
                 mx.eval(self._residents.take_changed())
+                mx.synchronize(self._stream)  # until then CUDA's steps keep what they read
             except (RuntimeError, MemoryError):
                 self._residents.ask_again()  # the next step tells it
         mx.clear_cache()

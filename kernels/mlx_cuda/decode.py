@@ -186,13 +186,28 @@ def _call(
     )
 
 
+Decode = Callable[[mx.array, mx.array, mx.array, mx.array, mx.array], mx.array]
+
+
+def prepared(q: mx.array, keys: mx.array, values: mx.array, splits: int, scale: float) -> Decode:
+    """`decode` for q, keys and values like these: a step of a small model is as long as the calls it makes."""
+    kv_heads, dims, dtypes = keys.shape[1], (keys.shape[3], values.shape[3]), (q.dtype, keys.dtype, values.dtype)
+    call = _call(q.shape, kv_heads, dims, dtypes, splits, scale)
+    if call is None:
+        return partial(reference, scale=scale)
+
+    def alone(q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array) -> mx.array:
+        return call(inputs=[q, keys, values, firsts, end])[0]
+
+    def joined(q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array) -> mx.array:
+        out, logs = call(inputs=[q, keys, values, firsts, end])
+        return (mx.softmax(logs, axis=-1) @ out).astype(q.dtype)
+
+    return alone if splits == 1 else joined
+
+
 def decode(
     q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array, splits: int, scale: float
 ) -> mx.array:
     """See `reference`, which computes what does not fit; `splits`: see `shares`."""
-    kv_heads, dims, dtypes = keys.shape[1], (keys.shape[3], values.shape[3]), (q.dtype, keys.dtype, values.dtype)
-    call = _call(q.shape, kv_heads, dims, dtypes, splits, scale)
-    if call is None:
-        return reference(q, keys, values, firsts, end, scale)
-    out, logs = call(inputs=[q, keys, values, firsts, end])
-    return out if splits == 1 else (mx.softmax(logs, axis=-1) @ out).astype(q.dtype)
+    return prepared(q, keys, values, splits, scale)(q, keys, values, firsts, end)
