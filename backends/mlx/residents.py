@@ -131,7 +131,8 @@ class Residents:
         yield from self._prompts({row: r for row, r in taken.items() if counts[row] > 1}, starts, counts)
         single = {id(resident): row for row, resident in taken.items() if counts[row] == 1}
         if single:
-            together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
+            decoding = [p for p in self._placed if id(p.residents[0]) in single]  # in the batch's order: see _Steady
+            together = self._grouped(sorted(decoding, key=lambda p: single[id(p.residents[0])]))
             order = [single[id(resident)] for placed in together for resident in placed.residents]
             work = Work(order, [placed.group for placed in together], [1] * len(together))
             if len(single) == batch.num_rows:
@@ -381,7 +382,8 @@ class Residents:
         return self._place([resident], [(placed, [resident])], placed.steps)
 
     def _grouped(self, placed: list[Placed]) -> list[Placed]:
-        """Groups that cost less together are joined, shortest first; new ones only once they have come to stay."""
+        """Groups that cost less together are joined, in their order, shortest first among those that are not; new ones
+        only once they have come to stay."""
         if self._group_columns is None:
             columns = max(one.group.end for one in placed) * sum(len(one.residents) for one in placed)
             return [self._join(placed)] if len(placed) > 1 and columns <= self._room else placed
@@ -396,7 +398,7 @@ class Residents:
                     runs[-1].append(one)
                     continue
             runs.append([one])
-        return [self._join(run) if len(run) > 1 else run[0] for run in runs] + new
+        return [self._join(sorted(run, key=placed.index)) if len(run) > 1 else run[0] for run in runs] + new
 
     def _join(self, placed: list[Placed]) -> Placed:
         for one in placed:

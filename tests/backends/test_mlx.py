@@ -235,6 +235,21 @@ def test_two_that_go_on_from_the_same_pages(loaded: Loaded, overlap: bool) -> No
     assert talk.cached == {"first": 0, "second": len(begin), "third": len(begin)}
 
 
+def test_rows_that_join_lie_in_the_order_of_the_batch(loaded: Loaded) -> None:
+    """Then steps that go on with the last one look at no row, and sort no logits."""
+    talk, rng = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(2)
+    prompts = {name: rng.integers(3, 131, 20).tolist() for name in "abcde"}
+    for names in ("ab", "cd", "e"):
+        for name in names:
+            talk.submit(name, prompts[name], 30)
+        talk.step()
+        talk.step()
+    for _ in range(6):
+        talk.step()
+    assert loaded.runner._steady.work.rows == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
+    assert talk.finish() == {name: loaded.plain(prompt, 30) for name, prompt in prompts.items()}
+
+
 WINDOW = 6  # of SLIDING
 
 
