@@ -336,11 +336,10 @@ class Residents:
 
     def _sync(self, pages: Iterable[int]) -> None:
         """These pages are about to be read from the pool."""
-        for page in pages:
-            for resident in self._holders.get(page, ()):
-                if resident.lost:
-                    raise OutOfMemory("a step without memory took what this one builds on")
-                self._flush([resident])
+        holders = {resident for page in pages for resident in self._holders.get(page, ())}
+        if any(resident.lost for resident in holders):
+            raise OutOfMemory("a step without memory took what this one builds on")
+        self._flush(holders)
 
     def _forget(self, pages: Iterable[int], keep: Set[Resident]) -> None:
         """These pages are about to hold something else: whoever has them is a sequence of the past. Who waits together
