@@ -108,7 +108,7 @@ class Group:
         """The mask of one new column, for a kernel that reads each row's own columns only."""
         end = self.end + 1
         firsts = [max(padding, end - window if window else 0) for padding in self.padding]
-        return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts)))
+        return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts), len(firsts)))
 
     def taken(self, rows: list[int], end: int) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values of these rows, their last `end` columns, filled up on the left where there are fewer."""
@@ -185,7 +185,7 @@ class Forward:
             layer.offset = self.offset
         for at, (firsts, end, _) in self._seen.items():
             group = self._groups[at]
-            self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding)))
+            self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding), len(group.padding)))
         return True
 
     @property

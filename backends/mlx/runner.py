@@ -17,7 +17,7 @@ from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
-from .caches import Forward, LayerCache
+from .caches import DECODES, Forward, LayerCache
 from .failures import failures, shortages
 from .loading import Loaded
 from .residents import Residents, Work
@@ -198,6 +198,10 @@ class MlxRunner:
         hidden = None if hidden is None else hidden.astype(mx.float32)
         waited += () if hidden is None else (hidden,)
         with shortages():
+            if DECODES and self._last is not None:
+                # What a running step reads cannot be written in place: each layer's whole cache would be copied. The
+                # GPU is done by now, or soon: on CUDA starting a step takes longer than computing it.
+                mx.eval(self._last.tokens)
             mx.async_eval(waited)
         self._last = None if drawn is None else _Drawn(drawn.tokens, place)
         pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off, self._ran_short)

@@ -20,6 +20,7 @@ SHARED = 1024  # heads of queries that share a head of keys, times their dim: th
 ALONE = 2048  # columns up to which a row has one block, as joining what several found costs calls of its own
 SHARE = 1024  # columns of a block in longer ones
 MOST_SPLITS = 32
+BUSY = 32  # blocks of one head of keys, from which on the GPU has enough of them
 
 # A block computes one row and one head of keys for all query heads that share it. A thread holds 8 of a head's dims, so
 # that a warp reads a few columns at once; each has its own running softmax, and all are joined at the end.
@@ -150,10 +151,10 @@ def fits(q: tuple[int, ...], kv_heads: int, dims: tuple[int, int], dtypes: tuple
     )
 
 
-def shares(longest: int) -> int:
+def shares(longest: int, rows: int) -> int:
     """How many blocks share the columns of a row, where the row that sees most of them sees so many."""
     splits = 1
-    while longest > ALONE and splits < MOST_SPLITS and splits * SHARE < longest:
+    while longest > ALONE and splits < MOST_SPLITS and splits * SHARE < longest and splits * rows < BUSY:
         splits *= 2
     return splits
 
