@@ -122,8 +122,12 @@ SOURCE = """
       }
       const int64_t place = (int64_t(row) * KV_HEADS + head) * GROUP + g;
       out[(place * SPLITS + blockIdx.y) * DIM + at % DIM] = O(all > 0.0f ? out_sum / all : 0.0f);
-      if (at % DIM == 0) logs[place * SPLITS + blockIdx.y] = all > 0.0f ? (peak + log2f(all)) * 0.69314718f : -1e30f;
+LOGS
     }
+"""
+# Of blocks that share a row, by which their sums are weighted; one block of its own has no second result to tell.
+LOGS = """
+      if (at % DIM == 0) logs[place * SPLITS + blockIdx.y] = all > 0.0f ? (peak + log2f(all)) * 0.69314718f : -1e30f;
 """
 
 
@@ -160,11 +164,11 @@ def shares(longest: int, rows: int) -> int:
 
 
 @cache
-def _kernel(scale: float) -> Any:
-    source = f"    constexpr float SCALE = {scale!r};\n{SOURCE}"
+def _kernel(scale: float, shared: bool) -> Any:
+    source = f"    constexpr float SCALE = {scale!r};\n" + SOURCE.replace("LOGS", LOGS if shared else "")
     name = f"localllm_decode_{crc32(source.encode()):08x}"  # by which MLX finds it again, also on disk
-    inputs = ["q", "k", "v", "firsts", "ends"]
-    return mx.fast.cuda_kernel(name, inputs, ["out", "logs"], source, ensure_row_contiguous=False)
+    inputs, outputs = ["q", "k", "v", "firsts", "ends"], ["out", "logs"] if shared else ["out"]
+    return mx.fast.cuda_kernel(name, inputs, outputs, source, ensure_row_contiguous=False)
 
 
 @lru_cache(4096)
@@ -175,15 +179,16 @@ def _call(
     if not mx.cuda.is_available() or not fits(q, kv_heads, dims, dtypes):
         return None
     rows, heads, _, dim = q
-    dtype = dtypes[0] if splits == 1 else mx.float32
+    shared = splits > 1
+    dtype, outputs = mx.float32 if shared else dtypes[0], 2 if shared else 1
     constants = {"DIM": dim, "KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "SPLITS": splits}
     return partial(
-        _kernel(scale),
+        _kernel(scale, shared),
         template=[("T", dtypes[0]), ("O", dtype), *constants.items()],
         grid=(THREADS * rows * kv_heads, splits, 1),
         threadgroup=(THREADS, 1, 1),
-        output_shapes=[(rows, heads, splits, dim), (rows, heads, 1, splits)],
-        output_dtypes=[dtype, mx.float32],
+        output_shapes=[(rows, heads, splits, dim), (rows, heads, 1, splits)][:outputs],
+        output_dtypes=[dtype, mx.float32][:outputs],
     )
 
 
