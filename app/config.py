@@ -75,11 +75,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["auto", "ours", "flashinfer"],
         Meta(description="Whose attention computes; flashinfer is for NVIDIA GPUs, and must be installed."),
     ] = "auto"
-    # Off: where Triton compiles what is tested, the first start takes longer (an H200: 8 to 11 s; later ones 10 ms).
     self_test: Annotated[
-        Literal["off", "on"],
-        Meta(description="Test a GPU's kernels at the first start, and leave what is wrong to slower ones."),
-    ] = "off"
+        Literal["on", "off"],
+        Meta(
+            description="Test a GPU's kernels at the first start (about 10 s, once), and leave what is wrong to slower "
+            "ones."
+        ),
+    ] = "on"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
     reference_ops: Annotated[
         tuple[str, ...],

@@ -1,7 +1,8 @@
 """Every CUDA C++ kernel over random shapes, for compute-sanitizer to watch: see scripts/sanitize_cuda.
 
-`python scripts/cuda_shapes.py [--shapes 200] [kernel ...]`; `--list` names the kernels. What comes out is compared by
-the tests; here it is only computed, in shapes that are small, odd, not aligned and of every type that a kernel takes.
+`python scripts/cuda_shapes.py [--shapes 200] [--first 0] [kernel ...]`; `--list` names the kernels. What comes out is
+compared by the tests; here it is only computed, in shapes that are small, odd, not aligned and of every type that a
+kernel takes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -218,15 +218,15 @@ def extend_attention(pick: random.Random) -> None:
 
 
 def decoder_step(pick: random.Random) -> object:
-    """Only on Hopper; up to eight rows, also where the layers would be computed one by one."""
+    """Only on Hopper; also of models of which the layers would be computed one by one."""
     from localllm.kernels.cuda.linear import pack_slices
-    from localllm.kernels.cuda.step import ROWS, decoders, prepare_stack
+    from localllm.kernels.cuda.step import decoders, prepare_stack
     from localllm.kernels.ops.judge import given
     from localllm.kernels.ops.layer import inputs
 
-    kv_heads, contexts = pick.choice([1, 2, 3]), [pick.randint(1, 300) for _ in range(pick.randint(1, 8))]
+    kv_heads = pick.choice([1, 2, 3])
     make = inputs(
-        [(1, context) for context in contexts],
+        [(1, pick.randint(1, 300))],
         layers=pick.randint(1, 3),
         heads=pick.choice([1, 2, 4, 8]) * kv_heads,
         kv_heads=kv_heads,
@@ -240,8 +240,7 @@ def decoder_step(pick: random.Random) -> object:
     case = Case("layer.decoders", "random", make, packs=("stack",))
     ops = Ops(layer=Layer(decoders=decoders, prepare_stack=prepare_stack), linear=Linear(pack_slices=pack_slices))
     arguments = make(torch.Generator().manual_seed(pick.randrange(10**6)), torch.bfloat16)
-    there = given(case, ops, arguments, "cuda", torch.bfloat16)
-    return decoders(**{**there, "stack": replace(there["stack"], most_rows=ROWS)})
+    return decoders(**given(case, ops, arguments, "cuda", torch.bfloat16))
 
 
 def beyond(pick: random.Random) -> object:
@@ -264,7 +263,7 @@ KERNELS: Mapping[str, Draw] = {
     "copy_parts": copy_parts,
     "embedding": embedding,
     **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
-    **{f"few_rows_{op}_alone": partial(product, op, most=1) for op in ("int8", "int4")},
+    **{f"few_rows_{op}_alone": partial(product, op, most=1) for op in ("dense", "int8", "int4")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
     "decoder_step": decoder_step,
@@ -274,6 +273,7 @@ KERNELS: Mapping[str, Draw] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, default=200, help="of each kernel")
+    parser.add_argument("--first", type=int, default=0, help="shape to begin with, so that several can share them out")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("kernels", nargs="*", choices=[*KERNELS, "beyond", []], help="all, where none is named")
     options = parser.parse_args()
@@ -283,7 +283,7 @@ def main() -> None:
     called = Counter[str]()
     for name in options.kernels or KERNELS:
         start, draw, own = time.perf_counter(), KERNELS.get(name, beyond), Counter[str]()
-        for seed in range(options.shapes):
+        for seed in range(options.first, options.first + options.shapes):
             torch.manual_seed(seed)
             with Calls(own):
                 draw(random.Random(f"{name} {seed}"))

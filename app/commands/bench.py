@@ -132,5 +132,8 @@ def _rate(answers: list[Done]) -> float:
 
 def _memory(info: LoadedModel, decode: float) -> tuple[float | None, float | None]:
     """Read bandwidth in GB/s and the share of it that decoding uses, where both are known."""
-    speed = load(info.backend).read_bandwidth() if info.token_bytes else None
+    if not info.token_bytes:
+        return None, None
+    say("measuring how fast the memory is read")
+    speed = load(info.backend).read_bandwidth()
     return (None, None) if speed is None else (speed / 1e9, info.token_bytes * decode / speed)

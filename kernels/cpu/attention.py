@@ -21,15 +21,16 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Queries and cache may be of different types, and queries lie among other heads (as a view of one product)."""
     if query.dtype not in FLOATS or key_pages.dtype not in FLOATS:
-        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks)
+        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
     if query.stride(2) != 1 or (query.shape[1] > 1 and query.stride(1) != query.shape[2]):
         query = query.contiguous()
     if sinks is not None:
         sinks = sinks.float()
-    out = query.new_empty(query.shape)
+    out = query.new_empty(query.shape) if out is None else out
     starts, contexts, pages = rows.row_starts, rows.context_lens, rows.page_table
     _attention(out, query, key_pages, value_pages, starts, contexts, pages, sinks, scale, window, soft_cap)
     return out

@@ -36,14 +36,15 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """16-bit heads of 64 or 128 are computed here; not to run on one device twice at the same time."""
     options = scale, window, soft_cap, sinks
     alone = 1 in rows.query_lens and _covered(query, key_pages, value_pages, rows)  # rows with one query: decode's
     prompts = serves(query, key_pages, value_pages, rows)
     if not prompts and not (alone and max(rows.query_lens) == 1):
-        return elsewhere(query, key_pages, value_pages, rows, *options)
-    out = query.new_empty(query.shape)
+        return elsewhere(query, key_pages, value_pages, rows, *options, out)
+    out = query.new_empty(query.shape) if out is None else out
     if prompts:
         extend(out, query, key_pages, value_pages, rows, *options, fewest=2 if alone else 1)
     if alone:

@@ -1,6 +1,7 @@
 // A decode step's layers as one op. Checked here is what the host can see; the addresses of weights come from
 // step.py, which knows their shapes.
 #include "../cpu/checks.h"
+#include "pages.h"
 #include "queue.h"
 #include "step.h"
 
@@ -25,12 +26,10 @@ void take_shape(StepArgs& args, const Tensor& layers, int64_t hidden, int64_t in
            " of keys are not what it takes");
 }
 
-int64_t room_op(Tensor layers, int64_t rows, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads,
-                int64_t dim) {
+int64_t room_op(Tensor layers, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads, int64_t dim) {
   Queue queue(layers);  // the device is the current one
   StepArgs args{};
   take_shape(args, layers, hidden, inner, heads, kv_heads, dim);
-  args.rows = (int)cast(OP, "rows", rows, 1, STEP_ROWS);
   return step_fits(args) ? step_shared(args) : 0;
 }
 
@@ -42,7 +41,8 @@ void take_cache(StepArgs& args, const Tensor& keys, const Tensor& values) {
   if (size < 1 || size & (size - 1)) refuse(OP, ": pages of ", size, " positions, a power of two expected");
   args.keys = to.data(), args.values = values_to.data(), args.limit = to.size(1) * size;
   if (args.limit > INT32_MAX) refuse(OP, ": too many pages");
-  args.head = args.dim, args.slot = args.kv_heads * args.dim, args.layer = args.limit * args.slot;
+  args.head_stride = args.dim, args.slot_stride = args.kv_heads * args.dim;
+  args.layer_stride = args.limit * args.slot_stride;
   while (int64_t{1} << args.page_shift < size) args.page_shift++;
 }
 
@@ -51,26 +51,29 @@ void step_op(Tensor x_out, Tensor stream_out, Tensor x, Tensor stream, Tensor la
              int64_t inner, int64_t heads, int64_t gate, double eps, double offset, double scale) {
   Op op(OP, x);
   Argument from(op, "x", x), before(op, "stream", stream), to(op, "x_out", x_out), after(op, "stream_out", stream_out);
-  from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense();
-  const int64_t rows = cast(OP, "rows", from.size(0), 1, STEP_ROWS), hidden = from.size(1);
-  for (Argument* one : {&before, &to, &after}) one->shaped({rows, hidden}).of(ScalarType::BFloat16).dense();
+  from.shaped({1, ANY}).of(ScalarType::BFloat16).dense();
+  const int64_t hidden = from.size(1);
+  for (Argument* one : {&before, &to, &after}) one->shaped({1, hidden}).of(ScalarType::BFloat16).dense();
   StepArgs args{};
   take_shape(args, layers, hidden, inner, heads, keys.size(3), keys.size(4));
-  args.rows = (int)rows, args.gate = (Activation)cast(OP, "gate", gate, 0, 2);
+  args.gate = (Activation)cast(OP, "gate", gate, 0, 2);
   args.x = from.data(), args.stream = before.data(), args.x_out = to.data(), args.stream_out = after.data();
   Argument c(op, "cos", cos), s(op, "sin", sin), at(op, "slots", slots), contexts(op, "context_lens", context_lens);
-  args.cos = c.shaped({rows, args.dim / 2}).of(ScalarType::Float).dense().data<float>();
-  args.sin = s.shaped({rows, args.dim / 2}).of(ScalarType::Float).dense().data<float>();
-  args.slots = at.shaped({rows}).of(ScalarType::Long).dense().data<int64_t>();
-  args.context_lens = contexts.shaped({rows}).of(ScalarType::Int).dense().data<int32_t>();
+  args.cos = c.shaped({1, args.dim / 2}).of(ScalarType::Float).dense().data<float>();
+  args.sin = s.shaped({1, args.dim / 2}).of(ScalarType::Float).dense().data<float>();
+  args.slot = at.shaped({1}).of(ScalarType::Long).dense().data<int64_t>();
+  args.context = contexts.shaped({1}).of(ScalarType::Int).dense().data<int32_t>();
   Argument pages(op, "page_table", page_table), memory(op, "shared", shared);
-  args.page_table = pages.shaped({rows, ANY}).of(ScalarType::Int).dense_rows().data<int32_t>();
-  args.table_row = pages.stride();
+  args.page_table = pages.shaped({1, ANY}).of(ScalarType::Int).dense_rows().data<int32_t>();
   take_cache(args, keys, values);
   args.eps = (float)eps, args.offset = (float)offset, args.scale = (float)scale;
   args.shared = memory.shaped({ANY}).of(ScalarType::Byte).dense().data();
+  const std::pair<const char*, const Tensor*> vectors[] = {
+      {"x_out", &x_out}, {"stream_out", &stream_out}, {"x", &x},       {"stream", &stream}, {"layers", &layers},
+      {"shared", &shared}, {"cos", &cos},             {"sin", &sin},   {"keys", &keys},     {"values", &values}};
+  for (auto& [name, tensor] : vectors) refuse_unaligned(OP, *tensor, name);
   Queue queue(x);
-  if (!step_fits(args)) refuse(OP, ": this GPU has too little shared memory for ", rows, " rows of this model");
+  if (!step_fits(args)) refuse(OP, ": this GPU has too little shared memory for this model");
   if (memory.size(0) < step_shared(args)) refuse(OP, ": shared has ", memory.size(0), " bytes, too few");
   step(args, queue);
 }
@@ -82,9 +85,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
       "decoder_step(Tensor(a!) x_out, Tensor(b!) stream_out, Tensor x, Tensor stream, Tensor layers, Tensor(c!) shared, "
       "Tensor cos, Tensor sin, Tensor slots, Tensor context_lens, Tensor page_table, Tensor(d!) keys, "
       "Tensor(e!) values, int inner, int heads, int gate, float eps, float offset, float scale) -> ()");
-  // Bytes of `shared`, which are to be zeros at first; 0 where this GPU cannot take so many rows.
+  // Bytes of `shared`, which are to be zeros at first; 0 where this GPU cannot take them.
   library.def(
-      "decoder_step_room(Tensor layers, int rows, int hidden, int inner, int heads, int kv_heads, int dim) -> int");
+      "decoder_step_room(Tensor layers, int hidden, int inner, int heads, int kv_heads, int dim) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {

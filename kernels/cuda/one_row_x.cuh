@@ -30,15 +30,21 @@ class OneRow {
         for (int h = 0; h < N; h++) norm_[h] = read(a.norm, place(h));
   }
 
-  // All readers.
-  __device__ void fill() const {
-    uint4 held[N];
+  // What is multiplied, as bf16: `place(h)` is where the h-th of this thread's vectors belongs.
+  __device__ void prepare(uint4 (&held)[N]) const {
 #pragma unroll
     for (int h = 0; h < N; h++) held[h] = read(a_.x, place(h));
     if constexpr (NORMED) {
       if (a_.stream) add_stream(held);
       if (a_.norm) normalise(held);
     }
+  }
+  static __device__ int place(int h) { return (h * READERS + int(threadIdx.x)) * 8; }
+
+  // All readers.
+  __device__ void fill() const {
+    uint4 held[N];
+    prepare(held);
     uint32_t largest[N];
     float values[8];
 #pragma unroll
@@ -69,7 +75,6 @@ class OneRow {
   int padded_;
   uint4 norm_[NORMED ? N : 1];
 
-  static __device__ int place(int h) { return (h * READERS + int(threadIdx.x)) * 8; }
   __device__ uint4 read(const void* from, int k) const {
     if (k >= int(a_.ins)) return {};
     return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + k);

@@ -1,4 +1,4 @@
-// All layers of a decode step of few rows, in one kernel: one block on each multiprocessor, of which one warp streams
+// All layers of a decode step of one row, in one kernel: one block on each multiprocessor, of which one warp streams
 // weights without a pause (step_ring.cuh) and eight multiply and attend. Blocks hand each other activations word by word
 // (step_words.cuh): a layer takes five such exchanges, and nothing ends or begins in between.
 //
@@ -15,86 +15,90 @@
 namespace localllm::cuda {
 namespace {
 
+// By the warps that multiply. Its loops are kept as loops: code that is gone through once a layer is not in the cache of
+// instructions any more if it is long.
 template <int D>
 __device__ inline void compute(const Block& b) {
   const StepArgs& a = b.a;
-  const Places& places = b.places;
   uint32_t& last_turn = reinterpret_cast<uint32_t*>(a.shared)[blockIdx.x];
-  Multiplier multiplier(b);
-  Attention<D> attention(b);
   ask_norm(b, b.layer(0).norms[0]);
   await_previous();
-  const uint32_t begun = last_turn;
-  if (threadIdx.x < a.rows) b.at<int>(b.room.contexts)[threadIdx.x] = a.context_lens[threadIdx.x];
-  for (int layer = 0; layer < a.layer_count; layer++) {
-    const uint32_t turn = begun + layer + 1;
-    const bool last = layer + 1 == a.layer_count;
-    fill_normalised(b, layer == 0 ? nullptr : b.words(places.moved), turn - 1);
-    multiplier.run(layer, QKV, {b.words(places.qkv), (a.heads + 2 * a.kv_heads) * D / 2, turn});
-    attention.run(layer, turn);
-    ask_norm(b, b.layer(layer).norms[1]);
-    if (multiplier.takes_part(OUT)) fill(b, b.words(places.seen), a.heads * D, turn);
-    multiplier.run(layer, OUT, {b.words(places.added), a.hidden / 2, turn});
-    fill_normalised(b, b.words(places.added), turn);
-    multiplier.run(layer, GATE_UP, {b.words(places.gated), a.inner / 2, turn});
-    if (!last) ask_norm(b, b.layer(layer + 1).norms[0]);
-    if (multiplier.takes_part(DOWN)) fill(b, b.words(places.gated), a.inner, turn);
-    multiplier.run(layer, DOWN, {b.words(places.moved), a.hidden / 2, turn, last ? a.x_out : nullptr});
+  uint32_t turn = last_turn;
+  Multiplier multiplier(b);
+  const Attention<D> attention(b);
+  take_first(b);
+#pragma unroll 1
+  for (int at = 0; at < 4 * a.layer_count; at++) {
+    const int layer = at / 4, phase = at % 4;
+    const Product& product = b.plan.products[phase];
+    const bool normalised = phase == QKV || phase == GATE_UP;
+    if (at > 0 && (normalised || multiplier.takes_part(product)))
+      take_words(b, b.own_words(product.from), product.ins, turn);
+    if (phase == QKV && ++turn == 0) turn = 1;  // words that were never written are of turn 0
+    if (normalised) normalise(b);
+    __syncwarp();
+    if (normalised && at + 2 < 4 * a.layer_count) ask_norm(b, b.layer((at + 2) / 4).norms[phase == QKV]);
+    multiplier.run(layer, phase, turn);
+    if (phase == QKV) attention.run(layer, turn);
   }
   if (blockIdx.x == 0)
-    for (int quad = threadIdx.x; quad < a.rows * a.hidden / 4; quad += TEAM)
-      static_cast<uint2*>(a.stream_out)[quad] = b.at<uint2>(b.room.stream)[quad];
-  if (threadIdx.x == 0) last_turn = begun + a.layer_count;
+    for (int quad = first_quad(); quad < a.hidden / 4; quad += TEAM)
+      static_cast<uint2*>(a.stream_out)[quad] = b.at<uint2>(b.plan.stream)[quad];
+  if (threadIdx.x == 0) last_turn = turn;
 }
 
 template <int D>
-__global__ void __launch_bounds__(TEAM + 32, 1) step_kernel(const __grid_constant__ Plan plan) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000  // later ones were not tried, and some have too little shared memory
-  extern __shared__ __align__(128) char memory[];
+__global__ void __launch_bounds__(TEAM + FETCHERS, 1) step_kernel(const __grid_constant__ Plan plan) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // later ones were not tried, and some have too little shared memory
   let_next_begin();
-  const Block b(plan, memory);
+  const Block b(plan);
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < b.room.stages; slot++) {
-      hopper::init(b.full(slot), 1);
-      hopper::init(b.empty(slot), CONSUMERS);
+    for (int slot = 0; slot < b.plan.stages; slot++) {
+      hopper::init(b.full(slot), hopper::ARRIVALS);
+      hopper::init(b.empty(slot), CONSUMERS * hopper::ARRIVALS);
     }
     hopper::publish_barriers();
   }
-  for (int i = threadIdx.x; i < b.a.layer_count * int(sizeof(StepLayer) / 16); i += TEAM + 32)
-    b.at<uint4>(b.room.layers)[i] = reinterpret_cast<const uint4*>(b.a.layers)[i];
+  for (int i = threadIdx.x; i < b.a.layer_count * int(sizeof(StepLayer) / 16); i += TEAM + FETCHERS)
+    b.at<uint4>(b.plan.layers)[i] = reinterpret_cast<const uint4*>(b.a.layers)[i];
   __syncthreads();
-  threadIdx.x < TEAM ? compute<D>(b) : fetch_weights(b);
+  if (threadIdx.x < TEAM) {
+    hopper::take_registers<216>();  // attention's
+    compute<D>(b);
+  } else {
+    hopper::leave_registers<40>();
+    if (threadIdx.x < TEAM + 32) fetch_weights(b);
+  }
 #endif
 }
 
-Room room_of(const StepArgs& args) { return Room(args, gpu().shared_limit); }
-
 // As many blocks as multiprocessors, but each has a part in the products that all of them make ready: what one still
 // reads is not written anew.
-int blocks_of(const StepArgs& args) {
-  int tiles = std::min(product_of(args, QKV).tiles, product_of(args, GATE_UP).tiles);
-  return std::min({tiles, gpu().processors, MOST_BLOCKS});
+Plan plan_of(const StepArgs& args) {
+  const int tiles = std::min(args.inner / 4, (args.heads + 2 * args.kv_heads) * args.dim / 8);
+  return Plan(args, std::min({tiles, gpu().processors, MOST_BLOCKS}), gpu().shared_limit);
 }
 
 }  // namespace
 
-int64_t step_shared(const StepArgs& args) { return Places(args).end * 8; }
+int64_t step_shared(const StepArgs& args) { return plan_of(args).end * 8; }
 
 bool step_fits(const StepArgs& args) {
 #ifdef LOCALLLM_HOPPER
-  return gpu().major == 9 && room_of(args).stages >= LEAST_STAGES;
+  const Plan plan = plan_of(args);
+  return gpu().major == 9 && plan.stages >= LEAST_STAGES && args.kv_heads <= plan.blocks;
 #else
   return false;  // compiled for other GPUs only, the kernel is empty
 #endif
 }
 
 void step(const StepArgs& args, cudaStream_t stream) {
-  const Room room = room_of(args);
+  const Plan plan = plan_of(args);
   auto kernel = args.dim == 64 ? step_kernel<64> : step_kernel<128>;
-  const int shared = room.ring + room.stages * STAGE;
+  const int shared = plan.ring + plan.stages * STAGE;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(blocks_of(args))), config.blockDim = dim3(TEAM + 32);
+  config.gridDim = dim3(unsigned(plan.blocks)), config.blockDim = dim3(TEAM + FETCHERS);
   config.dynamicSmemBytes = shared, config.stream = stream;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;  // blocks wait for each other: all are there, or none is
@@ -102,7 +106,7 @@ void step(const StepArgs& args, cudaStream_t stream) {
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   config.attrs = attributes, config.numAttrs = 2;
-  cudaLaunchKernelEx(&config, kernel, Plan{args, room, Places(args)});
+  cudaLaunchKernelEx(&config, kernel, plan);
   check_launch("decoder_step");
 }
 

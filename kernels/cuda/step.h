@@ -1,4 +1,4 @@
-// All layers of a decode step of few rows, in one kernel that stays on the GPU for all of them.
+// All layers of a decode step of one row, in one kernel that stays on the GPU for all of them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,9 +9,8 @@
 
 namespace localllm::cuda {
 
-constexpr int STEP_ROWS = 8;        // at most
-constexpr int MOST_BLOCKS = 1024;   // of any GPU: one on each multiprocessor
-constexpr int STEP_SPLITS = 32;     // parts of a context, at most
+constexpr int MOST_BLOCKS = 1024;  // of any GPU: one on each multiprocessor
+constexpr int STEP_SPLITS = 32;    // parts of a context, at most
 
 // What a layer is made of, as addresses on the device; 0: there is none. Weights and norms are bf16, biases float32.
 struct StepLayer {
@@ -24,25 +23,25 @@ struct StepLayer {
 
 // Everything is bf16 where nothing else is said.
 struct StepArgs {
-  const StepLayer* layers;  // [layer_count]
-  void *x_out, *stream_out;     // [rows, hidden]
-  const void *x, *stream;       // [rows, hidden]
-  const float *cos, *sin;       // [rows, dim / 2]
-  const int64_t* slots;         // [rows]
-  const int32_t* context_lens;  // [rows]
-  const int32_t* page_table;    // [rows, pages], rows `table_row` apart
-  void *keys, *values;          // [layers, slots, kv_heads, dim], `layer`, `slot` and `head` elements apart
+  const StepLayer* layers;      // [layer_count]
+  void *x_out, *stream_out;     // [hidden]
+  const void *x, *stream;       // [hidden]
+  const float *cos, *sin;       // [dim / 2]
+  const int64_t* slot;          // where the token's keys and values go
+  const int32_t* context;       // positions, the token's own included
+  const int32_t* page_table;    // [pages]
+  void *keys, *values;          // [layers, slots, kv_heads, dim], `layer_stride`, … elements apart
   void* shared;                 // step_shared(…) bytes, zeros before the first call, and left alone between calls
-  int64_t limit, layer, slot, head, table_row;  // slots from limit on are left out
-  int rows, layer_count, hidden, inner, heads, kv_heads, dim, page_shift;
+  int64_t limit, layer_stride, slot_stride, head_stride;  // slots from limit on are left out
+  int layer_count, hidden, inner, heads, kv_heads, dim, page_shift;
   Activation gate;
   float eps, offset, scale;
 };
 
-// Bytes that all steps of a model share, of whatever number of rows.
+// Bytes that all steps of a model share.
 int64_t step_shared(const StepArgs& args);
 
-// Whether the current GPU has what this number of rows needs.
+// Whether the current GPU has what this model needs.
 bool step_fits(const StepArgs& args);
 
 void step(const StepArgs& args, cudaStream_t stream);

@@ -1,4 +1,4 @@
-"""All layers of a decode step of few rows in one kernel (step.cu); see kernels/ops/layer.py for what it means."""
+"""All layers of a decode step of one row in one kernel (step.cu); see kernels/ops/layer.py for what it means."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from .linear import BF16, Packed
 _step = torch.ops.localllm.decoder_step.default
 _room = torch.ops.localllm.decoder_step_room.default
 
-ROWS = 8  # that the kernel can take, as in step.h
-# Where it is faster than layer by layer, as measured on an H200: one row of a 0.6B model (31 MB a layer) takes 0.63 ms
-# against 0.90; four rows, or one row of an 8B model, take 4 to 13 % longer.
-CHOSEN_ROWS = 1
-CHOSEN_BYTES = 32 << 20  # of a layer's weights
+# Where it is faster than layer by layer, or as fast, as measured on an H200: 28 layers of a 0.6B model (31 MB each)
+# take 0.49 ms against 0.90; 8 of an 8B model (436 MB each) 0.87 ms against 0.95 at a context of 128, as long at one of
+# 8192. Larger layers were not measured.
+CHOSEN_BYTES = 448 << 20  # of a layer's weights
 
 
 class Shape(NamedTuple):
@@ -50,7 +49,6 @@ class Stack:
     shape: Shape | None = None
     table: Tensor | None = None  # [layers, fields] int64, StepLayer in step.h
     shared: Tensor | None = None  # bytes
-    most_rows: int = 0
 
     def __iter__(self) -> Iterator[DecoderLayer]:
         return iter(self.layers)
@@ -64,12 +62,12 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
     if shape is None or _bytes(layers[0]) > CHOSEN_BYTES:
         return Stack(layers)
     table = torch.tensor([_addresses(layer) for layer in layers], device=layers[0].before_mlp.device)
-    room = _room(table, CHOSEN_ROWS, *shape[:5])
+    room = _room(table, *shape[:5])
     if not room:
         return Stack(layers)
     shared = torch.zeros(room, dtype=torch.uint8, device=table.device)
     torch.cuda.current_stream(table.device).synchronize()  # steps do not wait for what wrote it
-    return Stack(layers, shape, table, shared, CHOSEN_ROWS)
+    return Stack(layers, shape, table, shared)
 
 
 def decoders(
@@ -85,7 +83,7 @@ def decoders(
     values: Tensor,
     last: Last | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One kernel for up to `most_rows` rows of one token each, layer by layer for any others."""
+    """One kernel for a row of one token, layer by layer for any others."""
     if last is not None or not _fits(stack, x, rows, turns, keys):
         return reference.decoders(ops, stack, x, stream, turns, turn_of, rows, slots, keys, values, last)
     shape = stack.shape
@@ -102,8 +100,7 @@ def _fits(stack: Stack, x: Tensor, rows: Rows, turns: Sequence[tuple[Tensor, Ten
     shape, page_size = stack.shape, keys.shape[2]
     return (
         shape is not None
-        and len(rows.query_lens) == len(x) <= stack.most_rows
-        and max(rows.query_lens, default=0) == 1
+        and len(x) == 1 == len(rows.query_lens)
         and x.dtype == keys.dtype == torch.bfloat16
         and keys.shape[3:] == (shape.kv_heads, shape.dim)
         and page_size & (page_size - 1) == 0

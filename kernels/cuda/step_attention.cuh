@@ -1,5 +1,6 @@
-// Attention of a step's rows: a unit is a kv head of a row and a part of its context. What it reads of the cache is on
-// its way before the layer's queries are there; the newest key and value never take the way through the cache.
+// Attention of a step: a unit is a kv head and a part of the context, and a block has one or none. What it reads of the
+// cache is on its way before the layer's queries are there; the newest key and value never take the way through the
+// cache.
 #pragma once
 
 #include "step_product.cuh"
@@ -7,113 +8,140 @@
 namespace localllm::cuda {
 namespace {
 
+// A context in parts, each of `each` positions but the last.
+struct Parts {
+  int count, each;
+  __device__ Parts(int context, int most) {
+    const int wanted = context <= ALONE ? 1 : min(most, (context + PART - 1) / PART);
+    each = ((context + wanted - 1) / wanted + 15) / 16 * 16;
+    count = (context + each - 1) / each;
+  }
+};
+
 template <int D>
 class Attention {
  public:
   static constexpr int PAIRS = D / 2, EACH = D / 32;  // dims of a lane
 
-  __device__ explicit Attention(const Block& b) : b_(b), group_(b.a.heads / b.a.kv_heads) {
-    most_ = min(STEP_SPLITS, max(1, int(gridDim.x) / (b.a.kv_heads * b.a.rows)));
-    cache_.slot = b.a.slot, cache_.scale = b.a.scale;
+  // The block's unit is the same in all layers; seen by all after a meeting.
+  __device__ explicit Attention(const Block& b) : b_(b) {
+    const Unit u = unit_of(blockIdx.x);
+    if (threadIdx.x == 0) own_unit() = u;
+    first_slot_ = u.part < u.parts ? slot_of(u, u.begin + warp() * STEP + lane() % STEP) : 0;
   }
 
-  // qkv of all rows -> what their heads have seen.
-  __device__ void run(int layer, uint32_t turn) {
-    cache_.keys = static_cast<const __nv_bfloat16*>(b_.a.keys) + layer * b_.a.layer;
-    cache_.values = static_cast<const __nv_bfloat16*>(b_.a.values) + layer * b_.a.layer;
-    const int units = b_.a.rows * b_.a.kv_heads * most_;
-    // All are attended before any is merged: merging waits for other blocks' units.
-    for (int unit = blockIdx.x; unit < units; unit += gridDim.x)
-      if (Unit u = unit_of(unit); u.part < u.parts) attend(u, layer, turn);
-    for (int unit = blockIdx.x; unit < units; unit += gridDim.x)
-      if (Unit u = unit_of(unit); u.part < u.parts && u.parts > 1) merge(u, turn);
+  // Heads' queries, keys and values -> what the heads have seen.
+  __device__ void run(int layer, uint32_t turn) const {
+    const Unit& u = own_unit();
+    if (u.part >= u.parts) return;
+    attend(u, layer, turn);
+    if (u.parts > 1) merge(u, turn);
   }
 
  private:
   static __device__ int lane() { return threadIdx.x % 32; }
   static __device__ int warp() { return threadIdx.x / 32; }
   struct Unit {
-    int row, head, part, parts, begin, end, newest;  // positions; the newest one is this step's
+    int head, part, parts, begin, end, newest;  // positions; the newest one is this step's
+    int stored;                                 // positions before this one are in the cache
     __device__ bool writes() const { return end > newest; }
   };
+  __device__ Unit& own_unit() const { return *b_.at<Unit>(b_.plan.unit); }
   __device__ Unit unit_of(int unit) const {
-    Unit u;
-    u.head = unit % b_.a.kv_heads, unit /= b_.a.kv_heads;
-    u.row = unit % b_.a.rows, u.part = unit / b_.a.rows;
-    int context = b_.at<int>(b_.room.contexts)[u.row];
-    Parts parts(context, most_);
+    Unit u{};  // one that there is not has no parts
+    u.head = unit % b_.a.kv_heads, u.part = unit / b_.a.kv_heads;
+    if (u.part >= b_.plan.most_parts) return u;
+    const int context = *b_.a.context;
+    Parts parts(context, b_.plan.most_parts);
     u.parts = parts.count, u.begin = u.part * parts.each, u.end = min(context, u.begin + parts.each);
-    u.newest = context - 1;
+    u.newest = context - 1, u.stored = min(u.end, u.newest);
     return u;
   }
+  __device__ int slot_of(const Unit& u, int position) const {
+    const int shift = b_.a.page_shift, page = position < u.stored ? b_.a.page_table[position >> shift] : 0;
+    return (page << shift) + (position & ((1 << shift) - 1));
+  }
   // In shared memory: queries of 8 heads, the newest key and value; then what the warps have found.
-  __device__ __nv_bfloat16* vector(int which) const { return b_.at<__nv_bfloat16>(b_.room.x) + which * D; }
+  __device__ __nv_bfloat16* vector(int which) const { return b_.at<__nv_bfloat16>(b_.plan.x) + which * D; }
   __device__ float* found(int warp, int head) const {  // D sums, the peak, the total
-    return b_.at<float>(b_.room.x + 10 * D * 2) + (warp * group_ + head) * (D + 2);
+    return b_.at<float>(b_.plan.x + 10 * D * 2) + (warp * b_.plan.group + head) * (D + 2);
   }
   __device__ uint64_t* part_words(const Unit& u, int part) const {
-    int64_t pair = int64_t(u.row) * b_.a.kv_heads + u.head;
-    return b_.words(b_.places.parts + (pair * STEP_SPLITS + part) * b_.places.each);
+    return b_.words(b_.plan.parts) + int64_t(u.head * STEP_SPLITS + part) * b_.plan.each;
   }
   __device__ void publish_pair(const Unit& u, int pair_at, float one, float other, uint32_t turn) const {
-    uint64_t* words = b_.words(b_.places.seen) + (u.row * b_.a.heads + u.head * group_) * PAIRS;
-    publish(words + pair_at, pair<__nv_bfloat16>(one, other), turn);
+    const Exchange& to = b_.plan.products[OUT].from;
+    const uint32_t both = pair<__nv_bfloat16>(one, other);
+    uint64_t* words = b_.words(to.place) + u.head * b_.plan.group * PAIRS + pair_at;
+#pragma unroll 1
+    for (int copy = 0; copy < COPIES; copy++, words += to.pairs) publish(words, both, turn);
   }
 
-  __device__ void attend(const Unit& u, int layer, uint32_t turn) {
-    const int64_t head_at = u.head * b_.a.head;
-    const int stored = min(u.end, u.newest);  // positions that the cache has
-    const int32_t* table = b_.a.page_table + u.row * b_.a.table_row;
-    auto slot_of = [&](int position) {
-      int page = position < stored ? table[position >> b_.a.page_shift] : 0;
-      return (page << b_.a.page_shift) + (position & ((1 << b_.a.page_shift) - 1));
-    };
+  // Brings near what the next layer reads first.
+  __device__ void expect_next(Warp<__nv_bfloat16, D>& own, const DecodeArgs& cache, int layer, int base,
+                              int stored) const {
+    own.expect(cache, b_.a.layer_stride, first_slot_, base, stored);
+    const uint64_t norm = b_.layer(layer + 1).head_norms[lane() % 2];
+    if (norm && warp() == 0 && lane() / 2 * 64 < D)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(norm + lane() / 2 * 128));
+  }
+
+  __device__ void attend(const Unit& u, int layer, uint32_t turn) const {
+    DecodeArgs cache{};
+    const int64_t first = layer * b_.a.layer_stride + u.head * b_.a.head_stride;
+    cache.keys = static_cast<const __nv_bfloat16*>(b_.a.keys) + first;
+    cache.values = static_cast<const __nv_bfloat16*>(b_.a.values) + first;
+    cache.slot = b_.a.slot_stride, cache.scale = b_.a.scale;
+    constexpr int STRIDE = CONSUMERS * STEP;
+    const int end = u.end, stored = u.stored, newest = u.writes() ? u.newest : -1;
     int base = u.begin + warp() * STEP;
-    int next = slot_of(base + CONSUMERS * STEP + lane() % STEP);
+    int next = slot_of(u, base + STRIDE + lane() % STEP);
     Warp<__nv_bfloat16, D> own;
     own.start();
     {
-      int slot = slot_of(base + lane() % STEP);
-      own.load_keys(cache_, head_at, slot, base, stored);
-      own.load_values(cache_, head_at, slot, base, stored);
+      own.load_keys(cache, 0, first_slot_, base, stored);
+      own.load_values(cache, 0, first_slot_, base, stored);
+      if (layer + 1 < b_.a.layer_count) expect_next(own, cache, layer, base, stored);
     }
-    for (int head = warp(); head < group_ + (u.writes() ? 2 : 0); head += CONSUMERS) make_ready(u, head, layer, turn);
+#pragma unroll 1
+    for (int head = warp(); head < b_.plan.group + (newest < 0 ? 0 : 2); head += CONSUMERS)
+      make_ready(u, head, layer, turn);
     meet();
     const uint32_t query = hopper::address(vector(own.g) + own.t * 8);
-    for (; base < u.end; base += CONSUMERS * STEP) {
-      if (u.newest >= base && u.newest < base + STEP && u.newest < u.end) take_newest(own, u.newest - base);
-      int after = slot_of(base + 2 * CONSUMERS * STEP + lane() % STEP);
+#pragma unroll 1
+    for (; base < end; base += STRIDE) {
+      if (newest >= base && newest < base + STEP) take_newest(own, newest - base);
+      const int after = slot_of(u, base + 2 * STRIDE + lane() % STEP);
 #pragma unroll
       for (int j = 0; j < D / 32; j++)  // every time anew: registers are scarce
-        own.query[j] = own.g < group_ ? shared_vector(query + j * 64) : make_uint4(0, 0, 0, 0);
+        own.query[j] = own.g < b_.plan.group ? shared_vector(query + j * 64) : make_uint4(0, 0, 0, 0);
       uint32_t weights[2];
-      own.weigh(cache_, base, u.end, weights);
-      own.load_keys(cache_, head_at, next, base + CONSUMERS * STEP, stored);
+      own.weigh(cache, base, end, weights);
+      own.load_keys(cache, 0, next, base + STRIDE, stored);
       own.attend(weights);
-      own.load_values(cache_, head_at, next, base + CONSUMERS * STEP, stored);
+      own.load_values(cache, 0, next, base + STRIDE, stored);
       next = after;
     }
     leave(own);
     meet();
     join(u, turn);
-    meet();  // the memory is free for the next unit
+    meet();  // the memory is free for the next activations
   }
 
-  // One head of the row's queries, or its key or value: normalised, turned, rounded, and stored.
+  // One head of the queries, or the key or value: normalised, turned, rounded, and stored.
   __device__ void make_ready(const Unit& u, int head, int layer, uint32_t turn) const {
     const int heads = b_.a.heads, kv_heads = b_.a.kv_heads, at = lane() * EACH;
-    const bool query = head < group_, value = head == group_ + 1;
-    const int source = query ? u.head * group_ + head : heads + (value ? kv_heads : 0) + u.head;
+    const bool query = head < b_.plan.group, value = head == b_.plan.group + 1;
+    const int source = query ? u.head * b_.plan.group + head : heads + (value ? kv_heads : 0) + u.head;
     const auto* norm = reinterpret_cast<const __nv_bfloat16*>(b_.layer(layer).head_norms[query ? 0 : 1]);
     float x[EACH], c[EACH], s[EACH], weights[EACH];
     const bool normed = norm && !value, first = at < PAIRS;
     if (normed) load<EACH>(norm + at, weights);
     if (!value) {
-      const int64_t place = int64_t(u.row) * PAIRS + at % PAIRS;
-      load<EACH>(b_.a.cos + place, c), load<EACH>(b_.a.sin + place, s);
+      load<EACH>(b_.a.cos + at % PAIRS, c), load<EACH>(b_.a.sin + at % PAIRS, s);
     }
-    const int64_t slot = query ? 0 : b_.a.slots[u.row];
-    take(b_.words(b_.places.qkv) + (u.row * (heads + 2 * kv_heads) + source) * PAIRS + at / 2, turn, x);
+    const int64_t slot = query ? 0 : *b_.a.slot;
+    take(b_.words(b_.plan.products[QKV].to.place) + source * PAIRS + at / 2, turn, x);
     if (normed) {
       float squares = 0.0f;
 #pragma unroll
@@ -132,7 +160,7 @@ class Attention {
     save<EACH>(vector(query ? head : value ? 9 : 8) + at, x);
     if (query || slot < 0 || slot >= b_.a.limit) return;
     auto* cache = static_cast<__nv_bfloat16*>(value ? b_.a.values : b_.a.keys);
-    save<EACH>(cache + layer * b_.a.layer + slot * b_.a.slot + u.head * b_.a.head + at, x);
+    save<EACH>(cache + layer * b_.a.layer_stride + slot * b_.a.slot_stride + u.head * b_.a.head_stride + at, x);
   }
   static __device__ void take(const uint64_t* from, uint32_t turn, float (&x)[EACH]) {
     if constexpr (EACH == 4) {
@@ -168,7 +196,7 @@ class Attention {
     for (int h = 0; h < 2; h++) {
       int head = 2 * own.t + h;
       float total = column_sum(own.total[h]);
-      if (head >= group_) continue;
+      if (head >= b_.plan.group) continue;
       float* to = found(warp(), head);
       if (own.g == 0) to[D] = own.peak[h], to[D + 1] = total;
 #pragma unroll
@@ -180,7 +208,7 @@ class Attention {
 
   // Of all warps: the answer, or this part's share of it.
   __device__ void join(const Unit& u, uint32_t turn) const {
-    for (int i = threadIdx.x; i < group_ * PAIRS; i += TEAM) {
+    for (int i = threadIdx.x; i < b_.plan.group * PAIRS; i += TEAM) {
       const int head = i / PAIRS, dim = i % PAIRS * 2;
       float peak = -INFINITY, total = 0.0f;
       float2 sum = make_float2(0.0f, 0.0f);
@@ -200,32 +228,40 @@ class Attention {
       }
       uint64_t* to = part_words(u, u.part);
       publish(to + 2 * i, sum.x, turn), publish(to + 2 * i + 1, sum.y, turn);
-      uint64_t* stats = to + group_ * D + 2 * head;
+      uint64_t* stats = to + b_.plan.group * D + 2 * head;
       if (dim == 0) publish(stats, peak, turn), publish(stats + 1, total, turn);
     }
   }
 
-  // Every part of a head merges a share of its answers: a lane for each part.
+  // Every part of a head merges a share of its answers: a lane for each part, and as many answers side by side in a warp
+  // as there are lanes for, since each is a way to the L2 and back.
   __device__ void merge(const Unit& u, uint32_t turn) const {
-    const int all = group_ * PAIRS, stop = all * (u.part + 1) / u.parts;
-    const uint64_t* from = part_words(u, lane() < u.parts ? lane() : 0);
-    for (int i = all * u.part / u.parts + warp(); i < stop; i += CONSUMERS) {
-      const uint64_t* stats = from + group_ * D + 2 * (i / PAIRS);
+    int width = 2;
+    while (width < u.parts) width *= 2;
+    const int all = b_.plan.group * PAIRS, stop = all * (u.part + 1) / u.parts;
+    const int part = lane() % width, together = 32 / width;
+    const bool there = part < u.parts;
+    const uint64_t* from = part_words(u, there ? part : 0);
+    for (int first = all * u.part / u.parts + warp() * together; first < stop; first += CONSUMERS * together) {
+      const int own_answer = first + lane() / width, i = min(own_answer, stop - 1);
+      const uint64_t* stats = from + b_.plan.group * D + 2 * (i / PAIRS);
       Words read_sums = words_at(from + 2 * i), read_stats = words_at(stats);
       uint2 stat = awaited(read_stats, stats, turn), sums = awaited(read_sums, from + 2 * i, turn);
-      bool there = lane() < u.parts;
       float own = there ? __uint_as_float(stat.x) : -INFINITY, peak = own;
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) peak = fmaxf(peak, __shfl_xor_sync(ALL, peak, distance));
-      float weight = exp2f(own - peak), total = sum_of_warp(weight * __uint_as_float(stat.y));
-      float one = sum_of_warp(weight * __uint_as_float(sums.x)), other = sum_of_warp(weight * __uint_as_float(sums.y));
-      if (lane() == 0) publish_pair(u, i, one / total, other / total, turn);
+      for (int distance = 1; distance < width; distance *= 2)
+        peak = fmaxf(peak, __shfl_xor_sync(ALL, peak, distance));
+      float weight = exp2f(own - peak), total = weight * __uint_as_float(stat.y);
+      float one = weight * __uint_as_float(sums.x), other = weight * __uint_as_float(sums.y);
+      for (int distance = 1; distance < width; distance *= 2) {
+        total += __shfl_xor_sync(ALL, total, distance);
+        one += __shfl_xor_sync(ALL, one, distance), other += __shfl_xor_sync(ALL, other, distance);
+      }
+      if (part == 0 && own_answer < stop) publish_pair(u, i, one / total, other / total, turn);
     }
   }
 
   const Block& b_;
-  DecodeArgs cache_{};
-  int group_, most_;
+  int first_slot_;  // of this lane's position
 };
 
 }  // namespace

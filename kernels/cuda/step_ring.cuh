@@ -2,27 +2,30 @@
 // of shared memory, in order, as far ahead as the ring is long, whatever the other warps wait for.
 #pragma once
 
-#include "hopper.cuh"
 #include "overlap.cuh"
+#include "ring.cuh"
 #include "step_plan.cuh"
 
 namespace localllm::cuda {
 namespace {
 
-struct Block {  // what all threads know
-  const StepArgs& a;
-  const Room& room;
-  const Places& places;
-  char* memory;
+extern __shared__ __align__(128) char memory[];  // as Plan says
 
-  __device__ Block(const Plan& plan, char* memory)
-      : a(plan.args), room(plan.room), places(plan.places), memory(memory) {}
+struct Block {  // what all threads know
+  const Plan& plan;
+  const StepArgs& a;
+
+  __device__ explicit Block(const Plan& plan) : plan(plan), a(plan.args) {}
   template <class T>
   __device__ T* at(int place) const {
     return reinterpret_cast<T*>(memory + place);
   }
-  __device__ const StepLayer& layer(int index) const { return at<StepLayer>(room.layers)[index]; }
+  __device__ const StepLayer& layer(int index) const { return at<StepLayer>(plan.layers)[index]; }
   __device__ uint64_t* words(int64_t place) const { return static_cast<uint64_t*>(a.shared) + place; }
+  // This block's copy of what all blocks read.
+  __device__ const uint64_t* own_words(const Exchange& from) const {
+    return words(from.place) + int(blockIdx.x % COPIES) * from.pairs;
+  }
   __device__ uint64_t& full(int slot) const { return at<uint64_t>(0)[slot]; }
   __device__ uint64_t& empty(int slot) const { return at<uint64_t>(0)[MOST_STAGES + slot]; }
 };
@@ -35,53 +38,51 @@ class Order {
     int own = int(blockIdx.x) - before_;
     return own < 0 ? own + int(gridDim.x) : own;
   }
-  __device__ void pass(int tiles) { before_ = (before_ + tiles) % int(gridDim.x); }
+  __device__ void pass(const Product& product) {
+    before_ += product.uneven;
+    if (before_ >= int(gridDim.x)) before_ -= gridDim.x;
+  }
 
  private:
   int before_ = 0;  // tiles, modulo blocks
 };
 
 struct Ring {
-  int stages, slot = 0, parity = 0;
-  __device__ void next() {
-    if (++slot == stages) slot = 0, parity ^= 1;
+  int slot = 0, parity = 0;
+  __device__ void next(const Block& b) {
+    if (++slot == b.plan.stages) slot = 0, parity ^= 1;
   }
 };
 
-__device__ inline void copy_bulk(uint32_t to, const char* from, int bytes, uint64_t& barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to),
-      "l"(from), "r"(bytes), "r"(hopper::address(&barrier)), "l"(policy)
-      : "memory");
-}
-
 // By one warp.
 __device__ inline void fetch_weights(const Block& b) {
-  uint64_t policy;  // weights are read once a step: they need not stay in the cache
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const uint64_t policy = hopper::read_once();
   const int lane = threadIdx.x % 32;
-  const uint32_t to = hopper::address(b.memory + b.room.ring) + lane * PITCH;
-  Ring ring{b.room.stages};
+  char* to = memory + b.plan.ring + lane * PITCH;
+  Ring ring;
   Order order;
-  for (int layer = 0; layer < b.a.layer_count; layer++)
-    for (int phase = QKV; phase <= DOWN; phase++) {
-      const Product p = product_of(b.a, phase);
-      const char* weight = reinterpret_cast<const char*>(b.layer(layer).weights[phase]);
-      for (int tile = order.first(); tile < p.tiles; tile += gridDim.x) {
-        int output = phase == GATE_UP ? lane / 4 * b.a.inner + tile * 4 + lane % 4 : tile * 8 + lane;
-        const char* from = weight + int64_t(output) * p.ins * 2;
-        for (int k = 0; k < p.ins; k += COLUMNS) {
-          int bytes = min(COLUMNS, p.ins - k) * 2;
-          hopper::await(b.empty(ring.slot), ring.parity ^ 1);
-          if (lane == 0) hopper::arrive_expecting(b.full(ring.slot), 8 * bytes);
-          __syncwarp();
-          if (lane < 8) copy_bulk(to + ring.slot * STAGE, from + k * 2, bytes, b.full(ring.slot), policy);
-          ring.next();
-        }
+#pragma unroll 1
+  for (int at = 0; at < 4 * b.a.layer_count; at++) {
+    const int phase = at % 4;
+    const Product& p = b.plan.products[phase];
+    const char* weight = reinterpret_cast<const char*>(b.layer(at / 4).weights[phase]);
+#pragma unroll 1
+    for (int tile = order.first(); tile < p.tiles; tile += gridDim.x) {
+      int output = phase == GATE_UP ? lane / 4 * b.a.inner + tile * 4 + lane % 4 : tile * 8 + lane;
+      const char* from = weight + int64_t(output) * p.ins * 2;
+#pragma unroll 1
+      for (int k = 0; k < p.ins; k += COLUMNS) {
+        int bytes = min(COLUMNS, p.ins - k) * 2;
+        hopper::await(b.empty(ring.slot), ring.parity ^ 1);
+        uint64_t& full = b.full(ring.slot);
+        hopper::expect_copies(full, 8 * bytes);
+        if (lane < 8) hopper::copy(to + ring.slot * STAGE, from + k * 2, bytes, full, policy);
+        hopper::hand_over(full);
+        ring.next(b);
       }
-      order.pass(p.tiles);
     }
+    order.pass(p);
+  }
 }
 
 }  // namespace

@@ -35,9 +35,10 @@ def attention(ours: Attention) -> Attention:
         window: int = 0,
         soft_cap: float = 0.0,
         sinks: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         if sinks is not None or not rows.exact or not _covered(query, key_pages, value_pages):
-            return ours.paged(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks)
+            return ours.paged(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
         options = (
             *(query.shape[1], *key_pages.shape[1:], query.dtype, query.device),
             *(scale, window, soft_cap),
@@ -45,7 +46,7 @@ def attention(ours: Attention) -> Attention:
         key = "flashinfer", options
         if key not in rows.plans:
             rows.plans[key] = _planned(rows, options)
-        answer: Tensor = rows.plans[key].run(query, (key_pages, value_pages))
+        answer: Tensor = rows.plans[key].run(query, (key_pages, value_pages), out=out)
         return answer
 
     return Attention(paged=paged_attention)

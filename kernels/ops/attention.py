@@ -84,6 +84,7 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of every query over its own row's context -> [tokens, heads, dim].
 
@@ -91,9 +92,9 @@ def paged_attention(
     Ainslie et al., 2023). With a window each query sees that many positions, itself the last (0: all). With a soft cap
     the scaled scores become cap * tanh(score / cap). Sinks [heads] float32 are scores that join each softmax's
     denominator and nothing else (Xiao et al., 2023; learned, as in gpt-oss). What lies beyond a row's context is never
-    read, NaN or not.
+    read, NaN or not. The answer is written to `out` where that is given, which is dense.
     """
-    out = torch.empty_like(query)
+    out = torch.empty_like(query) if out is None else out
     for part in rows.parts(key_pages.shape[1], window):
         # [rows, heads, queries or length, dim]
         queries = query[part.tokens].view(part.rows, -1, *query.shape[1:]).transpose(1, 2)

@@ -59,13 +59,14 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The cache is of the queries' type, or float8_e4m3fn. Queries, and the heads of the cache, may lie
     apart, as views. Calls on one device must follow one another (one stream, or streams that wait): they share the
     counters of split tiles."""
     if not _covered(query, key_pages, value_pages):
-        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks)
-    out = query.new_empty(query.shape)
+        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
+    out = query.new_empty(query.shape) if out is None else out
     device = described(query.device)
     kv_heads = key_pages.shape[2]
     group = query.shape[1] // kv_heads

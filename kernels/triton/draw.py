@@ -21,13 +21,15 @@ from torch import Tensor
 
 from ..ops import sampling as reference
 from ..ops.sampling import Draws
-from .noise import LAST, draw_key, exponential, key_of
+from .noise import LAST, draw_key, exponential, key_of, least_exponential
 
 BLOCK = 128  # tokens
 CHUNK = 16  # blocks that one program of the first kernel looks at
 GROUP = 16  # blocks that the second kernel looks at together
 WARPS = 16  # of the second kernel
 LOWEST = tl.constexpr(-0x80000000)
+LOG2_E = tl.constexpr(1.4426950408889634)
+ROUNDED = tl.constexpr(1.001)  # by more than rounding changes a score that may win
 
 # Where they lie depends on the number of rows, for each of which a kernel would be compiled, for seconds.
 _ANYWHERE = [
@@ -43,7 +45,7 @@ class _Notes(NamedTuple):
     ids: Tensor  # [rows, chunks] int32, its token
     noisy: Tensor  # [rows, chunks] float32, the largest of value + noise
     noisy_ids: Tensor  # [rows, chunks] int32, its token
-    maxima: Tensor  # [rows, blocks] float32, largest logits
+    maxima: Tensor  # [rows, blocks] float32, largest logits; NaN as infinity
     sums: Tensor  # [rows, blocks] float32 of exp((logit - largest) / temperature)
     listed: Tensor  # [rows, blocks] int32, the second's own
 
@@ -94,15 +96,17 @@ def _survey(
     chunks = tl.num_programs(0)
     blocks = chunk * CHUNK + tl.arange(0, CHUNK)
     tokens = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < vocab, other=float("-inf"))
-    key = key_of(x)
-    largest = tl.max(tl.max(key, 1), 0)
+    logits += row.to(tl.int64) * stride
+    x = tl.load(logits + tokens, mask=tokens < vocab, other=float("-inf"))
+    x = tl.where(x == x, x, float("inf"))
+    block_largest = tl.max(x, 1)
+    most = tl.max(block_largest, 0)
+    key, token = _first_largest(logits, vocab, chunk * CHUNK, blocks, block_largest, most, CHUNK, BLOCK)
     at = row * chunks + chunk
-    tl.store(keys + at, largest)
-    tl.store(ids + at, tl.min(tl.min(tl.where(key == largest, tokens, LAST), 1), 0))
+    tl.store(keys + at, key)
+    tl.store(ids + at, token)
     heat = tl.load(temperature + row)
     if heat != 0:
-        block_largest = tl.max(tl.where(x == x, x, float("inf")), 1)
         into = row * chunks * CHUNK + blocks
         tl.store(maxima + into, block_largest)
         cool = 1.0 / heat
@@ -117,13 +121,37 @@ def _survey(
             limit = tl.load(top_k + row)
         if (limit <= 0) | (limit >= vocab):  # else few tokens are left, and the second kernel looks at those
             own = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
-            most = tl.max(block_largest, 0)
             most = tl.where(most > float("-inf"), most, 0.0)
-            score = exponential(own, tokens) * tl.exp((most - x) * cool)
-            score = tl.where((tokens < vocab) & (score == score), score, float("inf"))
-            least = tl.min(tl.min(score, 1), 0)
+            # What a score is at least takes no logarithm; by that one token alone can have the least, mostly.
+            bound = least_exponential(own, tokens) * tl.exp2((most - x) * (cool * LOG2_E))
+            token = tl.min(tl.where(bound == tl.min(bound), tokens, LAST))
+            rival = tl.min(tl.where(tokens != token, bound, float("inf")))
+            least = exponential(own, token) * tl.exp((most - tl.load(logits + token)) * cool)
+            if (rival < float("inf")) & (rival <= least * ROUNDED):
+                score = exponential(own, tokens) * tl.exp((most - x) * cool)
+                least = tl.min(score)
+                token = tl.min(tl.where(score == least, tokens, LAST))
             tl.store(noisy + at, most * cool - tl.log(least))
-            tl.store(noisy_ids + at, tl.min(tl.min(tl.where(score == least, tokens, LAST), 1), 0))
+            tl.store(noisy_ids + at, token)
+
+
+@triton.jit
+def _first_largest(
+    logits, vocab, first, blocks, block_largest, most, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The largest key of a chunk from block `first` on, and its smallest token. `most` is infinity for NaN as well,
+    which has the larger key: only then more than a block is looked at again."""
+    block = tl.min(tl.where(block_largest == most, blocks, LAST), 0)
+    ids = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + ids, mask=ids < vocab, other=float("-inf"))
+    key = key_of(most)
+    token = tl.min(tl.where(x == most, ids, LAST), 0)
+    if most == float("inf"):
+        every = first * BLOCK + tl.arange(0, CHUNK * BLOCK)
+        keys = key_of(tl.load(logits + every, mask=every < vocab, other=float("-inf")))
+        key = tl.max(keys, 0)
+        token = tl.min(tl.where(keys == key, every, LAST), 0)
+    return key, token
 
 
 @triton.jit(do_not_specialize_on_alignment=_ANYWHERE)

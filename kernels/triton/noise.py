@@ -38,5 +38,17 @@ def draw_key(seed_low, seed_high, position):
 def exponential(key, ids):
     """A number of each token (int32) of which the negative logarithm is its Gumbel noise (engine/sampling.py): the
     largest of value + noise is where this times exp(-value) is smallest, which takes one logarithm less."""
-    h = mix((key ^ ids.to(tl.uint32, bitcast=True)) + GOLDEN)
-    return -tl.log(((h >> 8) | 1).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0))
+    return -tl.log(((_noise(key, ids) >> 8) | 1).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0))
+
+
+@triton.jit
+def least_exponential(key, ids):
+    """What `exponential` is at least, and nearly is where it is small: 1 - u of its u, as -log(u) >= 1 - u. Exact: the
+    u are the odd multiples of 2^-24, which lie in the middle between the numbers of 23 bits."""
+    below_two = ((_noise(key, ids) >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
+    return (2.0 - below_two) - 1.0 / 16777216.0
+
+
+@triton.jit
+def _noise(key, ids):
+    return mix((key ^ ids.to(tl.uint32, bitcast=True)) + GOLDEN)

@@ -24,7 +24,7 @@ class Command:
 @dataclass(frozen=True)
 class Setting:
     name: str
-    sentence: str
+    sentence: str  # with its choices, where there are some
     default: str
     env: str
 
@@ -81,7 +81,7 @@ def collect() -> Facts:
         usage = command.get_usage(context).removeprefix("Usage: ").replace("\n", " ")
         commands.append(Command(name, summary, " ".join(usage.split()), flags))
     settings = [
-        Setting(setting.name, setting.sentence, _shown(setting.default), setting.env) for setting in config.describe()
+        Setting(setting.name, setting.meaning, _shown(setting.default), setting.env) for setting in config.describe()
     ]
     slashes = [Slash(f"/{slash.name}", slash.arguments, slash.sentence) for slash in COMMANDS]
     return Facts(tuple(commands), tuple(settings), tuple(sorted(errors.BY_CODE)), tuple(slashes))

@@ -1,6 +1,6 @@
 """Makes the bundled model from nothing: facts, corpus, tokenizer, training, export, scores.
 
-    python -m scripts.train_guide.run [--out FOLDER] [--facts FILE] [--smoke]
+    python -m scripts.train_guide.run [--out FOLDER] [--facts FILE] [--checkpoint FILE] [--smoke]
 
 The same seed on the same software makes the same model. Facts come from the localllm installed here, or from a file
 that `--save-facts FILE` wrote where it is installed. `--smoke` makes a toy in seconds on a CPU.
@@ -26,15 +26,17 @@ from .tokenizer import train_tokenizer
 from .train import SMOKE, Plan, train
 
 
-def make(plan: Plan, known: facts.Facts, out: Path, device: str, *, smoke: bool, workers: int) -> None:
-    """Train by the plan and write the model, and `training.json` with the plan, the loss curve and the scores, to out."""
+def make(
+    plan: Plan, known: facts.Facts, out: Path, device: str, checkpoint: Path | None, *, smoke: bool, workers: int
+) -> None:
+    """Train by the plan and write the model, and `training.json` with the plan and the loss curve, to out."""
     sample = min(plan.per_shard, 30_000)
     tokenizer = train_tokenizer(texts(plan.seed, plan.shards, sample, known), 1024 if smoke else VOCAB)
     buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, known, workers)
     tokens = sum(int((bucket.tokens != 0).sum()) for bucket in buckets)
     print(f"{sum(len(b.tokens) for b in buckets)} conversations, {tokens} tokens", flush=True)
     config = smoke_config(tokenizer.get_vocab_size()) if smoke else guide_config(tokenizer.get_vocab_size())
-    model, curve = train(config, buckets, plan, device)
+    model, curve = train(config, buckets, plan, device, checkpoint)
     export(model, tokenizer, out)
     table = {"plan": asdict(plan), "torch": torch.__version__, "device": device, "tokens": tokens, "curve": curve}
     (out / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
@@ -55,6 +57,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=evaluate.GUIDE)
     parser.add_argument("--facts", type=Path, help="read the program's facts from this file")
     parser.add_argument("--save-facts", type=Path, help="write the program's facts to this file and end")
+    parser.add_argument("--checkpoint", type=Path, help="write progress to this file, and go on from it")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--smoke", action="store_true", help="a toy model in seconds")
     arguments = parser.parse_args()
@@ -66,9 +69,8 @@ def main() -> int:
     if arguments.steps:
         plan = replace(plan, steps=arguments.steps)
     device = "cuda" if torch.cuda.is_available() and not arguments.smoke else "cpu"
-    make(
-        plan, known, arguments.out, device, smoke=arguments.smoke, workers=1 if arguments.smoke else os.cpu_count() or 1
-    )
+    workers = 1 if arguments.smoke else os.cpu_count() or 1
+    make(plan, known, arguments.out, device, arguments.checkpoint, smoke=arguments.smoke, workers=workers)
     if not arguments.smoke:
         scores(arguments.out, device)
     return 0

@@ -1,4 +1,8 @@
-"""The training loop: next-token loss on the answers, AdamW, cosine schedule, bfloat16 products over float32 weights."""
+"""The training loop: next-token loss on the answers, AdamW, cosine schedule, bfloat16 products over float32 weights.
+
+Where a run may be cut off, a checkpoint lets the next one go on: from the last save it takes the same batches, in the
+same order, as one that was not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -19,15 +26,16 @@ class Plan:
     """One run. The number of steps is fixed, not the time, so that a seed gives the same run."""
 
     seed: int = 20261121
-    shards: int = 64
+    shards: int = 72
     per_shard: int = 20_000  # conversations
-    steps: int = 4800
+    steps: int = 5600
     tokens_per_batch: int = 65_536
     peak: float = 1.5e-3  # learning rate
     warm_up: int = 300
     weight_decay: float = 0.1
     dropout: float = 0.05
-    log_every: int = 250
+    log_every: int = 250  # steps
+    save_every: int = 500
 
 
 SMOKE = Plan(shards=1, per_shard=400, steps=30, tokens_per_batch=2048, peak=3e-3, warm_up=5, log_every=10)
@@ -59,41 +67,92 @@ def add_dropout(model: Qwen3ForCausalLM, share: float) -> None:
         layer.mlp.down_proj.register_forward_hook(drop)
 
 
+@dataclass
+class Progress:
+    """What a checkpoint holds beside weights and optimizer: steps done, the loss curve and its loss not yet in it."""
+
+    step: int
+    curve: list[dict[str, float]]
+    total: torch.Tensor  # scalar, on the device
+    seconds: float
+
+
 def train(
-    config: Qwen3Config, buckets: list[Bucket], plan: Plan, device: str
+    config: Qwen3Config, buckets: list[Bucket], plan: Plan, device: str, checkpoint: Path | None = None
 ) -> tuple[Qwen3ForCausalLM, list[dict[str, float]]]:
-    """The trained model, and the loss curve: step, mean loss since the last entry, learning rate, seconds."""
+    """The trained model, and the loss curve: step, mean loss since the last entry, learning rate, seconds.
+
+    Goes on from `checkpoint` where that file is, and writes it every `save_every` steps.
+    """
     torch.manual_seed(plan.seed)
     model = Qwen3ForCausalLM(config).to(device).train()
     add_dropout(model, plan.dropout)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(0.9, 0.95),
-        fused=device != "cpu",
-    )
+    optimizer = _optimizer(model, plan, device)
+    progress = Progress(0, [], torch.zeros((), device=device), 0.0)
+    if checkpoint is not None and checkpoint.exists():
+        progress = _restore(checkpoint, model, optimizer, device)
+    if device != "cpu":
+        for layer in model.model.layers:  # one compilation serves all; the causal mask is left out only outside of it
+            layer.compile(dynamic=True)
     on_device = [Bucket(bucket.tokens.to(device), bucket.learned.to(device)) for bucket in buckets]
-    start, curve, total, source = time.monotonic(), [], torch.zeros((), device=device), _endless(buckets, plan)
-    for step in range(plan.steps):
-        number, rows = next(source)
+    start, source = time.monotonic() - progress.seconds, islice(_endless(buckets, plan), progress.step, plan.steps)
+    for step, (number, rows) in enumerate(source, progress.step):
         rows = rows.to(device)
-        tokens, learned = on_device[number].tokens[rows].long(), on_device[number].learned[rows]
-        with torch.autocast(device, torch.bfloat16):
-            hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-            chosen = learned[:, 1:]
-            logits = functional.linear(hidden[chosen], model.lm_head.weight)
-        loss = functional.cross_entropy(logits.float(), tokens[:, 1:][chosen])
+        loss = _loss(model, on_device[number].tokens[rows].long(), on_device[number].learned[rows], device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate(step, plan)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        total += loss.detach()
+        progress.total += loss.detach()
         if (step + 1) % plan.log_every == 0:
-            entry = {"step": step + 1, "loss": round(total.item() / plan.log_every, 5), "rate": rate(step, plan)}
-            curve.append({**entry, "seconds": round(time.monotonic() - start, 1)})
-            print(curve[-1], flush=True)
-            total.zero_()
-    return model.eval(), curve
+            entry = {"step": step + 1, "loss": round(progress.total.item() / plan.log_every, 5)}
+            progress.curve.append({**entry, "rate": rate(step, plan), "seconds": round(time.monotonic() - start, 1)})
+            print(progress.curve[-1], flush=True)
+            progress.total.zero_()
+        if checkpoint is not None and (step + 1) % plan.save_every == 0:
+            progress.step, progress.seconds = step + 1, time.monotonic() - start
+            _save(checkpoint, model, optimizer, progress, device)
+    return model.eval(), progress.curve
+
+
+def _optimizer(model: Qwen3ForCausalLM, plan: Plan, device: str) -> torch.optim.AdamW:
+    """Norms are not decayed."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        fused=device != "cpu",
+    )
+
+
+def _loss(model: Qwen3ForCausalLM, tokens: torch.Tensor, learned: torch.Tensor, device: str) -> torch.Tensor:
+    """Mean over the learned of tokens [rows, width]."""
+    with torch.autocast(device, torch.bfloat16):
+        hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
+        chosen = learned[:, 1:]
+        logits = functional.linear(hidden[chosen], model.lm_head.weight)
+    return functional.cross_entropy(logits.float(), tokens[:, 1:][chosen])
+
+
+def _save(file: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, progress: Progress, device: str) -> None:
+    """Written beside its place and renamed, so that a run that is cut off leaves the last whole one."""
+    table: dict[str, Any] = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "progress": vars(progress),
+        "random": torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(),
+    }
+    new = file.with_name(file.name + ".new")
+    torch.save(table, new)
+    new.replace(file)
+
+
+def _restore(file: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, device: str) -> Progress:
+    table = torch.load(file, map_location=device)
+    model.load_state_dict(table["model"])
+    optimizer.load_state_dict(table["optimizer"])
+    (torch.set_rng_state if device == "cpu" else torch.cuda.set_rng_state)(table["random"].cpu())
+    return Progress(**table["progress"])

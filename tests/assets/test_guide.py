@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2
@@ -22,12 +23,24 @@ from localllm.app.tui.commands import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # scripts/ is no part of the installed package
 
-from scripts.train_guide import corpus, evaluate, facts, grammar, intents, known_answers, noise, tokenizer  # noqa: E402
+from scripts.train_guide import (  # noqa: E402
+    corpus,
+    evaluate,
+    facts,
+    grammar,
+    intents,
+    known_answers,
+    noise,
+    shape,
+    tokenizer,
+    train,
+)
 from scripts.train_guide.chatml import TEMPLATE, render  # noqa: E402
+from scripts.train_guide.dataset import Bucket  # noqa: E402
 from scripts.train_guide.skills import reference  # noqa: E402
 
 GUIDE = paths.guide_dir()
-UNTAUGHT = {"selftest"}  # commands that came after the weights: none once they are trained again
+UNTAUGHT: set[str] = set()  # commands that came after the weights: none once they are trained again
 TRAINED_ON = ROOT / "scripts" / "train_guide" / "facts.json"
 TOOLS = [
     {
@@ -278,6 +291,18 @@ def test_smoke_training_makes_a_loadable_model(tmp_path: Path) -> None:
     assert curve[-1]["loss"] < curve[0]["loss"] < 8
     assert AutoConfig.from_pretrained(tmp_path / "toy").model_type == "qwen3"
     assert AutoTokenizer.from_pretrained(tmp_path / "toy").eos_token == "<|im_end|>"
+
+
+def test_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    plan = replace(train.SMOKE, steps=6, tokens_per_batch=64, log_every=2, save_every=2)
+    tokens = torch.randint(0, 50, (20, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int16)
+    rows = [Bucket(tokens, torch.ones(tokens.shape, dtype=torch.bool))]
+    whole, curve = train.train(shape.smoke_config(50), rows, plan, "cpu")
+    train.train(shape.smoke_config(50), rows, replace(plan, save_every=4), "cpu", tmp_path / "checkpoint")
+    assert torch.load(tmp_path / "checkpoint")["progress"]["step"] == 4  # the last two steps were not saved
+    resumed, later = train.train(shape.smoke_config(50), rows, plan, "cpu", tmp_path / "checkpoint")
+    assert [entry["loss"] for entry in later] == [entry["loss"] for entry in curve]
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 def test_scores_on_a_sample_of_heldout_questions() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,6 +186,26 @@ def test_lengths_of_a_sweep() -> None:
     assert (lengths[0], lengths[-1], len(lengths)) == (1, 16_000, jobs.SWEPT)
     assert lengths == sorted(set(lengths))
     assert jobs.swept(5) == [1, 2, 3, 4, 5]
+
+
+def test_a_sweep_looks_again_where_a_way_seems_slower() -> None:
+    class Way:
+        def __init__(self, label: str, slow_turns: int = 0) -> None:
+            self.label, self.slow_turns, self.asked = label, slow_turns, dict.fromkeys(range(1, 6), 0)
+
+        def first_token(self, length: int) -> float:
+            self.asked[length] += 1
+            return 2.0 if length == 3 and self.asked[length] <= self.slow_turns else 1.0
+
+    def swept(*ways: Way) -> dict[str, Any]:
+        setting = jobs.Setting(TINY, rows.row, ways=ways, longest=5, rounds=2)
+        return dict(next(iter(jobs.sweep(setting))))
+
+    by_chance = swept(Way("a", slow_turns=3), Way("b"))  # one turn that does not count, and two
+    assert by_chance["ours"] == 1.0
+    assert by_chance["again"] == {"lengths": [3], "rounds": 10}
+    slower = swept(Way("a", slow_turns=99), Way("b"))
+    assert (slower["ours"], slower["length"], slower["interval"]) == (0.5, 3, [0.5, 0.5])
 
 
 @pytest.mark.real

@@ -29,10 +29,10 @@ CALLS: list[tuple[int, ...]] = []
 
 
 def theirs(ops: Ops) -> Ops:
-    def paged(query: Any, key_pages: Any, value_pages: Any, rows: Any, *options: Any) -> Any:
+    def paged(query: Any, key_pages: Any, value_pages: Any, rows: Any, *options: Any, **place: Any) -> Any:
         assert rows.exact, "it plans from the host's numbers"
         CALLS.append(rows.contexts)
-        return ops.attention.paged(query, key_pages, value_pages, rows, *options)
+        return ops.attention.paged(query, key_pages, value_pages, rows, *options, **place)
 
     return replace(ops, attention=Attention(paged=paged))
 

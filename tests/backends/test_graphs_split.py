@@ -20,7 +20,7 @@ import torch
 from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.graphs import cutting, opaque
 from localllm.backends.pytorch.graphs.compiling import Compiler
-from localllm.backends.pytorch.graphs.opaque import Forward, Model, Site, computing
+from localllm.backends.pytorch.graphs.opaque import Model, Site, computing
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.split import SplitModel
 from localllm.backends.pytorch.graphs.tape import Tape
@@ -121,8 +121,6 @@ def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
             step = prompt(tokens, answers)
             found = split(step, TAPED.ops, runner.kv)
             assert found.equal(runner.model(step, TAPED.ops, runner.kv))
-            if answers > 1:
-                assert found.equal(split.whole(step, TAPED.ops))
         chunks, found = (prompt(23), prompt(7, start=23)), []
         for model in (split, runner.model):  # what the first has stored, in every layer, the second reads
             runner.kv.keys.zero_()
@@ -290,21 +288,9 @@ def test_a_forward_that_looks_at_a_length_is_refused() -> None:
 
 def test_ops_keep_what_torch_asks_of_them() -> None:
     generator = torch.Generator().manual_seed(5)
-    tokens, heads, dim = 6, 3, 32
-    pages = torch.randn(2, 3, 4, 1, dim, generator=generator)
-    site = Site((None, None, 1e-6, 0.0), "neox", pages[0], pages[1], (dim**-0.5, 0, 0.0, None))
-    weight = torch.randn(8, dim, generator=generator)
+    x, weight = torch.randn(6, 3, 32, generator=generator), torch.randn(8, 32, generator=generator)
     products = defaultdict(lambda: Product("dense", weight))  # opcheck hands in copies
-    model = Model([site], products, Ops())
-    ends, table = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([[1, 2]], dtype=torch.int32)
-    rows = Rows(ends, ends[1:], table, (tokens,), (tokens,))
-    qkv = torch.randn(tokens, heads, dim, generator=generator)
-    angle = torch.rand(tokens, dim // 2, generator=generator)
-    out = torch.zeros(tokens, 1, dim)
-    with computing(model, Forward(model, torch.arange(4, 4 + tokens), rows)):
-        torch.library.opcheck(opaque.attend, (qkv, angle.cos(), angle.sin(), out, 0))
-        torch.library.opcheck(opaque.product, (qkv, weight, 8, torch.float64))
-        opaque.attend(qkv, angle.cos(), angle.sin(), out, 0)
-        assert out.abs().sum() > 0
-        expected = torch.nn.functional.linear(qkv, weight)
-        assert opaque.product(qkv, weight, 8, torch.float32).equal(expected)
+    with computing(Model(products, Ops())):
+        torch.library.opcheck(opaque.product, (x, weight, 8, torch.float64))
+        expected = torch.nn.functional.linear(x, weight)
+        assert opaque.product(x, weight, 8, torch.float32).equal(expected)

@@ -59,6 +59,14 @@ def check(arguments: Mapping[str, Any]) -> None:
     torch.testing.assert_close(paged_attention(**arguments).double(), expected, rtol=0.0, atol=tolerance)
 
 
+def test_the_answer_is_put_where_it_is_wanted() -> None:
+    arguments = step(MIXED, F32)
+    for attend in (paged_attention, reference.paged_attention):
+        expected, place = attend(**arguments), torch.full_like(arguments["query"], float("nan"))
+        assert attend(**arguments, out=place) is place
+        assert torch.equal(place, expected)
+
+
 @pytest.mark.parametrize("cache", [F32, BF16, F16], ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 def test_queries_and_cache_of_any_types(dtype: torch.dtype, cache: torch.dtype) -> None:

@@ -72,6 +72,15 @@ def test_a_batch_of_one_query_and_of_many(attention: Any) -> None:
     torch.testing.assert_close(attention(**on_device(arguments)).double(), expected, rtol=0.0, atol=2e-2)
 
 
+@pytest.mark.parametrize("lens", [[(1, 90), (1, 7)], [(1, 90), (40, 200)], [(3, 20)]], ids=["decode", "mixed", "few"])
+@pytest.mark.parametrize("dim", [128, 37])
+def test_the_answer_is_put_where_it_is_wanted(attention: Any, lens: list[tuple[int, int]], dim: int) -> None:
+    arguments = on_device(inputs(lens, dim=dim))
+    place = torch.full(arguments["query"].shape, float("nan"), dtype=arguments["query"].dtype, device="cuda")
+    assert attention(**arguments, out=place) is place
+    assert torch.equal(place, attention(**arguments))
+
+
 def test_a_graph_serves_other_contexts(attention: Any) -> None:
     arguments = on_device(inputs([(1, 2000)] * 6))
     rows = arguments["rows"]

@@ -37,8 +37,8 @@ class Break:
     options: tuple[Any, ...]
 
     def run(self, rows: Rows, tokens: int) -> None:
-        found = self.attend(self.query[:tokens], self.key_pages, self.value_pages, rows, *self.options)
-        self.out[:tokens].copy_(found)
+        pages = self.key_pages, self.value_pages
+        self.attend(self.query[:tokens], *pages, rows, *self.options, out=self.out[:tokens])
 
 
 class Answers:

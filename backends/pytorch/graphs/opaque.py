@@ -1,12 +1,12 @@
 """Ops that a traced forward holds without looking inside: attention, which depends on the rows, and products.
 
-What they compute with besides their arguments is that of the model and of the step under way: tracing sees tensors
-only, and rows, pages and packed weights are no tensors that all steps share (SGLang's piecewise graphs).
+Tracing sees tensors only, and rows, pages and packed weights are no tensors that all steps share: attention is where
+the forward is cut (SGLang's piecewise graphs), and products find their packed weights in the model under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -41,47 +41,28 @@ class Site:
 class Model:
     """What ops find of a model."""
 
-    sites: Sequence[Site]
     products: Mapping[int, Product]  # by the address of their weight's first tensor
     ops: Ops
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """A model, and the step it is at."""
-
-    model: Model
-    slots: Tensor
-    rows: Rows
-
-
 _MODEL: ContextVar[Model] = ContextVar("model")
-_FORWARD: ContextVar[Forward] = ContextVar("forward")
 
 
 @contextmanager
-def computing(model: Model, forward: Forward | None = None) -> Iterator[None]:
-    """Within, ops that were traced find their model; attention only where the step is given as well."""
+def computing(model: Model) -> Iterator[None]:
+    """Within, ops that were traced find their model."""
     before = _MODEL.set(model)
-    step = None if forward is None else _FORWARD.set(forward)
     try:
         yield
     finally:
         _MODEL.reset(before)
-        if step is not None:
-            _FORWARD.reset(step)
 
 
+# It computes nothing: what was traced is cut at it, and its site computes in its place.
 torch.library.define(
     "localllm_graphs::attend", "(Tensor(a!) qkv, Tensor cos, Tensor sin, Tensor(b!) out, int site) -> ()"
 )
 torch.library.define("localllm_graphs::product", "(Tensor x, Tensor weight, int outs, ScalarType dtype) -> Tensor")
-
-
-@torch.library.impl("localllm_graphs::attend", "default")
-def _attend(qkv: Tensor, cos: Tensor, sin: Tensor, out: Tensor, site: int) -> None:
-    step = _FORWARD.get()
-    out.copy_(step.model.sites[site].attend(qkv, cos, sin, step.model.ops, step.slots, step.rows))
 
 
 @torch.library.register_fake("localllm_graphs::attend")

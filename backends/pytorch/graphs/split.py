@@ -28,7 +28,7 @@ from ..kv import PagedKV
 from . import cutting, opaque
 from .compiling import Compiled, Compiler
 from .cutting import Part
-from .opaque import Forward, Model, Site, computing
+from .opaque import Model, Site, computing
 
 EXAMPLE = (23, 5)  # tokens and answers of the step that is traced: any will do that are no sizes of a model
 FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
@@ -46,7 +46,7 @@ class SplitModel:
         self.compiler, self._call = compiler, call
         tracing = _Tracing(Ops() if compiler.fuses else ops, kv)
         self._graph = cutting.traced(tracing.forward(model), *tracing.example())
-        self._model = Model(tracing.sites, tracing.products, ops)
+        self._model = Model(tracing.products, ops)
         nodes = self._graph.graph.nodes
         self._given = [node for node in nodes if node.op == "placeholder"]
         self._held = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
@@ -76,13 +76,6 @@ class SplitModel:
             for node in part.spent:
                 del values[node]
         return values[self._hidden][:answers]
-
-    def whole(self, step: Step, ops: Ops) -> Tensor:
-        """The same by the graph before it was cut, op by op."""
-        model = replace(self._model, ops=ops)
-        with computing(model, Forward(model, step.slots, step.rows)):
-            found: Tensor = self._graph(step.tokens, step.positions, step.last)
-            return found
 
     def computed(self, piece: Compiled, *given: Tensor) -> tuple[Tensor, ...]:
         """What one piece makes of its inputs."""

@@ -24,5 +24,5 @@ def test_a_request_comes_before_the_settings() -> None:
 
 
 def test_kernels_are_tested_where_that_is_set() -> None:
-    assert load_frame(REF, Settings(), None, None).self_test_dir == ""
-    assert load_frame(REF, Settings(self_test="on"), None, None).self_test_dir == str(paths.self_test_dir())
+    assert load_frame(REF, Settings(), None, None).self_test_dir == str(paths.self_test_dir())
+    assert load_frame(REF, Settings(self_test="off"), None, None).self_test_dir == ""
