@@ -36,7 +36,7 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
             f"{files.name} needs {_size(files.weight_bytes)} for its weights, but {_size(free)} are free",
             "close other programs, or choose a smaller model",
         )
-    kept = _limit_memory(total)
+    _limit_memory(total)
     os.environ.setdefault(THRASHING, "0")  # read when a stream is used first
     # A stream of the runner's own: MLX's default ones end with the thread that used them first, and a model is loaded
     # on one thread and computed on another, never on two at once.
@@ -47,7 +47,7 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
         residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, spec.max_context, GROUP_COLUMNS)
         if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
             mx.eval(residents.pool.keys, residents.pool.values)
-    return MlxRunner(loaded, spec, residents, stream, kept)
+    return MlxRunner(loaded, spec, residents, stream)
 
 
 def _memory() -> tuple[int, int]:
@@ -69,14 +69,11 @@ def _refuse_settings(budget: Budget) -> None:
         raise SettingRefused("reference_ops is not for mlx, whose ops are its own", "leave it out")
 
 
-def _limit_memory(total: int) -> int:
-    """Returns how many bytes MLX keeps of what was freed."""
-    kept = total // 8 if mx.cuda.is_available() else KEPT  # cudaMalloc is slow
-    mx.set_cache_limit(kept)
+def _limit_memory(total: int) -> None:
+    mx.set_cache_limit(total // 8 if mx.cuda.is_available() else KEPT)  # cudaMalloc is slow
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
         mx.set_memory_limit(total)
-    return kept
 
 
 def _plan(files: ModelFiles, budget: Budget, loaded: Loaded, free: int) -> RunnerSpec:

@@ -155,9 +155,8 @@ class _Rest:
 class MlxRunner:
     """See engine.runner.Runner."""
 
-    def __init__(self, loaded: Loaded, spec: RunnerSpec, residents: Residents, stream: mx.Stream, kept: int) -> None:
+    def __init__(self, loaded: Loaded, spec: RunnerSpec, residents: Residents, stream: mx.Stream) -> None:
         self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
-        self._kept = kept  # bytes that MLX keeps of what was freed
         self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
         self._before: _Called | None = None
@@ -172,8 +171,6 @@ class MlxRunner:
 
     def run(self, batch: Batch) -> MlxPending:
         self._rest.put_off()
-        if DECODES and mx.get_cache_memory() > self._kept * 3 // 4:
-            mx.clear_cache()  # full of caches that were joined, it would keep nothing more, and CUDA allocates slowly
         with failures(), self._computing, mx.stream(self._stream):
             try:
                 return self._start(batch)
