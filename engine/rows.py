@@ -41,12 +41,14 @@ class BatchBuilder:
     def __init__(self) -> None:
         self._drawing: list[Sequence | None] = []  # the sequence of each row that wants a token
         self._sampling = _parameters(self._drawing)
+        self._wants = _wants(self._drawing)
         self._held: list[tuple[Lease, int]] = []  # each row's lease, and how often its pages had changed
         self._table: Ints = np.zeros((0, 0), np.int32)  # the pages of these
+        self._slots = self._adapters = NO_INTS  # of these
 
     def build(self, rows: list[Row], copies: list[tuple[int, int]]) -> Batch:
-        starts, ends = [row.start for row in rows], [row.end for row in rows]
-        counts = np.array(ends, np.int32) - np.array(starts, np.int32)
+        starts, ends = np.array([row.start for row in rows], np.int32), np.array([row.end for row in rows], np.int32)
+        counts = ends - starts
         row_starts = np.zeros(len(rows) + 1, np.int32)
         counts.cumsum(out=row_starts[1:])
         tokens: list[int] = []
@@ -55,29 +57,40 @@ class BatchBuilder:
             tokens += (known[row.start],) if row.end - row.start == 1 and row.carry < 0 else known[row.start : row.end]
             if row.carry >= 0:
                 tokens.append(0)
-        offsets = np.array(starts, np.int32) - row_starts[:-1]
+        positions = starts
+        if len(tokens) > len(rows):
+            positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - row_starts[:-1], counts)
         masked = [index for index, row in enumerate(rows) if row.mask is not None]
+        self._look_up(rows)
         return Batch(
             tokens=np.array(tokens, np.int32),
-            positions=np.arange(len(tokens), dtype=np.int32) + np.repeat(offsets, counts),
+            positions=positions,
             row_starts=row_starts,
-            page_table=self._page_table(rows),
-            slots=np.array([row.lease.slot for row in rows], np.int32),
-            adapters=np.array([row.sequence.adapter_slot for row in rows], np.int32),
+            page_table=self._table,
+            slots=self._slots,
+            adapters=self._adapters,
             carry=np.array([row.carry for row in rows], np.int32),
-            wants=np.array([Want.TOKEN if row.wants_token else Want.NOTHING for row in rows], np.uint8),
-            sampling=self._sampling_rows(rows, ends),
+            wants=self._wants,
+            sampling=self._sampling_rows(ends),
             mask_rows=np.array(masked, np.int32) if masked else NO_INTS,
             masks=np.stack([row.mask for row in rows if row.mask is not None]) if masked else NO_MASKS,
             copies=np.array(copies, np.int32) if copies else NO_COPIES,
         )
 
-    def _page_table(self, rows: list[Row]) -> Ints:
-        """That of the step before where it still holds; else a new one, for which only what changed is looked up."""
+    def _look_up(self, rows: list[Row]) -> None:
+        """What sequences and leases tell, where that is no longer what they told for the step before."""
+        drawing = [row.sequence if row.wants_token else None for row in rows]
+        if drawing != self._drawing:
+            self._drawing, self._sampling, self._wants = drawing, _parameters(drawing), _wants(drawing)
         held = [(row.lease, row.lease.changes) for row in rows]
-        if held == self._held:
-            return self._table
-        table = np.zeros((len(rows), max([len(row.lease.pages) for row in rows])), np.int32)
+        if held != self._held:
+            self._table, self._held = self._page_table(held), held
+            self._slots = np.array([row.lease.slot for row in rows], np.int32)
+            self._adapters = np.array([row.sequence.adapter_slot for row in rows], np.int32)
+
+    def _page_table(self, held: list[tuple[Lease, int]]) -> Ints:
+        """A new one, for which only what changed is looked up."""
+        table = np.zeros((len(held), max([len(lease.pages) for lease, _ in held])), np.int32)
         alike = len(held) == len(self._held)
         if alike:
             width = min(table.shape[1], self._table.shape[1])
@@ -87,17 +100,12 @@ class BatchBuilder:
                 pages = now[0].pages
                 table[index, : len(pages)] = pages
                 table[index, len(pages) :] = 0
-        self._held, self._table = held, table
         return table
 
-    def _sampling_rows(self, rows: list[Row], ends: list[int]) -> SamplingRows:
-        drawing = [row.sequence if row.wants_token else None for row in rows]
-        if drawing != self._drawing:
-            self._drawing, self._sampling = drawing, _parameters(drawing)
-        positions = np.array(ends, np.int32)
+    def _sampling_rows(self, positions: Ints) -> SamplingRows:
         said = {
             index: sequence.history.table
-            for index, sequence in enumerate(drawing)
+            for index, sequence in enumerate(self._drawing)
             if sequence is not None and sequence.history is not None
         }
         if not said:
@@ -112,6 +120,10 @@ class BatchBuilder:
             history_prompt=table[1],
             history_output=table[2],
         )
+
+
+def _wants(drawing: list[Sequence | None]) -> NDArray[np.uint8]:
+    return np.array([Want.NOTHING if sequence is None else Want.TOKEN for sequence in drawing], np.uint8)
 
 
 def _parameters(drawing: list[Sequence | None]) -> SamplingRows:

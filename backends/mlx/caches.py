@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...kernels.mlx_cuda.decode import decode, shares, visible
+from ...kernels.mlx_cuda.decode import Decode, decode, prepared, shares, visible
 
 DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
 # Prompts are computed in multiples of so many tokens: on CUDA, attention over each new length takes 50 ms to prepare.
@@ -57,14 +57,14 @@ class Group:
     padding: list[int] = field(default_factory=list)  # of each row: unused columns before its first position
 
     @classmethod
-    def empty(cls, shapes: Sequence[LayerShape], room: int) -> Group:
-        """One row without positions."""
+    def empty(cls, shapes: Sequence[LayerShape], room: int, rows: int = 1) -> Group:
+        """Rows without positions."""
         room = -(-max(room, 1) // STEP) * STEP
         return cls(
-            [mx.zeros((1, shape.kv_heads, room, shape.key_dim), shape.dtype) for shape in shapes],
-            [mx.zeros((1, shape.kv_heads, room, shape.value_dim), shape.dtype) for shape in shapes],
+            [mx.zeros((rows, shape.kv_heads, room, shape.key_dim), shape.dtype) for shape in shapes],
+            [mx.zeros((rows, shape.kv_heads, room, shape.value_dim), shape.dtype) for shape in shapes],
             0,
-            [0],
+            [0] * rows,
         )
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> int:
@@ -108,7 +108,7 @@ class Group:
         """The mask of one new column, for a kernel that reads each row's own columns only."""
         end = self.end + 1
         firsts = [max(padding, end - window if window else 0) for padding in self.padding]
-        return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts)))
+        return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts), len(firsts)))
 
     def taken(self, rows: list[int], end: int) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values of these rows, their last `end` columns, filled up on the left where there are fewer."""
@@ -185,7 +185,7 @@ class Forward:
             layer.offset = self.offset
         for at, (firsts, end, _) in self._seen.items():
             group = self._groups[at]
-            self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding)))
+            self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding), len(group.padding)))
         return True
 
     @property
@@ -212,11 +212,11 @@ class Forward:
             self._seen[at] = self._groups[at].seen(0)
         return self._seen[at]
 
-    def finish(self, new: int) -> None:
-        """The model was called: of what it wrote so many tokens are part of the caches, and others follow in the place
-        of the rest."""
-        for group in self._groups:
-            group.end += new
+    def finish(self, new: list[int]) -> None:
+        """The model was called: of what it wrote so many tokens of each group are part of the caches, and others follow
+        in the place of the rest."""
+        for group, count in zip(self._groups, new, strict=True):
+            group.end += count
 
 
 class LayerCache:
@@ -230,11 +230,18 @@ class LayerCache:
         # Attributes, not methods: a step of a small model is as long as the calls that its layers make.
         self.offset = forward.offset
         self.update_and_fetch = partial(forward.append, layer)
+        self._decode: tuple[int, Decode] | None = None
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Named as mlx-lm names it. A layer whose own cache would turn over sees its window, asked for or not."""
         windows = [window for window in (self._window, window_size) if window]
         return self._forward.mask(min(windows, default=0), return_array)
+
+    def decode(self, queries: mx.array, keys: mx.array, values: mx.array, seen: Seen, scale: float) -> mx.array:
+        """Of all rows, where they are one group."""
+        if self._decode is None or self._decode[0] != seen.splits:
+            self._decode = seen.splits, prepared(queries, keys, values, seen.splits, scale)
+        return self._decode[1](queries, keys, values, seen.firsts, seen.end)
 
 
 NAME = "scaled_dot_product_attention"  # of mlx-lm's, which every model imports
@@ -270,7 +277,7 @@ class _Attention:
             return self._own(queries, keys, values, cache, scale, mask, sinks)
         if isinstance(keys, Unread):
             if isinstance(mask, Seen) and sinks is None:
-                return decode(queries, keys.held, values.held, *mask, scale)
+                return cache.decode(queries, keys.held, values.held, mask, scale)
             if isinstance(mask, Seen):
                 mask = visible(mask.firsts, mask.end, keys.end)
             return self(queries, keys.read(), values.read(), cache, scale, mask, sinks)
@@ -278,4 +285,11 @@ class _Attention:
         for part in keys[:-1]:
             bounds.append(row := row + len(part[0] if isinstance(part, Unread) else part))
         parts = zip(mx.split(queries, bounds), keys, values, mask, strict=True)
-        return mx.concatenate([self(q, k, v, cache, scale, m, sinks) for q, k, v, m in parts])
+        return mx.concatenate([self._of_group(*part, cache, scale, sinks) for part in parts])
+
+    def _of_group(
+        self, queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        if isinstance(keys, Unread) and isinstance(mask, Seen) and sinks is None:
+            return decode(queries, keys.held, values.held, *mask, scale)
+        return self(queries, keys, values, cache, scale, mask, sinks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget
 from .caches import LayerShape, Ragged, hook_attention
 from .experts import use_kernels
+from .projections import linears, turn_weights
 from .trunk import Trunk
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
@@ -56,6 +57,7 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
         quant = budget.quant
     mx.eval(model.parameters())
     use_kernels(model)
+    turn_weights(model)
     windows = _windows(model, files)
     trunk = Trunk(model)
     hook_attention(model)
@@ -93,14 +95,6 @@ def _format(config: Mapping[str, Any]) -> str:
         return ""
     mode = table.get("mode", "affine")
     return f"mlx {table['bits']}-bit" if mode == "affine" else f"mlx {mode}"
-
-
-def linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every projection by its path, plain or quantised, those of experts too: whatever multiplies by weights that an
-    adapter may change or quantisation makes smaller is found here and nowhere else."""
-    for path, module in model.named_modules():
-        if hasattr(module, "to_quantized") or hasattr(module, "bits"):
-            yield path, module
 
 
 def _refuse_code(files: ModelFiles) -> None:

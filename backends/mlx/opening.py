@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import mlx.core as mx
 
 from ...engine.errors import ModelRefused, SettingRefused
@@ -18,6 +20,9 @@ STEP_TOKENS = 2048
 # MLX keeps freed memory for the next array of that size; more than this goes back to the system at once, and the rest
 # when nothing was computed for a while.
 KEPT = 2**30  # bytes
+# MLX on CUDA keeps a graph for each sequence of operations, and a plan for each shape of attention. Once it has met
+# twice as many as it keeps, however long that took, every new one is an error, unless this variable says not to check.
+THRASHING = "MLX_ENABLE_CACHE_THRASHING_CHECK"
 # What one more group of rows costs, in columns of attention that take as long. None: padding costs no time.
 GROUP_COLUMNS: int | None = None if DECODES else 4096
 
@@ -32,13 +37,14 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
             "close other programs, or choose a smaller model",
         )
     _limit_memory(total)
+    os.environ.setdefault(THRASHING, "0")  # read when a stream is used first
     # A stream of the runner's own: MLX's default ones end with the thread that used them first, and a model is loaded
     # on one thread and computed on another, never on two at once.
     stream = mx.new_thread_unsafe_stream(mx.default_device())
     with mx.stream(stream):
         loaded = load(files, budget)
         spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
-        residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, group_columns=GROUP_COLUMNS)
+        residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, spec.max_context, GROUP_COLUMNS)
         if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
             mx.eval(residents.pool.keys, residents.pool.values)
     return MlxRunner(loaded, spec, residents, stream)

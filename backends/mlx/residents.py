@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from ...engine.batch import Batch, Ints
 from ...engine.errors import OutOfMemory
+from . import caches
 from .caches import STEP, Group, LayerShape
 from .failures import shortages
+from .pool import Pool
 
-PIECES = 8  # that lie apart, and are copied piece by piece: one by one, positions take far longer
 PATIENCE = 8  # steps that a group waits for its rows: those with a grammar come every second step
 
 
@@ -56,11 +57,12 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call of the model: batch rows in the order of the groups' rows, each with so many new tokens."""
+    """One call of the model: batch rows in the order of the groups' rows."""
 
     rows: list[int]
     groups: list[Group]
-    new: int
+    new: list[int]  # tokens of each group's rows
+    filled: int = 1  # so many are computed of each row
     passing: bool = False  # its row finds no room among the groups: to be computed before the next call is asked for
 
 
@@ -71,78 +73,23 @@ class Steady:
     work: Work
     residents: list[Resident]  # of the batch's rows
     positions: Ints
-    table: Ints  # [rows, pages]
+    table: Ints  # [rows, pages]; the engine hands the same array on where no page is new
     used: NDArray[np.bool_]  # [rows, pages]: those that the residents hold
 
-
-class Pool:
-    """The pages: keys and values of each layer, [(pages + 1) * page_size, kv heads, dim]."""
-
-    def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int) -> None:
-        places = (num_pages + 1) * page_size
-        self.page_size = page_size
-        self.keys = [mx.zeros((places, shape.kv_heads, shape.key_dim), shape.dtype) for shape in shapes]
-        self.values = [mx.zeros((places, shape.kv_heads, shape.value_dim), shape.dtype) for shape in shapes]
-        self.changed = False
-
-    def places(self, pages: Ints, start: int, end: int) -> list[slice]:
-        """Where positions start…end-1 of a sequence lie: pieces, in order."""
-        positions = np.arange(start, end)
-        places = pages[positions // self.page_size] * self.page_size + positions % self.page_size
-        breaks = np.flatnonzero(np.diff(places) != 1) + 1
-        firsts, lasts = places[[0, *breaks]].tolist(), places[[*(breaks - 1), -1]].tolist()
-        return [slice(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
-
-    def write(self, group: Group, rows: list[int], pages: list[Ints], starts: list[int], ends: list[int]) -> None:
-        """Positions of some of a group's rows. As few calls as can be: on CUDA each new sequence of them costs time."""
-        firsts = [group.padding[row] for row in rows]
-        places = [self.places(*each) for each in zip(pages, starts, ends, strict=True)]
-        if len(rows) == 1 and len(places[0]) == 1:
-            [[place]], [row], [first] = places, rows, firsts
-            for own, held in self._beside(group):
-                own[place] = held[row, :, first + starts[0] : first + ends[0]].swapaxes(0, 1)
-        else:
-            spans = [
-                np.arange(first + start, first + end) for first, start, end in zip(firsts, starts, ends, strict=True)
-            ]
-            columns = mx.array(np.concatenate(spans).astype("u4"))
-            owners = mx.array(np.repeat(rows, [len(span) for span in spans]).astype("u4"))
-            targets = mx.array(np.concatenate([np.r_[tuple(each)] for each in places]).astype("u4"))
-            for own, held in self._beside(group):
-                own[targets] = held[owners, :, columns]
-        self.changed = True
-
-    def _beside(self, group: Group) -> Iterator[tuple[mx.array, mx.array]]:
-        return zip([*self.keys, *self.values], [*group.keys, *group.values], strict=True)
-
-    def read(self, pages: Ints, end: int) -> Group:
-        """A row with positions 0…end-1, and room for more."""
-        places, room = self.places(pages, 0, end), -(-(end + 1) // STEP) * STEP
-        one_by_one = mx.array(np.r_[tuple(places)].astype("u4")) if len(places) > PIECES else None
-
-        def held(x: mx.array) -> mx.array:
-            found = mx.concatenate([x[piece] for piece in places]) if one_by_one is None else x[one_by_one]
-            return mx.pad(found.swapaxes(0, 1)[None], [(0, 0), (0, 0), (0, room - end), (0, 0)])
-
-        return Group([held(x) for x in self.keys], [held(x) for x in self.values], end, [0])
-
-    def copy(self, copies: Ints) -> None:
-        sources, targets = (
-            mx.array((pages[:, None] * self.page_size + np.arange(self.page_size)).ravel().astype("u4"))
-            for pages in copies.T
-        )
-        for held in (self.keys, self.values):
-            for own in held:
-                own[targets] = own[sources]
-        self.changed = True
+    def has(self, table: Ints) -> bool:
+        """Its pages that are in use begin `table`, too."""
+        pages = self.table.shape[1]
+        return table.shape[1] >= pages and bool(((table[:, :pages] == self.table) | ~self.used).all())
 
 
 class Residents:
     """Finds or makes room for every row of a batch, and keeps the pool right."""
 
-    def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int, group_columns: int | None) -> None:
+    def __init__(
+        self, shapes: Sequence[LayerShape], num_pages: int, page_size: int, context: int, group_columns: int | None
+    ) -> None:
         """A group more is worth `group_columns` columns less to read; None: there is one group, whatever it costs."""
-        self._shapes, self._group_columns = shapes, group_columns
+        self._shapes, self._context, self._group_columns = shapes, context, group_columns
         self._room = num_pages * page_size  # columns of all groups
         self.pool = Pool(shapes, num_pages, page_size)
         self._placed: list[Placed] = []
@@ -152,14 +99,11 @@ class Residents:
         self._steady: Steady | None = None
 
     def begin(self, batch: Batch) -> Iterator[Work]:
-        """The calls that compute the batch, in order; inert rows (all on page 0) are in none of them.
+        """The calls that compute a batch that does not go on with the last one, in order; inert rows (all on page 0)
+        are in none of them.
 
         Pages hold what rows share once, groups for each row: rows that find no room in groups pass one by one.
         """
-        if self._goes_on(batch):
-            assert self._steady is not None
-            yield self._steady.work
-            return
         self._begun, self._steady = [], None
         if len(batch.copies):
             self._forget(batch.copies[:, 1].tolist(), keep=set())
@@ -184,25 +128,54 @@ class Residents:
             else:
                 taken[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
         self._begun = list(taken.values())
-        for row, resident in taken.items():
-            if counts[row] > 1:
-                yield Work([row], [self._apart(resident).group], counts[row])
+        yield from self._prompts({row: r for row, r in taken.items() if counts[row] > 1}, starts, counts)
         single = {id(resident): row for row, resident in taken.items() if counts[row] == 1}
         if single:
-            together = self._grouped([p for p in self._placed if id(p.residents[0]) in single])
+            decoding = [p for p in self._placed if id(p.residents[0]) in single]  # in the batch's order: see _Steady
+            together = self._grouped(sorted(decoding, key=lambda p: single[id(p.residents[0])]))
             order = [single[id(resident)] for placed in together for resident in placed.residents]
-            work = Work(order, [placed.group for placed in together], 1)
+            work = Work(order, [placed.group for placed in together], [1] * len(together))
             if len(single) == batch.num_rows:
                 self._keep(work, list(taken.values()), batch)
             yield work
         for row in passing:
             resident = self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], None)
             self._begun.append(resident)
-            yield Work([row], [resident.group], counts[row], passing=True)
+            filled = self._filled(starts[row], counts[row])
+            yield Work([row], [resident.group], [counts[row]], filled, passing=True)
             self._drop([resident])
             self._begun.remove(resident)
             with shortages():
                 mx.eval(self.take_changed())
+
+    def _prompts(self, rows: dict[int, Resident], starts: list[int], counts: list[int]) -> Iterator[Work]:
+        """Those that are filled up to the same number are computed in one call, and new ones of one length, whose
+        attention is then one call, too, lie together from the beginning."""
+        calls: dict[int, dict[tuple[int, int], list[int]]] = {}
+        for row, resident in rows.items():
+            alike = (counts[row], -1) if starts[row] == 0 else (counts[row], row)
+            calls.setdefault(self._filled(starts[row], counts[row]), {}).setdefault(alike, []).append(row)
+            self._apart(resident)
+        for filled, groups in calls.items():
+            for members in groups.values():
+                if len(members) > 1:
+                    self._begin_together([rows[row] for row in members], counts[members[0]])
+            order = [row for members in groups.values() for row in members]
+            new = [counts[members[0]] for members in groups.values()]
+            yield Work(order, [rows[members[0]].group for members in groups.values()], new, filled)
+
+    def _begin_together(self, residents: list[Resident], end: int) -> None:
+        """None of them has positions yet."""
+        group = Group.empty(self._shapes, end, len(residents))
+        self._placed = [placed for placed in self._placed if placed.residents[0] not in residents]
+        for row, resident in enumerate(residents):
+            resident.group, resident.row = group, row
+        self._placed.append(Placed(group, residents, steps=1))
+
+    def _filled(self, start: int, new: int) -> int:
+        """How many tokens are computed for so many of a row: a model need not know positions beyond its context."""
+        filled = -(-new // caches.PREFILL) * caches.PREFILL if new > 1 else 1
+        return filled if start + filled <= self._context else new
 
     def _new_pages(
         self, batch: Batch, found: dict[int, Resident | None], starts: list[int], counts: list[int]
@@ -218,10 +191,11 @@ class Residents:
 
     def _keep(self, work: Work, residents: list[Resident], batch: Batch) -> None:
         used = np.arange(batch.page_table.shape[1]) <= (batch.positions // self.pool.page_size)[:, None]
-        self._steady = Steady(work, residents, batch.positions.copy(), batch.page_table.copy(), used)
+        self._steady = Steady(work, residents, batch.positions, batch.page_table, used)
 
-    def _goes_on(self, batch: Batch) -> bool:
-        """Each row has one more token than in the last step, all else is as it was; pages that are new are noted."""
+    def goes_on(self, batch: Batch) -> Work | None:
+        """The last step's call, where each row has one more token and all else is as it was: it computes this batch,
+        too. Pages that are new are noted."""
         last, table = self._steady, batch.page_table
         if (
             last is None
@@ -229,12 +203,11 @@ class Residents:
             or batch.num_tokens != batch.num_rows
             or len(self._placed) != len(last.work.groups)  # others wait for their rows, or are to be joined
             or any(placed.steps < 2 for placed in self._placed)
-            or table.shape[1] < last.table.shape[1]
             or not np.array_equal(batch.positions, last.positions + 1)
-            or not ((table[:, : last.table.shape[1]] == last.table) | ~last.used).all()
+            or (table is not last.table and not last.has(table))
         ):
-            return False
-        last.positions = batch.positions.copy()
+            return None
+        last.positions = batch.positions
         new = np.flatnonzero(batch.positions % self.pool.page_size == 0)
         for row in new.tolist():
             resident = last.residents[row]
@@ -244,11 +217,19 @@ class Residents:
             resident.pages = np.append(resident.pages, page)
         if len(new):
             self._keep(last.work, last.residents, batch)
-        return True
+        return last.work
 
     def give_up(self) -> None:
         """The step begun last was not computed: what only its rows' caches held is lost, and their memory free."""
-        for resident in self._begun:
+        self._lose(self._begun)
+        self.ask_again()
+
+    def give_up_all(self) -> None:
+        """Of no step it is known what was computed: what only caches hold is lost."""
+        self._lose([resident for placed in self._placed for resident in placed.residents])
+
+    def _lose(self, residents: list[Resident]) -> None:
+        for resident in residents:
             safe = resident.synced // self.pool.page_size
             for page in set(resident.pages[:safe].tolist()):
                 self._holders[page].remove(resident)
@@ -256,7 +237,6 @@ class Residents:
             self._placed = [placed for placed in self._placed if placed.group is not resident.group]
             resident.group, resident.row, resident.lost = Group([], [], 0, [0]), 0, True
         self._begun, self._steady = [], None
-        self.ask_again()
 
     def ask_again(self) -> None:
         """What take_changed() named was not computed: what the pool had to hold before is still to be."""
@@ -356,11 +336,10 @@ class Residents:
 
     def _sync(self, pages: Iterable[int]) -> None:
         """These pages are about to be read from the pool."""
-        for page in pages:
-            for resident in self._holders.get(page, ()):
-                if resident.lost:
-                    raise OutOfMemory("a step without memory took what this one builds on")
-                self._flush([resident])
+        holders = {resident for page in pages for resident in self._holders.get(page, ())}
+        if any(resident.lost for resident in holders):
+            raise OutOfMemory("a step without memory took what this one builds on")
+        self._flush(holders)
 
     def _forget(self, pages: Iterable[int], keep: Set[Resident]) -> None:
         """These pages are about to hold something else: whoever has them is a sequence of the past. Who waits together
@@ -402,7 +381,8 @@ class Residents:
         return self._place([resident], [(placed, [resident])], placed.steps)
 
     def _grouped(self, placed: list[Placed]) -> list[Placed]:
-        """Groups that cost less together are joined, shortest first; new ones only once they have come to stay."""
+        """Groups that cost less together are joined, in their order, shortest first among those that are not; new ones
+        only once they have come to stay."""
         if self._group_columns is None:
             columns = max(one.group.end for one in placed) * sum(len(one.residents) for one in placed)
             return [self._join(placed)] if len(placed) > 1 and columns <= self._room else placed
@@ -417,7 +397,7 @@ class Residents:
                     runs[-1].append(one)
                     continue
             runs.append([one])
-        return [self._join(run) if len(run) > 1 else run[0] for run in runs] + new
+        return [self._join(sorted(run, key=placed.index)) if len(run) > 1 else run[0] for run in runs] + new
 
     def _join(self, placed: list[Placed]) -> Placed:
         for one in placed:

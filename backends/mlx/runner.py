@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakMethod, ref
@@ -17,8 +17,7 @@ from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
-from . import caches
-from .caches import Forward, LayerCache
+from .caches import DECODES, Forward, LayerCache
 from .failures import failures, shortages
 from .loading import Loaded
 from .residents import Residents, Work
@@ -33,6 +32,26 @@ class _Drawn:
 
     tokens: mx.array
     place: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class _Steady:
+    """A step of one call whose rows, in the batch's order, drew a token each: one that goes on with it needs no look
+    at its rows."""
+
+    work: Work
+    answers: NDArray[np.intp]  # 0, 1, …
+    wants: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, work: Work, batch: Batch) -> _Steady | None:
+        rows = list(range(batch.num_rows))
+        fits = work.rows == rows and work.filled == 1 and bool((batch.wants == Want.TOKEN).all())
+        return cls(work, np.array(rows), batch.wants) if fits else None
+
+    def goes_on(self, work: Work | None, batch: Batch) -> bool:
+        alike = batch.wants is self.wants or np.array_equal(batch.wants, self.wants)
+        return work is self.work and alike and np.array_equal(batch.carry, self.answers)
 
 
 class _Called(NamedTuple):
@@ -53,31 +72,39 @@ class MlxPending:
         drawn: Drawn | None,
         hidden: mx.array | None,
         told: Callable[[], None],  # that somebody has read it
+        ran_short: Callable[[], None],  # of memory, which only its answers told; raises where that cannot be mended
     ) -> None:
         self._rows, self._answers, self._drawn, self._hidden = rows, answers, drawn, hidden
-        self._told, self.unread = told, True
+        self._told, self._ran_short, self.unread = told, ran_short, True
+        self.lost = False  # with the step before, whose tokens it reads
 
     def result(self) -> StepResult:
         try:
-            return self._result()
+            with failures(), shortages():
+                if self.lost:
+                    raise OutOfMemory("the step before ran out of memory")
+                return self._result()
+        except OutOfMemory:
+            if not self.lost:
+                self._ran_short()
+            raise
         finally:
             self.unread = False
             self._told()
 
     def _result(self) -> StepResult:
-        with failures():
-            if self._drawn is None:
-                return StepResult(np.zeros(self._rows, np.int32))
-            drawn = self._drawn
-            if drawn.chosen is None or drawn.top_tokens is None or drawn.top is None:
-                return StepResult(self._by_row(drawn.tokens), hidden=self._optional(self._hidden))
-            return StepResult(
-                self._by_row(drawn.tokens),
-                self._by_row(drawn.chosen),
-                self._by_row(drawn.top_tokens),
-                self._by_row(drawn.top),
-                self._optional(self._hidden),
-            )
+        if self._drawn is None:
+            return StepResult(np.zeros(self._rows, np.int32))
+        drawn = self._drawn
+        if drawn.chosen is None or drawn.top_tokens is None or drawn.top is None:
+            return StepResult(self._by_row(drawn.tokens), hidden=self._optional(self._hidden))
+        return StepResult(
+            self._by_row(drawn.tokens),
+            self._by_row(drawn.chosen),
+            self._by_row(drawn.top_tokens),
+            self._by_row(drawn.top),
+            self._optional(self._hidden),
+        )
 
     def _optional(self, found: mx.array | None) -> NDArray[Any] | None:
         return None if found is None else self._by_row(found)
@@ -86,6 +113,8 @@ class MlxPending:
         """[answers, …] float32 or any integers -> [rows, …] float32 or int32."""
         values = np.array(found)
         dtype = np.float32 if found.dtype == mx.float32 else np.int32
+        if len(values) == self._rows:
+            return values.astype(dtype)
         rows = np.zeros((self._rows, *values.shape[1:]), dtype)
         rows[self._answers] = values
         return rows
@@ -131,7 +160,9 @@ class MlxRunner:
         self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
         self._before: _Called | None = None
+        self._steady: _Steady | None = None
         self._started: ReferenceType[MlxPending] | None = None  # the last step; nobody may care for its result
+        self._wrote_pages = False, False  # the last step, and that before it
         self._rest = _Rest(IDLE, self._give_back)
 
     @property
@@ -146,40 +177,51 @@ class MlxRunner:
             except OutOfMemory as error:
                 shortage = OutOfMemory(str(error))  # whose traceback does not hold what the step computed
             self._residents.give_up()
-            self._last = self._before = None
+            self._last = self._before = self._steady = None
             mx.clear_cache()
         raise shortage
 
     def _start(self, batch: Batch) -> MlxPending:
-        answers = np.flatnonzero(batch.wants != Want.NOTHING)
-        logits, hidden = self._compute(batch, answers)
+        work, steady = self._residents.goes_on(batch), self._steady
+        hidden: mx.array | None = None
+        if steady is not None and self._last is not None and steady.goes_on(work, batch):
+            answers, place = steady.answers, self._last.place
+            logits: mx.array | None = self._called(steady.work, self._last.tokens[:, None])[0]
+        else:
+            answers = np.flatnonzero(batch.wants != Want.NOTHING)
+            place = np.full(batch.num_rows, -1)
+            place[answers] = np.arange(len(answers))
+            logits, hidden = self._compute(batch, answers, self._residents.begin(batch) if work is None else [work])
+        self._wrote_pages = self._residents.pool.changed, self._wrote_pages[0]
         drawn = None if logits is None else sample(logits, batch, answers)
         waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
         hidden = None if hidden is None else hidden.astype(mx.float32)
         waited += () if hidden is None else (hidden,)
         with shortages():
+            if DECODES and self._last is not None:
+                # What a running step reads cannot be written in place: each layer's whole cache would be copied. The
+                # GPU is done by now, or soon: on CUDA starting a step takes longer than computing it.
+                mx.eval(self._last.tokens)
             mx.async_eval(waited)
-        place = np.full(batch.num_rows, -1)
-        place[answers] = np.arange(len(answers))
         self._last = None if drawn is None else _Drawn(drawn.tokens, place)
-        pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off)
+        pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off, self._ran_short)
         self._started = ref(pending)
         return pending
 
-    def _compute(self, batch: Batch, answers: NDArray[np.intp]) -> tuple[mx.array | None, mx.array | None]:
+    def _compute(
+        self, batch: Batch, answers: NDArray[np.intp], works: Iterable[Work]
+    ) -> tuple[mx.array | None, mx.array | None]:
         """(logits [answers, vocab], hidden states where a row wants them), in the model's dtype"""
         tokens, wanted = self._tokens(batch), set(answers.tolist())
         order: list[int] = []
         logits: list[mx.array] = []
         hidden: list[mx.array] = []
-        for work in self._residents.begin(batch):
-            places = batch.row_starts[work.rows][:, None] + np.arange(work.new, dtype=np.int32)
+        self._steady = None
+        for work in works:
+            places = _places(work, batch)
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
-            filled = self._filled(work.new, int(batch.positions[batch.row_starts[work.rows[0]]]))
-            own = mx.pad(own, [(0, 0), (0, filled - work.new)]) if filled > work.new else own
-            call = self._call(work, filled)
-            found, states = self._loaded.trunk.call(self._loaded.model, own, call.layers, work.new - 1)
-            call.forward.finish(work.new)
+            found, states = self._called(work, own)
+            self._steady = _Steady.of(work, batch)
             if work.passing:
                 with shortages():
                     mx.eval(found, states)
@@ -196,18 +238,15 @@ class MlxRunner:
         states_wanted = bool((batch.wants == Want.HIDDEN).any())
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
 
-    def _filled(self, new: int, start: int) -> int:
-        """How many tokens are computed for so many of a row: a model need not know positions beyond its context."""
-        filled = -(-new // caches.PREFILL) * caches.PREFILL if new > 1 else 1
-        return filled if start + filled <= self._spec.max_context else new
-
-    def _call(self, work: Work, new: int) -> _Called:
-        """The last step's, where this one goes on with the same rows."""
-        before = self._before
-        if before is None or work is not before.work or not before.forward.again(before.layers):
-            forward = Forward(work.groups, new, self._loaded.shapes)
-            self._before = before = _Called(work, forward, forward.layers())
-        return before
+    def _called(self, work: Work, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """See Trunk.call; with the last step's caches, where this one goes on with the same rows."""
+        call = self._before
+        if call is None or work is not call.work or not call.forward.again(call.layers):
+            forward = Forward(work.groups, work.filled, self._loaded.shapes)
+            self._before = call = _Called(work, forward, forward.layers())
+        found = self._loaded.trunk.call(self._loaded.model, tokens, call.layers, _last(work))
+        call.forward.finish(work.new)
+        return found
 
     def _tokens(self, batch: Batch) -> mx.array:
         """[tokens], those that the step before drew in their places."""
@@ -232,13 +271,26 @@ class MlxRunner:
             raise RunnerFailed("a row without pages asks for an answer")
         return found if (by_row[1:] > by_row[:-1]).all() else found[mx.array(by_row)]
 
+    def _ran_short(self) -> None:
+        """A step was started and not computed, nor was one after it: what only groups hold is lost, and the engine ends
+        the requests of both. What they were to write to the pages, others may read: that is the end."""
+        if any(self._wrote_pages):
+            raise RunnerFailed("memory ran out while pages were written")
+        with self._computing, mx.stream(self._stream):
+            started = None if self._started is None else self._started()
+            if started is not None:
+                started.lost = True
+            self._residents.give_up_all()
+            self._last = self._before = self._steady = None
+        mx.clear_cache()
+
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
 
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
         self._rest.close()
-        del self._loaded, self._residents, self._last, self._before
+        del self._loaded, self._residents, self._last, self._before, self._steady
 
     def _give_back(self) -> None:
         """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""
@@ -247,10 +299,11 @@ class MlxRunner:
             if started is not None and started.unread:  # a long step is no rest
                 self._rest.put_off()
                 return
-            self._before = None
+            self._before = self._steady = None
             try:
                 self._residents.rest()
                 mx.eval(self._residents.take_changed())
+                mx.synchronize(self._stream)  # until then CUDA's steps keep what they read
             except (RuntimeError, MemoryError):
                 self._residents.ask_again()  # the next step tells it
         mx.clear_cache()
@@ -259,3 +312,16 @@ class MlxRunner:
 def _in_order(places: NDArray[Any], found: mx.array) -> bool:
     """They name all of `found`, first to last: nothing is to be gathered."""
     return len(places) == len(found) and bool((places == np.arange(len(places))).all())
+
+
+def _places(work: Work, batch: Batch) -> NDArray[np.int32]:
+    """[rows, filled] of the batch's tokens; a row that has fewer is filled up with its last."""
+    firsts, ends = batch.row_starts[work.rows][:, None], batch.row_starts[1:][work.rows][:, None]
+    return np.minimum(firsts + np.arange(work.filled, dtype=np.int32), ends - 1)
+
+
+def _last(work: Work) -> int | mx.array:
+    """Which of each row's tokens is its last."""
+    if len(set(work.new)) == 1:
+        return work.new[0] - 1
+    return mx.array([new - 1 for new, group in zip(work.new, work.groups, strict=True) for _ in group.padding])

@@ -20,6 +20,7 @@ SHARED = 1024  # heads of queries that share a head of keys, times their dim: th
 ALONE = 2048  # columns up to which a row has one block, as joining what several found costs calls of its own
 SHARE = 1024  # columns of a block in longer ones
 MOST_SPLITS = 32
+BUSY = 32  # blocks of one head of keys, from which on the GPU has enough of them
 
 # A block computes one row and one head of keys for all query heads that share it. A thread holds 8 of a head's dims, so
 # that a warp reads a few columns at once; each has its own running softmax, and all are joined at the end.
@@ -121,8 +122,12 @@ SOURCE = """
       }
       const int64_t place = (int64_t(row) * KV_HEADS + head) * GROUP + g;
       out[(place * SPLITS + blockIdx.y) * DIM + at % DIM] = O(all > 0.0f ? out_sum / all : 0.0f);
-      if (at % DIM == 0) logs[place * SPLITS + blockIdx.y] = all > 0.0f ? (peak + log2f(all)) * 0.69314718f : -1e30f;
+LOGS
     }
+"""
+# Of blocks that share a row, by which their sums are weighted; one block of its own has no second result to tell.
+LOGS = """
+      if (at % DIM == 0) logs[place * SPLITS + blockIdx.y] = all > 0.0f ? (peak + log2f(all)) * 0.69314718f : -1e30f;
 """
 
 
@@ -150,20 +155,20 @@ def fits(q: tuple[int, ...], kv_heads: int, dims: tuple[int, int], dtypes: tuple
     )
 
 
-def shares(longest: int) -> int:
+def shares(longest: int, rows: int) -> int:
     """How many blocks share the columns of a row, where the row that sees most of them sees so many."""
     splits = 1
-    while longest > ALONE and splits < MOST_SPLITS and splits * SHARE < longest:
+    while longest > ALONE and splits < MOST_SPLITS and splits * SHARE < longest and splits * rows < BUSY:
         splits *= 2
     return splits
 
 
 @cache
-def _kernel(scale: float) -> Any:
-    source = f"    constexpr float SCALE = {scale!r};\n{SOURCE}"
+def _kernel(scale: float, shared: bool) -> Any:
+    source = f"    constexpr float SCALE = {scale!r};\n" + SOURCE.replace("LOGS", LOGS if shared else "")
     name = f"localllm_decode_{crc32(source.encode()):08x}"  # by which MLX finds it again, also on disk
-    inputs = ["q", "k", "v", "firsts", "ends"]
-    return mx.fast.cuda_kernel(name, inputs, ["out", "logs"], source, ensure_row_contiguous=False)
+    inputs, outputs = ["q", "k", "v", "firsts", "ends"], ["out", "logs"] if shared else ["out"]
+    return mx.fast.cuda_kernel(name, inputs, outputs, source, ensure_row_contiguous=False)
 
 
 @lru_cache(4096)
@@ -174,25 +179,41 @@ def _call(
     if not mx.cuda.is_available() or not fits(q, kv_heads, dims, dtypes):
         return None
     rows, heads, _, dim = q
-    dtype = dtypes[0] if splits == 1 else mx.float32
+    shared = splits > 1
+    dtype, outputs = mx.float32 if shared else dtypes[0], 2 if shared else 1
     constants = {"DIM": dim, "KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "SPLITS": splits}
     return partial(
-        _kernel(scale),
+        _kernel(scale, shared),
         template=[("T", dtypes[0]), ("O", dtype), *constants.items()],
         grid=(THREADS * rows * kv_heads, splits, 1),
         threadgroup=(THREADS, 1, 1),
-        output_shapes=[(rows, heads, splits, dim), (rows, heads, 1, splits)],
-        output_dtypes=[dtype, mx.float32],
+        output_shapes=[(rows, heads, splits, dim), (rows, heads, 1, splits)][:outputs],
+        output_dtypes=[dtype, mx.float32][:outputs],
     )
+
+
+Decode = Callable[[mx.array, mx.array, mx.array, mx.array, mx.array], mx.array]
+
+
+def prepared(q: mx.array, keys: mx.array, values: mx.array, splits: int, scale: float) -> Decode:
+    """`decode` for q, keys and values like these: a step of a small model is as long as the calls it makes."""
+    kv_heads, dims, dtypes = keys.shape[1], (keys.shape[3], values.shape[3]), (q.dtype, keys.dtype, values.dtype)
+    call = _call(q.shape, kv_heads, dims, dtypes, splits, scale)
+    if call is None:
+        return partial(reference, scale=scale)
+
+    def alone(q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array) -> mx.array:
+        return call(inputs=[q, keys, values, firsts, end])[0]
+
+    def joined(q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array) -> mx.array:
+        out, logs = call(inputs=[q, keys, values, firsts, end])
+        return (mx.softmax(logs, axis=-1) @ out).astype(q.dtype)
+
+    return alone if splits == 1 else joined
 
 
 def decode(
     q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array, splits: int, scale: float
 ) -> mx.array:
     """See `reference`, which computes what does not fit; `splits`: see `shares`."""
-    kv_heads, dims, dtypes = keys.shape[1], (keys.shape[3], values.shape[3]), (q.dtype, keys.dtype, values.dtype)
-    call = _call(q.shape, kv_heads, dims, dtypes, splits, scale)
-    if call is None:
-        return reference(q, keys, values, firsts, end, scale)
-    out, logs = call(inputs=[q, keys, values, firsts, end])
-    return out if splits == 1 else (mx.softmax(logs, axis=-1) @ out).astype(q.dtype)
+    return prepared(q, keys, values, splits, scale)(q, keys, values, firsts, end)

@@ -1,8 +1,15 @@
 """Our whole engine on MLX beside mlx-lm's plain loop of the same model, whichever device MLX computes on.
 
-`python scripts/bench/mlx_engine.py --shape qwen3-0.6b --rows 1,2,8,32`: decode at equal lengths (against the loop), at
-very different lengths (against equal ones of as many tokens in all), and the first token with and without a prefix that
-was computed before. Weights are random; the two take turns (A B B A), figures are medians over the pairs.
+`python scripts/bench/mlx_engine.py --shape qwen3-0.6b --rows 1,2,8,32` measures, in the order of --parts:
+
+- decode: tokens a second while all rows run, none with a prompt to compute: the loop's steps beside as many of ours, at
+  the same context (`--rows`); and the whole, from the first prompt to the last token. The loop gets all prompts as one
+  array at once and knows when each ends; the engine gets requests;
+- uneven: decode of rows of very different length, beside as many of their mean length;
+- strategies: the same rows in one batch cache, beside several groups of rows of like length;
+- prefix: seconds to the first token where the prompt's first 4,096 tokens were computed before, and were not.
+
+Weights are random; the two take turns (A B B A), figures are medians over the pairs.
 """
 
 from __future__ import annotations
@@ -12,9 +19,11 @@ import json
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,6 +35,7 @@ from rows import Row, row, save
 from shapes import SHAPES, Shape
 
 from localllm.backends import mlx
+from localllm.backends.mlx import opening
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Request
@@ -33,12 +43,14 @@ from localllm.engine.runner import Budget, DeviceInfo, Runner
 
 CONTEXT, STEPS, WARM = 128, 64, 8  # tokens
 LONG, QUESTION = 4096, 16  # tokens of a prefix and of what follows it
+COLUMNS = 4096  # that one more group is worth, where there are several
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--rows", default="1,2,8,32")
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--quant", choices=["none", "int8", "int4"], default="none")
     parser.add_argument("--save", default="mlx", help="which results to replace; empty: none")
@@ -46,7 +58,10 @@ def main() -> None:
     counts = [int(count) for count in options.rows.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(SHAPES[options.shape], Path(folder))
-        save(options.save, measure(Path(folder), options.shape, counts, options.pairs, options.quant), part=True)
+        bench = Bench(Path(folder), options.shape, options.quant, options.pairs, counts)
+        for part in options.parts.split(","):
+            for figure in PARTS[part](bench):
+                save(options.save, [figure], part=True)  # at once: a later one may not end
 
 
 def checkpoint(shape: Shape, folder: Path) -> None:
@@ -61,56 +76,87 @@ def checkpoint(shape: Shape, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def measure(folder: Path, name: str, counts: list[int], pairs: int, quant: Any) -> Iterator[Row]:
-    found = mlx.probe()
-    assert isinstance(found, DeviceInfo)
-    budget = Budget(context=2 * LONG, max_rows=max(counts), cache_bytes=2**34, quant=quant)
-    runner, peer = mlx.open(read_model(folder), budget), load_model(folder)[0]
-    if quant != "none":
-        nn.quantize(peer, 64, {"int8": 8, "int4": 4}[quant])
-    title = f"{name} {'bf16' if quant == 'none' else quant}"
-    for count in counts:
-        ours, theirs = turns(
-            pairs, lambda n=count: engine_rate(runner, [CONTEXT] * n), lambda n=count: loop_rate(peer, n)
-        )
-        yield row(
-            f"mlx {title} decode {count} x {CONTEXT}", ours, "tok/s", peer=round(theirs, 1), ratio=ours / theirs,
-            device=found.name,
-        )  # fmt: skip
-    yield prefix(runner, pairs, title, found.name)
-    if max(counts) >= 8:
-        yield uneven(runner, max(counts), pairs, title, found.name)
+class Bench:
+    """The model on our runner, as mlx-lm loads it, and what is asked of both."""
+
+    def __init__(self, folder: Path, shape: str, quant: Any, pairs: int, counts: list[int]) -> None:
+        found = mlx.probe()
+        assert isinstance(found, DeviceInfo)
+        self.device, self.pairs, self.counts, self._folder, self._quant = found.name, pairs, counts, folder, quant
+        self.title = f"mlx {shape} {'bf16' if quant == 'none' else quant}"
+        self.runner = self.opened(opening.GROUP_COLUMNS)
+
+    def opened(self, group_columns: int | None) -> Runner:
+        """A runner with this many columns to a group (see opening.GROUP_COLUMNS)."""
+        own, opening.GROUP_COLUMNS = opening.GROUP_COLUMNS, group_columns
+        budget = Budget(context=2 * LONG, max_rows=max(self.counts), cache_bytes=2**34, quant=self._quant)
+        runner = mlx.open(read_model(self._folder), budget)
+        opening.GROUP_COLUMNS = own
+        return runner
+
+    @cached_property
+    def peer(self) -> nn.Module:
+        model = load_model(self._folder)[0]
+        if self._quant != "none":
+            nn.quantize(model, 64, {"int8": 8, "int4": 4}[self._quant])
+        return model
+
+    def row(self, name: str, ours: float, theirs: float, unit: str = "tok/s") -> Row:
+        ratio = ours / theirs if unit == "tok/s" else theirs / ours
+        return row(f"{self.title} {name}", ours, unit, peer=round(theirs, 2), ratio=ratio, device=self.device)
 
 
-def turns(pairs: int, one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
+class Rates(NamedTuple):
+    """Tokens per second."""
+
+    steady: float  # while all rows decode
+    whole: float  # of all tokens, from the first prompt on
+
+
+def turns(pairs: int, one: Callable[[], Rates], other: Callable[[], Rates]) -> tuple[Rates, Rates]:
     """Medians of both, A B B A, after one of each that does not count."""
     one(), other()
-    mine, theirs = [], []
+    mine, theirs = list[Rates](), list[Rates]()
     for pair in range(pairs):
         for measured, taken in ((one, mine), (other, theirs)) if pair % 2 == 0 else ((other, theirs), (one, mine)):
             taken.append(measured())
-    return statistics.median(mine), statistics.median(theirs)
+    return _median(mine), _median(theirs)
 
 
-def engine_rate(runner: Runner, lengths: list[int]) -> float:
-    """Tokens per second of rows that decode, each with a prompt of its own."""
+def _median(taken: list[Rates]) -> Rates:
+    return Rates(*(statistics.median(each) for each in zip(*taken, strict=True)))
+
+
+def decode(bench: Bench) -> Iterator[Row]:
+    for count in bench.counts:
+        ours, theirs = turns(
+            bench.pairs,
+            lambda n=count: engine_rates(bench.runner, [CONTEXT] * n),
+            lambda n=count: loop_rates(bench.peer, n),
+        )
+        yield bench.row(f"decode {count} x {CONTEXT}", ours.steady, theirs.steady)
+        yield bench.row(f"prompts and decode {count} x {CONTEXT}", ours.whole, theirs.whole)
+
+
+def engine_rates(runner: Runner, lengths: list[int]) -> Rates:
+    """Of rows with a prompt of their own each."""
     engine, rng = Engine(Kept(runner)), np.random.default_rng()
     for at, length in enumerate(lengths):
         prompt = rng.integers(3, runner.spec.vocab_size, length).tolist()
         engine.submit(Request(str(at), tuple(prompt), STEPS + WARM + 1))
-    seen = 0
-    while seen < WARM * len(lengths):
-        seen += len(engine.step())
-    began, seen = time.perf_counter(), 0
+    seen, began = Counter[str](), time.perf_counter()
+    while len(seen) < len(lengths) or min(seen.values()) < WARM:
+        seen.update(delta.request_id for delta in engine.step())
+    steady, decoded = time.perf_counter(), 0
     while engine.has_work:
         deltas = engine.step()
-        seen += len(deltas)
+        decoded += len(deltas)
         if any(delta.finish for delta in deltas):
             break
-    seconds = time.perf_counter() - began
+    ended = time.perf_counter()
     while engine.has_work:
         engine.step()
-    return seen / seconds
+    return Rates(decoded / (ended - steady), len(lengths) * (STEPS + WARM + 1) / (time.perf_counter() - began))
 
 
 class Kept:
@@ -124,39 +170,55 @@ class Kept:
         pass
 
 
-def loop_rate(model: nn.Module, rows: int) -> float:
+def loop_rates(model: nn.Module, rows: int) -> Rates:
     """mlx-lm's own caches in a loop that evaluates one step while it builds the next.
 
     Rows of one length need none of what BatchKVCache does for others, which costs a third of the speed on CUDA.
     """
-    caches = make_prompt_cache(model)
-    prompt = mx.random.randint(3, 250, (rows, CONTEXT))
+    caches, prompt = make_prompt_cache(model), mx.random.randint(3, 250, (rows, CONTEXT))
+    mx.eval(prompt)
+    began = steady = time.perf_counter()
     token = mx.argmax(model(prompt, cache=caches)[:, -1], axis=-1)
     mx.eval(token)
-    began = 0.0
     for step in range(WARM + STEPS):
         if step == WARM:
-            began = time.perf_counter()
+            steady = time.perf_counter()
         following = mx.argmax(model(token[:, None], cache=caches)[:, -1], axis=-1)
         mx.async_eval(following)
         token.tolist()
         token = following
     mx.eval(token)
-    return rows * STEPS / (time.perf_counter() - began)
+    ended = time.perf_counter()
+    return Rates(rows * STEPS / (ended - steady), rows * (STEPS + WARM + 1) / (ended - began))
 
 
-def uneven(runner: Runner, count: int, pairs: int, title: str, device: str) -> Row:
-    """Rows of 64 to about 2,000 tokens beside as many of their mean length."""
-    lengths = np.geomspace(64, 2048, count).astype(int).tolist()
+def _lengths(count: int) -> list[int]:
+    return np.geomspace(64, 2048, count).astype(int).tolist()
+
+
+def uneven(bench: Bench) -> Iterator[Row]:
+    count = max(bench.counts)
+    lengths = _lengths(count)
     same = [sum(lengths) // count] * count
-    ours, theirs = turns(pairs, lambda: engine_rate(runner, lengths), lambda: engine_rate(runner, same))
-    name = f"mlx {title} decode {count} rows of 64…2048 tokens, peer: all of {same[0]}"
-    return row(name, ours, "tok/s", peer=round(theirs, 1), ratio=ours / theirs, device=device)
+    ours, theirs = turns(
+        bench.pairs, lambda: engine_rates(bench.runner, lengths), lambda: engine_rates(bench.runner, same)
+    )
+    yield bench.row(f"decode {count} rows of 64…2048 tokens, peer: all of {same[0]}", ours.steady, theirs.steady)
 
 
-def prefix(runner: Runner, pairs: int, title: str, device: str) -> Row:
-    """Seconds to the first token of a prompt whose first LONG tokens were computed before, and were not."""
-    rng = np.random.default_rng()
+def strategies(bench: Bench) -> Iterator[Row]:
+    """The two that there are for rows of different length; which one a device uses is opening.GROUP_COLUMNS."""
+    count = max(bench.counts)
+    one, several = bench.opened(None), bench.opened(COLUMNS)
+    for lengths, told in ((_lengths(count), "of 64…2048 tokens"), ([CONTEXT] * count, f"of {CONTEXT} tokens")):
+        ours, theirs = turns(
+            bench.pairs, lambda x=lengths: engine_rates(one, x), lambda x=lengths: engine_rates(several, x)
+        )
+        yield bench.row(f"decode {count} rows {told} in one group, peer: in several", ours.steady, theirs.steady)
+
+
+def prefix(bench: Bench) -> Iterator[Row]:
+    rng, vocab = np.random.default_rng(), bench.runner.spec.vocab_size
 
     def first_token(engine: Engine, prompt: list[int]) -> float:
         began = time.perf_counter()
@@ -168,14 +230,21 @@ def prefix(runner: Runner, pairs: int, title: str, device: str) -> Row:
             engine.step()
         return seconds
 
-    cold, hit = [], []
-    for _ in range(pairs + 1):
-        engine, shared = Engine(Kept(runner)), rng.integers(3, runner.spec.vocab_size, LONG).tolist()
+    cold, hit = list[float](), list[float]()
+    for _ in range(bench.pairs + 1):
+        engine, shared = Engine(Kept(bench.runner)), rng.integers(3, vocab, LONG).tolist()
         for taken in (cold, hit):
-            taken.append(first_token(engine, shared + rng.integers(3, runner.spec.vocab_size, QUESTION).tolist()))
+            taken.append(first_token(engine, shared + rng.integers(3, vocab, QUESTION).tolist()))
     one, other = (1e3 * statistics.median(taken[1:]) for taken in (hit, cold))
-    name = f"mlx {title} first token after {LONG} tokens that were there, peer: that were not"
-    return row(name, one, "ms", peer=round(other, 2), ratio=other / one, device=device)
+    yield bench.row(f"first token after {LONG} tokens that were there, peer: that were not", one, other, "ms")
+
+
+PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "decode": decode,
+    "uneven": uneven,
+    "strategies": strategies,
+    "prefix": prefix,
+}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +22,14 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 import mlx.core as mx
 import mlx_lm.utils
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from localllm import backends
 from localllm.backends import cpu, mlx
 from localllm.backends.mlx import caches, opening, sampler
 from localllm.backends.mlx.experts import ASKED
+from localllm.backends.mlx.projections import Turned, turn_weights
 from localllm.backends.mlx.residents import Residents
 from localllm.backends.mlx.runner import MlxPending
 from localllm.engine import sampling as oracle
@@ -44,6 +49,7 @@ pytestmark = pytest.mark.real_otherdevice
 
 SMALL = Budget(context=128, cache_bytes=2**24, max_rows=16, page_size=8, dtype="float32")
 ONE_GROUP = None
+SAME_BITS = not mx.cuda.is_available()  # its products choose their order by the number of rows
 
 
 def patched(target: Any, name: str, value: Any) -> Iterator[None]:
@@ -61,6 +67,7 @@ class RoomForAll:
 @pytest.mark.real_otherdevice
 class TestMlx(RoomForAll, Conformance):
     backend = "mlx"
+    same_bits = SAME_BITS
 
 
 @pytest.mark.real_otherdevice
@@ -68,6 +75,7 @@ class TestMlxWithLittleRoom(Conformance):
     """Groups hold one row; all others are read from the pool and written back."""
 
     backend = "mlx"
+    same_bits = SAME_BITS
 
 
 @pytest.mark.real_otherdevice
@@ -75,6 +83,7 @@ class TestMlxWithBounds(RoomForAll, Conformance):
     """As on CUDA: a decode kernel is told which columns a row sees (its reference computes), prompts are filled up."""
 
     backend = "mlx"
+    same_bits = SAME_BITS
 
     @pytest.fixture(scope="class", autouse=True)
     def bounds(self) -> Iterator[None]:
@@ -90,6 +99,7 @@ class TestMlxInOneGroup(RoomForAll, Conformance):
     """As S0 has it: all rows in one batch cache, however long each is."""
 
     backend = "mlx"
+    same_bits = SAME_BITS
 
     @pytest.fixture(scope="class", autouse=True)
     def one_group(self) -> Iterator[None]:
@@ -223,6 +233,21 @@ def test_two_that_go_on_from_the_same_pages(loaded: Loaded, overlap: bool) -> No
     talk.submit("third", prompts["third"], 20)
     assert talk.finish() == {name: loaded.plain(prompt, 20) for name, prompt in prompts.items()}
     assert talk.cached == {"first": 0, "second": len(begin), "third": len(begin)}
+
+
+def test_rows_that_join_lie_in_the_order_of_the_batch(loaded: Loaded) -> None:
+    """Then steps that go on with the last one look at no row, and sort no logits."""
+    talk, rng = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(2)
+    prompts = {name: rng.integers(3, 131, 20).tolist() for name in "abcde"}
+    for names in ("ab", "cd", "e"):
+        for name in names:
+            talk.submit(name, prompts[name], 30)
+        talk.step()
+        talk.step()
+    for _ in range(6):
+        talk.step()
+    assert loaded.runner._steady.work.rows == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
+    assert talk.finish() == {name: loaded.plain(prompt, 30) for name, prompt in prompts.items()}
 
 
 WINDOW = 6  # of SLIDING
@@ -533,6 +558,81 @@ def test_a_prompt_is_filled_up_within_the_context_only(tmp_path: Path, monkeypat
     assert max(filled) == 70
 
 
+def test_prompts_that_come_together_are_computed_together(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those filled up to the same length in one call, each with its own last token."""
+    monkeypatch.setattr(caches, "PREFILL", 16)
+    runner: Any = loaded.runner
+    trunk, called = runner._loaded.trunk, list[tuple[int, ...]]()
+    own = trunk.call
+
+    def call(model: Any, tokens: mx.array, *more: Any) -> Any:
+        called.append(tokens.shape)
+        return own(model, tokens, *more)
+
+    monkeypatch.setattr(trunk, "call", call)
+    talk, rng = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(3)
+    lengths = {"a": 17, "b": 5, "c": 32, "d": 40, "e": 30, "f": 1, "g": 32}
+    prompts = {name: rng.integers(3, 131, length).tolist() for name, length in lengths.items()}
+    for name, prompt in prompts.items():
+        talk.submit(name, prompt, 9)
+    before = set(map(id, runner._residents._placed))
+    talk.step()
+    new = [len(placed.residents) for placed in runner._residents._placed if id(placed) not in before]
+    assert sorted(new) == [1, 1, 1, 1, 1, 2], "c and g, of one length, lie together"
+    assert called == [(4, 32), (1, 16), (1, 48), (1, 1)]
+    talk.finish()
+    assert talk.tokens == {name: loaded.plain(prompt, 9) for name, prompt in prompts.items()}
+
+
+def test_a_worker_of_it_needs_no_torch(tmp_path: Path) -> None:
+    """What a worker imports, and a model that is read and answers, where nobody can import torch."""
+    DENSE.save(tmp_path)
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+import localllm.app.daemon.worker
+from localllm.backends import choose
+from localllm.engine.engine import Engine
+from localllm.engine.modelfiles import read_model
+from localllm.engine.request import Request
+from localllm.engine.runner import Budget
+engine, told = Engine(choose("mlx").backend.open(read_model(Path({str(tmp_path)!r})), Budget(context=64))), []
+engine.submit(Request("a", (5, 9, 77), 8))
+while engine.has_work:
+    told += [token for delta in engine.step() for token in delta.tokens]
+print(told)
+engine.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 8
+
+
+def test_meeting_many_shapes_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA MLX raises once it has met twice as many as it keeps plans for: a server meets them over days."""
+    monkeypatch.delenv(opening.THRASHING, raising=False)
+    DENSE.save(tmp_path)
+    mlx.open(read_model(tmp_path), SMALL)
+    assert os.environ[opening.THRASHING] == "0"
+    monkeypatch.setenv(opening.THRASHING, "1")
+    mlx.open(read_model(tmp_path), SMALL)
+    assert os.environ[opening.THRASHING] == "1", "whoever wants to know is told"
+
+
+def test_plain_projections_lie_ready_in_the_memory_of_their_weights(tmp_path: Path) -> None:
+    DENSE.save(tmp_path)
+    model = mlx_lm.utils.load_model(tmp_path)[0]
+    weights = tree_flatten(model.parameters())
+    x, projection = mx.random.normal((3, 48)), model.model.layers[0].self_attn.q_proj
+    told, before = projection(x), mx.get_active_memory()
+    turn_weights(model)
+    assert mx.get_active_memory() <= before + 64
+    assert isinstance(projection, Turned)
+    assert [name for name, _ in tree_flatten(model.parameters())] == [name for name, _ in weights]
+    assert mx.array_equal(projection(x), told)
+
+
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
     DENSE.save(tmp_path / "dense")
     EXPERTS.save(tmp_path / "experts")
@@ -607,9 +707,45 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
     assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
 
 
-def held(base: int) -> int:
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+@pytest.mark.parametrize("writing", [False, True], ids=["caches", "pages"])
+def test_a_shortage_that_only_answers_tell(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, overlap: bool, writing: bool
+) -> None:
+    """As if Metal refused what was sent to it: requests end; where pages were written that others read, all ends."""
+    talk, rng = Conversation(Planned(loaded.runner, overlap=overlap)), np.random.default_rng(11)
+    prompts = {name: rng.integers(3, 131, 30).tolist() for name in "abc"}
+    for name, count in (("a", 30), ("b", 30), ("c", 3 if writing else 30)):
+        talk.submit(name, prompts[name], count)
+    while len(talk.tokens["c"]) < 3:
+        talk.step()
+    while writing and not loaded.runner._wrote_pages[0]:  # type: ignore[attr-defined]
+        talk.step()  # it has ended; its row is given up, and pages take what it computed
+    own = MlxPending._by_row
+
+    def full(*_: object) -> Any:
+        raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory")
+
+    monkeypatch.setattr(MlxPending, "_by_row", full)
+    if writing:
+        with pytest.raises(RunnerFailed, match="while pages were written"):
+            talk.step()
+        return
+    talk.step()
+    monkeypatch.setattr(MlxPending, "_by_row", own)
+    for name, prompt in (("d", "c"), ("e", "a")):
+        talk.submit(name, prompts[prompt], 12)
+    talk.finish()
+    ends = {name: talk.finishes[name] for name in "abcde"}
+    assert ends == {"a": "no_memory", "b": "no_memory", "c": "no_memory", "d": "length", "e": "length"}
+    for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
+        assert talk.tokens[name] == loaded.plain(prompts[prompt], len(talk.tokens[name]))
+    assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
+
+
+def held(loaded: Loaded, base: int) -> int:
     """Bytes of arrays above `base` that somebody has, Python's cycles among them."""
-    mx.synchronize()
+    mx.synchronize(loaded.runner._stream)  # type: ignore[attr-defined]
     return mx.get_active_memory() - base
 
 
@@ -624,7 +760,7 @@ def at_rest(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     runner._give_back()
     gc.collect()
     gc.disable()
-    yield held(0)
+    yield held(loaded, 0)
     gc.enable()
 
 
@@ -633,9 +769,9 @@ def test_at_rest_groups_are_gone_at_once(loaded: Loaded, at_rest: int) -> None:
     for name in "abcd":
         talk.submit(name, [5 + ord(name) % 100] * 60, 60)
     talk.finish()
-    assert held(at_rest) > 2**19
+    assert held(loaded, at_rest) > 2**19
     loaded.runner._give_back()  # type: ignore[attr-defined]
-    assert held(at_rest) < 2**14
+    assert held(loaded, at_rest) < 2**14
 
 
 def test_after_a_shortage_its_groups_are_gone_at_once(
@@ -646,7 +782,7 @@ def test_after_a_shortage_its_groups_are_gone_at_once(
         talk.submit(name, [5 + ord(name) % 100] * 60, 60)
     for _ in range(10):
         talk.step()
-    assert held(at_rest) > 2**19
+    assert held(loaded, at_rest) > 2**19
 
     def full(*_: object) -> None:
         raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
@@ -655,7 +791,7 @@ def test_after_a_shortage_its_groups_are_gone_at_once(
     talk.step()
     monkeypatch.setattr(mx, "async_eval", own)
     assert set(talk.finishes.values()) == {"no_memory"}
-    assert held(at_rest) < 2**14
+    assert held(loaded, at_rest) < 2**14
     residents: Residents = loaded.runner._residents  # type: ignore[attr-defined]
     assert residents.take_changed(), "what was written before the step is asked for by the next"
     residents.ask_again()

@@ -50,7 +50,7 @@ def test_each_row_sees_its_own_columns(
     keys, values = mx.where(behind, mx.array(3e4, dtype), keys), mx.where(behind, mx.array(3e4, dtype), values)
     q = mx.concatenate([q, q], axis=-1)[..., :dim]
     keys = mx.concatenate([keys, keys], axis=2)[:, :, :room]
-    found = op.decode(q, keys, values, *seen, op.shares(end - min(firsts)), scale)
+    found = op.decode(q, keys, values, *seen, op.shares(end - min(firsts), rows), scale)
     assert (found.shape, found.dtype) == (q.shape, dtype)
     wanted = plain(*(np.array(x.astype(mx.float32)) for x in (q, keys, values)), firsts, end, scale)
     tolerance = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1.2e-2}[dtype]
