@@ -277,6 +277,8 @@ class _Attention:
             return self._own(queries, keys, values, cache, scale, mask, sinks)
         if isinstance(keys, Unread):
             if isinstance(mask, Seen) and sinks is None:
+                if cache is None:  # the keys are another layer's
+                    return decode(queries, keys.held, values.held, *mask, scale)
                 return cache.decode(queries, keys.held, values.held, mask, scale)
             if isinstance(mask, Seen):
                 mask = visible(mask.firsts, mask.end, keys.end)

@@ -23,6 +23,7 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 import mlx.core as mx
 import mlx_lm.utils
 from mlx.utils import tree_flatten
+from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
 from localllm import backends
@@ -631,6 +632,23 @@ def test_plain_projections_lie_ready_in_the_memory_of_their_weights(tmp_path: Pa
     assert isinstance(projection, Turned)
     assert [name for name, _ in tree_flatten(model.parameters())] == [name for name, _ in weights]
     assert mx.array_equal(projection(x), told)
+
+
+@pytest.mark.parametrize("rows", [[3], [3, 2]], ids=["one group", "two groups"])
+def test_layers_that_read_the_keys_of_another(monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
+    """As those of gemma4: mlx-lm hands them keys and a mask, and no cache."""
+    monkeypatch.setattr(caches, "DECODES", True)
+    shape, total = caches.LayerShape(2, 64, 64, mx.float32, 0), sum(rows)
+    groups = [caches.Group.empty([shape], caches.STEP, count) for count in rows]
+    for group in groups:
+        group.append(0, *mx.random.normal((2, len(group.padding), 2, caches.STEP, 64)))
+        group.end = caches.STEP
+    [layer] = caches.Forward(groups, 1, [shape]).layers()
+    attention = caches._Attention(base.scaled_dot_product_attention)
+    mask, queries = layer.make_mask(1), mx.random.normal((total, 4, 1, 64))
+    keys, values = layer.update_and_fetch(*mx.random.normal((2, total, 2, 1, 64)))
+    own, other = (attention(queries, keys, values, cache, 0.125, mask) for cache in (layer, None))
+    assert mx.allclose(own, other, atol=1e-6)
 
 
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
