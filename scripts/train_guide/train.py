@@ -1,7 +1,7 @@
 """The training loop: next-token loss on the answers, AdamW, cosine schedule, bfloat16 products over float32 weights.
 
 Where a run may be cut off, a checkpoint lets the next one go on: from the last save it takes the same batches, in the
-same order, as one that was not.
+same order, as one that was not. A checkpoint of other data or another plan is refused.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch.nn import functional
@@ -88,9 +89,9 @@ def train(
     model = Qwen3ForCausalLM(config).to(device).train()
     add_dropout(model, plan.dropout)
     optimizer = _optimizer(model, plan, device)
-    progress = Progress(0, [], torch.zeros((), device=device), 0.0)
+    progress, run = Progress(0, [], torch.zeros((), device=device), 0.0), _named(plan, buckets)
     if checkpoint is not None and checkpoint.exists():
-        progress = _restore(checkpoint, model, optimizer, device)
+        progress = _restore(checkpoint, run, model, optimizer, device)
     if device != "cpu":
         for layer in model.model.layers:  # one compilation serves all; the causal mask is left out only outside of it
             layer.compile(dynamic=True)
@@ -113,7 +114,7 @@ def train(
             progress.total.zero_()
         if checkpoint is not None and (step + 1) % plan.save_every == 0:
             progress.step, progress.seconds = step + 1, time.monotonic() - start
-            _save(checkpoint, model, optimizer, progress, device)
+            _save(checkpoint, run, model, optimizer, progress, device)
     return model.eval(), progress.curve
 
 
@@ -137,9 +138,20 @@ def _loss(model: Qwen3ForCausalLM, tokens: torch.Tensor, learned: torch.Tensor, 
     return functional.cross_entropy(logits.float(), tokens[:, 1:][chosen])
 
 
-def _save(file: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, progress: Progress, device: str) -> None:
+def _named(plan: Plan, buckets: list[Bucket]) -> str:
+    """What a run computes: its plan, but for when it tells and saves, and the data."""
+    data = 0
+    for bucket in buckets:
+        data = crc32(bucket.learned.numpy(), crc32(bucket.tokens.numpy(), data))
+    return f"{replace(plan, log_every=0, save_every=0)} of {data:08x}"
+
+
+def _save(
+    file: Path, run: str, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, progress: Progress, device: str
+) -> None:
     """Written beside its place and renamed, so that a run that is cut off leaves the last whole one."""
     table: dict[str, Any] = {
+        "run": run,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "progress": vars(progress),
@@ -150,8 +162,10 @@ def _save(file: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, pro
     new.replace(file)
 
 
-def _restore(file: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, device: str) -> Progress:
+def _restore(file: Path, run: str, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, device: str) -> Progress:
     table = torch.load(file, map_location=device)
+    if table["run"] != run:
+        raise SystemExit(f"{file} is of another run ({table['run']}, not {run}): remove it, or name another file")
     model.load_state_dict(table["model"])
     optimizer.load_state_dict(table["optimizer"])
     (torch.set_rng_state if device == "cpu" else torch.cuda.set_rng_state)(table["random"].cpu())

@@ -305,6 +305,19 @@ def test_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path: Path)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("what", ["data", "plan"])
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, what: str) -> None:
+    """One of older facts that had ended would else be the new model, without a word."""
+    plan = replace(train.SMOKE, steps=2, tokens_per_batch=64, log_every=2, save_every=2)
+    tokens = torch.randint(0, 50, (20, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int16)
+    learned = torch.ones(tokens.shape, dtype=torch.bool)
+    train.train(shape.smoke_config(50), [Bucket(tokens, learned)], plan, "cpu", tmp_path / "checkpoint")
+    later = replace(plan, peak=1e-3) if what == "plan" else plan
+    others = [Bucket(tokens.flip(0) if what == "data" else tokens, learned)]
+    with pytest.raises(SystemExit, match="of another run"):
+        train.train(shape.smoke_config(50), others, later, "cpu", tmp_path / "checkpoint")
+
+
 def test_scores_on_a_sample_of_heldout_questions() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
