@@ -125,6 +125,7 @@ def _survey(
             # What a score is at least takes no logarithm; by that one token alone can have the least, mostly.
             bound = least_exponential(own, tokens) * tl.exp2((most - x) * (cool * LOG2_E))
             token = tl.min(tl.where(bound == tl.min(bound), tokens, LAST))
+            token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)  # all are NaN
             rival = tl.min(tl.where(tokens != token, bound, float("inf")))
             least = exponential(own, token) * tl.exp((most - tl.load(logits + token)) * cool)
             if (rival < float("inf")) & (rival <= least * ROUNDED):

@@ -142,6 +142,12 @@ def test_no_number_is_the_likeliest_token_whatever_filters() -> None:
     logits[:, [999, 400]] = 0.0
     for filters in FILTERS:
         assert drawn(logits.clone(), draws(2, **filters)) == [2, 2]
+    logits = numbers(2, 3000)  # more than a program looks at
+    logits[:, :2048] = float("nan")
+    for filters in FILTERS:
+        assert drawn(logits.clone(), draws(2, **filters)) == [0, 0]
+    logits[:] = float("nan")
+    assert drawn(logits, draws(2)) == [0, 0]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])
