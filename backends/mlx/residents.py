@@ -129,24 +129,32 @@ class Residents:
                 taken[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
         self._begun = list(taken.values())
         yield from self._prompts({row: r for row, r in taken.items() if counts[row] > 1}, starts, counts)
-        single = {id(resident): row for row, resident in taken.items() if counts[row] == 1}
-        if single:
-            decoding = [p for p in self._placed if id(p.residents[0]) in single]  # in the batch's order: see _Steady
-            together = self._grouped(sorted(decoding, key=lambda p: single[id(p.residents[0])]))
-            order = [single[id(resident)] for placed in together for resident in placed.residents]
-            work = Work(order, [placed.group for placed in together], [1] * len(together))
-            if len(single) == batch.num_rows:
-                self._keep(work, list(taken.values()), batch)
-            yield work
+        yield from self._decoding({row: r for row, r in taken.items() if counts[row] == 1}, batch)
         for row in passing:
-            resident = self._take_up(batch.page_table[row], starts[row], starts[row] + counts[row], None)
-            self._begun.append(resident)
-            filled = self._filled(starts[row], counts[row])
-            yield Work([row], [resident.group], [counts[row]], filled, passing=True)
-            self._drop([resident])
-            self._begun.remove(resident)
-            with shortages():
-                mx.eval(self.take_changed())
+            yield from self._passing(batch.page_table[row], row, starts[row], counts[row])
+
+    def _decoding(self, rows: dict[int, Resident], batch: Batch) -> Iterator[Work]:
+        """Those with one token each, all in one call."""
+        if not rows:
+            return
+        single = {id(resident): row for row, resident in rows.items()}
+        decoding = [p for p in self._placed if id(p.residents[0]) in single]  # in the batch's order: see _Steady
+        together = self._grouped(sorted(decoding, key=lambda p: single[id(p.residents[0])]))
+        order = [single[id(resident)] for placed in together for resident in placed.residents]
+        work = Work(order, [placed.group for placed in together], [1] * len(together))
+        if len(rows) == batch.num_rows:
+            self._keep(work, list(rows.values()), batch)
+        yield work
+
+    def _passing(self, table: Ints, row: int, start: int, count: int) -> Iterator[Work]:
+        """One that is read from the pool, computed, and written back."""
+        resident = self._take_up(table, start, start + count, None)
+        self._begun.append(resident)
+        yield Work([row], [resident.group], [count], self._filled(start, count), passing=True)
+        self._drop([resident])
+        self._begun.remove(resident)
+        with shortages():
+            mx.eval(self.take_changed())
 
     def _prompts(self, rows: dict[int, Resident], starts: list[int], counts: list[int]) -> Iterator[Work]:
         """Those that are filled up to the same number are computed in one call, and new ones of one length, whose
