@@ -38,7 +38,7 @@ from localllm.backends import mlx
 from localllm.backends.mlx import opening
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
-from localllm.engine.request import Request
+from localllm.engine.request import Delta, Request
 from localllm.engine.runner import Budget, DeviceInfo, Runner
 
 CONTEXT, STEPS, WARM = 128, 64, 8  # tokens
@@ -146,17 +146,26 @@ def engine_rates(runner: Runner, lengths: list[int]) -> Rates:
         engine.submit(Request(str(at), tuple(prompt), STEPS + WARM + 1))
     seen, began = Counter[str](), time.perf_counter()
     while len(seen) < len(lengths) or min(seen.values()) < WARM:
-        seen.update(delta.request_id for delta in engine.step())
+        seen.update(delta.request_id for delta in stepped(engine))
     steady, decoded = time.perf_counter(), 0
     while engine.has_work:
-        deltas = engine.step()
+        deltas = stepped(engine)
         decoded += len(deltas)
         if any(delta.finish for delta in deltas):
             break
     ended = time.perf_counter()
     while engine.has_work:
-        engine.step()
+        stepped(engine)
     return Rates(decoded / (ended - steady), len(lengths) * (STEPS + WARM + 1) / (time.perf_counter() - began))
+
+
+def stepped(engine: Engine) -> list[Delta]:
+    """What a step gave; a request that ends before its last token would make a figure of nothing."""
+    deltas = engine.step()
+    for delta in deltas:
+        if delta.finish not in (None, "length"):
+            raise SystemExit(f"request {delta.request_id} ended early: {delta.finish}")
+    return deltas
 
 
 class Kept:
