@@ -142,7 +142,7 @@ def _named(plan: Plan, buckets: list[Bucket]) -> str:
     """What a run computes: its plan, but for when it tells and saves, and the data."""
     data = 0
     for bucket in buckets:
-        data = crc32(bucket.learned.numpy(), crc32(bucket.tokens.numpy(), data))
+        data = crc32(bucket.learned.numpy().tobytes(), crc32(bucket.tokens.numpy().tobytes(), data))
     return f"{replace(plan, log_every=0, save_every=0)} of {data:08x}"
 
 
