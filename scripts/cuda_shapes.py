@@ -29,6 +29,8 @@ from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
+# Outputs and eights of inputs of a row alone: blocks with many tiles, rings that are gone around, rows of any length.
+ALONE = ((20000, 100), (4000, 400), (600, 1900))
 
 Draw = Callable[[random.Random], object]  # computes one random shape
 
@@ -154,7 +156,8 @@ def product(op: str, pick: random.Random, most: int = 16) -> None:
     """Of 1 to `most` rows; with the norm before it and the gate behind it where the layer would."""
     from localllm.kernels.cuda.linear import INT4_WIDE, few_rows, pack_slices, takes_norm
 
-    rows, outs, ins = pick.randint(1, most), pick.randint(1, 400), 8 * pick.randint(1, 150)
+    widest, longest = (400, 150) if most > 1 else pick.choice(ALONE)
+    rows, outs, ins = pick.randint(1, most), pick.randint(1, widest), 8 * pick.randint(1, longest)
     gate = pick.choice([-1, -1, 0, 1, 2])
     outs = outs if gate < 0 else 16 * (outs // 16 + 1)
     packed = pack_slices([weight(pick, op, outs, ins)], outs, torch.bfloat16)
