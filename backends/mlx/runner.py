@@ -176,6 +176,8 @@ class MlxRunner:
                 return self._start(batch)
             except OutOfMemory as error:
                 shortage = OutOfMemory(str(error))  # whose traceback does not hold what the step computed
+            last, before = self._wrote_pages
+            self._wrote_pages = last or self._residents.pool.changed, before  # made from what that computes
             self._residents.give_up()
             self._last = self._before = self._steady = None
             mx.clear_cache()

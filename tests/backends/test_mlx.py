@@ -36,7 +36,7 @@ from localllm.backends.mlx.runner import MlxPending
 from localllm.engine import sampling as oracle
 from localllm.engine.batch import Want
 from localllm.engine.engine import Engine
-from localllm.engine.errors import ModelRefused, RunnerFailed, SettingRefused
+from localllm.engine.errors import ModelRefused, OutOfMemory, RunnerFailed, SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import Budget, DeviceInfo, Runner
@@ -759,6 +759,28 @@ def test_a_shortage_that_only_answers_tell(
     for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
         assert talk.tokens[name] == loaded.plain(prompts[prompt], len(talk.tokens[name]))
     assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
+
+
+def test_pages_that_a_step_without_memory_was_to_write(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made from what the step before computes: where that is lost, too, others would read what is nowhere."""
+    talk, rng, runner = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(12), loaded.runner
+    for name, count in (("a", 30), ("b", 30), ("c", 3)):
+        talk.submit(name, rng.integers(3, 131, 30).tolist(), count)
+    own, places = runner._called, runner._residents.pool  # type: ignore[attr-defined]
+
+    def full(*_: object) -> Any:
+        raise OutOfMemory("full")
+
+    def called(*given: Any) -> Any:
+        if talk.tokens["a"] and places.changed:  # the row of c was given up just now
+            monkeypatch.setattr(MlxPending, "_by_row", full)
+            full()
+        return own(*given)
+
+    monkeypatch.setattr(runner, "_called", called)
+    with pytest.raises(RunnerFailed, match="while pages were written"):
+        for _ in range(10):
+            talk.step()
 
 
 def held(loaded: Loaded, base: int) -> int:
