@@ -59,6 +59,7 @@ def test_a_tool_that_misses_a_fault_that_is_there_is_not_believed(tmp_path: Path
         SEEN | {"": {}, "ends in another way": {tool.upper(): "Error: no device"}, "says nothing": {"CODE": "0"}}[fails]
     )
     own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TOOLS": tool, "KERNELS": "gate", "PYTHON": "python"}
+    own["RACECHECK_LIBRARY"] = str(tmp_path / "library")  # else it is built
     script = Path(__file__).parents[2] / "scripts" / "sanitize_cuda"
     done = subprocess.run([script], env=os.environ | own | says, text=True, capture_output=True)
     assert (done.returncode, "nothing found" in done.stdout) == ((1, False) if fails else (0, True)), done
