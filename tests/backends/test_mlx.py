@@ -624,13 +624,13 @@ def test_meeting_many_shapes_is_no_error(tmp_path: Path, monkeypatch: pytest.Mon
 def test_plain_projections_lie_ready_in_the_memory_of_their_weights(tmp_path: Path) -> None:
     DENSE.save(tmp_path)
     model = mlx_lm.utils.load_model(tmp_path)[0]
-    weights = tree_flatten(model.parameters())
+    weights = dict(tree_flatten(model.parameters()))
     x, projection = mx.random.normal((3, 48)), model.model.layers[0].self_attn.q_proj
     told, before = projection(x), mx.get_active_memory()
     turn_weights(model)
     assert mx.get_active_memory() <= before + 64
     assert isinstance(projection, Turned)
-    assert [name for name, _ in tree_flatten(model.parameters())] == [name for name, _ in weights]
+    assert dict(tree_flatten(model.parameters())).keys() == weights.keys()
     assert mx.array_equal(projection(x), told)
 
 
@@ -779,8 +779,7 @@ def test_pages_that_a_step_without_memory_was_to_write(loaded: Loaded, monkeypat
 
     monkeypatch.setattr(runner, "_called", called)
     with pytest.raises(RunnerFailed, match="while pages were written"):
-        for _ in range(10):
-            talk.step()
+        talk.finish()
 
 
 def held(loaded: Loaded, base: int) -> int:
