@@ -1,5 +1,6 @@
 // Products of few rows as ops; their arguments are checked here. See linear.h for what they mean.
 #include "linear.h"
+#include "pages.h"
 #include "queue.h"
 
 namespace localllm::cuda {
@@ -14,6 +15,7 @@ bool holds(const Tensor& tensor, ScalarType type) { return tensor.scalar_type() 
 void take_weight(ProductArgs& args, const Tensor& weight, const Optional& records, const Optional& scale) {
   Argument held({OP, weight}, "weight", weight);
   held.shaped({args.outs, ANY}).dense();
+  refuse_unaligned(OP, weight, "weight");
   args.weight = held.data(), args.row_bytes = held.size(1) * held.bytes();
   int64_t least = args.format == Weights::bf16 ? args.ins * 2
                   : args.format == Weights::int8 || args.format == Weights::fp8 ? args.ins
@@ -48,6 +50,7 @@ void take_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const
   Argument before({OP, x}, "stream", *stream), after({OP, x}, "stream_out", *stream_out);
   before.shaped({args.rows, args.ins}).of(ScalarType::BFloat16).dense();
   after.shaped({args.rows, args.ins}).of(ScalarType::BFloat16).dense();
+  refuse_unaligned(OP, *stream, "stream"), refuse_unaligned(OP, *stream_out, "stream_out");
   args.stream = before.data(), args.stream_out = after.data();
   if (args.stream == args.stream_out) refuse(OP, ": stream_out is stream, which other blocks still read");
 }

@@ -192,6 +192,9 @@ def test_refuses_what_does_not_fit(linear: Linear) -> None:
         torch.ops.localllm.few_rows(out, x, weight.data, *rest)
     with pytest.raises(RuntimeError, match="whole 16 expected"):
         torch.ops.localllm.few_rows(out[:2], x[:2], weight.data[:, :64].contiguous(), *rest)
+    shifted = torch.zeros(1 + weight.data.numel(), device="cuda", dtype=torch.bfloat16)[1:].view_as(weight.data)
+    with pytest.raises(RuntimeError, match="weight does not begin"):
+        torch.ops.localllm.few_rows(out[:2], x[:2], shifted, *rest)
 
 
 LAYERS = [case for case in CASES if case.op == "layer.decoder"]
