@@ -31,8 +31,6 @@ struct ProductArgs {
 // Scratch memory that a product needs; 0 where blocks make their activations ready themselves.
 int64_t product_shared(const ProductArgs& args);
 void product(const ProductArgs& args, cudaStream_t stream);
-// Whether the norm can be part of the product.
-bool product_takes_norm(const ProductArgs& args);
 
 // One row with int8 or int4 weights, on Hopper; false where it is not of that kind (one_row.cu).
 bool takes_one_row(const ProductArgs& args);

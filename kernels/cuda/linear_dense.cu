@@ -41,10 +41,6 @@ int64_t product_shared(const ProductArgs& args) {
   return with_format(args, [&](auto format) { return shared_of<decltype(format)>(args); });
 }
 
-bool product_takes_norm(const ProductArgs& args) {
-  return with_format(args, [&](auto format) { return few_rows_of<decltype(format)>(args).own_pitch > 0; });
-}
-
 void product(const ProductArgs& args, cudaStream_t stream) {
   if (args.rows == 0 || args.outs == 0 || one_row(args, stream)) return;
   with_format(args, [&](auto format) { product_of<decltype(format)>(args, stream); });

@@ -175,7 +175,7 @@ __device__ inline void multiply(const Block& b, Bytes) {
 template <class F>
 __global__ void __launch_bounds__(READERS + 32, 2) one_row_kernel(const __grid_constant__ ProductArgs args,
                                                                   const __grid_constant__ Room room) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000  // later ones were not tried
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // later ones were not tried
   extern __shared__ __align__(128) char memory[];
   const Block b{args, room, memory};
   if (threadIdx.x == READERS) {
@@ -186,10 +186,7 @@ __global__ void __launch_bounds__(READERS + 32, 2) one_row_kernel(const __grid_c
     hopper::publish_barriers();
   }
   __syncthreads();
-  if (threadIdx.x >= READERS) {
-    if (!args.resident) await_previous();
-    return fetch(b, F{});
-  }
+  if (threadIdx.x >= READERS) return fetch(b, F{});
   const int vectors = room.chunks * (F::CHUNK / 8);
   if (vectors <= READERS) return multiply<1>(b, F{});
   if (vectors <= 2 * READERS) return multiply<2>(b, F{});
@@ -215,10 +212,11 @@ bool with_room(const ProductArgs& args, Take&& take) {
     using F = decltype(format);
     Room room;
     room.template lay_out<F>(args, gpu().shared_limit);
-    return room.chunks * F::CHUNK <= MOST_INS && room.stages >= TEAMS && take(format, room);
+    const int most = args.norm ? MOST_NORMED : MOST_INS;
+    return room.chunks * F::CHUNK <= most && room.stages >= TEAMS && take(format, room);
   };
-  if (!COMPILED || gpu().major != 9 || args.rows != 1) return false;
-  if (args.norm && (args.ins > MOST_NORMED || args.norm_type != Type::bf16 || !aligned({args.norm}, {}))) return false;
+  if (!COMPILED || gpu().major != 9 || args.rows != 1 || !args.resident) return false;
+  if ((args.norm && args.norm_type != Type::bf16) || !aligned({args.norm, args.records}, {})) return false;
   if (args.format == Weights::int8) return as(Bytes{});
   if (args.format != Weights::int4 || args.row_bytes != round_up(args.ins, 128) / 2) return false;
   switch (args.group) {

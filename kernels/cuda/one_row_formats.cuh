@@ -47,7 +47,6 @@ struct Chunk {
 
 // int8, [outs, ins]; one scale for all activations.
 struct Bytes {
-  using Sum = int;
   static constexpr int CHUNK = 64, PARTS = 0, GROUP = 0;
   static constexpr bool WHOLE = true;  // whether a stage is of whole outputs
   static constexpr int EARLY = 6;      // stages left to ask for when the next kernel may begin, as measured on an H200
@@ -63,7 +62,6 @@ struct Bytes {
 // int4 with activations rounded in groups, PER_CHUNK of them to a chunk; see Nibbles in formats.cuh for the layout.
 template <int PER_CHUNK>
 struct HalfBytes {
-  using Sum = float;
   static constexpr int CHUNK = 128, PARTS = PER_CHUNK, GROUP = 128 / PER_CHUNK, EARLY = 4;
   static constexpr bool WHOLE = false;
 

@@ -11,7 +11,7 @@ namespace {
 // Bytes of an output in a stage, if it is not whole: neighbours lie in other banks. A copy takes its warp some 120
 // cycles, whatever its size.
 constexpr int SEGMENT = 2048, PITCH = SEGMENT + 16;
-constexpr int STAGE = 8 * SEGMENT;    // bytes of a stage of whole outputs, unless one output is larger
+constexpr int STAGE = 8 * SEGMENT;    // bytes of a stage of whole outputs, at most; one alone is no larger
 constexpr int MOST_STAGES = 12;
 constexpr int TILES = 16;             // whose sums are added up together, a multiple of the teams
 constexpr int CHUNKS = 16;            // sums of an output

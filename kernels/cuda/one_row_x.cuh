@@ -9,7 +9,7 @@ namespace localllm::cuda {
 
 constexpr int TEAMS = 2, TEAM_WARPS = 4;          // warps that multiply; one more fetches weights
 constexpr int READERS = TEAMS * TEAM_WARPS * 32;  // their threads
-constexpr int MOST_INS = 16384, MOST_NORMED = 8192;
+constexpr int MOST_INS = 16384, MOST_NORMED = 8192;  // with what fills up the last chunk
 
 static __device__ inline void meet_readers() { asm volatile("bar.sync 1, %0;" ::"n"(READERS) : "memory"); }
 

@@ -1,7 +1,7 @@
 // Kernels that begin before the one ahead of them in the stream has ended (programmatic dependent launch, sm_90 on).
 //
 // A kernel started by `launch_early` may read what no kernel writes (weights), then must `await_previous` before it
-// touches anything else; every thread of every block awaits, so that what is complete behind it is all that came before.
+// touches anything else; threads of every block await, so that what is complete behind it is all that came before.
 // It lets the next kernel begin by `let_next_begin`. Elsewhere all of this is nothing, and kernels follow each other.
 #pragma once
 

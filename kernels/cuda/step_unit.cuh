@@ -23,7 +23,7 @@ struct Unit {
 
   __device__ explicit Unit(const Block& b)
       : head(blockIdx.x % b.a.kv_heads), part(blockIdx.x / b.a.kv_heads) {
-    const int context = *b.a.context;
+    const int context = max(*b.a.context, 1);  // without a unit the others would wait in vain
     const Parts all(context, b.plan.most_parts);
     if (part >= all.count) return;
     parts = all.count, begin = part * all.each, end = min(context, begin + all.each);
