@@ -70,12 +70,6 @@ class OneRow {
     if (k >= int(a_.ins)) return {};
     return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + k);
   }
-  static __device__ void unpack(const uint4& held, float (&values)[8]) {
-    load<8>(reinterpret_cast<const __nv_bfloat16*>(&held), values);
-  }
-  static __device__ void pack(uint4& held, const float (&values)[8]) {
-    save<8>(reinterpret_cast<__nv_bfloat16*>(&held), values);
-  }
   // The largest of 8, a NaN if there is one: bits of positive numbers are in the order of their values.
   static __device__ uint32_t magnitude(const uint4& held) {
     constexpr uint32_t positive = 0x7fff7fffu;

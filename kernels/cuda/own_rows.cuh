@@ -59,6 +59,14 @@ static __device__ inline float activated(Activation kind, float x) {
   return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
 }
 
+// Eight bf16 as they lie in 16 bytes.
+static __device__ inline void unpack(const uint4& held, float (&values)[8]) {
+  load<8>(reinterpret_cast<const __nv_bfloat16*>(&held), values);
+}
+static __device__ inline void pack(uint4& held, const float (&values)[8]) {
+  save<8>(reinterpret_cast<__nv_bfloat16*>(&held), values);
+}
+
 // The largest magnitude, a NaN if there is one: bits of positive floats are in the order of their values.
 static __device__ inline uint32_t magnitude(const float (&values)[8], uint32_t largest) {
 #pragma unroll
@@ -138,12 +146,6 @@ struct OwnRows {
   __device__ uint4 read(const void* from, int64_t row, int k, bool real) const {
     if (!real || k >= a.ins) return {};
     return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + row + k);
-  }
-  static __device__ void unpack(const uint4& held, float (&values)[8]) {
-    load<8>(reinterpret_cast<const __nv_bfloat16*>(&held), values);
-  }
-  static __device__ void pack(uint4& held, const float (&values)[8]) {
-    save<8>(reinterpret_cast<__nv_bfloat16*>(&held), values);
   }
   // What the warps of a row have found, in a fixed order.
   template <class T, class Join>
