@@ -687,6 +687,18 @@ def test_nothing_is_left_after_aborts(loaded: Loaded) -> None:
     assert memory() <= before + 2**20
 
 
+def goes_on_after_a_shortage(loaded: Loaded, talk: Conversation, prompts: dict[str, list[int]]) -> None:
+    """Requests a, b and c ended by it, with right tokens until then; two more get theirs whole."""
+    for name, prompt in (("d", "c"), ("e", "a")):
+        talk.submit(name, prompts[prompt], 12)
+    talk.finish()
+    ends = {name: talk.finishes[name] for name in "abcde"}
+    assert ends == {"a": "no_memory", "b": "no_memory", "c": "no_memory", "d": "length", "e": "length"}
+    for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
+        assert talk.tokens[name] == loaded.plain(prompts[prompt], len(talk.tokens[name]))
+    assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
 @pytest.mark.parametrize("cached", [0, 24], ids=["new", "goes-on"])
 @pytest.mark.parametrize("room", [True, False], ids=["in-groups", "passing"])
@@ -715,14 +727,7 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
     talk.submit("c", prompts["c"], 12)
     talk.step()
     monkeypatch.setattr(mx, "async_eval", own)
-    for name, prompt in (("d", "c"), ("e", "a")):
-        talk.submit(name, prompts[prompt], 12)
-    talk.finish()
-    ends = {name: talk.finishes[name] for name in "abcde"}
-    assert ends == {"a": "no_memory", "b": "no_memory", "c": "no_memory", "d": "length", "e": "length"}
-    for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
-        assert talk.tokens[name] == loaded.plain(prompts[prompt], 12)[: len(talk.tokens[name])]
-    assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
+    goes_on_after_a_shortage(loaded, talk, prompts)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
@@ -751,14 +756,7 @@ def test_a_shortage_that_only_answers_tell(
         return
     talk.step()
     monkeypatch.setattr(MlxPending, "_by_row", own)
-    for name, prompt in (("d", "c"), ("e", "a")):
-        talk.submit(name, prompts[prompt], 12)
-    talk.finish()
-    ends = {name: talk.finishes[name] for name in "abcde"}
-    assert ends == {"a": "no_memory", "b": "no_memory", "c": "no_memory", "d": "length", "e": "length"}
-    for name, prompt in (("a", "a"), ("b", "b"), ("d", "c"), ("e", "a")):
-        assert talk.tokens[name] == loaded.plain(prompts[prompt], len(talk.tokens[name]))
-    assert len(talk.tokens["d"]) == len(talk.tokens["e"]) == 12
+    goes_on_after_a_shortage(loaded, talk, prompts)
 
 
 def test_pages_that_a_step_without_memory_was_to_write(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
