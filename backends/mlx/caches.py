@@ -22,7 +22,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...kernels.metal.rope_store import Store
 from ...kernels.mlx_cuda.decode import Decode, decode, prepared, shares, visible
+from . import rotary
+from .rotary import LATER, Unturned
 
 DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
 # Prompts are computed in multiples of so many tokens: on CUDA, attention over each new length takes 50 ms to prepare.
@@ -55,6 +58,7 @@ class Group:
     values: list[mx.array]
     end: int
     padding: list[int] = field(default_factory=list)  # of each row: unused columns before its first position
+    _stores: dict[int, Store] = field(default_factory=dict)  # by layer
 
     @classmethod
     def empty(cls, shapes: Sequence[LayerShape], room: int, rows: int = 1) -> Group:
@@ -80,6 +84,15 @@ class Group:
         """Write, and read all positions."""
         end = self.write(layer, keys, values)
         return self.keys[layer][..., :end, :], self.values[layer][..., :end, :]
+
+    def store(self, layer: int, queries: Unturned, keys: mx.array, values: mx.array, place: Seen) -> mx.array:
+        """Write one column, where it lies, and turn its keys before, and the queries -> those. There is room for it."""
+        if layer not in self._stores:
+            self._stores[layer] = rotary.prepared(queries.x, self.keys[layer], self.values[layer], queries.rope)
+        turned, self.keys[layer], self.values[layer] = self._stores[layer](
+            queries.x, keys, values, self.keys[layer], self.values[layer], place.firsts, place.end
+        )
+        return turned
 
     def append_unread(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Unread, Unread]:
         """Write; whoever reads knows which columns."""
@@ -150,14 +163,22 @@ class Seen(NamedTuple):
 
 
 class Forward:
-    """The caches of one call of a model: rows of `groups` one after the other, `new` tokens each."""
+    """The caches of one call of a model: rows of `groups` one after the other, `new` tokens each.
 
-    def __init__(self, groups: list[Group], new: int, shapes: Sequence[LayerShape]) -> None:
+    `in_place`: one token a row may be written where it lies (see rotary.py). The caches are then arrays of their own,
+    which a call before this one wrote; what it wrote is computed before this is, and so is this before anybody but
+    attention reads it.
+    """
+
+    def __init__(self, groups: list[Group], new: int, shapes: Sequence[LayerShape], in_place: bool = False) -> None:
         self._groups, self._new, self._steps = groups, new, 0
+        self.in_place = in_place and self._has_room()
         counts = [len(group.padding) for group in groups]
         self._bounds = [sum(counts[:at]) for at in range(1, len(counts))]
         lengths = [group.end - padding for group in groups for padding in group.padding]
-        self.offset: int | mx.array = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths)
+        self.offset: Any = LATER
+        if not self.in_place:
+            self.offset = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths)
         self._windows = [shape.window for shape in shapes]
         self._unread, self._seen = self._to_be_unread(), dict[int, Seen]()
         pairs = zip(groups, self._unread, strict=True)
@@ -170,19 +191,31 @@ class Forward:
     def _to_be_unread(self) -> list[bool]:
         """Of which groups a kernel of ours reads: short rows of one length are MLX's own's, called with less ado."""
         return [
-            DECODES and self._new == 1 and (any(self._windows) or group.end >= STEP or any(group.padding))
+            DECODES
+            and self._new == 1
+            and (self.in_place or any(self._windows) or group.end >= STEP or any(group.padding))
             for group in self._groups
         ]
 
-    def again(self, layers: list[LayerCache]) -> bool:
+    def _has_room(self) -> bool:
+        return all(group.end < group.keys[0].shape[2] for group in self._groups)
+
+    def again(self, layers: list[LayerCache], in_place: bool) -> bool:
         """Make `layers` ready for one more token of each row, with nothing to copy to the device. False: a new one must
         be."""
         self._steps += 1
-        if self._steps == STEP or self._new > 1 or any(self._windows) or self._to_be_unread() != self._unread:
-            return False  # now and then anyway: what a model never asks for would stay lazy for ever
-        self.offset = self.offset + 1
-        for layer in layers:
-            layer.offset = self.offset
+        if (
+            self._steps == STEP  # now and then anyway: what a model never asks for would stay lazy for ever
+            or self._new > 1
+            or any(self._windows)
+            or self.in_place != (in_place and self._has_room())
+            or self._to_be_unread() != self._unread
+        ):
+            return False
+        if not self.in_place:
+            self.offset = self.offset + 1
+            for layer in layers:
+                layer.offset = self.offset
         for at, (firsts, end, _) in self._seen.items():
             group = self._groups[at]
             self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding), len(group.padding)))
@@ -197,6 +230,25 @@ class Forward:
         parts = zip(self._appends, mx.split(keys, self._bounds), mx.split(values, self._bounds), strict=True)
         held = [append(layer, *part) for append, *part in parts]
         return Ragged(keys for keys, _ in held), Ragged(values for _, values in held)
+
+    def store(self, layer: int, queries: Unturned, keys: mx.array, values: mx.array) -> tuple[mx.array, Any, Any]:
+        """Write a layer's new keys and values in place -> its queries, turned, and all keys and values."""
+        if len(self._groups) == 1:
+            return self._store(0, layer, queries, keys, values)
+        parts = zip(*(mx.split(x, self._bounds) for x in (queries.x, keys, values)), strict=True)
+        stored = [self._store(at, layer, Unturned(q, queries.rope), k, v) for at, (q, k, v) in enumerate(parts)]
+        turned, held_keys, held_values = zip(*stored, strict=True)
+        return mx.concatenate(list(turned)), Ragged(held_keys), Ragged(held_values)
+
+    def _store(
+        self, at: int, layer: int, queries: Unturned, keys: mx.array, values: mx.array
+    ) -> tuple[mx.array, Any, Any]:
+        group = self._groups[at]
+        turned = group.store(layer, queries, keys, values, self._seen_by(at, 0))
+        held_keys, held_values = Unread(group.keys[layer], group.end + 1), Unread(group.values[layer], group.end + 1)
+        if self._unread[at]:
+            return turned, held_keys, held_values
+        return turned, held_keys.read(), held_values.read()
 
     def mask(self, window: int, as_array: bool) -> Any:
         masks = [
@@ -226,10 +278,10 @@ class LayerCache:
     """
 
     def __init__(self, forward: Forward, layer: int, window: int) -> None:
-        self._forward, self._window = forward, window
+        self._forward, self._layer, self._window = forward, layer, window
         # Attributes, not methods: a step of a small model is as long as the calls that its layers make.
         self.offset = forward.offset
-        self.update_and_fetch = partial(forward.append, layer)
+        self.update_and_fetch: Any = _handed_on if forward.in_place else partial(forward.append, layer)
         self._decode: tuple[int, Decode] | None = None
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -237,11 +289,23 @@ class LayerCache:
         windows = [window for window in (self._window, window_size) if window]
         return self._forward.mask(min(windows, default=0), return_array)
 
+    def attend(
+        self, attention: Any, queries: Unturned, keys: Unturned, values: mx.array, scale: float, mask: Any, sinks: Any
+    ) -> mx.array:
+        """Where `offset` was LATER: write, then attention."""
+        stored = self._forward.store(self._layer, queries, keys.x, values)
+        found: mx.array = attention(*stored, self, scale, mask, sinks)
+        return found
+
     def decode(self, queries: mx.array, keys: mx.array, values: mx.array, seen: Seen, scale: float) -> mx.array:
         """Of all rows, where they are one group."""
         if self._decode is None or self._decode[0] != seen.splits:
             self._decode = seen.splits, prepared(queries, keys, values, seen.splits, scale)
         return self._decode[1](queries, keys, values, seen.firsts, seen.end)
+
+
+def _handed_on(keys: Unturned, values: mx.array) -> tuple[Unturned, mx.array]:
+    return keys, values
 
 
 NAME = "scaled_dot_product_attention"  # of mlx-lm's, which every model imports
@@ -261,7 +325,7 @@ class _Attention:
 
     def __call__(
         self,
-        queries: mx.array,
+        queries: Any,
         keys: Any,
         values: Any,
         cache: Any,
@@ -271,6 +335,9 @@ class _Attention:
     ) -> mx.array:
         """As mlx-lm's own, which computes for caches that are not ours; rows are those of all groups, one after the
         other."""
+        if isinstance(queries, Unturned):
+            attended: mx.array = cache.attend(self, queries, keys, values, scale, mask, sinks)
+            return attended
         if isinstance(keys, mx.array):
             if isinstance(cache, LayerCache):
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)

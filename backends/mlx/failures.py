@@ -1,9 +1,12 @@
-"""What MLX reports of a step, in the engine's words."""
+"""What MLX reports of a step, in the engine's words.
+
+Classes, not generators: from Python 3.12 on an error that passes through contextlib's is in a cycle with the frames
+it came through, and what the failed step computed would stay in memory until Python's collector comes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from ...engine.errors import OutOfMemory, RunnerFailed
 
@@ -11,21 +14,24 @@ from ...engine.errors import OutOfMemory, RunnerFailed
 _SHORTAGES = ("Unable to allocate", "Attempting to allocate", "Insufficient Memory", "out of memory")
 
 
-@contextmanager
-def failures() -> Iterator[None]:
+class failures:
     """Whatever fails within, sometimes only of an earlier step, becomes RunnerFailed."""
-    try:
-        yield
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, MemoryError) as error:
-        raise RunnerFailed(f"the step failed: {error}") from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, RuntimeError | ValueError | IndexError | TypeError | AttributeError | MemoryError):
+            raise RunnerFailed(f"the step failed: {error}") from error
 
 
-@contextmanager
-def shortages() -> Iterator[None]:
+class shortages:
     """Around what MLX allocates for: too little memory becomes OutOfMemory."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or any(word in str(error) for word in _SHORTAGES):
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
+        short = isinstance(error, RuntimeError) and any(word in str(error) for word in _SHORTAGES)
+        if short or isinstance(error, MemoryError):
             raise OutOfMemory(f"too little memory for the step: {error}") from error
-        raise

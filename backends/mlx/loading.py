@@ -19,6 +19,7 @@ from ...engine.runner import Budget
 from .caches import LayerShape, Ragged, hook_attention
 from .experts import use_kernels
 from .projections import linears, turn_weights
+from .rotary import turns_late
 from .trunk import Trunk
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
@@ -36,6 +37,7 @@ class Loaded:
     quant: str  # its weights' format where they are quantised, for people
     bytes: int  # of its weights
     token_bytes: int  # of those, what computing one token reads; 0: it depends on the token
+    turns_late: bool  # its layers take rotary.LATER for an offset
 
 
 def load(files: ModelFiles, budget: Budget) -> Loaded:
@@ -57,15 +59,15 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
         quant = budget.quant
     mx.eval(model.parameters())
     use_kernels(model)
-    turn_weights(model)
     windows = _windows(model, files)
     trunk = Trunk(model)
     hook_attention(model)
-    _name_parts(model)
     sizes = {path: weight.nbytes for path, weight in _weights(model)}
-    return Loaded(
-        model, trunk, _shapes(model, trunk, windows, files), quant, sum(sizes.values()), _token_bytes(model, sizes)
-    )
+    shapes, token_bytes = _shapes(model, trunk, windows, files), _token_bytes(model, sizes)
+    late = turns_late(model, trunk, len(windows))
+    turn_weights(model)  # after trials, which may break off in the middle of a layer
+    _name_parts(model)
+    return Loaded(model, trunk, shapes, quant, sum(sizes.values()), token_bytes, late)
 
 
 def _name_parts(model: nn.Module) -> None:

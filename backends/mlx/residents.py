@@ -2,13 +2,14 @@
 
 The engine speaks of pages only. A page's content is in the pool, or on its way there: the sequence that wrote it is
 resident in a group, where attention reads it fastest, and its new positions are copied to the pool when it leaves or
-when somebody else is about to read them (a prefix hit, a page copy). Who a row is, its pages tell: a row goes on with
-a resident that has exactly its pages up to its first position; where two rows could, the second reads the pool.
+when somebody else is about to read them. Who a row is, its pages tell: a row goes on with a resident that has exactly
+its pages up to its first position. One that only begins with a resident's pages, or comes second, begins in the same
+arrays: MLX copies them when the row first writes, unless nobody else has them by then. Any other reads the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -38,6 +39,17 @@ class Resident:
     @property
     def length(self) -> int:
         return self.group.end - self.group.padding[self.row]
+
+    def begun(self, start: int, columns: int) -> Group:
+        """Its positions 0…start-1 as a row of their own, which holds the same arrays: only as many columns as that
+        needs, unless few are too many."""
+        own, first = slice(self.row, self.row + 1), self.group.padding[self.row]
+        if self.group.keys[0].shape[2] <= first + columns + STEP:
+            columns += STEP
+        keys, values = (
+            [x[own, :, first : first + columns] for x in held] for held in (self.group.keys, self.group.values)
+        )
+        return Group(keys, values, start, [0])
 
 
 @dataclass(slots=True, eq=False)
@@ -105,33 +117,64 @@ class Residents:
         Pages hold what rows share once, groups for each row: rows that find no room in groups pass one by one.
         """
         self._begun, self._steady = [], None
-        if len(batch.copies):
-            self._forget(batch.copies[:, 1].tolist(), keep=set())
-            self._sync(batch.copies[:, 0].tolist())
-            self.pool.copy(batch.copies)
         starts = batch.positions[batch.row_starts[:-1]].tolist()
+        ends = batch.context_lens.tolist()
         counts = np.diff(batch.row_starts).tolist()
         real = [row for row in range(batch.num_rows) if batch.page_table.shape[1] and batch.page_table[row, 0]]
+        heads = self._heads(batch, real, starts, ends)
         found: dict[int, Resident | None] = {}
         present: set[Resident] = set()
         for row in real:
-            found[row] = resident = self._find(batch.page_table[row], starts[row], present)
+            found[row] = resident = self._find(batch.page_table[row], heads[row], starts[row], present)
             present |= {resident} if resident is not None else set()
-        self._settle(present)
-        self._forget(self._new_pages(batch, found, starts, counts), keep=present)
-        taken: dict[int, Resident] = {}
-        passing: list[int] = []
         for row in real:
-            end = starts[row] + counts[row]
-            if found[row] is None and not self._has_room(end):
+            if found[row] is None and starts[row]:
+                found[row] = resident = self._heir(heads[row], starts[row], ends[row])
+                self._begun += [resident] if resident is not None else []
+        heirs = set(self._begun)
+        self._settle(present)
+        begun = {int(head[-1]) for head in heads.values() if len(head)}
+        self._forget(self._new_pages(batch, found, starts, ends), keep=present | heirs, read=begun)
+        joining, passing, claimed = list[int](), list[int](), 0
+        for row in real:
+            resident = found[row]
+            if (resident is None or resident in heirs) and not self._has_room(ends[row], claimed):
                 passing.append(row)
-            else:
-                taken[row] = self._take_up(batch.page_table[row], starts[row], end, found[row])
+                continue
+            if resident is None:
+                self._sync(heads[row])
+                claimed += _columns(ends[row])
+            elif resident in heirs:
+                self._placed.append(Placed(resident.group, [resident], steps=1))
+            joining.append(row)
+        self._drop([resident for row in passing if (resident := found[row]) is not None])
+        # First those that write the pool: it could not be written in place while rows are about to read it.
+        for row in passing:
+            yield from self._passing(batch.page_table[row], heads[row], row, starts[row], counts[row])
+        taken = {
+            row: self._take_up(batch.page_table[row], heads[row], starts[row], ends[row], found[row]) for row in joining
+        }
         self._begun = list(taken.values())
         yield from self._prompts({row: r for row, r in taken.items() if counts[row] > 1}, starts, counts)
         yield from self._decoding({row: r for row, r in taken.items() if counts[row] == 1}, batch)
-        for row in passing:
-            yield from self._passing(batch.page_table[row], row, starts[row], counts[row])
+
+    def _heads(self, batch: Batch, real: list[int], starts: list[int], ends: list[int]) -> dict[int, Ints]:
+        """The pages with each row's positions before its first. A page copied for a row that begins within it is read
+        where it comes from, as long as that is what it was; all other copies are made."""
+        size, heads = self.pool.page_size, dict[int, Ints]()
+        copies = {target: source for source, target in batch.copies.tolist()}
+        written = self._new_pages(batch, dict.fromkeys(real), starts, ends) if copies else []
+        for row in real:
+            heads[row] = head = batch.page_table[row, : -(-starts[row] // size)]
+            if starts[row] % size and (source := copies.get(int(head[-1]), 0)) and source not in written:
+                del copies[int(head[-1])]
+                heads[row] = np.append(head[:-1], np.int32(source))
+        if copies:
+            self._sync(copies.values())
+            self._forget(copies, keep=set())
+            with shortages():
+                self.pool.copy(np.array([(source, target) for target, source in copies.items()]))
+        return heads
 
     def _decoding(self, rows: dict[int, Resident], batch: Batch) -> Iterator[Work]:
         """Those with one token each, all in one call."""
@@ -146,9 +189,10 @@ class Residents:
             self._keep(work, list(rows.values()), batch)
         yield work
 
-    def _passing(self, table: Ints, row: int, start: int, count: int) -> Iterator[Work]:
+    def _passing(self, table: Ints, head: Ints, row: int, start: int, count: int) -> Iterator[Work]:
         """One that is read from the pool, computed, and written back."""
-        resident = self._take_up(table, start, start + count, None)
+        self._sync(head)
+        resident = self._take_up(table, head, start, start + count, None)
         self._begun.append(resident)
         yield Work([row], [resident.group], [count], self._filled(start, count), passing=True)
         self._drop([resident])
@@ -186,15 +230,13 @@ class Residents:
         return filled if start + filled <= self._context else new
 
     def _new_pages(
-        self, batch: Batch, found: dict[int, Resident | None], starts: list[int], counts: list[int]
+        self, batch: Batch, found: dict[int, Resident | None], starts: list[int], ends: list[int]
     ) -> list[int]:
         """Those that hold something else after this step than before."""
         size, new = self.pool.page_size, list[int]()
         for row, resident in found.items():
             held = 0 if resident is None else len(resident.pages)
-            new += batch.page_table[
-                row, max(starts[row] // size, held) : -(-(starts[row] + counts[row]) // size)
-            ].tolist()
+            new += batch.page_table[row, max(starts[row] // size, held) : -(-ends[row] // size)].tolist()
         return new
 
     def _keep(self, work: Work, residents: list[Resident], batch: Batch) -> None:
@@ -238,13 +280,29 @@ class Residents:
 
     def _lose(self, residents: list[Resident]) -> None:
         for resident in residents:
-            safe = resident.synced // self.pool.page_size
+            resident.lost = True
+        for resident in residents:
+            safe = self._others(resident, resident.synced) // self.pool.page_size
             for page in set(resident.pages[:safe].tolist()):
                 self._holders[page].remove(resident)
             resident.pages = resident.pages[safe:]
+        for resident in residents:
             self._placed = [placed for placed in self._placed if placed.group is not resident.group]
-            resident.group, resident.row, resident.lost = Group([], [], 0, [0]), 0, True
+            resident.group, resident.row = Group([], [], 0, [0]), 0
         self._begun, self._steady = [], None
+
+    def _others(self, resident: Resident, start: int, leaving: Collection[Resident] = ()) -> int:
+        """From `start` on, up to which position there are others that have its pages, and stay."""
+        size = self.pool.page_size
+        for index in range(start // size, len(resident.pages)):
+            end = min((index + 1) * size, resident.length)
+            if not any(
+                other is not resident and not other.lost and other.length >= end and other not in leaving
+                for other in self._holders[int(resident.pages[index])]
+            ):
+                break
+            start = max(start, end)
+        return start
 
     def ask_again(self) -> None:
         """What take_changed() named was not computed: what the pool had to hold before is still to be."""
@@ -255,11 +313,13 @@ class Residents:
         self._drop([resident for placed in self._placed for resident in placed.residents])
         self._begun, self._steady = [], None
 
-    def _has_room(self, end: int) -> bool:
-        """For a row up to `end`; groups that wait for their rows give way."""
-        needed = -(-(end + 1) // STEP) * STEP
+    def _has_room(self, end: int, claimed: int) -> bool:
+        """For a row up to `end` beside those placed and `claimed` columns; groups that wait for their rows give way."""
+        needed = claimed + _columns(end)
         if self._columns() + needed > self._room:
-            self._drop([resident for placed in self._placed if placed.absent for resident in placed.residents])
+            absent = [resident for placed in self._placed if placed.absent for resident in placed.residents]
+            self._flush(absent, [*absent, *self._begun])  # what only this step's rows would hold is lost where it fails
+            self._drop(absent)
         return self._columns() + needed <= self._room
 
     def _columns(self) -> int:
@@ -278,15 +338,23 @@ class Residents:
             self.pool.changed = False
         return changed
 
-    def _find(self, table: Ints, start: int, taken: Set[Resident]) -> Resident | None:
+    def _find(self, table: Ints, head: Ints, start: int, taken: Set[Resident]) -> Resident | None:
         """Whose cache the row goes on with; `taken` by rows that begin with the same whole pages."""
-        if start == 0:
+        if start == 0 or head[-1] != table[len(head) - 1]:
             return None
-        used = -(-start // self.pool.page_size)
-        for resident in self._holders.get(int(table[used - 1]), ()):
-            same = resident.length == start and np.array_equal(resident.pages, table[:used])
-            if same and resident not in taken:
+        for resident in self._holders.get(int(head[-1]), ()):
+            if resident.length == start and np.array_equal(resident.pages, head) and resident not in taken:
                 return resident
+        return None
+
+    def _heir(self, head: Ints, start: int, end: int) -> Resident | None:
+        """A row that begins as a resident does."""
+        for other in self._holders.get(int(head[-1]), ()):
+            if other.length >= start and np.array_equal(other.pages[: len(head)], head):
+                heir = Resident(other.begun(start, _columns(end)), 0)
+                self._hold(heir, head[: start // self.pool.page_size])
+                heir.synced = min(other.synced, start // self.pool.page_size * self.pool.page_size)
+                return heir
         return None
 
     def _settle(self, present: Set[Resident]) -> None:
@@ -302,9 +370,10 @@ class Residents:
             if len(staying) < len(placed.residents):
                 self._drop([resident for resident in placed.residents if resident not in present])
 
-    def _drop(self, residents: Iterable[Resident]) -> None:
+    def _drop(self, residents: Iterable[Resident], gone: Collection[int] = ()) -> None:
+        """`gone`: pages whose content nobody asks for."""
         leaving = {id(resident): resident for resident in residents}
-        self._flush(leaving.values())
+        self._flush(leaving.values(), leaving.values(), gone)
         for resident in leaving.values():
             for page in set(resident.pages.tolist()):
                 self._holders[page].remove(resident)
@@ -313,6 +382,8 @@ class Residents:
             staying = [resident for resident in placed.residents if id(resident) not in leaving]
             if staying:
                 self._place(staying, [(placed, staying)], placed.steps)
+        for resident in leaving.values():  # whoever still knows them: heirs write where they alone are
+            resident.group.keys, resident.group.values = [], []
 
     def _place(self, residents: list[Resident], sources: list[tuple[Placed, list[Resident]]], steps: int) -> Placed:
         """A new group of residents of others, which are given up."""
@@ -329,18 +400,47 @@ class Residents:
         self._placed.append(placed)
         return placed
 
-    def _flush(self, residents: Iterable[Resident]) -> None:
-        """Write what the pool has not."""
-        by_group: dict[int, list[Resident]] = {}
+    def _flush(
+        self, residents: Iterable[Resident], leaving: Collection[Resident] = (), gone: Collection[int] = ()
+    ) -> None:
+        """Write what the pool has not; of those `leaving` only what no other will, and nothing to pages `gone`."""
+        by_group = dict[int, list[Resident]]()
         for resident in residents:
             if resident.synced < resident.length:
                 by_group.setdefault(id(resident.group), []).append(resident)
         for each in by_group.values():
-            rows, pages = [resident.row for resident in each], [resident.pages for resident in each]
-            starts, ends = [resident.synced for resident in each], [resident.length for resident in each]
-            self.pool.write(each[0].group, rows, pages, starts, ends)
+            spans = list[tuple[Resident, int, int]]()
             for resident in each:
-                resident.synced = resident.length
+                start, end = self._owed(resident, leaving, gone)
+                if start < end:
+                    spans.append((resident, start, end))
+            if spans:
+                rows, pages = [r.row for r, _, _ in spans], [r.pages for r, _, _ in spans]
+                starts, ends = [start for _, start, _ in spans], [end for *_, end in spans]
+                self.pool.write(each[0].group, rows, pages, starts, ends)
+            for resident, start, end in spans:
+                if start == resident.synced:
+                    self._written(resident, end)
+
+    def _owed(self, resident: Resident, leaving: Collection[Resident], gone: Collection[int]) -> tuple[int, int]:
+        """What is to be written of it: see _flush. An heir's begun page is yet to come."""
+        start, used = resident.synced, len(resident.pages)
+        while used and resident.pages[used - 1] in gone:
+            used -= 1
+        if leaving:
+            start = self._others(resident, start, leaving)
+        return start, min(resident.length, used * self.pool.page_size)
+
+    def _written(self, resident: Resident, end: int) -> None:
+        """The pool has its positions 0…end-1: whoever else has its pages need not write them."""
+        size, before = self.pool.page_size, resident.synced
+        resident.synced = end
+        new = resident.pages[before // size : -(-end // size)].tolist()
+        for other in {other for page in new for other in self._holders[page]}:
+            most = min(len(resident.pages), len(other.pages))
+            differ = np.flatnonzero(resident.pages[:most] != other.pages[:most])
+            same = size * int(differ[0] if len(differ) else most)
+            other.synced = max(other.synced, min(end, same, other.length))
 
     def _sync(self, pages: Iterable[int]) -> None:
         """These pages are about to be read from the pool."""
@@ -349,34 +449,46 @@ class Residents:
             raise OutOfMemory("a step without memory took what this one builds on")
         self._flush(holders)
 
-    def _forget(self, pages: Iterable[int], keep: Set[Resident]) -> None:
-        """These pages are about to hold something else: whoever has them is a sequence of the past. Who waits together
-        with one gives way as well: groups of ended requests go at once, not row by row."""
+    def _forget(self, pages: Collection[int], keep: Set[Resident], read: Set[int] = frozenset()) -> None:
+        """These pages are about to hold something else, those to be `read` behind what they hold: whoever has them is a
+        sequence of the past. Who waits together with one gives way as well: groups of ended requests go at once, not
+        row by row."""
+        changed = set(pages)
         past = {r for page in pages for r in self._holders.get(page, ()) if r not in keep}
+        past = {resident for resident in past if not self._shortened(resident, changed, changed - read, past)}
         if past:
             for placed in self._placed:
                 if placed.absent and not past.isdisjoint(placed.residents):
                     past.update(placed.residents)
-            self._drop(past)
+            self._drop(past, changed - read)
 
-    def _take_up(self, table: Ints, start: int, end: int, resident: Resident | None) -> Resident:
+    def _shortened(self, resident: Resident, changed: Set[int], gone: Set[int], past: Set[Resident]) -> bool:
+        """One that lies alone stays without its last pages, where the others are still to be written: that can wait."""
+        start, end = self._owed(resident, past, gone)
+        used = -(-end // self.pool.page_size)
+        if start >= end or len(resident.group.padding) > 1 or not changed.isdisjoint(resident.pages[:used].tolist()):
+            return False
+        for page in resident.pages[used:].tolist():
+            self._holders[page].remove(resident)
+        resident.pages = resident.pages[:used]
+        return True
+
+    def _take_up(self, table: Ints, head: Ints, start: int, end: int, resident: Resident | None) -> Resident:
         """The row's resident, with the pages that it holds after this step."""
         size = self.pool.page_size
-        pages, first = table[: -(-end // size)].copy(), start // size
-        held = 0 if resident is None else len(resident.pages)
-        self._forget(pages[max(first, held) :].tolist(), keep=set() if resident is None else {resident})
         if resident is None:
-            if start:
-                self._sync(pages[: -(-start // size)].tolist())
-                group = self.pool.read(pages, start)
-            else:
-                group = Group.empty(self._shapes, end)
-            resident = Resident(group, 0, synced=start)
+            group = self.pool.read(head, start) if start else Group.empty(self._shapes, end)
+            # A begun page may be another's, of which this row has a copy: it is written whole.
+            resident = Resident(group, 0, synced=start // size * size)
             self._placed.append(Placed(group, [resident], steps=1))
-        for page in pages[held:].tolist():
-            self._holders.setdefault(page, []).append(resident)
-        resident.pages = pages
+        self._hold(resident, table[: -(-end // size)])
         return resident
+
+    def _hold(self, resident: Resident, pages: Ints) -> None:
+        """Those it holds, and more."""
+        for page in pages[len(resident.pages) :].tolist():
+            self._holders.setdefault(page, []).append(resident)
+        resident.pages = pages.copy()
 
     def _apart(self, resident: Resident) -> Placed:
         """Its group, without others."""
@@ -412,3 +524,8 @@ class Residents:
             self._placed.remove(one)
         residents = [resident for one in placed for resident in one.residents]
         return self._place(residents, [(one, one.residents) for one in placed], min(one.steps for one in placed))
+
+
+def _columns(end: int) -> int:
+    """Of a new group of one row up to `end`."""
+    return -(-(end + 1) // STEP) * STEP

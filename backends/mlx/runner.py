@@ -188,21 +188,24 @@ class MlxRunner:
         hidden: mx.array | None = None
         if steady is not None and self._last is not None and steady.goes_on(work, batch):
             answers, place = steady.answers, self._last.place
-            logits: mx.array | None = self._called(steady.work, self._last.tokens[:, None])[0]
+            tokens = self._last.tokens[:, None]
+            logits: mx.array | None = self._called(steady.work, tokens, self._loaded.turns_late)[0]
         else:
             answers = np.flatnonzero(batch.wants != Want.NOTHING)
             place = np.full(batch.num_rows, -1)
             place[answers] = np.arange(len(answers))
             logits, hidden = self._compute(batch, answers, self._residents.begin(batch) if work is None else [work])
         self._wrote_pages = self._residents.pool.changed, self._wrote_pages[0]
+        in_place = self._before is not None and self._before.forward.in_place and not self._wrote_pages[0]
         drawn = None if logits is None else sample(logits, batch, answers)
         waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
         hidden = None if hidden is None else hidden.astype(mx.float32)
         waited += () if hidden is None else (hidden,)
         with shortages():
-            if DECODES and self._last is not None:
-                # What a running step reads cannot be written in place: each layer's whole cache would be copied. The
-                # GPU is done by now, or soon: on CUDA starting a step takes longer than computing it.
+            if (DECODES or self._loaded.turns_late) and self._last is not None and not in_place:
+                # MLX writes into no array that a running step reads: each layer's whole cache would be copied. The
+                # GPU is done by now, or soon: on CUDA starting a step takes longer than computing it. And of what a
+                # step wrote in place MLX knows nothing: whoever copies it must not begin before.
                 mx.eval(self._last.tokens)
             mx.async_eval(waited)
         self._last = None if drawn is None else _Drawn(drawn.tokens, place)
@@ -240,11 +243,12 @@ class MlxRunner:
         states_wanted = bool((batch.wants == Want.HIDDEN).any())
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
 
-    def _called(self, work: Work, tokens: mx.array) -> tuple[mx.array, mx.array]:
-        """See Trunk.call; with the last step's caches, where this one goes on with the same rows."""
+    def _called(self, work: Work, tokens: mx.array, in_place: bool = False) -> tuple[mx.array, mx.array]:
+        """See Trunk.call; with the last step's caches, where this one goes on with the same rows. `in_place`: this call
+        is all of its step, all that it computes is asked for, and the one before had the same rows: see Forward."""
         call = self._before
-        if call is None or work is not call.work or not call.forward.again(call.layers):
-            forward = Forward(work.groups, work.filled, self._loaded.shapes)
+        if call is None or work is not call.work or not call.forward.again(call.layers, in_place):
+            forward = Forward(work.groups, work.filled, self._loaded.shapes, in_place)
             self._before = call = _Called(work, forward, forward.layers())
         found = self._loaded.trunk.call(self._loaded.model, tokens, call.layers, _last(work))
         call.forward.finish(work.new)

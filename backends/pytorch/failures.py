@@ -1,9 +1,12 @@
-"""What torch and its devices report, in the engine's words: the only place where one becomes the other."""
+"""What torch and its devices report, in the engine's words: the only place where one becomes the other.
+
+Classes, not generators: from Python 3.12 on an error that passes through contextlib's is in a cycle with the frames
+it came through, and what a failed step or load took would stay in memory until Python's collector comes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 
@@ -16,32 +19,40 @@ _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
 _SHORTAGES = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 
 
-@contextmanager
-def failures(what: str) -> Iterator[None]:
+class failures:
     """Whatever fails within becomes OutOfMemory or RunnerFailed, whose texts begin with `what`.
 
     A device may report a step's failure only at a later one, and what broke its context fails every call from then on.
     """
-    try:
-        yield
-    except _FAILURES as error:
-        raise (OutOfMemory if is_shortage(error) else RunnerFailed)(f"{what}: {_brief(error)}") from error
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, _FAILURES):
+            raise (OutOfMemory if is_shortage(error) else RunnerFailed)(f"{self._what}: {_brief(error)}") from error
 
 
-@contextmanager
-def load_failures(model: str) -> Iterator[None]:
+class load_failures:
     """Too little memory for a model becomes ModelRefused, a device that breaks RunnerFailed. Others may be bugs."""
-    try:
-        yield
-    except (OutOfMemory, *_FAILURES) as error:
-        if isinstance(error, OutOfMemory) or is_shortage(error):
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, OutOfMemory) or (isinstance(error, _FAILURES) and is_shortage(error)):
             raise ModelRefused(
-                f"{model} does not fit into the device's memory: {_brief(error)}",
+                f"{self._model} does not fit into the device's memory: {_brief(error)}",
                 "close other programs, allow a smaller cache, or choose a smaller model",
             ) from error
         if isinstance(error, torch.AcceleratorError):
-            raise RunnerFailed(f"the device failed while {model} was loaded: {_brief(error)}") from error
-        raise
+            raise RunnerFailed(f"the device failed while {self._model} was loaded: {_brief(error)}") from error
 
 
 def is_shortage(error: Exception) -> bool:

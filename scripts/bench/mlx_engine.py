@@ -7,6 +7,7 @@
   array at once and knows when each ends; the engine gets requests;
 - uneven: decode of rows of very different length, beside as many of their mean length;
 - strategies: the same rows in one batch cache, beside several groups of rows of like length;
+- in-place: the same rows where one kernel turns keys and writes them, beside MLX's rope and copies;
 - prefix: seconds to the first token where the prompt's first 4,096 tokens were computed before, and were not.
 
 Weights are random; the two take turns (A B B A), figures are medians over the pairs.
@@ -35,7 +36,7 @@ from rows import Row, row, save
 from shapes import SHAPES, Shape
 
 from localllm.backends import mlx
-from localllm.backends.mlx import opening
+from localllm.backends.mlx import opening, rotary
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Delta, Request
@@ -86,12 +87,13 @@ class Bench:
         self.title = f"mlx {shape} {'bf16' if quant == 'none' else quant}"
         self.runner = self.opened(opening.GROUP_COLUMNS)
 
-    def opened(self, group_columns: int | None) -> Runner:
-        """A runner with this many columns to a group (see opening.GROUP_COLUMNS)."""
-        own, opening.GROUP_COLUMNS = opening.GROUP_COLUMNS, group_columns
+    def opened(self, group_columns: int | None, in_place: bool = rotary.IN_PLACE) -> Runner:
+        """A runner with this many columns to a group (see opening.GROUP_COLUMNS), whose steps write in place or not."""
+        own = opening.GROUP_COLUMNS, rotary.IN_PLACE
+        opening.GROUP_COLUMNS, rotary.IN_PLACE = group_columns, in_place
         budget = Budget(context=2 * LONG, max_rows=max(self.counts), cache_bytes=2**34, quant=self._quant)
         runner = mlx.open(read_model(self._folder), budget)
-        opening.GROUP_COLUMNS = own
+        opening.GROUP_COLUMNS, rotary.IN_PLACE = own
         return runner
 
     @cached_property
@@ -226,6 +228,17 @@ def strategies(bench: Bench) -> Iterator[Row]:
         yield bench.row(f"decode {count} rows {told} in one group, peer: in several", ours.steady, theirs.steady)
 
 
+def in_place(bench: Bench) -> Iterator[Row]:
+    one, other = (bench.opened(opening.GROUP_COLUMNS, whether) for whether in (True, False))
+    for count in bench.counts:
+        ours, theirs = turns(
+            bench.pairs,
+            lambda n=count: engine_rates(one, [CONTEXT] * n),
+            lambda n=count: engine_rates(other, [CONTEXT] * n),
+        )
+        yield bench.row(f"decode {count} x {CONTEXT} written in place, peer: not", ours.steady, theirs.steady)
+
+
 def prefix(bench: Bench) -> Iterator[Row]:
     rng, vocab = np.random.default_rng(), bench.runner.spec.vocab_size
 
@@ -252,6 +265,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "decode": decode,
     "uneven": uneven,
     "strategies": strategies,
+    "in-place": in_place,
     "prefix": prefix,
 }
 

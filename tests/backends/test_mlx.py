@@ -20,6 +20,8 @@ import pytest
 
 pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA float32 products of more than one row keep 10 bits otherwise
+
 import mlx.core as mx
 import mlx_lm.utils
 from mlx.utils import tree_flatten
@@ -28,9 +30,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from localllm import backends
 from localllm.backends import cpu, mlx
-from localllm.backends.mlx import caches, opening, sampler
+from localllm.backends.mlx import caches, opening, projections, sampler
 from localllm.backends.mlx.experts import ASKED
-from localllm.backends.mlx.projections import Turned, turn_weights
+from localllm.backends.mlx.projections import Joined, Turned, turn_weights
 from localllm.backends.mlx.residents import Residents
 from localllm.backends.mlx.runner import MlxPending
 from localllm.engine import sampling as oracle
@@ -59,9 +61,15 @@ def patched(target: Any, name: str, value: Any) -> Iterator[None]:
         yield
 
 
+def no_memory(*_: object) -> None:
+    """In place of what allocates."""
+    raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+
+
 class RoomForAll:
     @pytest.fixture(scope="class", autouse=True)
-    def room_for_all(self) -> Iterator[None]:
+    @classmethod
+    def room_for_all(cls) -> Iterator[None]:
         yield from patched(Residents, "_has_room", lambda *_: True)
 
 
@@ -81,18 +89,25 @@ class TestMlxWithLittleRoom(Conformance):
 
 @pytest.mark.real_otherdevice
 class TestMlxWithBounds(RoomForAll, Conformance):
-    """As on CUDA: a decode kernel is told which columns a row sees (its reference computes), prompts are filled up."""
+    """As on CUDA: a decode kernel is told which columns a row sees (its reference computes), prompts are filled up,
+    projections of one input are one product."""
 
     backend = "mlx"
     same_bits = SAME_BITS
 
     @pytest.fixture(scope="class", autouse=True)
-    def bounds(self) -> Iterator[None]:
+    @classmethod
+    def bounds(cls) -> Iterator[None]:
         yield from patched(caches, "DECODES", True)
 
     @pytest.fixture(scope="class", autouse=True)
-    def filled(self) -> Iterator[None]:
+    @classmethod
+    def filled(cls) -> Iterator[None]:
         yield from patched(caches, "PREFILL", 16)
+
+    @pytest.fixture(scope="class", autouse=True)
+    def joined(self) -> Iterator[None]:
+        yield from patched(projections, "JOINS", True)
 
 
 @pytest.mark.real_otherdevice
@@ -103,7 +118,8 @@ class TestMlxInOneGroup(RoomForAll, Conformance):
     same_bits = SAME_BITS
 
     @pytest.fixture(scope="class", autouse=True)
-    def one_group(self) -> Iterator[None]:
+    @classmethod
+    def one_group(cls) -> Iterator[None]:
         yield from patched(opening, "GROUP_COLUMNS", ONE_GROUP)
 
 
@@ -433,6 +449,7 @@ def replace_type(model_type: str) -> Any:
     return SimpleNamespace(config=SimpleNamespace(model_type=model_type))
 
 
+@pytest.mark.skipif(mx.cuda.is_available(), reason="MLX computes on CUDA here")
 def test_its_cpu_device_is_used_only_when_asked_for() -> None:
     found = mlx.probe()
     assert isinstance(found, DeviceInfo)
@@ -621,7 +638,10 @@ def test_meeting_many_shapes_is_no_error(tmp_path: Path, monkeypatch: pytest.Mon
     assert os.environ[opening.THRASHING] == "1", "whoever wants to know is told"
 
 
-def test_plain_projections_lie_ready_in_the_memory_of_their_weights(tmp_path: Path) -> None:
+def test_plain_projections_lie_ready_in_the_memory_of_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projections, "JOINS", False)
     DENSE.save(tmp_path)
     model = mlx_lm.utils.load_model(tmp_path)[0]
     weights = dict(tree_flatten(model.parameters()))
@@ -632,6 +652,48 @@ def test_plain_projections_lie_ready_in_the_memory_of_their_weights(tmp_path: Pa
     assert isinstance(projection, Turned)
     assert dict(tree_flatten(model.parameters())).keys() == weights.keys()
     assert mx.array_equal(projection(x), told)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_projections_of_one_input_are_one_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Tiny) -> None:
+    """The same tokens, and weights that lie in memory once."""
+    kind.save(tmp_path)
+    sizes, told = list[int](), list[Any]()
+    for joins in (False, True):
+        monkeypatch.setattr(projections, "JOINS", joins)
+        gc.collect()
+        before = mx.get_active_memory()
+        runner: Any = mlx.open(read_model(tmp_path), SMALL)
+        mx.synchronize()
+        sizes.append(mx.get_active_memory() - before)
+        talk = Conversation(runner)
+        for at in range(3):
+            talk.submit(str(at), [5, 9, 77, 30 + at], 20)
+        told.append(talk.finish())
+        joined = [type(part) for part in runner._loaded.model.modules()].count(Joined)
+        assert joined == joins * len(runner._loaded.model.layers) * (3 if kind is EXPERTS else 5)
+        names = [name for name, _ in tree_flatten(runner._loaded.model.parameters())]
+        assert len(names) == len(set(names))
+        assert any("k_proj.weight" in name for name in names)
+    assert told[0] == told[1]
+    assert sizes[1] <= sizes[0] + 2**14
+
+
+def test_projections_of_which_a_model_leaves_one_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As layers that read the keys of another: each is computed by itself from then on, and nothing is kept."""
+    monkeypatch.setattr(projections, "JOINS", True)
+    DENSE.save(tmp_path)
+    model = mlx_lm.utils.load_model(tmp_path)[0]
+    layer = model.model.layers[0].self_attn
+    weights = {name: mx.array(layer[name].weight) for name in ("q_proj", "k_proj", "v_proj")}
+    turn_weights(model)
+    for asked in (["q_proj", "k_proj", "v_proj"], ["v_proj", "q_proj"], ["k_proj", "k_proj", "q_proj"]):
+        x = mx.random.normal((2, 3, 48))
+        for name in asked:
+            assert mx.allclose(layer[name](x), x @ weights[name].T, atol=1e-5), asked
+    product = layer.q_proj.product
+    assert product._x is None
+    assert not product._parts
 
 
 @pytest.mark.parametrize("rows", [[3], [3, 2]], ids=["one group", "two groups"])
@@ -720,10 +782,7 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
         talk.step()
     own = mx.async_eval
 
-    def full(*_: object) -> None:
-        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
-
-    monkeypatch.setattr(mx, "async_eval", full)
+    monkeypatch.setattr(mx, "async_eval", no_memory)
     talk.submit("c", prompts["c"], 12)
     talk.step()
     monkeypatch.setattr(mx, "async_eval", own)
@@ -821,10 +880,7 @@ def test_after_a_shortage_its_groups_are_gone_at_once(
         talk.step()
     assert held(loaded, at_rest) > 2**19
 
-    def full(*_: object) -> None:
-        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
-
-    monkeypatch.setattr(mx, "async_eval", full)
+    monkeypatch.setattr(mx, "async_eval", no_memory)
     talk.step()
     monkeypatch.setattr(mx, "async_eval", own)
     assert set(talk.finishes.values()) == {"no_memory"}
@@ -837,15 +893,12 @@ def test_after_a_shortage_its_groups_are_gone_at_once(
 def test_what_a_rest_without_memory_did_not_write_the_next_step_asks_for(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
-
     runner: Any = loaded.runner
     talk = Conversation(Planned(loaded.runner, overlap=False))
     talk.submit("a", [5] * 30, 4)
     talk.finish()
     with monkeypatch.context() as patch:
-        patch.setattr(mx, "eval", full)
+        patch.setattr(mx, "eval", no_memory)
         runner._give_back()
     assert runner._residents.pool.changed
     talk.submit("b", [5] * 30, 4)

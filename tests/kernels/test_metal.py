@@ -14,7 +14,10 @@ pytest.importorskip("mlx", reason="mlx is not installed")
 
 import mlx.core as mx
 
+from localllm.kernels.metal import rope_store as rope_op
 from localllm.kernels.metal import swiglu as op
+
+from .test_mlx_rope_store import CASES, DTYPES, Case, Given, check, given
 
 HARNESS = """
 #include <cmath>
@@ -77,3 +80,87 @@ def test_swiglu_source_equals_the_reference(tmp_path: Path, tokens: int, choices
     expected = np.array(op.reference(x, gate, up, mx.array(chosen)))
     found = emulated(tmp_path, np.array(x), chosen, gate, up)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+ROPE_HARNESS = """
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+using uint = uint32_t;
+struct uint3 { uint x, y, z; };
+struct bfloat16 {
+  uint16_t bits;
+  explicit operator float() const {
+    const uint32_t wide = uint32_t(bits) << 16;
+    float x;
+    memcpy(&x, &wide, 4);
+    return x;
+  }
+  explicit bfloat16(float x) {
+    uint32_t wide;
+    memcpy(&wide, &x, 4);
+    bits = uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+  }
+  bfloat16() = default;
+};
+namespace metal {
+using std::exp2;
+namespace fast {
+using std::cos;
+using std::sin;
+}
+}
+#define device
+#define read(kind, name, count) \\
+  kind* name = new kind[count]; \\
+  if (fread(name, sizeof(kind), count, fopen(#name, "rb")) != size_t(count)) return 1;
+int main() {
+"""
+
+
+def rope_emulated(folder: Path, case: Case, asked: Given) -> rope_op.Stored:
+    """What the source writes; thread by thread, some more than there is work for."""
+    kinds = {mx.float32: "float", mx.float16: "_Float16", mx.bfloat16: "bfloat16", mx.int32: "int32_t"}
+    inputs = dict(zip(rope_op.INPUTS, asked, strict=True))
+    if case.rope.freqs is not None:
+        inputs["freqs"] = case.rope.freqs
+    body = [f"using T = {kinds[asked.q.dtype]};"]
+    for name, x in inputs.items():
+        new = name in ("q", "k", "v")  # heads lie together in what projections answer
+        memory = mx.contiguous(x.transpose(0, 2, 1, 3) if new else x)
+        np.array(memory.view(mx.uint16) if memory.itemsize == 2 else memory).tofile(folder / name)
+        body.append(f"read({kinds[x.dtype]}, {name}, {x.size})")
+        if x.ndim == 4:
+            _, heads, columns, dim = x.shape
+            body.append(f"const int64_t {name}_strides[] = {{{heads * columns * dim}, {columns * dim}, {dim}, 1}};")
+    sizes = {"HEADS": case.heads, "KV_HEADS": case.kv_heads, "DIM": case.dim, "VALUE_DIM": case.value_dim}
+    for name, size in (*sizes.items(), ("DIMS", case.rope.dims), ("TRADITIONAL", int(case.rope.traditional))):
+        body.append(f"constexpr int {name} = {size};")
+    body.append(f"T* out = new T[{asked.q.size}];")
+    pairs, slots = max(case.dim, case.value_dim) // 2, case.heads + 2 * case.kv_heads
+    body += [f"for (uint z = 0; z < {case.rows}; z++)", f"for (uint y = 0; y < {slots + 3}; y++)"]
+    body += [f"for (uint x = 0; x < {pairs}; x++) [&](uint3 thread_position_in_grid) {{"]
+    body += [rope_op.METAL, rope_op.source(case.rope), "}(uint3{x, y, z});"]
+    outs = {"out": asked.q, "keys": asked.keys, "values": asked.values}
+    body += [f'fwrite({name}, sizeof(T), {x.size}, fopen("{name}", "wb"));' for name, x in outs.items()]
+    (folder / "kernel.cpp").write_text(ROPE_HARNESS + "\n".join(body) + "\n}\n")
+    compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
+    subprocess.run(
+        [compiler, "-O1", "-fsanitize=address,undefined", "-o", "kernel", "kernel.cpp"], cwd=folder, check=True
+    )
+    subprocess.run(["./kernel"], cwd=folder, check=True, env={"ASAN_OPTIONS": "detect_leaks=0"})
+
+    def told(name: str, like: mx.array) -> mx.array:
+        kind = np.uint16 if like.itemsize == 2 else np.uint32
+        return mx.array(np.fromfile(folder / name, kind)).view(like.dtype).reshape(like.shape)
+
+    return rope_op.Stored(*(told(name, x) for name, x in outs.items()))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_rope_store_source_writes_one_column(tmp_path: Path, name: str, dtype: str) -> None:
+    asked = given(CASES[name], DTYPES[dtype])
+    check(CASES[name], asked, rope_emulated(tmp_path, CASES[name], asked))

@@ -1,0 +1,146 @@
+"""Products of few rows on MLX's CUDA device: on it, and elsewhere its source as C++, a thread for each of a block's."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx", reason="mlx is not installed")
+
+import mlx.core as mx
+
+from localllm.kernels.mlx_cuda import few_rows as op
+
+# What a warp multiplies together is exchanged between its threads, each of which holds the parts that PTX says.
+HARNESS = """
+#include <barrier>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+struct bfloat16 {
+  uint16_t bits;
+  explicit bfloat16(float x) {
+    uint32_t wide;
+    memcpy(&wide, &x, 4);
+    bits = uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+  }
+  bfloat16() = default;
+};
+struct uint4 { uint32_t x, y, z, w; };
+uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+uint4 __ldcs(const uint4* from) { return *from; }
+uint4 __ldg(const uint4* from) { return *from; }
+int min(int a, int b) { return a < b ? a : b; }
+struct dim3 { int x; };
+thread_local dim3 threadIdx, blockIdx;
+std::barrier<> block(256);
+void __syncthreads() { block.arrive_and_wait(); }
+struct Warp {
+  std::barrier<> together{32};
+  uint32_t a[32][4], b[32][2];
+} warps[8];
+float half(uint32_t pair, int which) {
+  const uint32_t wide = which ? pair & 0xffff0000 : pair << 16;
+  float x;
+  memcpy(&x, &wide, 4);
+  return x;
+}
+void multiply(
+    float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  Warp& warp = warps[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+  memcpy(warp.a[lane], a, 16);
+  memcpy(warp.b[lane], b, 8);
+  warp.together.arrive_and_wait();
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++) {
+      const int from = k % 8 / 2;
+      const uint32_t one = warp.a[row % 8 * 4 + from][row / 8 + k / 8 * 2], other = warp.b[column * 4 + from][k / 8];
+      sum[i] += half(one, k % 2) * half(other, k % 2);
+    }
+  }
+  warp.together.arrive_and_wait();
+}
+template <class V> V* read(const char* name, size_t count) {
+  V* data = new V[count];
+  FILE* file = fopen(name, "rb");
+  if (!file || fread(data, sizeof(V), count, file) != count) throw name;
+  return data;
+}
+using T = bfloat16;
+#define __shared__ static
+constexpr int N = {N}, K = {K}, OUTS = {OUTS}, TILES = {TILES};
+const int x_ndim = 3, x_shape[3] = {1, {ROWS}, K};
+void kernel(const T* x, const T* w, T* out) {
+{SOURCE}
+}
+int main() {
+  const T *x = read<T>("x", {ROWS} * K), *w = read<T>("w", N * K);
+  T* out = new T[{ROWS} * N];
+  memset(out, 0xff, {ROWS} * N * 2);
+  for (int at = 0; at < (N + OUTS - 1) / OUTS; at++) {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 256; thread++)
+      threads.emplace_back([=] { threadIdx.x = thread, blockIdx.x = at; kernel(x, w, out); });
+  }
+  fwrite(out, 2, {ROWS} * N, fopen("out", "wb"));
+}
+"""
+
+
+def numbers(rows: int, outputs: int, inputs: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    keys = mx.random.split(mx.random.key(rows + outputs + inputs), 2)
+    x = mx.random.normal((1, rows, inputs), key=keys[0]).astype(dtype)
+    return x, (mx.random.normal((outputs, inputs), key=keys[1]) / inputs**0.5).astype(dtype)
+
+
+def check(found: mx.array, x: mx.array, weight: mx.array) -> None:
+    expected = x.astype(mx.float32) @ weight.astype(mx.float32).T
+    step = 2**-8 if x.dtype == mx.bfloat16 else 2**-11
+    np.testing.assert_allclose(np.array(found.astype(mx.float32)), np.array(expected), rtol=step, atol=1e-4)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [(2, 32, 64), (3, 40, 288), (8, 72, 512), (16, 33, 320), (17, 64, 256), (64, 130, 96)],
+)
+def test_its_source_equals_the_reference(tmp_path: Path, rows: int, outputs: int, inputs: int) -> None:
+    compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
+    x, weight = numbers(rows, outputs, inputs, mx.bfloat16)
+    for name, values in (("x", x), ("w", weight)):
+        np.array(values.view(mx.uint16)).tofile(tmp_path / name)
+    code, (tiles, outs) = HARNESS.replace("{SOURCE}", op.SOURCE), op.shape(rows)
+    for name, value in {"N": outputs, "K": inputs, "OUTS": outs, "TILES": tiles, "ROWS": rows}.items():
+        code = code.replace(f"{{{name}}}", str(value))
+    (tmp_path / "kernel.cpp").write_text(code)
+    subprocess.run([compiler, "-std=c++20", "-O1", "-pthread", "-o", "kernel", "kernel.cpp"], cwd=tmp_path, check=True)
+    subprocess.run(["./kernel"], cwd=tmp_path, check=True)
+    bits = np.fromfile(tmp_path / "out", np.uint16).astype(np.uint32) << 16
+    check(mx.array(bits.view(np.float32).reshape(1, rows, outputs)), x, weight)
+
+
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="MLX has no CUDA device here")
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("rows", [2, 3, 7, 8, 9, 16, 17, 31, 33, 63, 64])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1000, 1024), (33, 32), (1024, 3072), (24_576, 288)])
+def test_it_equals_the_reference(dtype: mx.Dtype, rows: int, outputs: int, inputs: int) -> None:
+    x, weight = numbers(rows, outputs, inputs, dtype)
+    assert op.fits(rows, weight, dtype)
+    check(op.product(x, weight, weight.T), x, weight)
+
+
+def test_what_does_not_fit_is_mlx_s_own() -> None:
+    for rows, inputs, dtype in ((1, 64, mx.bfloat16), (65, 64, mx.bfloat16), (8, 48, mx.bfloat16), (8, 64, mx.float32)):
+        x, weight = numbers(rows, 24, inputs, dtype)
+        assert not op.fits(rows, weight, dtype)
+        assert mx.array_equal(op.product(x, weight, weight.T), x @ weight.T)
