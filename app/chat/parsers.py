@@ -6,6 +6,7 @@ Reasoning is Qwen's and DeepSeek's `<think>…</think>` at the start of an answe
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,7 @@ import msgspec
 
 THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # of JSON, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class OutputParser:
             self._state = "reasoning"
         self._skip_space = inside_reasoning
         self._held = ""
+        self._looked = 0  # where in it the end marker of a call may begin
 
     @property
     def over(self) -> bool:
@@ -79,14 +82,16 @@ class OutputParser:
 
     def finish(self) -> list[Part]:
         """The rest at the end of the output. A tool call that only lacks its end marker still is one."""
+        parts: list[Part] = []
+        while self._state == "call":
+            self._end_call(len(self._held), parts)
+            parts += self.feed("")
         held, self._held = self._held, ""
         if not held or self.over:
-            return []
+            return _merged(parts)
         if self._state == "reasoning":
             return [ReasoningPart(held)] if held.strip() else []
-        if self._state == "call":
-            return self._call(held, CALL + held)
-        return [TextPart(held)]
+        return _merged([*parts, TextPart(held)])
 
     def _advance(self, parts: list[Part]) -> bool:
         """One transition over what is held; False when more text is needed."""
@@ -103,14 +108,12 @@ class OutputParser:
             case "text":
                 return self._text(parts)
             case "call":
-                body, found, rest = self._held.partition(END_CALL)
-                if found:
-                    called = self._call(body, CALL + body + END_CALL)
-                    parts += called
-                    self._skip_space = isinstance(called[0], CallPart)
-                    self._held = rest
-                    self._state = "over" if self.calls and self._one_call else "text"
-                return bool(found)
+                end = _call_end(self._held, self._looked)
+                if end < 0:
+                    self._looked = max(0, len(self._held) - len(END_CALL) + 1)
+                    return False
+                self._end_call(end, parts)
+                return True
             case "over":
                 return False
 
@@ -151,7 +154,17 @@ class OutputParser:
             parts.append(TextPart(text))
         return bool(found)
 
-    def _call(self, body: str, whole: str) -> list[Part]:
+    def _end_call(self, end: int, parts: list[Part]) -> None:
+        """What is held up to `end` is a call; if not, it is text up to the first end marker."""
+        called = self._call(self._held[:end])
+        if called is None and END_CALL in self._held:
+            end = self._held.index(END_CALL)
+        whole, self._held = self._held[: end + len(END_CALL)], self._held[end + len(END_CALL) :]
+        parts.append(TextPart(CALL + whole) if called is None else called)
+        self._skip_space, self._looked = called is not None, 0
+        self._state = "over" if self.calls and self._one_call else "text"
+
+    def _call(self, body: str) -> CallPart | None:
         try:
             call = msgspec.json.decode(body.strip(), type=_Call)
             arguments = bytes(call.arguments).decode()
@@ -159,9 +172,18 @@ class OutputParser:
                 arguments = msgspec.json.decode(arguments, type=str)
             msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return [TextPart(whole)]
+            return None
         self.calls += 1
-        return [CallPart(self.calls - 1, _new_id(), call.name, arguments)]
+        return CallPart(self.calls - 1, _new_id(), call.name, arguments)
+
+
+def _call_end(text: str, start: int) -> int:
+    """Where the end marker of a call begins, at `start` or later; -1: nowhere yet. One inside a JSON string is part of
+    it."""
+    end = text.find(END_CALL, start)
+    while end >= 0 and '"' in _STRING.sub("", text[:end]):
+        end = text.find(END_CALL, end + 1)
+    return end
 
 
 def _marker_start(text: str, marker: str) -> int:

@@ -52,6 +52,24 @@ TABLE = {
         "é",
         [("f", '{"q": "日本 🙂 </b>"}')],
     ),
+    "end marker in a string": (
+        '<tool_call>{"name": "f", "arguments": {"q": "a \\" </tool_call> b"}}</tool_call>c',
+        "",
+        "c",
+        [("f", '{"q": "a \\" </tool_call> b"}')],
+    ),
+    "end marker in the string of an unclosed call": (
+        '<tool_call>{"name": "f", "arguments": {"q": "</tool_call>"}}',
+        "",
+        "",
+        [("f", '{"q": "</tool_call>"}')],
+    ),
+    "string that never ends": (
+        f'<tool_call>{{"name": "f}}</tool_call> x {CALL} y <tool_call>"</tool_call>z',
+        "",
+        '<tool_call>{"name": "f}</tool_call> x y <tool_call>"</tool_call>z',
+        WEATHER,
+    ),
 }
 
 
