@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def build(tokenizer: Tokenizer, seed: int, shards: int, per_shard: int, facts: F
     arguments = (repeat(tokenizer.to_str()), repeat(seed), range(shards), repeat(per_shard), repeat(facts))
     parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     if workers > 1:
-        with ProcessPoolExecutor(workers) as pool:
+        with ProcessPoolExecutor(workers, initializer=_alone) as pool:
             results = list(pool.map(_shard, *arguments))
     else:
         results = [_shard(tokenizer.to_str(), seed, shard, per_shard, facts) for shard in range(shards)]
@@ -52,6 +53,11 @@ def build(tokenizer: Tokenizer, seed: int, shards: int, per_shard: int, facts: F
         )
         for width in sorted(parts)
     ]
+
+
+def _alone() -> None:
+    """A forked process has none of the tokenizer's threads, and would wait for them for ever."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _shard(

@@ -136,6 +136,7 @@ PROPER = {
         "English German French Spanish Italian Chinese Japanese Russian Portuguese Dutch Polish Latin Greek Monday Friday Christmas "
         "Markdown SSE TTFT KV Esc Ctrl OpenAPI Swagger Prometheus Grafana LangChain README Mac MacBook macOS M1 M2 M3 M4 MI300 MI300X "
         "A100 H100 H200 B200 L40 A770 B580 AI LLM LLMs IDE SSD WiFi UI PC PDF PDFs Firefox  Chrome Makefile PID SQL HTML "
+        "GB VRAM WSL WSL2 PyPI Homebrew Ollama vLLM Fedora Arch CentOS NixOS SUSE Xeon EPYC Ryzen Neovim XT XTX Ti "
         "Shakespeare Einstein Napoleon Cleopatra Mozart Beethoven Bach Picasso Newton Gandhi Lincoln Caesar Aristotle Plato Darwin "
         "Tesla Columbus Kubernetes Docker Rust Java JavaScript Roman Egypt Buddhism Olympics DNA Mars Titanic Hamlet"
     ).split()

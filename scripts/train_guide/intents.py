@@ -56,10 +56,22 @@ WHAT = (
     "|i wonder about {}|help me understand {}|(what|how) does {} do|in short, what is {}|what on earth is {}|{} explained"
     "|i have never heard of {}|teach me about {}|is {} important|do i need {}|about {}|more on {}|what's up with {}"
 )
+# What most people write; the many others above teach to hear through whatever is around the words that matter.
+PLAIN = {
+    "how": (
+        "how (do|can|should|would) i {}|how do you {}|how to {}|(can|could) i {}|can (it|you) {}|i (want|need) to {}"
+        "|is it possible to {}"
+    ),
+    "what": "what (is|are) {}|what does {} (do|mean)|what is {} for|explain {}|tell me about {}|{}",
+}
 NUMBERS = """1 2 3 4 5 6 7 8 9 10 11 12 14 16 20 24 30 32 40 48 50 64 70 80 100 128 200 256 300 404 500 512 600 1000 1024 2000 3000
 4000 4096 5000 6000 7000 8000 8080 8192 9000 9999 10000 12345 16384 32000 50000""".split()
 SLOTS = {
     "{n}": NUMBERS,
+    "{gb}": "{n} gb|{n}gb|{n} gigs|{n} gigabytes|{n}GB|{n} gig".split("|"),
+    "{geforce}": [
+        f"{series}0{rank}0{end}" for series in "2345" for rank in "56789" for end in ("", "", " ti", " super")
+    ],
     "{p}": "0 0.1 0.2 0.3 0.5 0.6 0.7 0.8 0.9 0.95 1 1.0 1.2 1.5 0.05 0.01".split(),
     "{regex}": ["[0-9]+", "^[a-z]+$", "(yes|no)", "[A-Z]{3}", "\\d+", "^(a|b|c)$", "[0-9]{4}-[0-9]{2}"],
     "{model}": (
@@ -69,19 +81,46 @@ SLOTS = {
     "{nvidia}": (
         "rtx {n}|rtx 4090|rtx 3060|rtx 3090|rtx 5090|geforce|geforce rtx {n}|gtx 1080|gtx {n}|nvidia card|nvidia gpu|nvidia graphics card"
         "|a100|h100|h200|l40|tesla t4|quadro|nvidia a{n}|nvidia gpu with {n} gb|titan|b200"
+        "|a10|l4|v100|a6000|rtx a4000|1080 ti|1660|1070|{geforce}|{geforce}|{geforce}|{geforce}|{geforce}|{geforce}"
+        "|{geforce}|{geforce}|rtx {geforce}|rtx {geforce}|rtx{geforce}|nvidia {geforce}|geforce rtx {geforce}"
     ).split("|"),
     "{radeon}": (
         "radeon|radeon rx {n}|rx 7900|rx 6800|rx {n}|rx 7900 xtx|amd card|amd gpu|amd graphics card|mi300|mi300x|mi250|vega 64|radeon vii"
-        "|radeon pro|rx 9070|amd gpu with {n} gb|instinct"
+        "|radeon pro|rx 9070|amd gpu with {n} gb|instinct|6600 xt|6700 xt|6750 xt|6800 xt|6900 xt|6950 xt|7600 xt"
+        "|7700 xt|7800 xt|7900 xt|7900 xtx|7900 gre|9060 xt|9070 xt|rx 7600|rx 7800 xt|rx 6700 xt"
     ).split("|"),
     "{arc}": (
         "arc|arc a770|arc a{n}|arc b580|intel arc|intel card|intel gpu|intel graphics|iris xe|arc b{n}|intel arc card|intel max gpu|battlemage"
+        "|a380|a750|a770|b570|b580"
     ).split("|"),
     "{ascend}": "ascend|ascend 910|ascend 910b|ascend {n}|huawei card|huawei npu|npu|ascend npu|atlas 300|huawei ascend".split(
         "|"
     ),
     "{mac}": (
         "mac|macbook|macbook air|macbook pro|m1|m2|m3|m4|m1 mac|m2 macbook|m3 max|m4 mac mini|imac|mac studio|apple laptop|apple chip|mac mini"
+        "|m4 pro|m5|m1 macbook|macbook neo|apple silicon mac"
+    ).split("|"),
+    "{app}": (
+        "it|it|it|this|this|localllm|localllm|the program|this program|this app|the app|this thing|the software"
+        "|this tool|the tool|that"
+    ).split("|"),
+    "{linux}": (
+        "linux|linux|ubuntu|debian|fedora|arch|arch linux|linux mint|opensuse|centos|rocky linux|red hat|rhel|gentoo|nixos"
+        "|pop os|ubuntu 22.04|ubuntu 24.04|debian 12|debian 13|ubuntu server|a linux machine|a linux server|a linux pc"
+        "|my linux laptop"
+    ).split("|"),
+    "{windows}": (
+        "windows|windows|windows|wsl|windows 10|windows 11|my windows pc|a windows machine|microsoft windows|windows server"
+        "|win 11|win11|my windows laptop"
+    ).split("|"),
+    "{other}": (
+        "ollama|lm studio|llama.cpp|vllm|gpt4all|jan|koboldcpp|llamafile|sglang|text generation webui|mlx-lm|exllama"
+        "|lmstudio"
+    ).split("|"),
+    "{client}": (
+        "open webui|vs code|vscode|cursor|continue|continue.dev|zed|jetbrains|intellij|pycharm|emacs|neovim|vim|langchain"
+        "|llamaindex|librechat|chatbox|anythingllm|obsidian|home assistant|n8n|aider|cline|sillytavern|my editor|my ide"
+        "|another chat program|an openai app|javascript|typescript|node.js|node|rust|go|java|c#|php|ruby"
     ).split("|"),
 }
 DOUBLED = frozenset("stop set get put run cut plan swap pin log begin quit wrap cap skip".split())
@@ -114,7 +153,7 @@ class Intent:
             return grammar.sample(
                 random.choice(["{}", "{}", "please {}", "{}, please", "{} now", "can you {}"]), random
             ).replace("{}", phrase)
-        frame = random.choice(_frames(kind))
+        frame = grammar.sample(PLAIN[kind], random) if random.random() < 0.3 else random.choice(_frames(kind))
         return frame.replace("+", gerund(phrase)) if "+" in frame else frame.replace("{}", phrase)
 
     def answer(self, random: Random) -> str:

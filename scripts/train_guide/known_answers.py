@@ -25,7 +25,8 @@ FILE = GUIDE / "answers.json"
 WANTED, MARGIN = 24, 3.0  # answers, and nats between the likeliest token and the next, everywhere
 SHORTEST, LONGEST = 8, 64  # tokens of an answer
 CHANGES = re.compile(
-    r"\b(gpus?|cpu|backends?|cuda|hip|npu|xpu|mlx|llamacpp|gguf|this version)\b|^Usage:", re.IGNORECASE
+    r"\b(gpus?|cpu|backends?|cuda|hip|npu|xpu|mlx|llamacpp|gguf|windows|macs?|docker|this version)\b|^Usage:",
+    re.IGNORECASE,
 )
 
 

@@ -29,7 +29,7 @@ class Plan:
     seed: int = 20261121
     shards: int = 72
     per_shard: int = 20_000  # conversations
-    steps: int = 5600
+    steps: int = 4400
     tokens_per_batch: int = 65_536
     peak: float = 1.5e-3  # learning rate
     warm_up: int = 300
