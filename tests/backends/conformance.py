@@ -112,11 +112,12 @@ class Conformance:
     same_bits = True
 
     @pytest.fixture(scope="class")
-    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
-        module = backends.load(self.backend)
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+        module = backends.load(cls.backend)
         found = module.probe()
         if isinstance(found, Unavailable):
-            pytest.skip(f"{self.backend}: {found.reason}")
+            pytest.skip(f"{cls.backend}: {found.reason}")
         return module.open(read_model(canary.save(tmp_path_factory.mktemp("canary"))), BUDGET)
 
     @pytest.fixture(params=[False, True], ids=["in-turn", "overlapped"])

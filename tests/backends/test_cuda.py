@@ -29,7 +29,8 @@ class TestCudaUncaptured(Conformance):
     same_bits = False
 
     @pytest.fixture(scope="class")
-    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
         return cuda.open(files, replace(BUDGET, graphs="off"))
 
@@ -39,6 +40,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return cuda.open(read_model(canary.save(tmp_path_factory.mktemp("canary"))), replace(BUDGET, max_rows=64))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch says
 def test_steady_state_waits_for_nothing(runner: Runner) -> None:
     """Decode steps with overlap: the host never waits for the device but for the answers of the step before."""
     import torch

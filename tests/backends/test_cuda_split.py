@@ -41,7 +41,8 @@ class TestCudaSplit(Conformance):
     same_bits = False
 
     @pytest.fixture(scope="class", params=["eager", "inductor"])
-    def runner(self, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runner:
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runner:
         return split(tmp_path_factory.mktemp("split"), request.param)
 
 

@@ -20,7 +20,7 @@ from localllm.backends import cuda
 from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch import runner as runner_module
 from localllm.backends.pytorch.device import Device
-from localllm.backends.pytorch.failures import failures
+from localllm.backends.pytorch.failures import failures, load_failures
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import TorchPending, TorchRunner, open_runner
@@ -70,6 +70,28 @@ def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError], t
 def test_a_bug_of_ours_stays_what_it_is() -> None:
     with pytest.raises(KeyError), failures("it broke"):
         raise KeyError("no such row")
+
+
+@pytest.mark.parametrize("telling", [failures, load_failures])
+def test_what_a_failed_step_computed_is_gone_with_its_error(telling: type[failures] | type[load_failures]) -> None:
+    """At once, not when Python's collector comes: the next step wants the memory."""
+
+    def step(big: set[str]) -> None:
+        with telling("it broke"):
+            raise torch.OutOfMemoryError(NO_MEMORY)
+
+    def failing() -> weakref.ref[set[str]]:
+        big = set[str]()
+        seen = weakref.ref(big)
+        with pytest.raises(EngineError):
+            step(big)
+        return seen
+
+    gc.disable()
+    try:
+        assert failing()() is None
+    finally:
+        gc.enable()
 
 
 @dataclass

@@ -31,7 +31,8 @@ class TestTaped(Conformance):
     backend = "cpu"
 
     @pytest.fixture(scope="class")
-    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
         return open_runner(files, BUDGET, TAPED, 2**30)
 
@@ -52,7 +53,8 @@ class TestTapedInPieces(Conformance):
     backend = "cpu"
 
     @pytest.fixture(scope="class")
-    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
         # Whole layers leave no attention to break at.
         device = replace(TAPED, ops=replace(TAPED.ops, layer=Layer()))

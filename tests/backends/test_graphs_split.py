@@ -58,7 +58,8 @@ class TestSplit(Conformance):
     backend = "cpu"
 
     @pytest.fixture(scope="class")
-    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
         return open_runner(files, EAGER, TAPED, 2**30)
 
@@ -74,7 +75,8 @@ class TestSplit(Conformance):
 @by_inductor
 class TestSplitByInductor(TestSplit):
     @pytest.fixture(scope="class")
-    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
         opened = open_runner(files, replace(SPLIT, compiled_dir=tmp_path_factory.mktemp("made")), TAPED, 2**30)
         yield opened

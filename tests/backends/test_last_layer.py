@@ -30,7 +30,8 @@ class TestLastLayer(Conformance):
     same_bits = False
 
     @pytest.fixture(scope="class")
-    def runner(self, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
         return open_runner(files, BUDGET, PARTS, 2**30)
 

@@ -105,7 +105,8 @@ class TestBudget:
     """What a runner takes, and what it is refused for."""
 
     @pytest.fixture(scope="class")
-    def files(self, tmp_path_factory: pytest.TempPathFactory):
+    @classmethod
+    def files(cls, tmp_path_factory: pytest.TempPathFactory):
         folder = tmp_path_factory.mktemp("model")
         BY_LABEL["llama"].save(folder)
         return read_model(folder, "tiny")

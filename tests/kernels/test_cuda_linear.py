@@ -129,6 +129,32 @@ def test_one_row_has_the_bits_that_it_has_among_two(linear: Linear, op: str, gro
             assert torch.equal(few_rows(x[:1], weight, bias, torch.bfloat16, None, gate=gate), both[:1])
 
 
+def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
+    """Rows filled up beyond its room for a norm, records that begin anywhere, weights that may still be written."""
+    from localllm.kernels.cuda.linear import few_rows
+
+    generator = torch.Generator().manual_seed(8)
+    x, stream = (torch.randn(1, 8192, generator=generator).bfloat16().cuda() for _ in range(2))
+    norm = torch.rand(8192, generator=generator).bfloat16().cuda()
+    weight = linear.pack(moved(weight_of("int8", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
+    longer = weight._replace(data=torch.nn.functional.pad(weight.data, (0, 64)))
+    found, expected = (
+        few_rows(x, one, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream) for one in (longer, weight)
+    )
+    assert torch.equal(found[1], expected[1])
+    close(found[0], expected[0].cpu(), 2e-2)
+
+    out = torch.empty(1, 77, device="cuda", dtype=torch.bfloat16)
+    held = weight.data, weight.records, weight.scale, None, weight.format, weight.group
+    torch.ops.localllm.few_rows(out, x, *held, False, None, None, None, 0.0, 0.0, -1)
+    assert torch.equal(out, few_rows(x, weight, None, torch.bfloat16))
+
+    weight = linear.pack(moved(weight_of("int4", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
+    shifted = torch.empty(1 + weight.records.numel(), device="cuda", dtype=torch.int32)[1:].view_as(weight.records)
+    own = few_rows(x, weight._replace(records=shifted.copy_(weight.records)), None, torch.bfloat16)
+    assert torch.equal(own, few_rows(x, weight, None, torch.bfloat16))
+
+
 def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
     """Kernels that fetch weights before the one ahead has ended still wait for its answer."""
     generator = torch.Generator().manual_seed(3)

@@ -170,6 +170,17 @@ def test_one_recording_serves_any_context(ops: Ops, name: str) -> None:
             assert not fault(first[:2], [one.cpu() for one in expected], TOLERANCE)
 
 
+def test_a_step_with_no_context_ends(ops: Ops) -> None:
+    """As one of the token alone."""
+    case = stack_case(1, **SMALL)
+    there = given(case, ops, case.make(torch.Generator().manual_seed(4), torch.bfloat16), "cuda", torch.bfloat16)
+    there["ops"] = kernel_only(ops)
+    expected = ops.layer.decoders(**there)
+    there["rows"].context_lens.fill_(0)
+    for found, other in zip(ops.layer.decoders(**there), expected, strict=True):
+        assert torch.equal(found, other)
+
+
 def test_what_it_does_not_fit_goes_layer_by_layer(ops: Ops) -> None:
     prompt = inputs([(5, 9)], layers=2, **SMALL)
     many = inputs([(1, 4)] * 2, layers=2, **SMALL)

@@ -196,6 +196,7 @@ def test_append_leaves_out_what_lies_beyond_the_cache() -> None:
 
 
 @pytest.mark.skipif(not CUDA, reason="there is no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch says
 @pytest.mark.parametrize("rows", [1, 64])
 def test_sampling_is_captured_and_replayed(rows: int) -> None:
     """Nothing asks the host, and a replay reads what the tensors hold by then."""
