@@ -9,23 +9,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import mlx.core as mx
 
 HALVES = (mx.float16, mx.bfloat16)
-THREADS = 256
+WARPS, THREADS = 8, 256  # of a block
 ROWS = 64  # most; beyond, cuBLAS' kernels are worth their plan
-CHUNK = 32  # inputs that a warp multiplies at once
+CHUNK = 128  # inputs that a warp multiplies at once
 
-# A block computes OUTS outputs of all rows; its warps share the inputs, and are summed up at the end. Tensor cores take
-# weights as their first factor and rows as their second. Which input is multiplied in which place of a tile does not
-# matter as long as both agree, so a thread takes 16 bytes that lie together.
+# SLICES warps of a block share the inputs, and are summed up at the end; its other warps have other outputs, and find
+# what they read of x in the multiprocessor's cache. Tensor cores take weights as their first factor and rows as their
+# second. Which input is multiplied in which place of a tile does not matter as long as both agree, so a thread takes 16
+# bytes that lie together:
+#
+#   lane = 4 line + quarter     weights: outputs line and line + 8 of 16, 8 inputs of 32 from 8 quarter on
+#                               x: row line of 8, the same inputs
+#                               sums: rows 2 quarter and 2 quarter + 1, outputs line and line + 8
+#
+# A warp's weights of one chunk, 256 bytes of each of 16 PARTS outputs, are always on their way: 32 or 64 KiB a block,
+# where memory wants some 40 of each multiprocessor to be as fast as it can.
 SOURCE = """
-    constexpr int WARPS = 8, PARTS = OUTS / 16;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quarter = lane % 4, line = lane / 4;
-    const int first = blockIdx.x * OUTS;
+    constexpr int WARPS = 8, PIECES = 4, OUTS = 16 * PARTS * WARPS / SLICES;
+    const int N = w_shape[0], K = w_shape[1], chunks = K / (32 * PIECES);
+    const int warp = threadIdx.x / 32, slice = warp % SLICES;
+    const int lane = threadIdx.x % 32, quarter = lane % 4, line = lane / 4;
+    const int first = blockIdx.x * OUTS + warp / SLICES * 16 * PARTS;
     int rows = 1;
     for (int i = 0; i < x_ndim - 1; i++) rows *= x_shape[i];
 
@@ -34,77 +44,62 @@ SOURCE = """
     for (int p = 0; p < PARTS; p++)
       #pragma unroll
       for (int h = 0; h < 2; h++)
-        weights[p][h] = (const uint4*)(w + int64_t(min(first + p * 16 + h * 8 + line, N - 1)) * K + quarter * 8);
-    const uint4* inputs[TILES];
+        weights[p][h] = (const uint4*)(w + int64_t(min(first + p * 16 + h * 8 + line, N - 1)) * K) + quarter;
+    int inputs[TILES];
     #pragma unroll
-    for (int t = 0; t < TILES; t++)
-      inputs[t] = (const uint4*)(x + int64_t(min(t * 8 + line, rows - 1)) * K + quarter * 8);
+    for (int t = 0; t < TILES; t++) inputs[t] = min(t * 8 + line, rows - 1) * (K / 8) + quarter;
 
-    float sums[PARTS][TILES][4];
+    float sums[PARTS][TILES][4] = {};
+    uint4 ahead[PIECES][PARTS][2];
     #pragma unroll
-    for (int p = 0; p < PARTS; p++)
-      #pragma unroll
-      for (int t = 0; t < TILES; t++)
-        #pragma unroll
-        for (int i = 0; i < 4; i++) sums[p][t][i] = 0.0f;
-
-    uint4 ahead[PARTS][2];
-    int chunk = warp;
-    #pragma unroll
-    for (int p = 0; p < PARTS; p++)
-      #pragma unroll
-      for (int h = 0; h < 2; h++)
-        ahead[p][h] = chunk < K / 32 ? __ldcs(weights[p][h] + chunk * 4) : make_uint4(0, 0, 0, 0);
-    for (; chunk < K / 32; chunk += WARPS) {
-      uint4 a[PARTS][2];
+    for (int i = 0; i < PIECES; i++)
       #pragma unroll
       for (int p = 0; p < PARTS; p++)
         #pragma unroll
-        for (int h = 0; h < 2; h++) {
-          a[p][h] = ahead[p][h];
-          if (chunk + WARPS < K / 32) ahead[p][h] = __ldcs(weights[p][h] + (chunk + WARPS) * 4);
-        }
+        for (int h = 0; h < 2; h++)
+          if (slice < chunks) ahead[i][p][h] = __ldcs(weights[p][h] + (slice * PIECES + i) * 4);
+    for (int chunk = slice; chunk < chunks; chunk += SLICES) {
       #pragma unroll
-      for (int t = 0; t < TILES; t++) {
-        const uint4 b = __ldg(inputs[t] + chunk * 4);
+      for (int i = 0; i < PIECES; i++) {
+        const int piece = (chunk * PIECES + i) * 4;
         #pragma unroll
-        for (int p = 0; p < PARTS; p++) {
-          multiply(sums[p][t], a[p][0].x, a[p][1].x, a[p][0].y, a[p][1].y, b.x, b.y);
-          multiply(sums[p][t], a[p][0].z, a[p][1].z, a[p][0].w, a[p][1].w, b.z, b.w);
+        for (int t = 0; t < TILES; t++) {
+          const uint4 b = __ldg((const uint4*)x + inputs[t] + piece);
+          #pragma unroll
+          for (int p = 0; p < PARTS; p++) {
+            const uint4 a0 = ahead[i][p][0], a1 = ahead[i][p][1];
+            multiply(sums[p][t], a0.x, a1.x, a0.y, a1.y, b.x, b.y);
+            multiply(sums[p][t], a0.z, a1.z, a0.w, a1.w, b.z, b.w);
+          }
         }
+        #pragma unroll
+        for (int p = 0; p < PARTS; p++)
+          #pragma unroll
+          for (int h = 0; h < 2; h++)
+            if (chunk + SLICES < chunks) ahead[i][p][h] = __ldcs(weights[p][h] + piece + SLICES * PIECES * 4);
       }
     }
 
-    // 4, 5 to 0, 1; 6, 7 to 2, 3; 2, 3 to 0, 1; 1 to 0: two at a time fit into a block's memory.
-    __shared__ float given[2][PARTS * TILES * 4][32];
-    const int from[4] = {4, 6, 2, 1}, to[4] = {0, 2, 0, 0}, count[4] = {2, 2, 2, 1};
+    __shared__ float given[WARPS][TILES * 4][32];
     #pragma unroll
-    for (int r = 0; r < 4; r++) {
+    for (int p = 0; p < PARTS; p++) {
       __syncthreads();
-      if (warp >= from[r] && warp < from[r] + count[r]) {
-        #pragma unroll
-        for (int i = 0; i < PARTS * TILES * 4; i++)
-          given[warp - from[r]][i][lane] = sums[i / (TILES * 4)][i / 4 % TILES][i % 4];
-      }
+      #pragma unroll
+      for (int i = 0; i < TILES * 4; i++) given[warp][i][lane] = sums[p][i / 4][i % 4];
       __syncthreads();
-      if (warp >= to[r] && warp < to[r] + count[r]) {
+      for (int i = slice; i < TILES * 4; i += SLICES) {
+        float sum = 0.0f;
         #pragma unroll
-        for (int i = 0; i < PARTS * TILES * 4; i++)
-          sums[i / (TILES * 4)][i / 4 % TILES][i % 4] += given[warp - to[r]][i][lane];
+        for (int s = 0; s < SLICES; s++) sum += given[warp - slice + s][i][lane];
+        const int row = i / 4 * 8 + quarter * 2 + i % 2, output = first + p * 16 + i % 4 / 2 * 8 + line;
+        if (row < rows && output < N) out[int64_t(row) * N + output] = T(sum);
       }
-    }
-    if (warp > 0) return;
-    #pragma unroll
-    for (int i = 0; i < PARTS * TILES * 4; i++) {
-      const int place = i % 4, row = i / 4 % TILES * 8 + quarter * 2 + place % 2;
-      const int output = first + i / (TILES * 4) * 16 + place / 2 * 8 + line;
-      if (row < rows && output < N) out[int64_t(row) * N + output] = T(sums[i / (TILES * 4)][i / 4 % TILES][place]);
     }
 """
 HEADER = """
 __device__ inline void multiply(
     float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
@@ -118,9 +113,29 @@ def reference(x: mx.array, weight: mx.array) -> mx.array:
     return x @ weight.T
 
 
-def fits(rows: int, weight: mx.array, dtype: mx.Dtype) -> bool:
-    """Whether the kernel computes these."""
-    return 1 < rows <= ROWS and dtype == weight.dtype and dtype in HALVES and weight.shape[1] % CHUNK == 0
+class Shape(NamedTuple):
+    """Of a kernel, which is compiled when it is first met."""
+
+    tiles: int  # of 8 rows
+    parts: int  # of 16 outputs that a warp computes
+    slices: int  # warps that share the inputs
+
+    @property
+    def outs(self) -> int:
+        """Outputs of a block."""
+        return 16 * self.parts * WARPS // self.slices
+
+
+def shape(rows: int, outputs: int) -> Shape:
+    """As many outputs to a block as leave blocks enough: all of x is read by each."""
+    tiles = 1 << (-(-rows // 8) - 1).bit_length()
+    # Of many rows more is read than of weights, from a cache that half of the multiprocessors keep as busy as all.
+    blocks, most = (128, 64) if tiles <= 2 else (64, 128)
+    outs = 16
+    while outs < most and outputs >= 2 * outs * blocks:
+        outs *= 2
+    parts = min(outs // 16, 2)
+    return Shape(tiles, parts, 16 * parts * WARPS // outs)
 
 
 @cache
@@ -130,30 +145,34 @@ def _kernel(dtype: mx.Dtype) -> Any:
     return mx.fast.cuda_kernel(name, ["x", "w"], ["out"], SOURCE, header)
 
 
-def shape(rows: int) -> tuple[int, int]:
-    """(tiles of 8 rows, outputs of a block). Each is compiled when it is first met: there are four."""
-    tiles = 1 << (-(-rows // 8) - 1).bit_length()
-    return tiles, 32 if tiles <= 2 else 64  # of many rows more is read than of weights: by as few blocks as can be
+def fits(rows: int, inputs: int, dtypes: tuple[mx.Dtype, mx.Dtype]) -> bool:
+    """Whether the kernel computes these: how many rows and inputs, the dtypes of x and weight."""
+    return 1 < rows <= ROWS and inputs % CHUNK == 0 and dtypes[0] == dtypes[1] and dtypes[0] in HALVES
 
 
 @lru_cache(4096)
-def _call(tiles: int, outs: int, outputs: int, inputs: int, dtype: mx.Dtype) -> Callable[..., list[mx.array]]:
-    """The kernel with all that these calls have in common."""
-    constants = {"N": outputs, "K": inputs, "OUTS": outs, "TILES": tiles}
+def _call(
+    rows: int, weight: tuple[int, int], dtypes: tuple[mx.Dtype, mx.Dtype]
+) -> Callable[..., list[mx.array]] | None:
+    """The kernel with all that these calls have in common; None where it does not compute them."""
+    outputs, inputs = weight
+    if not mx.cuda.is_available() or not fits(rows, inputs, dtypes):
+        return None
+    found = shape(rows, outputs)
     return partial(
-        _kernel(dtype),
-        template=[("T", dtype), *constants.items()],
-        grid=(THREADS * -(-outputs // outs), 1, 1),
+        _kernel(dtypes[0]),
+        template=[("T", dtypes[0]), *zip(("TILES", "PARTS", "SLICES"), found, strict=True)],
+        grid=(THREADS * -(-outputs // found.outs), 1, 1),
         threadgroup=(THREADS, 1, 1),
-        output_dtypes=[dtype],
+        output_dtypes=[dtypes[0]],
     )
 
 
 def product(x: mx.array, weight: mx.array, turned: mx.array) -> mx.array:
-    """See `reference`, which computes what does not fit; `turned` is the weight's transpose."""
-    before = x.shape[:-1]
-    rows = math.prod(before)
-    if not mx.cuda.is_available() or not fits(rows, weight, x.dtype):
+    """See `reference`, which computes what does not fit; `turned` is the weight's transpose. Both begin at a multiple
+    of 16 bytes, as whole rows of an array do."""
+    *before, _ = x.shape
+    call = _call(math.prod(before), weight.shape, (x.dtype, weight.dtype))
+    if call is None:
         return x @ turned
-    call = _call(*shape(rows), *weight.shape, x.dtype)
     return call(inputs=[x, weight], output_shapes=[(*before, len(weight))])[0]

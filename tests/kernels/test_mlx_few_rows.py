@@ -34,7 +34,6 @@ struct bfloat16 {
   bfloat16() = default;
 };
 struct uint4 { uint32_t x, y, z, w; };
-uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 uint4 __ldcs(const uint4* from) { return *from; }
 uint4 __ldg(const uint4* from) { return *from; }
 int min(int a, int b) { return a < b ? a : b; }
@@ -78,21 +77,21 @@ template <class V> V* read(const char* name, size_t count) {
 }
 using T = bfloat16;
 #define __shared__ static
-constexpr int N = {N}, K = {K}, OUTS = {OUTS}, TILES = {TILES};
-const int x_ndim = 3, x_shape[3] = {1, {ROWS}, K};
+constexpr int TILES = {TILES}, PARTS = {PARTS}, SLICES = {SLICES};
+const int x_ndim = 3, x_shape[3] = {1, {ROWS}, {INPUTS}}, w_shape[2] = {{OUTPUTS}, {INPUTS}};
 void kernel(const T* x, const T* w, T* out) {
 {SOURCE}
 }
 int main() {
-  const T *x = read<T>("x", {ROWS} * K), *w = read<T>("w", N * K);
-  T* out = new T[{ROWS} * N];
-  memset(out, 0xff, {ROWS} * N * 2);
-  for (int at = 0; at < (N + OUTS - 1) / OUTS; at++) {
+  const T *x = read<T>("x", {ROWS} * {INPUTS}), *w = read<T>("w", {OUTPUTS} * {INPUTS});
+  T* out = new T[{ROWS} * {OUTPUTS}];
+  memset(out, 0xff, {ROWS} * {OUTPUTS} * 2);
+  for (int at = 0; at < ({OUTPUTS} + {OUTS} - 1) / {OUTS}; at++) {
     std::vector<std::jthread> threads;
     for (int thread = 0; thread < 256; thread++)
       threads.emplace_back([=] { threadIdx.x = thread, blockIdx.x = at; kernel(x, w, out); });
   }
-  fwrite(out, 2, {ROWS} * N, fopen("out", "wb"));
+  fwrite(out, 2, {ROWS} * {OUTPUTS}, fopen("out", "wb"));
 }
 """
 
@@ -109,18 +108,33 @@ def check(found: mx.array, x: mx.array, weight: mx.array) -> None:
     np.testing.assert_allclose(np.array(found.astype(mx.float32)), np.array(expected), rtol=step, atol=1e-4)
 
 
+SHAPES = [op.Shape(tiles, *others) for tiles in (1, 2, 4, 8) for others in ((1, 8), (2, 8), (2, 4))]
+SHAPES += [op.Shape(tiles, 2, 2) for tiles in (4, 8)]
+
+
+def test_every_shape_is_tried() -> None:
+    found = {op.shape(rows, outputs) for rows in range(2, op.ROWS + 1) for outputs in (*range(8, 30_000, 56), 151_936)}
+    assert found == set(SHAPES)
+    assert all(8 * op.shape(rows, 1024).tiles >= rows for rows in range(2, op.ROWS + 1))
+
+
 @pytest.mark.emulated
 @pytest.mark.parametrize(
-    ("rows", "outputs", "inputs"),
-    [(2, 32, 64), (3, 40, 288), (8, 72, 512), (16, 33, 320), (17, 64, 256), (64, 130, 96)],
+    ("shape", "chunks"),
+    [*((shape, 2 * shape.slices + 1) for shape in SHAPES), (SHAPES[0], 3)],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, op.Shape) else str(value),
 )
-def test_its_source_equals_the_reference(tmp_path: Path, rows: int, outputs: int, inputs: int) -> None:
+def test_its_source_equals_the_reference(tmp_path: Path, shape: op.Shape, chunks: int) -> None:
+    """Rows that leave part of the last tile, outputs that leave part of the last block, warps with one chunk more than
+    others, or with none."""
     compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
+    rows, outputs, inputs = 8 * shape.tiles - 3, shape.outs + 9, op.CHUNK * chunks
     x, weight = numbers(rows, outputs, inputs, mx.bfloat16)
     for name, values in (("x", x), ("w", weight)):
         np.array(values.view(mx.uint16)).tofile(tmp_path / name)
-    code, (tiles, outs) = HARNESS.replace("{SOURCE}", op.SOURCE), op.shape(rows)
-    for name, value in {"N": outputs, "K": inputs, "OUTS": outs, "TILES": tiles, "ROWS": rows}.items():
+    code = HARNESS.replace("{SOURCE}", op.SOURCE)
+    sizes = {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "OUTS": shape.outs}
+    for name, value in {**sizes, "TILES": shape.tiles, "PARTS": shape.parts, "SLICES": shape.slices}.items():
         code = code.replace(f"{{{name}}}", str(value))
     (tmp_path / "kernel.cpp").write_text(code)
     subprocess.run([compiler, "-std=c++20", "-O1", "-pthread", "-o", "kernel", "kernel.cpp"], cwd=tmp_path, check=True)
@@ -132,15 +146,17 @@ def test_its_source_equals_the_reference(tmp_path: Path, rows: int, outputs: int
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="MLX has no CUDA device here")
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 @pytest.mark.parametrize("rows", [2, 3, 7, 8, 9, 16, 17, 31, 33, 63, 64])
-@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1000, 1024), (33, 32), (1024, 3072), (24_576, 288)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1000, 1024), (33, 128), (1024, 3072), (24_576, 384)])
 def test_it_equals_the_reference(dtype: mx.Dtype, rows: int, outputs: int, inputs: int) -> None:
     x, weight = numbers(rows, outputs, inputs, dtype)
-    assert op.fits(rows, weight, dtype)
-    check(op.product(x, weight, weight.T), x, weight)
+    assert op.fits(rows, inputs, (dtype, dtype))
+    part = mx.concatenate([weight, weight])[outputs:]  # as projections of one input have theirs
+    check(op.product(x, part, part.T), x, weight)
 
 
 def test_what_does_not_fit_is_mlx_s_own() -> None:
-    for rows, inputs, dtype in ((1, 64, mx.bfloat16), (65, 64, mx.bfloat16), (8, 48, mx.bfloat16), (8, 64, mx.float32)):
+    half = mx.float16
+    for rows, inputs, dtype in ((1, 128, half), (65, 128, half), (8, 64, half), (8, 128, mx.float32)):
         x, weight = numbers(rows, 24, inputs, dtype)
-        assert not op.fits(rows, weight, dtype)
+        assert not op.fits(rows, inputs, (dtype, dtype))
         assert mx.array_equal(op.product(x, weight, weight.T), x @ weight.T)
