@@ -43,23 +43,17 @@ class Turned(nn.Linear):
 class Product:
     """Several projections' products with one input, computed when the first of them is asked for.
 
-    `weight` [outputs of all, inputs]: theirs lie in it. A model that leaves one out has each computed by itself.
+    `weight` [outputs of all, inputs]: theirs lie in it. What nobody asks for is kept until there is another input.
     """
 
     def __init__(self, weight: mx.array, bounds: list[int]) -> None:
         self._weight, self._turned, self._bounds = weight, weight.T, bounds
-        self._each = mx.split(self._turned, bounds, axis=1)
-        mx.eval(self._turned, self._each)
+        mx.eval(self._turned)
         self._x: mx.array | None = None
         self._parts: dict[int, mx.array] = {}  # that nobody has asked for yet
-        self._whole = True
 
     def part(self, x: mx.array, at: int) -> mx.array:
         if x is not self._x or at not in self._parts:
-            self._whole = self._whole and not self._parts
-            if not self._whole:
-                self._x, self._parts = None, {}
-                return x @ self._each[at]
             whole = _multiplied(x, self._weight, self._turned)
             self._x, self._parts = x, dict(enumerate(mx.split(whole, self._bounds, axis=-1)))
         found = self._parts.pop(at)

@@ -682,18 +682,27 @@ def test_projections_of_one_input_are_one_product(tmp_path: Path, monkeypatch: p
     assert sizes[1] <= sizes[0] + 2**14
 
 
-def test_projections_of_which_a_model_leaves_one_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As layers that read the keys of another: each is computed by itself from then on, and nothing is kept."""
+def test_projections_that_are_not_all_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a step that breaks off: answers are right, one product is enough for the next, and nothing is kept."""
     monkeypatch.setattr(projections, "JOINS", True)
     DENSE.save(tmp_path)
     model = mlx_lm.utils.load_model(tmp_path)[0]
     layer = model.model.layers[0].self_attn
     weights = {name: mx.array(layer[name].weight) for name in ("q_proj", "k_proj", "v_proj")}
     turn_weights(model)
-    for asked in (["q_proj", "k_proj", "v_proj"], ["v_proj", "q_proj"], ["k_proj", "k_proj", "q_proj"]):
+    inputs = list[mx.array]()
+
+    def multiplied(x: mx.array, weight: mx.array, turned: mx.array) -> mx.array:
+        inputs.append(x)
+        return x @ turned
+
+    monkeypatch.setattr(projections, "_multiplied", multiplied)
+    for asked, products in (("qkv", 1), ("v", 1), ("kkq", 2), ("vqk", 1)):
+        inputs.clear()
         x = mx.random.normal((2, 3, 48))
-        for name in asked:
+        for name in (f"{letter}_proj" for letter in asked):
             assert mx.allclose(layer[name](x), x @ weights[name].T, atol=1e-5), asked
+        assert len(inputs) == products, asked
     product = layer.q_proj.product
     assert product._x is None
     assert not product._parts
