@@ -160,3 +160,21 @@ def test_what_does_not_fit_is_mlx_s_own() -> None:
         x, weight = numbers(rows, 24, inputs, dtype)
         assert not op.fits(rows, inputs, (dtype, dtype))
         assert mx.array_equal(op.product(x, weight, weight.T), x @ weight.T)
+
+
+@pytest.mark.real_otherdevice
+def test_its_benchmark_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "bench")
+    import mlx_products
+    from shapes import QWEN3_06B, TINY
+
+    *layer, head = (outputs * inputs for outputs, inputs in mlx_products.products(QWEN3_06B).values())
+    assert QWEN3_06B.layers * sum(layer) + head == QWEN3_06B.multiplied
+    monkeypatch.setattr(mlx_products, "MOST_TURNS", 2)
+    ceiling, *found = mlx_products.measure({"tiny": TINY}, [2, 8], 1, 2**20)
+    assert ceiling["unit"] == "GB/s"
+    assert len(found) == 10
+    assert all(figure[part] > 0 for figure in found for part in ("ours", "peer", "host", "between", "bound_share"))
+    x, weight = numbers(8, 24, 64, mx.bfloat16)
+    with pytest.raises(SystemExit, match="wrong by"):
+        mlx_products.looked_at(lambda x, own, turned: x @ own[::-1].T, x, mlx_products.Weight(weight, weight.T))
