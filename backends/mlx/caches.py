@@ -23,6 +23,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...kernels.metal.rope_store import Store
+from ...kernels.mlx_cuda import few_tokens
 from ...kernels.mlx_cuda.decode import Decode, decode, prepared, shares, visible
 from . import rotary
 from .rotary import LATER, Unturned
@@ -30,6 +31,8 @@ from .rotary import LATER, Unturned
 DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
 # Prompts are computed in multiples of so many tokens: on CUDA, attention over each new length takes 50 ms to prepare.
 PREFILL = 64 if mx.cuda.is_available() else 1
+FEW_TOKENS = False  # whether a kernel of ours does where they are few, on CUDA: it has not run there yet
+FEW = 16  # these are computed in multiples of so many: rows that are of one length then share a call
 STEP = 256  # columns that a group grows by
 
 Append = Callable[[int, mx.array, mx.array], tuple[Any, Any]]  # of a layer's new keys and values
@@ -48,6 +51,23 @@ class LayerShape:
     @property
     def token_bytes(self) -> int:
         return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
+
+
+def few(new: int, shapes: Sequence[LayerShape]) -> bool:
+    """Whether our own kernel computes attention of so many tokens of each row."""
+    return (
+        FEW_TOKENS
+        and 1 < new <= few_tokens.TOKENS
+        and all(few_tokens.fits(new, (shape.key_dim, shape.value_dim), shape.dtype) for shape in shapes)
+    )
+
+
+def filled(new: int, shapes: Sequence[LayerShape]) -> int:
+    """How many tokens are computed for so many of a row."""
+    if new == 1:
+        return 1
+    multiple = FEW if few(new, shapes) else PREFILL
+    return -(-new // multiple) * multiple
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +105,9 @@ class Group:
         end = self.write(layer, keys, values)
         return self.keys[layer][..., :end, :], self.values[layer][..., :end, :]
 
-    def store(self, layer: int, queries: Unturned, keys: mx.array, values: mx.array, place: Seen) -> mx.array:
+    def store(
+        self, layer: int, queries: Unturned, keys: mx.array, values: mx.array, place: Seen | SeenByFew
+    ) -> mx.array:
         """Write one column, where it lies, and turn its keys before, and the queries -> those. There is room for it."""
         if layer not in self._stores:
             self._stores[layer] = rotary.prepared(queries.x, self.keys[layer], self.values[layer], queries.rope)
@@ -117,9 +139,12 @@ class Group:
             seen = seen & (columns >= mx.array(self.padding)[:, None, None, None])
         return seen
 
-    def seen(self, window: int) -> Seen:
-        """The mask of one new column, for a kernel that reads each row's own columns only."""
-        end = self.end + 1
+    def seen(self, new: int, window: int) -> Seen | SeenByFew:
+        """The mask of new columns, for a kernel that reads each row's own columns only."""
+        end = self.end + new
+        if new > 1:
+            padding, behind = mx.array(self.padding, mx.int32), mx.array([end], mx.int32)
+            return SeenByFew(padding, behind, end - min(self.padding), new, window)
         firsts = [max(padding, end - window if window else 0) for padding in self.padding]
         return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts), len(firsts)))
 
@@ -155,11 +180,35 @@ class Unread(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What each row sees, as decode() wants it."""
+    """What each row's one token sees, as decode() wants it."""
 
     firsts: mx.array
     end: mx.array
     splits: int
+
+    def attend(self, queries: mx.array, keys: Unread, values: Unread, scale: float) -> mx.array:
+        return decode(queries, keys.held, values.held, *self, scale)
+
+    def visible(self, columns: int) -> mx.array:
+        return visible(self.firsts, self.end, columns)
+
+
+class SeenByFew(NamedTuple):
+    """What few tokens of each row see, as few_tokens wants it."""
+
+    firsts: mx.array
+    end: mx.array
+    longest: int  # columns that a row sees, at most
+    new: int
+    window: int
+
+    def attend(self, queries: mx.array, keys: Unread, values: Unread, scale: float) -> mx.array:
+        splits = few_tokens.shares(self.longest, *queries.shape[:3])
+        place = self.firsts, self.end, self.window
+        return few_tokens.attend(queries, keys.held, values.held, *place, splits, scale)
+
+    def visible(self, columns: int) -> mx.array:
+        return few_tokens.visible(self.firsts, self.end, self.new, self.window, columns)
 
 
 class Forward:
@@ -180,7 +229,8 @@ class Forward:
         if not self.in_place:
             self.offset = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths)
         self._windows = [shape.window for shape in shapes]
-        self._unread, self._seen = self._to_be_unread(), dict[int, Seen]()
+        self._few = few(new, shapes)
+        self._unread, self._seen = self._to_be_unread(), dict[int, Seen | SeenByFew]()
         pairs = zip(groups, self._unread, strict=True)
         self._appends = [group.append_unread if unread else group.append for group, unread in pairs]
 
@@ -190,10 +240,9 @@ class Forward:
 
     def _to_be_unread(self) -> list[bool]:
         """Of which groups a kernel of ours reads: short rows of one length are MLX's own's, called with less ado."""
+        decodes = DECODES and self._new == 1
         return [
-            DECODES
-            and self._new == 1
-            and (self.in_place or any(self._windows) or group.end >= STEP or any(group.padding))
+            self._few or (decodes and (self.in_place or any(self._windows) or group.end >= STEP or any(group.padding)))
             for group in self._groups
         ]
 
@@ -216,7 +265,7 @@ class Forward:
             self.offset = self.offset + 1
             for layer in layers:
                 layer.offset = self.offset
-        for at, (firsts, end, _) in self._seen.items():
+        for at, (firsts, end, *_) in self._seen.items():
             group = self._groups[at]
             self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding), len(group.padding)))
         return True
@@ -257,11 +306,11 @@ class Forward:
         ]
         return masks[0] if len(masks) == 1 else Ragged(masks)
 
-    def _seen_by(self, at: int, window: int) -> Seen:
+    def _seen_by(self, at: int, window: int) -> Seen | SeenByFew:
         if window:
-            return self._groups[at].seen(window)
+            return self._groups[at].seen(self._new, window)
         if at not in self._seen:
-            self._seen[at] = self._groups[at].seen(0)
+            self._seen[at] = self._groups[at].seen(self._new, 0)
         return self._seen[at]
 
     def finish(self, new: list[int]) -> None:
@@ -343,12 +392,12 @@ class _Attention:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             return self._own(queries, keys, values, cache, scale, mask, sinks)
         if isinstance(keys, Unread):
-            if isinstance(mask, Seen) and sinks is None:
-                if cache is None:  # the keys are another layer's
-                    return decode(queries, keys.held, values.held, *mask, scale)
+            if isinstance(mask, Seen) and sinks is None and cache is not None:  # else the keys are another layer's
                 return cache.decode(queries, keys.held, values.held, mask, scale)
-            if isinstance(mask, Seen):
-                mask = visible(mask.firsts, mask.end, keys.end)
+            if isinstance(mask, Seen | SeenByFew):
+                if sinks is None:
+                    return mask.attend(queries, keys, values, scale)
+                mask = mask.visible(keys.end)
             return self(queries, keys.read(), values.read(), cache, scale, mask, sinks)
         bounds, row = [], 0
         for part in keys[:-1]:
@@ -359,6 +408,6 @@ class _Attention:
     def _of_group(
         self, queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any, scale: float, sinks: mx.array | None
     ) -> mx.array:
-        if isinstance(keys, Unread) and isinstance(mask, Seen) and sinks is None:
-            return decode(queries, keys.held, values.held, *mask, scale)
+        if isinstance(keys, Unread) and isinstance(mask, Seen | SeenByFew) and sinks is None:
+            return mask.attend(queries, keys, values, scale)
         return self(queries, keys, values, cache, scale, mask, sinks)

@@ -226,7 +226,7 @@ class Residents:
 
     def _filled(self, start: int, new: int) -> int:
         """How many tokens are computed for so many of a row: a model need not know positions beyond its context."""
-        filled = -(-new // caches.PREFILL) * caches.PREFILL if new > 1 else 1
+        filled = caches.filled(new, self._shapes)
         return filled if start + filled <= self._context else new
 
     def _new_pages(

@@ -14,7 +14,8 @@ from zlib import crc32
 
 import mlx.core as mx
 
-HALVES = (mx.float16, mx.bfloat16)
+from .tensor_cores import HALVES, multiply
+
 WARPS, THREADS = 8, 256  # of a block
 ROWS = 64  # most; beyond, cuBLAS' kernels are worth their plan
 CHUNK = 128  # inputs that a warp multiplies at once
@@ -96,16 +97,6 @@ SOURCE = """
       }
     }
 """
-HEADER = """
-__device__ inline void multiply(
-    float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-"""
 
 
 def reference(x: mx.array, weight: mx.array) -> mx.array:
@@ -140,7 +131,7 @@ def shape(rows: int, outputs: int) -> Shape:
 
 @cache
 def _kernel(dtype: mx.Dtype) -> Any:
-    header = HEADER.replace("KIND", "bf16" if dtype == mx.bfloat16 else "f16")
+    header = multiply(dtype)
     name = f"localllm_few_rows_{crc32((header + SOURCE).encode()):08x}"  # by which MLX finds it again
     return mx.fast.cuda_kernel(name, ["x", "w"], ["out"], SOURCE, header)
 

@@ -8,7 +8,8 @@
 - uneven: decode of rows of very different length, beside as many of their mean length;
 - strategies: the same rows in one batch cache, beside several groups of rows of like length;
 - in-place: the same rows where one kernel turns keys and writes them, beside MLX's rope and copies;
-- prefix: seconds to the first token where the prompt's first 4,096 tokens were computed before, and were not.
+- prefix: time to the first token where the prompt's first 4,096 tokens were computed before, and were not; and where
+  attention has met no prompt of these lengths, for which MLX may have to prepare.
 
 Weights are random; the two take turns (A B B A), figures are medians over the pairs.
 """
@@ -252,13 +253,14 @@ def prefix(bench: Bench) -> Iterator[Row]:
             engine.step()
         return seconds
 
-    cold, hit = list[float](), list[float]()
-    for _ in range(bench.pairs + 1):
-        engine, shared = Engine(Kept(bench.runner)), rng.integers(3, vocab, LONG).tolist()
-        for taken in (cold, hit):
-            taken.append(first_token(engine, shared + rng.integers(3, vocab, QUESTION).tolist()))
-    one, other = (1e3 * statistics.median(taken[1:]) for taken in (hit, cold))
-    yield bench.row(f"first token after {LONG} tokens that were there, peer: that were not", one, other, "ms")
+    for told, more in (("", 0), (", of a length never met", 64)):
+        cold, hit = list[float](), list[float]()
+        for pair in range(bench.pairs + 1):
+            engine, shared = Engine(Kept(bench.runner)), rng.integers(3, vocab, LONG + pair * more).tolist()
+            for taken, common in ((cold, shared), (hit, shared[: len(shared) - more // 2])):
+                taken.append(first_token(engine, common + rng.integers(3, vocab, QUESTION).tolist()))
+        one, other = (1e3 * statistics.median(taken[1:]) for taken in (hit, cold))
+        yield bench.row(f"first token after {LONG} tokens that were there, peer: that were not{told}", one, other, "ms")
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {

@@ -89,7 +89,7 @@ class TestMlxWithLittleRoom(Conformance):
 
 @pytest.mark.real_otherdevice
 class TestMlxWithBounds(RoomForAll, Conformance):
-    """As on CUDA: a decode kernel is told which columns a row sees (its reference computes), prompts are filled up,
+    """As on CUDA: kernels are told which columns a row sees (their references compute), prompts are filled up,
     projections of one input are one product."""
 
     backend = "mlx"
@@ -104,6 +104,11 @@ class TestMlxWithBounds(RoomForAll, Conformance):
     @classmethod
     def filled(cls) -> Iterator[None]:
         yield from patched(caches, "PREFILL", 16)
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def few(cls) -> Iterator[None]:
+        yield from patched(caches, "few", lambda new, _: 1 < new <= 64)
 
     @pytest.fixture(scope="class", autouse=True)
     def joined(self) -> Iterator[None]:

@@ -47,9 +47,10 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(params=["in-turn", "overlapped", "as on CUDA"])
 def planned(loaded: Loaded, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Planned:
-    """On CUDA prompts are filled up, and a kernel of ours is told which columns rows see (its reference computes)."""
+    """On CUDA prompts are filled up, and kernels of ours are told which columns rows see (their references compute)."""
     if request.param == "as on CUDA":
         monkeypatch.setattr(caches, "DECODES", True)
+        monkeypatch.setattr(caches, "few", lambda new, _: 1 < new <= 64)
         monkeypatch.setattr(caches, "PREFILL", 16)
     return Planned(loaded.runner, overlap=request.param != "in-turn")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,68 +13,9 @@ import mlx.core as mx
 
 from localllm.kernels.mlx_cuda import few_rows as op
 
-# What a warp multiplies together is exchanged between its threads, each of which holds the parts that PTX says.
-HARNESS = """
-#include <barrier>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <memory>
-#include <thread>
-#include <vector>
-struct bfloat16 {
-  uint16_t bits;
-  explicit bfloat16(float x) {
-    uint32_t wide;
-    memcpy(&wide, &x, 4);
-    bits = uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
-  }
-  bfloat16() = default;
-};
-struct uint4 { uint32_t x, y, z, w; };
-uint4 __ldcs(const uint4* from) { return *from; }
-uint4 __ldg(const uint4* from) { return *from; }
-int min(int a, int b) { return a < b ? a : b; }
-struct dim3 { int x; };
-thread_local dim3 threadIdx, blockIdx;
-std::barrier<> block(256);
-void __syncthreads() { block.arrive_and_wait(); }
-struct Warp {
-  std::barrier<> together{32};
-  uint32_t a[32][4], b[32][2];
-} warps[8];
-float half(uint32_t pair, int which) {
-  const uint32_t wide = which ? pair & 0xffff0000 : pair << 16;
-  float x;
-  memcpy(&x, &wide, 4);
-  return x;
-}
-void multiply(
-    float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  Warp& warp = warps[threadIdx.x / 32];
-  const int lane = threadIdx.x % 32;
-  const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
-  memcpy(warp.a[lane], a, 16);
-  memcpy(warp.b[lane], b, 8);
-  warp.together.arrive_and_wait();
-  for (int i = 0; i < 4; i++) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; k++) {
-      const int from = k % 8 / 2;
-      const uint32_t one = warp.a[row % 8 * 4 + from][row / 8 + k / 8 * 2], other = warp.b[column * 4 + from][k / 8];
-      sum[i] += half(one, k % 2) * half(other, k % 2);
-    }
-  }
-  warp.together.arrive_and_wait();
-}
-template <class V> V* read(const char* name, size_t count) {
-  V* data = new V[count];
-  FILE* file = fopen(name, "rb");
-  if (!file || fread(data, sizeof(V), count, file) != count) throw name;
-  return data;
-}
-using T = bfloat16;
-#define __shared__ static
+from . import warps
+
+CODE = """
 constexpr int TILES = {TILES}, PARTS = {PARTS}, SLICES = {SLICES};
 const int x_ndim = 3, x_shape[3] = {1, {ROWS}, {INPUTS}}, w_shape[2] = {{OUTPUTS}, {INPUTS}};
 void kernel(const T* x, const T* w, T* out) {
@@ -84,14 +23,9 @@ void kernel(const T* x, const T* w, T* out) {
 }
 int main() {
   const T *x = read<T>("x", {ROWS} * {INPUTS}), *w = read<T>("w", {OUTPUTS} * {INPUTS});
-  T* out = new T[{ROWS} * {OUTPUTS}];
-  memset(out, 0xff, {ROWS} * {OUTPUTS} * 2);
-  for (int at = 0; at < ({OUTPUTS} + {OUTS} - 1) / {OUTS}; at++) {
-    std::vector<std::jthread> threads;
-    for (int thread = 0; thread < 256; thread++)
-      threads.emplace_back([=] { threadIdx.x = thread, blockIdx.x = at; kernel(x, w, out); });
-  }
-  fwrite(out, 2, {ROWS} * {OUTPUTS}, fopen("out", "wb"));
+  T* out = poisoned<T>({ROWS} * {OUTPUTS});
+  launch(({OUTPUTS} + {OUTS} - 1) / {OUTS}, 1, 256, [=] { kernel(x, w, out); });
+  save("out", out, {ROWS} * {OUTPUTS});
 }
 """
 
@@ -127,20 +61,12 @@ def test_every_shape_is_tried() -> None:
 def test_its_source_equals_the_reference(tmp_path: Path, shape: op.Shape, chunks: int) -> None:
     """Rows that leave part of the last tile, outputs that leave part of the last block, warps with one chunk more than
     others, or with none."""
-    compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
     rows, outputs, inputs = 8 * shape.tiles - 3, shape.outs + 9, op.CHUNK * chunks
     x, weight = numbers(rows, outputs, inputs, mx.bfloat16)
-    for name, values in (("x", x), ("w", weight)):
-        np.array(values.view(mx.uint16)).tofile(tmp_path / name)
-    code = HARNESS.replace("{SOURCE}", op.SOURCE)
     sizes = {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, "OUTS": shape.outs}
-    for name, value in {**sizes, "TILES": shape.tiles, "PARTS": shape.parts, "SLICES": shape.slices}.items():
-        code = code.replace(f"{{{name}}}", str(value))
-    (tmp_path / "kernel.cpp").write_text(code)
-    subprocess.run([compiler, "-std=c++20", "-O1", "-pthread", "-o", "kernel", "kernel.cpp"], cwd=tmp_path, check=True)
-    subprocess.run(["./kernel"], cwd=tmp_path, check=True)
-    bits = np.fromfile(tmp_path / "out", np.uint16).astype(np.uint32) << 16
-    check(mx.array(bits.view(np.float32).reshape(1, rows, outputs)), x, weight)
+    constants = {**sizes, "TILES": shape.tiles, "PARTS": shape.parts, "SLICES": shape.slices}
+    warps.run(CODE, {**constants, "SOURCE": op.SOURCE}, {"x": x, "w": weight}, tmp_path)
+    check(warps.bf16(tmp_path / "out").reshape(1, rows, outputs), x, weight)
 
 
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="MLX has no CUDA device here")
