@@ -35,6 +35,12 @@ FEW_TOKENS = False  # whether a kernel of ours does where they are few, on CUDA:
 FEW = 16  # these are computed in multiples of so many: rows that are of one length then share a call
 STEP = 256  # columns that a group grows by
 
+
+def in_steps(columns: int) -> int:
+    """What a group has room for that needs so many."""
+    return -(-columns // STEP) * STEP
+
+
 Append = Callable[[int, mx.array, mx.array], tuple[Any, Any]]  # of a layer's new keys and values
 
 
@@ -83,13 +89,18 @@ class Group:
     @classmethod
     def empty(cls, shapes: Sequence[LayerShape], room: int, rows: int = 1) -> Group:
         """Rows without positions."""
-        room = -(-max(room, 1) // STEP) * STEP
+        room = in_steps(max(room, 1))
         return cls(
             [mx.zeros((rows, shape.kv_heads, room, shape.key_dim), shape.dtype) for shape in shapes],
             [mx.zeros((rows, shape.kv_heads, room, shape.value_dim), shape.dtype) for shape in shapes],
             0,
             [0] * rows,
         )
+
+    @property
+    def columns(self) -> int:
+        """Of each row, used or not."""
+        return self.keys[0].shape[2]
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> int:
         """[rows, kv heads, new, dim] behind `end`, which stays as all layers write in the same place -> the new end."""
@@ -148,6 +159,15 @@ class Group:
         firsts = [max(padding, end - window if window else 0) for padding in self.padding]
         return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts), len(firsts)))
 
+    def begun(self, row: int, start: int, columns: int) -> Group:
+        """Positions 0…start-1 of a row as a group of its own, which holds the same arrays: only as many columns as
+        that needs, unless few are too many."""
+        own, first = slice(row, row + 1), self.padding[row]
+        if self.columns <= first + columns + STEP:
+            columns += STEP
+        keys, values = ([x[own, :, first : first + columns] for x in held] for held in (self.keys, self.values))
+        return Group(keys, values, start, [0])
+
     def taken(self, rows: list[int], end: int) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values of these rows, their last `end` columns, filled up on the left where there are fewer."""
 
@@ -161,8 +181,7 @@ class Group:
 
 
 def _grown(held: mx.array, end: int) -> mx.array:
-    room = -(-end // STEP) * STEP
-    return mx.pad(held, [(0, 0), (0, 0), (0, room - held.shape[2]), (0, 0)])
+    return mx.pad(held, [(0, 0), (0, 0), (0, in_steps(end) - held.shape[2]), (0, 0)])
 
 
 class Ragged(list[Any]):

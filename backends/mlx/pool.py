@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...engine.batch import Ints
-from .caches import STEP, Group, LayerShape
+from .caches import Group, LayerShape, in_steps
 
 PIECES = 8  # that lie apart, and are copied piece by piece: one by one, positions take far longer
 
@@ -58,7 +58,7 @@ class Pool:
 
     def read(self, pages: Ints, end: int) -> Group:
         """A row with positions 0…end-1, and room for more: its first write copies what is only looked at here."""
-        pieces, room = self.places(pages, 0, end), -(-(end + 1) // STEP) * STEP
+        pieces, room = self.places(pages, 0, end), in_steps(end + 1)
         if len(pieces) <= PIECES:  # the last with what lies behind it, whatever that is
             pieces[-1] = slice(pieces[-1].start, pieces[-1].stop + room - end)
         else:

@@ -20,8 +20,9 @@ from ...engine.runner import RunnerSpec, StepResult
 from .caches import DECODES, Forward, LayerCache
 from .failures import failures, shortages
 from .loading import Loaded
-from .residents import Residents, Work
+from .residents import Residents
 from .sampler import Drawn, sample
+from .work import Work
 
 IDLE = 5.0  # seconds
 
@@ -32,26 +33,6 @@ class _Drawn:
 
     tokens: mx.array
     place: NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class _Steady:
-    """A step of one call whose rows, in the batch's order, drew a token each: one that goes on with it needs no look
-    at its rows."""
-
-    work: Work
-    answers: NDArray[np.intp]  # 0, 1, …
-    wants: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, work: Work, batch: Batch) -> _Steady | None:
-        rows = list(range(batch.num_rows))
-        fits = work.rows == rows and work.filled == 1 and bool((batch.wants == Want.TOKEN).all())
-        return cls(work, np.array(rows), batch.wants) if fits else None
-
-    def goes_on(self, work: Work | None, batch: Batch) -> bool:
-        alike = batch.wants is self.wants or np.array_equal(batch.wants, self.wants)
-        return work is self.work and alike and np.array_equal(batch.carry, self.answers)
 
 
 class _Called(NamedTuple):
@@ -160,7 +141,6 @@ class MlxRunner:
         self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
         self._before: _Called | None = None
-        self._steady: _Steady | None = None
         self._started: ReferenceType[MlxPending] | None = None  # the last step; nobody may care for its result
         self._wrote_pages = False, False  # the last step, and that before it
         self._rest = _Rest(IDLE, self._give_back)
@@ -179,22 +159,23 @@ class MlxRunner:
             last, before = self._wrote_pages
             self._wrote_pages = last or self._residents.pool.changed, before  # made from what that computes
             self._residents.give_up()
-            self._last = self._before = self._steady = None
+            self._last = self._before = None
             mx.clear_cache()
         raise shortage
 
     def _start(self, batch: Batch) -> MlxPending:
-        work, steady = self._residents.goes_on(batch), self._steady
+        steady = self._residents.goes_on(batch)
         hidden: mx.array | None = None
-        if steady is not None and self._last is not None and steady.goes_on(work, batch):
-            answers, place = steady.answers, self._last.place
+        if steady is not None and self._last is not None and steady.draws_on(batch):
+            answers = place = steady.answers
             tokens = self._last.tokens[:, None]
             logits: mx.array | None = self._called(steady.work, tokens, self._loaded.turns_late)[0]
         else:
             answers = np.flatnonzero(batch.wants != Want.NOTHING)
             place = np.full(batch.num_rows, -1)
             place[answers] = np.arange(len(answers))
-            logits, hidden = self._compute(batch, answers, self._residents.begin(batch) if work is None else [work])
+            works = self._residents.begin(batch) if steady is None else [steady.work]
+            logits, hidden = self._compute(batch, answers, works)
         self._wrote_pages = self._residents.pool.changed, self._wrote_pages[0]
         in_place = self._before is not None and self._before.forward.in_place and not self._wrote_pages[0]
         drawn = None if logits is None else sample(logits, batch, answers)
@@ -221,12 +202,10 @@ class MlxRunner:
         order: list[int] = []
         logits: list[mx.array] = []
         hidden: list[mx.array] = []
-        self._steady = None
         for work in works:
             places = _places(work, batch)
             own = tokens.reshape(places.shape) if _in_order(places.ravel(), tokens) else tokens[mx.array(places)]
             found, states = self._called(work, own)
-            self._steady = _Steady.of(work, batch)
             if work.passing:
                 with shortages():
                     mx.eval(found, states)
@@ -287,7 +266,7 @@ class MlxRunner:
             if started is not None:
                 started.lost = True
             self._residents.give_up_all()
-            self._last = self._before = self._steady = None
+            self._last = self._before = None
         mx.clear_cache()
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
@@ -296,7 +275,7 @@ class MlxRunner:
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
         self._rest.close()
-        del self._loaded, self._residents, self._last, self._before, self._steady
+        del self._loaded, self._residents, self._last, self._before
 
     def _give_back(self) -> None:
         """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""
@@ -305,7 +284,7 @@ class MlxRunner:
             if started is not None and started.unread:  # a long step is no rest
                 self._rest.put_off()
                 return
-            self._before = self._steady = None
+            self._before = None
             try:
                 self._residents.rest()
                 mx.eval(self._residents.take_changed())

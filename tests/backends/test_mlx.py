@@ -70,7 +70,7 @@ class RoomForAll:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def room_for_all(cls) -> Iterator[None]:
-        yield from patched(Residents, "_has_room", lambda *_: True)
+        yield from patched(Residents, "make_room", lambda *_: True)
 
 
 @pytest.mark.real_otherdevice
@@ -268,7 +268,7 @@ def test_rows_that_join_lie_in_the_order_of_the_batch(loaded: Loaded) -> None:
         talk.step()
     for _ in range(6):
         talk.step()
-    assert loaded.runner._steady.work.rows == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
+    assert loaded.runner._before.work.rows == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
     assert talk.finish() == {name: loaded.plain(prompt, 30) for name, prompt in prompts.items()}
 
 
@@ -506,8 +506,8 @@ def test_a_prefix_that_many_share_does_not_lie_in_memory_for_each(tmp_path: Path
     most = 0
     while talk.engine.has_work:
         talk.step()
-        most = max(most, residents._columns())
-    assert most <= residents._room
+        most = max(most, residents.groups.columns)
+    assert most <= residents.groups.room
     assert talk.engine.stats().preemptions == 0
     for at in range(12):
         assert talk.tokens[str(at)] == plain.plain([*shared, at + 3], 20)
@@ -523,11 +523,11 @@ def test_what_mlx_keeps_is_given_back_at_rest(tmp_path: Path, monkeypatch: pytes
     for name in "abc":  # the second and third begin with pages of the first, whose group is gone
         talk.submit(name, [5] * 100, 20)
         talk.finish()
-        busy = mx.get_cache_memory() and residents._columns()
+        busy = mx.get_cache_memory() and residents.groups.columns
         deadline = time.monotonic() + 20
-        while (mx.get_cache_memory() or residents._columns()) and time.monotonic() < deadline:
+        while (mx.get_cache_memory() or residents.groups.columns) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert busy > 0 == mx.get_cache_memory() == residents._columns()
+        assert busy > 0 == mx.get_cache_memory() == residents.groups.columns
         assert talk.tokens[name] == told
     assert talk.cached["c"] >= 96
 
@@ -541,7 +541,7 @@ def test_no_rest_while_a_step_is_unread(loaded: Loaded, monkeypatch: pytest.Monk
 
     def slow(pending: MlxPending) -> Any:
         time.sleep(0.3)
-        turns.append(runner._residents._columns())
+        turns.append(runner._residents.groups.columns)
         return own(pending)
 
     monkeypatch.setattr(MlxPending, "result", slow)
@@ -551,9 +551,9 @@ def test_no_rest_while_a_step_is_unread(loaded: Loaded, monkeypatch: pytest.Monk
     assert min(turns) > 0
     assert talk.tokens["a"] == loaded.plain([5] * 30, 4)
     deadline = time.monotonic() + 20
-    while runner._residents._columns() and time.monotonic() < deadline:
+    while runner._residents.groups.columns and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert runner._residents._columns() == 0
+    assert runner._residents.groups.columns == 0
 
 
 def test_a_prompt_is_filled_up_within_the_context_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -598,9 +598,9 @@ def test_prompts_that_come_together_are_computed_together(loaded: Loaded, monkey
     prompts = {name: rng.integers(3, 131, length).tolist() for name, length in lengths.items()}
     for name, prompt in prompts.items():
         talk.submit(name, prompt, 9)
-    before = set(map(id, runner._residents._placed))
+    before = set(map(id, runner._residents.groups))
     talk.step()
-    new = [len(placed.residents) for placed in runner._residents._placed if id(placed) not in before]
+    new = [len(placed.residents) for placed in runner._residents.groups if id(placed) not in before]
     assert sorted(new) == [1, 1, 1, 1, 1, 2], "c and g, of one length, lie together"
     assert called == [(4, 32), (1, 16), (1, 48), (1, 1)]
     talk.finish()
@@ -786,7 +786,7 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
 ) -> None:
     """As if MLX's allocator refused: what the step was to write is never read, what others share stays right."""
     if not room:
-        monkeypatch.setattr(Residents, "_has_room", lambda *_: False)
+        monkeypatch.setattr(Residents, "make_room", lambda *_: False)
     talk, rng = Conversation(Planned(loaded.runner, overlap=overlap)), np.random.default_rng(5)
     begun = rng.integers(3, 131, cached).tolist()
     prompts = {name: [*begun, *rng.integers(3, 131, 30).tolist()] for name in "abc"}

@@ -134,7 +134,7 @@ def test_a_chat_goes_on_in_its_own_arrays(loaded: Loaded, planned: Planned, call
     """Nobody else has them: nothing is copied, neither to pages nor to other arrays."""
 
     def address() -> int:
-        [placed] = residents(loaded.runner)._placed
+        [placed] = residents(loaded.runner).groups
         return int(np.asarray(memoryview(placed.group.keys[0])).ctypes.data)
 
     residents(loaded.runner).rest()
@@ -197,7 +197,7 @@ def test_many_that_begin_alike(
     """They join, leave, are cancelled, give up their pages for others and come back, while all rests now and then."""
     rng = np.random.default_rng(pages + rooms)
     planned.spec = replace(planned.spec, num_pages=pages, max_tokens=40)
-    monkeypatch.setattr(residents(loaded.runner), "_room", rooms * STEP)
+    monkeypatch.setattr(residents(loaded.runner).groups, "room", rooms * STEP)
     talk, texts, prompts = Conversation(planned), [tokens(rooms, 20)], dict[str, list[int]]()
     while len(prompts) < 20 or talk.engine.has_work:
         if len(prompts) < 20 and rng.random() < 0.3:
@@ -249,7 +249,7 @@ def test_a_shortage_does_not_take_what_gave_way(loaded: Loaded, monkeypatch: pyt
     """The step fails in which a row begins as one that sits out and had to give up its place for it."""
     text, runner, own = tokens(13, 16), loaded.runner, mx.async_eval
     residents(runner).rest()
-    monkeypatch.setattr(residents(runner), "_room", rooms * STEP)
+    monkeypatch.setattr(residents(runner).groups, "room", rooms * STEP)
 
     runner.run(make_batch([Row(text, 0, [1, 2])], 131)).result()
     monkeypatch.setattr(mx, "async_eval", no_memory)
@@ -267,7 +267,7 @@ def test_the_pool_is_not_copied_while_some_rows_read_it_and_some_pass(tmp_path: 
     for number, pages in enumerate(([1, 2], [3, 4])):
         runner.run(make_batch([Row(tokens(number, 16), 0, pages)], 131)).result()
     as_is(runner)._give_back()
-    held._room = STEP
+    held.groups.room = STEP
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     runner.run(make_batch([Row([7, 8], 16, [1, 2, 5]), Row([7, 8], 16, [3, 4, 6])], 131)).result()
@@ -278,10 +278,10 @@ def test_who_gives_way_is_gone_while_a_row_passes(loaded: Loaded, monkeypatch: p
     """A row that began in another's arrays and found no room, either, does not keep them."""
     held, runner = residents(loaded.runner), loaded.runner
     held.rest()
-    monkeypatch.setattr(held, "_room", 99 * STEP)
+    monkeypatch.setattr(held.groups, "room", 99 * STEP)
     rows = [Row(tokens(number, 40), 0, list(range(1 + 6 * number, 6 + 6 * number))) for number in range(8)]
     runner.run(make_batch(rows, 131)).result()
-    owner = held._placed[-1].group
+    *_, owner = (placed.group for placed in held.groups)
     size, own, used = sum(x.nbytes for x in [*owner.keys, *owner.values]), held._passing, list[int]()
 
     def passing(*given: Any) -> Any:
@@ -293,7 +293,7 @@ def test_who_gives_way_is_gone_while_a_row_passes(loaded: Loaded, monkeypatch: p
     mx.clear_cache()
     before = mx.get_active_memory()
     monkeypatch.setattr(held, "_passing", passing)
-    monkeypatch.setattr(held, "_room", 0)
+    monkeypatch.setattr(held.groups, "room", 0)
     runner.run(make_batch([Row([7, 7, 7], 8, [1, 50])], 131)).result()
     assert len(used) == 1
     assert used[0] < before - size / 2
@@ -329,7 +329,7 @@ def test_a_page_is_copied_before_it_holds_something_else(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, rooms: int
 ) -> None:
     """In the same step, by a row that comes first, and where there is no room is through with it before."""
-    monkeypatch.setattr(residents(loaded.runner), "_room", rooms * STEP)
+    monkeypatch.setattr(residents(loaded.runner).groups, "room", rooms * STEP)
     text, other, runner = tokens(11, 16), tokens(12, 8), loaded.runner
     runner.run(make_batch([Row(text, 0, [1, 2])], 131)).result()
     residents(runner).rest()
