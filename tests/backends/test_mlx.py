@@ -222,21 +222,29 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Loaded(mlx.open(read_model(folder), SMALL), mlx_lm.utils.load_model(folder)[0])
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
-def test_sixteen_that_join_and_leave_equal_mlx_lm(loaded: Loaded, overlap: bool) -> None:
-    rng = np.random.default_rng(1)
+def join_and_leave(
+    loaded: Loaded, rng: np.random.Generator, *, overlap: bool, requests: int, joins: float, leaves: float = 0.0
+) -> Conversation:
+    """Each gets the tokens of mlx-lm's own loop. `joins`, `leaves`: how likely a step is the first or last of one."""
     talk, prompts = Conversation(Planned(loaded.runner, overlap=overlap)), dict[str, list[int]]()
-    waiting = [f"r{number}" for number in range(16)]
+    waiting = [f"r{number}" for number in range(requests)]
     while waiting or talk.engine.has_work:
-        if waiting and rng.random() < 0.4:
+        if waiting and rng.random() < joins:
             name = waiting.pop()
             prompts[name] = rng.integers(3, 131, int(rng.integers(1, 50))).tolist()
             talk.submit(name, prompts[name], int(rng.integers(1, 40)))
-        if rng.random() < 0.03 and talk.engine.has_work:
+        if rng.random() < leaves and talk.engine.has_work:
             talk.engine.cancel(str(rng.choice(list(prompts))))
         talk.step()
     for name, prompt in prompts.items():
         assert talk.tokens[name] == loaded.plain(prompt, len(talk.tokens[name])), name
+    return talk
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+def test_sixteen_that_join_and_leave_equal_mlx_lm(loaded: Loaded, overlap: bool) -> None:
+    rng = np.random.default_rng(1)
+    talk = join_and_leave(loaded, rng, overlap=overlap, requests=16, joins=0.4, leaves=0.03)
     assert sum(reason == "length" for reason in talk.finishes.values()) > 10
 
 

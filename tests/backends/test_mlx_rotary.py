@@ -28,7 +28,7 @@ from localllm.kernels.metal.rope_store import Rope, Store, Stored, reference
 
 from . import canary
 from .conformance import BUDGET, Conformance, Conversation, Planned
-from .test_mlx import EXPERTS, SAME_BITS, SLIDING, SMALL, Loaded, RoomForAll, no_memory, patched
+from .test_mlx import EXPERTS, SAME_BITS, SLIDING, SMALL, Loaded, RoomForAll, join_and_leave, no_memory, patched
 from .tiny import TINIES, Tiny
 
 pytestmark = pytest.mark.real_otherdevice
@@ -117,19 +117,6 @@ def late(loaded: Loaded) -> bool:
     return loaded.runner._loaded.turns_late  # type: ignore[attr-defined, no-any-return]
 
 
-def join_and_leave(loaded: Loaded, rng: np.random.Generator) -> None:
-    talk, prompts = Conversation(Planned(loaded.runner, overlap=True)), dict[str, list[int]]()
-    waiting = [f"r{number}" for number in range(12)]
-    while waiting or talk.engine.has_work:
-        if waiting and rng.random() < 0.15:
-            name = waiting.pop()
-            prompts[name] = rng.integers(3, 131, int(rng.integers(1, 50))).tolist()
-            talk.submit(name, prompts[name], int(rng.integers(1, 40)))
-        talk.step()
-    for name, prompt in prompts.items():
-        assert talk.tokens[name] == loaded.plain(prompt, len(talk.tokens[name])), name
-
-
 @pytest.mark.parametrize("decodes", [True, False], ids=["as-on-cuda", "as-on-metal"])
 @pytest.mark.parametrize("step", [8, 256], ids=["growing", "roomy"])
 def test_rows_that_join_and_leave_equal_mlx_lm(
@@ -139,7 +126,7 @@ def test_rows_that_join_and_leave_equal_mlx_lm(
     monkeypatch.setattr(caches, "DECODES", decodes)
     monkeypatch.setattr(caches, "STEP", step)
     assert late(loaded)
-    join_and_leave(loaded, np.random.default_rng(step))
+    join_and_leave(loaded, np.random.default_rng(step), overlap=True, requests=12, joins=0.15)
     assert op.calls > 60
 
 
