@@ -37,11 +37,6 @@ class Row:
     def count(self) -> int:
         return self.end - self.start
 
-    @property
-    def needs(self) -> int:
-        """Columns of a new group of it."""
-        return in_steps(self.end + 1)
-
 
 class Residents:
     """Finds or makes room for every row of a batch, and keeps the pool right."""
@@ -154,7 +149,7 @@ class Residents:
         if other is None:
             return None
         whole = row.start // size
-        heir = Resident(other.group.begun(other.row, row.start, row.needs), 0, min(other.synced, whole * size))
+        heir = Resident(other.group.begun(other.row, row.start, self._needs(row)), 0, min(other.synced, whole * size))
         self._holders.hold(heir, row.head[:whole])
         return heir
 
@@ -163,13 +158,15 @@ class Residents:
         joining, claimed = list[Row](), 0
         for row in rows:
             if row in heirs or row not in found:
-                if not self.make_room(claimed + row.needs):
+                held = heirs[row].group.columns if row in heirs else 0
+                takes = max(held, self._needs(row))
+                if not self.make_room(claimed + takes):
                     continue
                 if row in heirs:
                     self.groups.place(heirs[row].group, [heirs[row]])
                 else:
                     self._holders.sync(row.head)
-                    claimed += row.needs
+                claimed += takes - held  # what is placed is counted
             joining.append(row)
         return joining
 
@@ -221,6 +218,10 @@ class Residents:
         """How many tokens are computed of it: a model need not know positions beyond its context."""
         filled = caches.filled(row.count, self._shapes)
         return filled if row.start + filled <= self._context else row.count
+
+    def _needs(self, row: Row) -> int:
+        """Columns of a new group of it."""
+        return in_steps(max(row.start + self._filled(row), row.end + 1))
 
     def _decoding(self, taken: dict[Row, Resident], batch: Batch) -> Iterator[Work]:
         """Those with one token each, all in one call."""

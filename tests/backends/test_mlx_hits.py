@@ -274,6 +274,27 @@ def test_the_pool_is_not_copied_while_some_rows_read_it_and_some_pass(tmp_path: 
     assert mx.get_peak_memory() - before < sum(x.nbytes for x in [*held.pool.keys, *held.pool.values]) / 16
 
 
+@pytest.mark.parametrize(
+    ("owner", "heirs", "room", "filled"),
+    [(20, [10], 48, 1), (16, [18, 18], 64, 1), (16, [15], 32, 16)],
+    ids=["in long arrays", "in arrays that are to grow", "filled up"],
+)
+def test_heirs_take_no_more_than_there_is_room_for(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, owner: int, heirs: list[int], room: int, filled: int
+) -> None:
+    """In columns of 16: whoever has the arrays they begin in sits out, and gives way."""
+    held, runner, text = residents(loaded.runner), loaded.runner, tokens(14, 20)
+    held.rest()
+    monkeypatch.setattr(caches, "STEP", 16)
+    monkeypatch.setattr(caches, "PREFILL", filled)
+    monkeypatch.setattr(held.groups, "room", room)
+    runner.run(make_batch([Row(text[:owner], 0, [1, 2, 3])], 131)).result()
+    rows = [Row(tokens(end, end - 8), 8, [1, 4 + 2 * at, 5 + 2 * at]) for at, end in enumerate(heirs)]
+    after = runner.run(make_batch(rows, 131)).result()
+    assert held.groups.columns == 32 * len(heirs)  # they lie there, and nobody else
+    assert after.tokens.tolist() == [loaded.plain([*text[:8], *row.tokens], 1)[0] for row in rows]
+
+
 def test_who_gives_way_is_gone_while_a_row_passes(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that began in another's arrays and found no room, either, does not keep them."""
     held, runner = residents(loaded.runner), loaded.runner
