@@ -183,11 +183,14 @@ class MlxRunner:
         hidden = None if hidden is None else hidden.astype(mx.float32)
         waited += () if hidden is None else (hidden,)
         with shortages():
-            if (DECODES or self._loaded.turns_late) and self._last is not None and not in_place:
-                # MLX writes into no array that a running step reads: each layer's whole cache would be copied. The
-                # GPU is done by now, or soon: on CUDA starting a step takes longer than computing it. And of what a
-                # step wrote in place MLX knows nothing: whoever copies it must not begin before.
-                mx.eval(self._last.tokens)
+            if (DECODES or self._loaded.turns_late) and not in_place:
+                # MLX writes into no array that a running step reads: each layer's whole cache, or all pages, would be
+                # copied. The GPU is done by now, or soon: on CUDA starting a step takes longer than computing it. And
+                # of what a step wrote in place MLX knows nothing: whoever copies it must not begin before.
+                if self._last is not None:
+                    mx.eval(self._last.tokens)
+                elif self._wrote_pages[0]:  # a prompt's part drew nothing: to copy its cache is shorter than to wait
+                    mx.synchronize(self._stream)
             mx.async_eval(waited)
         self._last = None if drawn is None else _Drawn(drawn.tokens, place)
         pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off, self._ran_short)

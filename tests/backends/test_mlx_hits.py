@@ -18,9 +18,11 @@ from mlx_lm.models.cache import KVCache
 
 from localllm.backends import mlx
 from localllm.backends.mlx import caches
+from localllm.backends.mlx import runner as runner_module
 from localllm.backends.mlx.caches import STEP, Group, LayerShape
 from localllm.backends.mlx.pool import PIECES, Pool
 from localllm.backends.mlx.residents import Residents
+from localllm.engine.batch import Want
 from localllm.engine.errors import OutOfMemory
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Sampling
@@ -272,6 +274,40 @@ def test_the_pool_is_not_copied_while_some_rows_read_it_and_some_pass(tmp_path: 
     mx.reset_peak_memory()
     runner.run(make_batch([Row([7, 8], 16, [1, 2, 5]), Row([7, 8], 16, [3, 4, 6])], 131)).result()
     assert mx.get_peak_memory() - before < sum(x.nbytes for x in [*held.pool.keys, *held.pool.values]) / 16
+
+
+def test_the_pool_is_not_copied_while_a_chunk_without_an_answer_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends late, and the next step begins with pages that it writes."""
+    monkeypatch.setattr(runner_module, "DECODES", True)
+    DENSE.save(tmp_path)
+    runner = mlx.open(read_model(tmp_path), replace(SMALL, cache_bytes=2**27))
+    pool = residents(runner).pool
+    runner.run(make_batch([Row(tokens(0, 16), 0, [1, 2])], 131)).result()
+    as_is(runner)._give_back()
+    pair = [Row(tokens(1, 16), 0, [3, 4]), Row(tokens(2, 16), 0, [5, 6])]  # they lie together, and leave together
+    runner.run(make_batch(pair, 131)).result()
+
+    def ends_late(given: list[mx.array]) -> None:
+        own(given[:-1])
+        own(big @ big)
+        own(given[-1])
+
+    def pages_first(given: list[mx.array]) -> None:
+        own([*pool.keys, *pool.values])
+        own(given)
+
+    big, own = mx.random.normal((1500, 1500)), mx.async_eval
+    mx.eval(big)
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "async_eval", ends_late)
+        runner.run(make_batch([Row([7, 8], 16, [1, 2, 7], Want.NOTHING)], 131))
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        patch.setattr(mx, "async_eval", pages_first)
+        runner.run(make_batch([Row([9], 0, [4])], 131)).result()
+    assert mx.get_peak_memory() - before < sum(x.nbytes for x in [*pool.keys, *pool.values]) / 16
 
 
 @pytest.mark.parametrize(
