@@ -8,24 +8,23 @@ Rows that are computed together lie together, right-aligned, so that a step writ
 
 A model is handed one LayerCache a layer, which has what mlx-lm's own caches have: `offset`, `update_and_fetch` and
 `make_mask`. Rows of very different length are kept in several groups, whose attention is computed group by group
-(`attention`), everything else once for all rows.
+(attention.py), everything else once for all rows.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ...kernels.metal.rope_store import Store
 from ...kernels.mlx_cuda import few_tokens
-from ...kernels.mlx_cuda.decode import Decode, decode, prepared, shares, visible
+from ...kernels.mlx_cuda.decode import shares
 from . import rotary
+from .attention import Attended, Ragged, Seen, SeenByFew, Unread
 from .rotary import LATER, Unturned
 
 DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
@@ -184,52 +183,6 @@ def _grown(held: mx.array, end: int) -> mx.array:
     return mx.pad(held, [(0, 0), (0, 0), (0, in_steps(end) - held.shape[2]), (0, 0)])
 
 
-class Ragged(list[Any]):
-    """Keys, values or masks of several groups; a model hands them on to attention as they are, and so the next two."""
-
-
-class Unread(NamedTuple):
-    """Keys or values: [rows, kv heads, columns, dim], used up to `end`."""
-
-    held: mx.array
-    end: int
-
-    def read(self) -> mx.array:
-        return self.held[..., : self.end, :]
-
-
-class Seen(NamedTuple):
-    """What each row's one token sees, as decode() wants it."""
-
-    firsts: mx.array
-    end: mx.array
-    splits: int
-
-    def attend(self, queries: mx.array, keys: Unread, values: Unread, scale: float) -> mx.array:
-        return decode(queries, keys.held, values.held, *self, scale)
-
-    def visible(self, columns: int) -> mx.array:
-        return visible(self.firsts, self.end, columns)
-
-
-class SeenByFew(NamedTuple):
-    """What few tokens of each row see, as few_tokens wants it."""
-
-    firsts: mx.array
-    end: mx.array
-    longest: int  # columns that a row sees, at most
-    new: int
-    window: int
-
-    def attend(self, queries: mx.array, keys: Unread, values: Unread, scale: float) -> mx.array:
-        splits = few_tokens.shares(self.longest, *queries.shape[:3])
-        place = self.firsts, self.end, self.window
-        return few_tokens.attend(queries, keys.held, values.held, *place, splits, scale)
-
-    def visible(self, columns: int) -> mx.array:
-        return few_tokens.visible(self.firsts, self.end, self.new, self.window, columns)
-
-
 class Forward:
     """The caches of one call of a model: rows of `groups` one after the other, `new` tokens each.
 
@@ -339,7 +292,7 @@ class Forward:
             group.end += count
 
 
-class LayerCache:
+class LayerCache(Attended):
     """What a model of mlx-lm sees of a Forward in one of its layers.
 
     `offset`: positions before the new tokens, of each row; `update_and_fetch`: keys, values -> those of all positions.
@@ -350,7 +303,6 @@ class LayerCache:
         # Attributes, not methods: a step of a small model is as long as the calls that its layers make.
         self.offset = forward.offset
         self.update_and_fetch: Any = _handed_on if forward.in_place else partial(forward.append, layer)
-        self._decode: tuple[int, Decode] | None = None
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Named as mlx-lm names it. A layer whose own cache would turn over sees its window, asked for or not."""
@@ -365,68 +317,6 @@ class LayerCache:
         found: mx.array = attention(*stored, self, scale, mask, sinks)
         return found
 
-    def decode(self, queries: mx.array, keys: mx.array, values: mx.array, seen: Seen, scale: float) -> mx.array:
-        """Of all rows, where they are one group."""
-        if self._decode is None or self._decode[0] != seen.splits:
-            self._decode = seen.splits, prepared(queries, keys, values, seen.splits, scale)
-        return self._decode[1](queries, keys, values, seen.firsts, seen.end)
-
 
 def _handed_on(keys: Unturned, values: mx.array) -> tuple[Unturned, mx.array]:
     return keys, values
-
-
-NAME = "scaled_dot_product_attention"  # of mlx-lm's, which every model imports
-
-
-def hook_attention(model: nn.Module) -> None:
-    """Let a model's attention take the keys of several groups: its modules name the function they call."""
-    for module in {sys.modules[type(part).__module__] for part in model.modules()}:
-        own = getattr(module, NAME, None)
-        if own is not None and not isinstance(own, _Attention):
-            setattr(module, NAME, _Attention(own))
-
-
-class _Attention:
-    def __init__(self, own: Any) -> None:
-        self._own = own
-
-    def __call__(
-        self,
-        queries: Any,
-        keys: Any,
-        values: Any,
-        cache: Any,
-        scale: float,
-        mask: Any,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """As mlx-lm's own, which computes for caches that are not ours; rows are those of all groups, one after the
-        other."""
-        if isinstance(queries, Unturned):
-            attended: mx.array = cache.attend(self, queries, keys, values, scale, mask, sinks)
-            return attended
-        if isinstance(keys, mx.array):
-            if isinstance(cache, LayerCache):
-                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-            return self._own(queries, keys, values, cache, scale, mask, sinks)
-        if isinstance(keys, Unread):
-            if isinstance(mask, Seen) and sinks is None and cache is not None:  # else the keys are another layer's
-                return cache.decode(queries, keys.held, values.held, mask, scale)
-            if isinstance(mask, Seen | SeenByFew):
-                if sinks is None:
-                    return mask.attend(queries, keys, values, scale)
-                mask = mask.visible(keys.end)
-            return self(queries, keys.read(), values.read(), cache, scale, mask, sinks)
-        bounds, row = [], 0
-        for part in keys[:-1]:
-            bounds.append(row := row + len(part[0] if isinstance(part, Unread) else part))
-        parts = zip(mx.split(queries, bounds), keys, values, mask, strict=True)
-        return mx.concatenate([self._of_group(*part, cache, scale, sinks) for part in parts])
-
-    def _of_group(
-        self, queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any, scale: float, sinks: mx.array | None
-    ) -> mx.array:
-        if isinstance(keys, Unread) and isinstance(mask, Seen | SeenByFew) and sinks is None:
-            return mask.attend(queries, keys, values, scale)
-        return self(queries, keys, values, cache, scale, mask, sinks)

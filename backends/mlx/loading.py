@@ -16,7 +16,8 @@ from mlx_lm.utils import load_model
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget
-from .caches import LayerShape, Ragged, hook_attention
+from .attention import Ragged, hook_attention
+from .caches import LayerShape
 from .experts import use_kernels
 from .projections import linears, turn_weights
 from .rotary import turns_late

@@ -31,6 +31,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from localllm import backends
 from localllm.backends import cpu, mlx
 from localllm.backends.mlx import caches, opening, projections, sampler
+from localllm.backends.mlx.attention import Attention
 from localllm.backends.mlx.experts import ASKED
 from localllm.backends.mlx.projections import Joined, Turned, turn_weights
 from localllm.backends.mlx.residents import Residents
@@ -721,21 +722,31 @@ def test_projections_that_are_not_all_asked_for(tmp_path: Path, monkeypatch: pyt
     assert not product._parts
 
 
+@pytest.mark.parametrize("new", [1, 5], ids=["one token", "few tokens"])
 @pytest.mark.parametrize("rows", [[3], [3, 2]], ids=["one group", "two groups"])
-def test_layers_that_read_the_keys_of_another(monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
-    """As those of gemma4: mlx-lm hands them keys and a mask, and no cache."""
+def test_layers_that_read_the_keys_of_another_or_have_sinks(
+    monkeypatch: pytest.MonkeyPatch, rows: list[int], new: int
+) -> None:
+    """As those of gemma4: mlx-lm hands them keys and a mask, and no cache. As gpt-oss: MLX computes it."""
     monkeypatch.setattr(caches, "DECODES", True)
+    monkeypatch.setattr(caches, "few", lambda new, _: 1 < new <= 64)
     shape, total = caches.LayerShape(2, 64, 64, mx.float32, 0), sum(rows)
-    groups = [caches.Group.empty([shape], caches.STEP, count) for count in rows]
+    groups = [caches.Group.empty([shape], 2 * caches.STEP, count) for count in rows]
     for group in groups:
         group.append(0, *mx.random.normal((2, len(group.padding), 2, caches.STEP, 64)))
         group.end = caches.STEP
-    [layer] = caches.Forward(groups, 1, [shape]).layers()
-    attention = caches._Attention(base.scaled_dot_product_attention)
-    mask, queries = layer.make_mask(1), mx.random.normal((total, 4, 1, 64))
-    keys, values = layer.update_and_fetch(*mx.random.normal((2, total, 2, 1, 64)))
+    [layer] = caches.Forward(groups, new, [shape]).layers()
+    attention = Attention(base.scaled_dot_product_attention)
+    mask, queries = layer.make_mask(new), mx.random.normal((total, 4, new, 64))
+    keys, values = layer.update_and_fetch(*mx.random.normal((2, total, 2, new, 64)))
     own, other = (attention(queries, keys, values, cache, 0.125, mask) for cache in (layer, None))
     assert mx.allclose(own, other, atol=1e-6)
+
+    held = [mx.concatenate([getattr(group, name)[0] for group in groups]) for name in ("keys", "values")]
+    held = [x[:, :, : caches.STEP + new] for x in held]
+    for sinks, found in ((None, own), (mx.ones(4), attention(queries, keys, values, layer, 0.125, mask, mx.ones(4)))):
+        plain = mx.fast.scaled_dot_product_attention(queries, *held, scale=0.125, mask="causal", sinks=sinks)
+        assert mx.allclose(found, plain, atol=1e-5)
 
 
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:

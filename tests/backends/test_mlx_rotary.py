@@ -20,6 +20,7 @@ import torch
 from mlx_lm.models import llama
 
 from localllm.backends import mlx
+from localllm.backends.mlx import attention as ours
 from localllm.backends.mlx import caches, rotary, runner
 from localllm.backends.mlx.trunk import Trunk
 from localllm.engine.modelfiles import read_model
@@ -180,10 +181,10 @@ def test_our_own_attention_reads_what_was_written(op: InPlace, monkeypatch: pyte
     group.end, held = 5, group.keys[0]
     forward = caches.Forward([group], 1, [shape], in_place=True)
     [layer] = forward.layers()
-    assert isinstance(layer.make_mask(1), caches.Seen)
+    assert isinstance(layer.make_mask(1), ours.Seen)
     q, k, v = (mx.random.normal((3, heads, 1, 64)) for heads in (4, 2, 2))
     _, keys, values = forward.store(0, rotary.Unturned(q, rope), k, v)
-    assert isinstance(keys, caches.Unread)
+    assert isinstance(keys, ours.Unread)
     assert keys.held is held
     assert keys.end == values.end == 6
     assert op.calls == 1
@@ -218,7 +219,7 @@ def sinking(own: Any, part: Any, x: mx.array, cache: Any, mask: Any) -> mx.array
     with pytest.MonkeyPatch.context() as patch:
         attention = llama.scaled_dot_product_attention
         sinks = mx.zeros(part.n_heads)
-        patch.setattr(llama, caches.NAME, lambda *given, **more: attention(*given, **more, sinks=sinks))
+        patch.setattr(llama, ours.NAME, lambda *given, **more: attention(*given, **more, sinks=sinks))
         return own(part, x, mask, cache)  # type: ignore[no-any-return]
 
 
@@ -252,7 +253,7 @@ def keys_turned_otherwise(own: Any, part: Any, x: mx.array, cache: Any, mask: An
 def test_models_that_do_otherwise_stay_as_they_were(monkeypatch: pytest.MonkeyPatch, otherwise: Any) -> None:
     arguments = llama.ModelArgs("llama", 64, 2, 64, 4, 1e-5, 131, num_key_value_heads=2, rope_theta=1e4)
     model, own = llama.Model(arguments), llama.Attention.__call__
-    caches.hook_attention(model)
+    ours.hook_attention(model)
     if otherwise is not None:
         monkeypatch.setattr(
             llama.Attention, "__call__", lambda part, x, mask, cache: otherwise(own, part, x, cache, mask)
