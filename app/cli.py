@@ -9,6 +9,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from .version import VERSION
+
 
 class Commands(click.Group):
     """Lists its commands in the order they are written here."""
@@ -94,7 +96,7 @@ def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: localllm chat. Each command has its own --help with examples.",
 )
-@click.version_option(package_name="localllm", message="localllm %(version)s")
+@click.version_option(VERSION, message="localllm %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Run language models on your own machine: chat in the terminal, or serve them to other programs."""

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from .daemon.frames import Fault
 from .daemon.owner import owner_pid
 from .errors import AppError, DaemonUnreachable, PortTaken
 from .store.catalog import is_path
+from .version import VERSION
 
 __all__ = [
     "ChatEvent",
@@ -114,9 +114,8 @@ class Client:
         except BaseException:
             await client.close()
             raise
-        ours = version("localllm")
-        if status.version != ours:
-            words = f"the running daemon is localllm {status.version}, but this is {ours}"
+        if status.version != VERSION:
+            words = f"the running daemon is localllm {status.version}, but this is {VERSION}"
             if start:
                 await client.close()
                 raise DaemonUnreachable(words, hint="localllm stop ends it; the next command starts the new one")

@@ -20,9 +20,9 @@ from ..engine.runner import DeviceInfo, Unavailable
 from . import paths
 from .errors import ConfigError, NoBackend
 from .store import catalog
+from .version import VERSION
 
 PACKAGES = (
-    "localllm",
     "torch",
     "numpy",
     "safetensors",
@@ -88,7 +88,7 @@ def examine(backend: str = backends.AUTO) -> Report:
         self_tests=findings.told(paths.self_test_dir()),
         disk_free=shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free,
         models=len(catalog.available()),
-        versions={name: found for name in PACKAGES if (found := _version(name))},
+        versions={"localllm": VERSION} | {name: found for name in PACKAGES if (found := _version(name))},
     )
 
 

@@ -8,7 +8,6 @@ import platform
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
@@ -20,6 +19,7 @@ from .. import config
 from ..client import Client, Done, LoadedModel, TextPiece
 from ..errors import AppError
 from ..store.catalog import GUIDE
+from ..version import VERSION
 from .asking import loaded
 from .console import say
 
@@ -87,7 +87,7 @@ def _report(info: LoadedModel) -> Report:
     found = load(info.backend).probe()
     features = dict(found.features) if isinstance(found, DeviceInfo) else {}
     machine = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
-    return Report(version("localllm"), machine, info.backend, info.device, features, info.dtype, info.quant)
+    return Report(VERSION, machine, info.backend, info.device, features, info.dtype, info.quant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from uvicorn import Config, Server
 
 from .. import paths
 from ..config import Settings
+from ..version import VERSION
 from .connection import MAX_HEAD, Connection
 from .host import Host
 from .listeners import bind_tcp, bind_unix, tcp_key
 from .owner import Owner
 from .process import COMMAND
-from .server import VERSION, Door, build
+from .server import Door, build
 
 BACKLOG = 512
 KEEP_ALIVE_SECONDS = 75  # of an idle connection

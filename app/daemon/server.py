@@ -7,7 +7,6 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import catalog
+from ..version import VERSION
 from . import frames
 from .admin import LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
 from .answers import error_event, event
@@ -32,8 +32,6 @@ from .messages import message_dict
 from .metrics import CONTENT_TYPE, Metrics
 from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from .openapi import describe
-
-VERSION = version("localllm")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -17,6 +17,7 @@ import pytest
 from localllm.app import config, errors
 from localllm.app.cli import cli, main
 from localllm.app.commands import console
+from localllm.app.version import VERSION
 
 COMMANDS = [
     "chat",
@@ -142,6 +143,15 @@ def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_version() -> None:
     assert re.fullmatch(r"localllm \d+\.\d+\.\d+\n", process("--version").stdout)
+
+
+def test_a_copy_that_is_not_installed_runs_the_daemon_too() -> None:
+    code = (
+        "import importlib.metadata as found; found.Distribution.discover = lambda **_: iter(()); "
+        "import localllm.app.daemon.lifecycle; from localllm.app.cli import main; main(['--version'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"localllm {VERSION}\n", done.stderr
 
 
 def test_help_imports_nothing_heavy() -> None:

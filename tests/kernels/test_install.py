@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from localllm.app.version import VERSION
 from localllm.kernels.library import CHOSEN, LibraryMissing, find_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,7 @@ def test_a_wheel_is_made_without_a_compiler(tmp_path: Path) -> None:
     done = subprocess.run(pip + built, env=environment, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"localllm-{VERSION}-")
     names = zipfile.ZipFile(wheel).namelist()
     assert "localllm/kernels/ops/norm.py" in names
     assert not [name for name in names if name.endswith((".so", ".cpp", ".h"))]

@@ -14,7 +14,7 @@ import pytest
 from localllm.app import client as clients
 from localllm.app.client import Client, Done, ReasoningPiece, TextPiece, ToolCall
 from localllm.app.config import Settings
-from localllm.app.daemon import background, server
+from localllm.app.daemon import background
 from localllm.app.errors import (
     ContextTooLong,
     DaemonUnreachable,
@@ -23,6 +23,7 @@ from localllm.app.errors import (
     UnsupportedParameter,
     WorkerDied,
 )
+from localllm.app.version import VERSION
 
 from .conftest import Daemon, environment, wait_until
 from .test_wire import running
@@ -163,8 +164,8 @@ async def test_start_on_demand_and_shutdown(short_folder: Any, monkeypatch: pyte
 
 
 async def test_another_version_is_said(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "version", lambda _: "99.0")
-    with pytest.raises(DaemonUnreachable, match=rf"is localllm {server.VERSION}, but this is 99.0") as mismatch:
+    monkeypatch.setattr(clients, "VERSION", "99.0")
+    with pytest.raises(DaemonUnreachable, match=rf"is localllm {VERSION}, but this is 99.0") as mismatch:
         await Client.connect(Settings())
     assert "localllm stop" in mismatch.value.hint
     told: list[str] = []
