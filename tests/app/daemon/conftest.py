@@ -23,7 +23,7 @@ MODELS = ("echo", "broken", "dies", "slow", "stubborn", "other")
 
 
 class Daemon:
-    """A daemon process. `url` is empty when it could not start; `said` is then its last line."""
+    """A daemon process. `said` is the first line it printed: its URL, or why it could not start."""
 
     def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         self.folder = folder
@@ -40,7 +40,12 @@ class Daemon:
         )
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline().strip()
-        self.url = self.said if self.said.startswith("http") else ""
+
+    @property
+    def url(self) -> str:
+        """Where it takes requests; a failure with all that it said where it could not start."""
+        assert self.said.startswith("http"), f"the daemon did not start: {self.said}\n{self.log}"
+        return self.said
 
     @property
     def pid(self) -> int:
@@ -154,7 +159,7 @@ def short_folder() -> Iterator[Callable[[], Path]]:
 def daemon(short_folder: Callable[[], Path]) -> Iterator[Daemon]:
     """One for a whole module; its tests leave it as it was."""
     running = Daemon(short_folder(), max_body_mib=1, max_queue=300)
-    assert running.url, running.said + running.log
+    assert running.url
     yield running
     code = running.stop()
     assert code == 0, running.log

@@ -92,7 +92,6 @@ def test_a_daemon_that_is_killed_takes_its_workers_along(start_daemon: Start) ->
     wait_until(lambda: not Path(f"/proc/{pid}").exists() if Path("/proc").exists() else True)
     assert (daemon.folder / "run" / "daemon.pid").exists()  # stale, and the next one does not mind
     after = start_daemon(daemon.folder)
-    assert after.url, after.said
     assert after.chat("echo a").status_code == 200
 
 
