@@ -63,7 +63,6 @@ class ChatScreen(Screen[None]):
         self._editing: Message | None = None
         self._rate = 0.0
         self._unsaved = False
-        connection.on_change = self._tell
 
     def compose(self) -> ComposeResult:
         yield Header()
@@ -75,6 +74,7 @@ class ChatScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(Prompt).focus()
+        self.connection.on_change = self._tell
         self._tell()
         self.use_model(self.conversation.model)
 
@@ -344,8 +344,6 @@ class ChatScreen(Screen[None]):
 
     def _tell(self) -> None:
         """Bring header, welcome and status line up to date."""
-        if not self.is_mounted:
-            return
         conversation, connection = self.conversation, self.connection
         bundled = connection.is_bundled(conversation.model)
         self.query_one(Header).tell(conversation.model, bundled, conversation.title)
