@@ -60,7 +60,7 @@ bench: $(VENV)/.dev
 # The kernels of an NVIDIA GPU, then models on it; make bench does it where there is one.
 bench-cuda: $(VENV)/.dev
 	for part in kernels linear attention steps; do $(BIN)/python scripts/bench/cuda_$$part.py || exit 1; done
-	$(BIN)/python scripts/bench/cuda.py --shape qwen3-0.6b,qwen3-8b,llama-8b
+	$(BIN)/python scripts/bench/cuda_models.py --shape qwen3-0.6b,qwen3-8b,llama-8b
 
 clean:
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""The programme that measures a model on a device (scripts/bench/cuda.py), on the CPU with a model of no size."""
+"""The programme that measures a model on a device (scripts/bench/cuda_models.py), on the CPU with a model of no size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from localllm.engine.runner import Budget, DeviceInfo, Runner, Unavailable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
-import cuda
+import cuda_models
 import jobs
 import outputs
 import rows
@@ -211,13 +211,13 @@ def test_a_sweep_looks_again_where_a_way_seems_slower() -> None:
 @pytest.mark.real
 @pytest.mark.timeout(180)
 def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = """cuda.py --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
+    command = """cuda_models.py --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
     --jobs decode,idle,prefill,sweep,mixed,even:off/in-turn --steps 4 --rounds 2 --lengths 24
     --longest 5 --requests 4 --most 12 --runs 1 --step-tokens 64 --check-layers 1 --canary 2
     --peers transformers --save"""
     monkeypatch.setattr(sys, "argv", [*command.split(), ""])
     monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)  # takes a while, and has its own test
-    cuda.main()
+    cuda_models.main()
     said = capsys.readouterr()
     assert "idle: this device does not say" in said.err
     told = [json.loads(line) for line in said.out.splitlines()]
@@ -247,10 +247,10 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.mark.real
 def test_outputs_alone_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = "cuda.py --backend cpu --shape tiny --ways off --formats bf16,fp8 --check-layers 1 --canary 2 --jobs"
+    command = "cuda_models.py --backend cpu --shape tiny --ways off --formats bf16,fp8 --check-layers 1 --canary 2 --jobs"
     monkeypatch.setattr(sys, "argv", [*command.split(), "", "--save", ""])
     monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)
-    cuda.main()
+    cuda_models.main()
     names = [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
     near, exact = "log-probabilities against float32 references", "tokens of the canary model and guide"
     assert [name.split(", ")[1:3] for name in names] == [["bf16", near], ["bf16", exact], ["fp8", near]]
@@ -260,7 +260,7 @@ def test_outputs_alone_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_a_job_that_breaks_off_takes_no_other_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "cuda.py --backend cpu --shape tiny --ways off --cells 1x20 --jobs broken,decode --steps 2 --rounds 1"
+    command = "cuda_models.py --backend cpu --shape tiny --ways off --cells 1x20 --jobs broken,decode --steps 2 --rounds 1"
 
     def broken(setting: jobs.Setting) -> Iterator[dict[str, object]]:
         yield setting.row("before", 1.0, "s")
@@ -269,7 +269,7 @@ def test_a_job_that_breaks_off_takes_no_other_with_it(
     monkeypatch.setitem(jobs.JOBS, "broken", broken)  # type: ignore[arg-type]
     monkeypatch.setattr(sys, "argv", [*command.split(), "--unchecked"])
     with pytest.raises(SystemExit, match="broke off: broken"):
-        cuda.main()
+        cuda_models.main()
     said = capsys.readouterr()
     assert "this is the end" in said.err
     names = [json.loads(line)["name"] for line in said.out.splitlines()]
@@ -306,7 +306,7 @@ def test_a_part_replaces_rows_of_the_same_name(tmp_path: Path, monkeypatch: pyte
 def test_unknown_words_are_refused(
     words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["cuda.py", *words])
+    monkeypatch.setattr(sys, "argv", ["cuda_models.py", *words])
     with pytest.raises(SystemExit):
-        cuda.main()
+        cuda_models.main()
     assert says in capsys.readouterr().err
