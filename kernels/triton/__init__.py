@@ -6,7 +6,7 @@ import os
 
 import torch
 
-# What the kernels are tuned and judged with: Triton 3.9 warns where it is not said, and 3.10 no longer takes it for granted.
+# What the kernels are tuned and judged with: Triton 3.9 warns where nobody says, and 3.10 will do without.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})  # what the kernels compute with

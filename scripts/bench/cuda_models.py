@@ -1,6 +1,6 @@
 """Shapes on a GPU, through the engine as the daemon drives it: steps, prompts, throughput, and what the GPU waits.
 
-`python scripts/bench/cuda_models.py --shape qwen3-0.6b,llama-8b --ways full,off`. Weights are random, made at the start;
+`python scripts/bench/cuda_models.py --shape qwen3-0.6b,llama-8b --ways full,off`. Weights are random, made first;
 outputs are checked first, and nothing is measured where one is wrong. `--ways` names ways to run the model, which take
 turns round by round: what `graphs` of a runner may be, with `/in-turn` for one that does not plan ahead. All are
 compared with transformers in eager mode (`--peers transformers`), and with the last of them. The device's ceilings are

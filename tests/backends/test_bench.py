@@ -1,4 +1,4 @@
-"""The programme that measures a model on a device (scripts/bench/cuda_models.py), on the CPU with a model of no size."""
+"""The programme that measures models on a device (scripts/bench/cuda_models.py), on the CPU with one of no size."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_sweep_looks_again_where_a_way_seems_slower() -> None:
 @pytest.mark.real
 @pytest.mark.timeout(180)
 def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = """cuda_models.py --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
+    command = """bench --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
     --jobs decode,idle,prefill,sweep,mixed,even:off/in-turn --steps 4 --rounds 2 --lengths 24
     --longest 5 --requests 4 --most 12 --runs 1 --step-tokens 64 --check-layers 1 --canary 2
     --peers transformers --save"""
@@ -247,7 +247,7 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.mark.real
 def test_outputs_alone_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = "cuda_models.py --backend cpu --shape tiny --ways off --formats bf16,fp8 --check-layers 1 --canary 2 --jobs"
+    command = "bench --backend cpu --shape tiny --ways off --formats bf16,fp8 --check-layers 1 --canary 2 --jobs"
     monkeypatch.setattr(sys, "argv", [*command.split(), "", "--save", ""])
     monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)
     cuda_models.main()
@@ -260,7 +260,7 @@ def test_outputs_alone_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_a_job_that_breaks_off_takes_no_other_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "cuda_models.py --backend cpu --shape tiny --ways off --cells 1x20 --jobs broken,decode --steps 2 --rounds 1"
+    command = "bench --backend cpu --shape tiny --ways off --cells 1x20 --jobs broken,decode --steps 2 --rounds 1"
 
     def broken(setting: jobs.Setting) -> Iterator[dict[str, object]]:
         yield setting.row("before", 1.0, "s")
@@ -306,7 +306,7 @@ def test_a_part_replaces_rows_of_the_same_name(tmp_path: Path, monkeypatch: pyte
 def test_unknown_words_are_refused(
     words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["cuda_models.py", *words])
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
     with pytest.raises(SystemExit):
         cuda_models.main()
     assert says in capsys.readouterr().err
