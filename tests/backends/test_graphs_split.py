@@ -73,6 +73,7 @@ class TestSplit(Conformance):
 
 
 @by_inductor
+@pytest.mark.timeout(180)  # a newer torch's first compilation also prepares its headers
 class TestSplitByInductor(TestSplit):
     @pytest.fixture(scope="class")
     @classmethod
