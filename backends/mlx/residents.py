@@ -87,6 +87,7 @@ class Residents:
         joining = self._joining(rows, found, heirs)
         passing = [row for row in rows if row not in joining]
         self._drop([heirs[row] for row in passing if row in heirs])
+        self._begun = [heirs[row] for row in joining if row in heirs]
         # First those that write the pool: it could not be written in place while rows are about to read it.
         for row in passing:
             yield from self._passing(row)

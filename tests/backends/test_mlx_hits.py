@@ -262,6 +262,23 @@ def test_a_shortage_does_not_take_what_gave_way(loaded: Loaded, monkeypatch: pyt
     assert after.tokens.tolist() == loaded.plain([*text, 9], 1)
 
 
+def test_a_shortage_while_a_row_passes_that_began_in_the_arrays_of_others(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found no room: it holds nothing any more when the step is given up."""
+    texts, runner = [tokens(15, 16), tokens(16, 16)], loaded.runner
+    residents(runner).rest()
+    monkeypatch.setattr(residents(runner).groups, "room", 2 * STEP)
+    runner.run(make_batch([Row(texts[0], 0, [1, 2]), Row(texts[1], 0, [5, 6])], 131)).result()
+    rows = [Row([9], 16, [1, 2, 3]), Row([9], 16, [5, 6, 7])]
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", no_memory)
+        with pytest.raises(OutOfMemory):
+            runner.run(make_batch([*rows, Row([7, 8], 8, [1, 4])], 131))
+    after = runner.run(make_batch(rows, 131)).result()
+    assert after.tokens.tolist() == [loaded.plain([*text, 9], 1)[0] for text in texts]
+
+
 def test_the_pool_is_not_copied_while_some_rows_read_it_and_some_pass(tmp_path: Path) -> None:
     DENSE.save(tmp_path)
     runner = mlx.open(read_model(tmp_path), replace(SMALL, cache_bytes=2**27))
