@@ -34,6 +34,7 @@ SOURCE = """
     const int lane = threadIdx.x % 32, quarter = lane % 4, line = lane / 4;
     const int kv_heads = k_shape[1], group = q_shape[1] / kv_heads, count = q_shape[2], queries = group * count;
     const int tiles = (queries + 15) / 16, warps = blockDim.x / 32, blocks = (tiles + warps - 1) / warps;
+    const int splits = gridDim.y;
     const int tile = blockIdx.x % blocks * warps + threadIdx.x / 32;
     const int head = blockIdx.x / blocks % kv_heads, row = blockIdx.x / blocks / kv_heads;
     if (tile >= tiles) return;
@@ -54,8 +55,8 @@ SOURCE = """
     // What the first of the tile's queries sees first, and the last one last.
     int first = firsts[row], last = start + min(tile * 16 + 15, queries - 1) / group + 1;
     if (WINDOW) first = max(first, start + tile * 16 / group + 1 - WINDOW);
-    if (SPLITS > 1) {
-      const int share = ((last - first + SPLITS - 1) / SPLITS + 15) / 16 * 16;
+    if (splits > 1) {
+      const int share = ((last - first + splits - 1) / splits + 15) / 16 * 16;
       first += share * blockIdx.y;
       last = min(last, first + share);
     }
@@ -140,7 +141,7 @@ SOURCE = """
       total[i] += __shfl_xor_sync(0xffffffff, total[i], 1);
       total[i] += __shfl_xor_sync(0xffffffff, total[i], 2);
       if (tile * 16 + i * 8 + line >= queries) continue;
-      const int64_t place = ((int64_t(row) * count + token[i]) * q_shape[1] + own[i]) * SPLITS + blockIdx.y;
+      const int64_t place = ((int64_t(row) * count + token[i]) * q_shape[1] + own[i]) * splits + blockIdx.y;
       const float one = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
       #pragma unroll
       for (int h = 0; h < PARTS; h++)
@@ -242,7 +243,7 @@ def _calls(
     whole = (rows, new, heads, dim)
     call = partial(
         _kernel(dtype, scale, shared),
-        template=[("T", dtype), ("O", written), ("DIM", dim), ("SPLITS", splits), ("WINDOW", window)],
+        template=[("T", dtype), ("O", written), ("DIM", dim), ("WINDOW", window)],
         grid=(blocks * threads, splits, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, new, heads, splits, dim) if shared else whole, (rows, new, heads, splits)][:outputs],

@@ -38,7 +38,7 @@ uint4 __ldcs(const uint4* from) { return *from; }
 uint4 __ldg(const uint4* from) { return *from; }
 struct Place { int x, y; };
 thread_local Place threadIdx, blockIdx;
-Place blockDim;
+Place blockDim, gridDim;
 std::unique_ptr<std::barrier<>> block;
 void __syncthreads() { block->arrive_and_wait(); }
 struct Warp {
@@ -90,7 +90,7 @@ float __int_as_float(uint32_t bits) {
   return x;
 }
 template <class Call> void launch(int blocks, int height, int threads, Call call) {
-  blockDim = {threads, 1};
+  blockDim = {threads, 1}, gridDim = {blocks, height};
   block = std::make_unique<std::barrier<>>(threads);
   for (int at = 0; at < blocks * height; at++) {
     std::vector<std::jthread> running;
