@@ -50,7 +50,7 @@ class SeenByFew(NamedTuple):
 
     firsts: mx.array
     end: mx.array
-    longest: int  # columns that a row sees, at most
+    longest: int  # columns that a row's tokens see together, at most
     new: int
     window: int
 

@@ -154,7 +154,9 @@ class Group:
         end = self.end + new
         if new > 1:
             padding, behind = mx.array(self.padding, mx.int32), mx.array([end], mx.int32)
-            return SeenByFew(padding, behind, end - min(self.padding), new, window)
+            longest = end - min(self.padding)
+            longest = min(longest, window + new - 1) if window else longest
+            return SeenByFew(padding, behind, longest, new, window)
         firsts = [max(padding, end - window if window else 0) for padding in self.padding]
         return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts), len(firsts)))
 

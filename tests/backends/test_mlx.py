@@ -749,6 +749,12 @@ def test_layers_that_read_the_keys_of_another_or_have_sinks(
         assert mx.allclose(found, plain, atol=1e-5)
 
 
+def test_few_tokens_see_no_more_columns_than_their_window() -> None:
+    """By which their kernel is told how many warps share them."""
+    group = caches.Group([], [], 500, [3, 0])
+    assert [group.seen(5, window).longest for window in (0, 24, 1000)] == [505, 28, 505]  # type: ignore[union-attr]
+
+
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
     DENSE.save(tmp_path / "dense")
     EXPERTS.save(tmp_path / "experts")
