@@ -8,6 +8,8 @@
 - uneven: decode of rows of very different length, beside as many of their mean length;
 - strategies: the same rows in one batch cache, beside several groups of rows of like length;
 - in-place: the same rows where one kernel turns keys and writes them, beside MLX's rope and copies;
+- few: products of few rows, and attention of few tokens, by our own kernels for CUDA beside MLX's, where steps decode
+  and where a prompt's first tokens were computed before;
 - prefix: time to the first token where the prompt's first 4,096 tokens were computed before, and were not; and where
   attention has met no prompt of these lengths, for which MLX may have to prepare.
 
@@ -23,6 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +40,7 @@ from rows import Row, row, save
 from shapes import SHAPES, Shape
 
 from localllm.backends import mlx
-from localllm.backends.mlx import opening, rotary
+from localllm.backends.mlx import caches, opening, projections, rotary
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Delta, Request
@@ -240,27 +243,52 @@ def in_place(bench: Bench) -> Iterator[Row]:
         yield bench.row(f"decode {count} x {CONTEXT} written in place, peer: not", ours.steady, theirs.steady)
 
 
-def prefix(bench: Bench) -> Iterator[Row]:
-    rng, vocab = np.random.default_rng(), bench.runner.spec.vocab_size
+@contextmanager
+def kernels_for_few(use: bool) -> Iterator[None]:
+    own = projections.FEW_ROWS, caches.FEW_TOKENS
+    projections.FEW_ROWS = caches.FEW_TOKENS = use
+    yield
+    projections.FEW_ROWS, caches.FEW_TOKENS = own
 
-    def first_token(engine: Engine, prompt: list[int]) -> float:
+
+def few(bench: Bench) -> Iterator[Row]:
+    def rates(count: int, use: bool) -> Rates:
+        with kernels_for_few(use):
+            return engine_rates(bench.runner, [CONTEXT] * count)
+
+    for count in bench.counts:
+        ours, theirs = turns(bench.pairs, lambda n=count: rates(n, True), lambda n=count: rates(n, False))
+        yield bench.row(f"decode {count} x {CONTEXT} by kernels for few rows, peer: MLX's", ours.steady, theirs.steady)
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for pair in range(bench.pairs + 1):
+        for use in (pair % 2 == 0, pair % 2 != 0):
+            with kernels_for_few(use):
+                found[use].append(first_tokens(bench, LONG, 0)[1])
+    one, other = (1e3 * statistics.median(found[use][1:]) for use in (True, False))
+    yield bench.row(f"first token after {LONG} tokens that were there, kernels for few, peer: MLX's", one, other, "ms")
+
+
+def first_tokens(bench: Bench, length: int, less: int) -> tuple[float, float]:
+    """Seconds to the first token where a prompt's first `length` tokens were not there, and then where so many but
+    `less` were."""
+    rng, vocab, engine = np.random.default_rng(), bench.runner.spec.vocab_size, Engine(Kept(bench.runner))
+    shared, found = rng.integers(3, vocab, length).tolist(), list[float]()
+    for common in (shared, shared[: length - less]):
         began = time.perf_counter()
-        engine.submit(Request("a", tuple(prompt), 1))
+        engine.submit(Request("a", (*common, *rng.integers(3, vocab, QUESTION).tolist()), 1))
         while not engine.step():
             pass
-        seconds = time.perf_counter() - began
+        found.append(time.perf_counter() - began)
         while engine.has_work:
             engine.step()
-        return seconds
+    return found[0], found[1]
 
+
+def prefix(bench: Bench) -> Iterator[Row]:
     for told, more in (("", 0), (", of a length never met", 64)):
-        cold, hit = list[float](), list[float]()
-        for pair in range(bench.pairs + 1):
-            engine, shared = Engine(Kept(bench.runner)), rng.integers(3, vocab, LONG + pair * more).tolist()
-            for taken, common in ((cold, shared), (hit, shared[: len(shared) - more // 2])):
-                taken.append(first_token(engine, common + rng.integers(3, vocab, QUESTION).tolist()))
-        one, other = (1e3 * statistics.median(taken[1:]) for taken in (hit, cold))
-        yield bench.row(f"first token after {LONG} tokens that were there, peer: that were not{told}", one, other, "ms")
+        pairs = [first_tokens(bench, LONG + pair * more, more // 2) for pair in range(bench.pairs + 1)][1:]
+        cold, hit = (1e3 * statistics.median(taken) for taken in zip(*pairs, strict=True))
+        yield bench.row(f"first token after {LONG} tokens that were there, peer: that were not{told}", hit, cold, "ms")
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
@@ -268,6 +296,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "uneven": uneven,
     "strategies": strategies,
     "in-place": in_place,
+    "few": few,
     "prefix": prefix,
 }
 
