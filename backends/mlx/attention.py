@@ -60,7 +60,7 @@ class SeenByFew(NamedTuple):
         return few_tokens.attend(queries, keys.held, values.held, *place, splits, scale)
 
     def visible(self, columns: int) -> mx.array:
-        return few_tokens.visible(self.firsts, self.end, self.new, self.window, columns)
+        return visible(self.firsts, self.end, columns, self.new, self.window)
 
 
 class Attended:
@@ -101,7 +101,7 @@ class Attention:
         sinks: mx.array | None = None,
     ) -> mx.array:
         """As mlx-lm's own, which computes for caches that are not ours; rows are those of all groups, one after the
-        other."""
+        other. No cache: the keys are another layer's, or one group's of several."""
         if isinstance(queries, Unturned):
             attended: mx.array = cache.attend(self, queries, keys, values, scale, mask, sinks)
             return attended
@@ -110,7 +110,7 @@ class Attention:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             return self._own(queries, keys, values, cache, scale, mask, sinks)
         if isinstance(keys, Unread):
-            if isinstance(mask, Seen) and sinks is None and cache is not None:  # else the keys are another layer's
+            if isinstance(mask, Seen) and sinks is None and cache is not None:
                 return cache.decode(queries, keys.held, values.held, mask, scale)
             if isinstance(mask, Seen | SeenByFew):
                 if sinks is None:
@@ -121,11 +121,4 @@ class Attention:
         for part in keys[:-1]:
             bounds.append(row := row + len(part[0] if isinstance(part, Unread) else part))
         parts = zip(mx.split(queries, bounds), keys, values, mask, strict=True)
-        return mx.concatenate([self._of_group(*part, cache, scale, sinks) for part in parts])
-
-    def _of_group(
-        self, queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any, scale: float, sinks: mx.array | None
-    ) -> mx.array:
-        if isinstance(keys, Unread) and isinstance(mask, Seen | SeenByFew) and sinks is None:
-            return mask.attend(queries, keys, values, scale)
-        return self(queries, keys, values, cache, scale, mask, sinks)
+        return mx.concatenate([self(q, k, v, None, scale, own, sinks) for q, k, v, own in parts])

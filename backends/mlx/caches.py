@@ -115,9 +115,7 @@ class Group:
         end = self.write(layer, keys, values)
         return self.keys[layer][..., :end, :], self.values[layer][..., :end, :]
 
-    def store(
-        self, layer: int, queries: Unturned, keys: mx.array, values: mx.array, place: Seen | SeenByFew
-    ) -> mx.array:
+    def store(self, layer: int, queries: Unturned, keys: mx.array, values: mx.array, place: Seen) -> mx.array:
         """Write one column, where it lies, and turn its keys before, and the queries -> those. There is room for it."""
         if layer not in self._stores:
             self._stores[layer] = rotary.prepared(queries.x, self.keys[layer], self.values[layer], queries.rope)
@@ -149,14 +147,16 @@ class Group:
             seen = seen & (columns >= mx.array(self.padding)[:, None, None, None])
         return seen
 
-    def seen(self, new: int, window: int) -> Seen | SeenByFew:
-        """The mask of new columns, for a kernel that reads each row's own columns only."""
+    def seen_by_few(self, new: int, window: int) -> SeenByFew:
+        """The mask of a few new columns, for a kernel that reads each row's own columns only."""
         end = self.end + new
-        if new > 1:
-            padding, behind = mx.array(self.padding, mx.int32), mx.array([end], mx.int32)
-            longest = end - min(self.padding)
-            longest = min(longest, window + new - 1) if window else longest
-            return SeenByFew(padding, behind, longest, new, window)
+        longest = end - min(self.padding)
+        longest = min(longest, window + new - 1) if window else longest
+        return SeenByFew(mx.array(self.padding, mx.int32), mx.array([end], mx.int32), longest, new, window)
+
+    def seen(self, window: int) -> Seen:
+        """The same of one new column."""
+        end = self.end + 1
         firsts = [max(padding, end - window if window else 0) for padding in self.padding]
         return Seen(mx.array(firsts, mx.int32), mx.array([end], mx.int32), shares(end - min(firsts), len(firsts)))
 
@@ -204,7 +204,7 @@ class Forward:
             self.offset = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths)
         self._windows = [shape.window for shape in shapes]
         self._few = few(new, shapes)
-        self._unread, self._seen = self._to_be_unread(), dict[int, Seen | SeenByFew]()
+        self._unread, self._seen = self._to_be_unread(), dict[int, Seen]()
         pairs = zip(groups, self._unread, strict=True)
         self._appends = [group.append_unread if unread else group.append for group, unread in pairs]
 
@@ -239,7 +239,7 @@ class Forward:
             self.offset = self.offset + 1
             for layer in layers:
                 layer.offset = self.offset
-        for at, (firsts, end, *_) in self._seen.items():
+        for at, (firsts, end, _) in self._seen.items():
             group = self._groups[at]
             self._seen[at] = Seen(firsts, end + 1, shares(group.end + 1 - min(group.padding), len(group.padding)))
         return True
@@ -274,17 +274,19 @@ class Forward:
         return turned, held_keys.read(), held_values.read()
 
     def mask(self, window: int, as_array: bool) -> Any:
-        masks = [
-            self._seen_by(at, window) if unread else group.mask(self._new, window, as_array)
-            for at, (group, unread) in enumerate(zip(self._groups, self._unread, strict=True))
-        ]
+        masks = [self._mask(at, window, as_array) for at in range(len(self._groups))]
         return masks[0] if len(masks) == 1 else Ragged(masks)
 
-    def _seen_by(self, at: int, window: int) -> Seen | SeenByFew:
+    def _mask(self, at: int, window: int, as_array: bool) -> Any:
+        if self._few:
+            return self._groups[at].seen_by_few(self._new, window)
+        return self._seen_by(at, window) if self._unread[at] else self._groups[at].mask(self._new, window, as_array)
+
+    def _seen_by(self, at: int, window: int) -> Seen:
         if window:
-            return self._groups[at].seen(self._new, window)
+            return self._groups[at].seen(window)
         if at not in self._seen:
-            self._seen[at] = self._groups[at].seen(self._new, 0)
+            self._seen[at] = self._groups[at].seen(0)
         return self._seen[at]
 
     def finish(self, new: list[int]) -> None:

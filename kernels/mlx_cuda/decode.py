@@ -13,8 +13,9 @@ from zlib import crc32
 
 import mlx.core as mx
 
+from .tensor_cores import HALVES
+
 DIMS = (64, 128, 256)  # of a head: a whole number of 16-byte reads, shared by 8, 16 or 32 threads
-HALVES = (mx.float16, mx.bfloat16)
 THREADS = 256
 SHARED = 1024  # heads of queries that share a head of keys, times their dim: their sums fit into a block's memory
 ALONE = 2048  # columns up to which a row has one block, as joining what several found costs calls of its own
@@ -131,10 +132,12 @@ LOGS = """
 """
 
 
-def visible(firsts: mx.array, end: mx.array, columns: int) -> mx.array:
-    """[rows, 1, 1, columns] bool; the first column that each row sees, [rows] int32, and that behind the last, [1]."""
-    places = mx.arange(columns)
-    return (places >= firsts[:, None, None, None]) & (places < end)
+def visible(firsts: mx.array, end: mx.array, columns: int, new: int = 1, window: int = 0) -> mx.array:
+    """[rows, 1, new, columns] bool: a token sees no column before its row's of `firsts` [rows] int32, none behind its
+    own, which are the last before `end` [1], and with a `window` only so many."""
+    places, own = mx.arange(columns), (end - new + mx.arange(new))[:, None]
+    seen = (places >= firsts[:, None, None, None]) & (places <= own)
+    return seen & (places > own - window) if window else seen
 
 
 def reference(q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array, scale: float) -> mx.array:

@@ -13,6 +13,7 @@ from zlib import crc32
 
 import mlx.core as mx
 
+from .decode import visible
 from .tensor_cores import HALVES, multiply
 
 DIMS = (64, 128)  # of a head: more are too many for a thread's registers
@@ -173,19 +174,11 @@ JOIN = """
 """
 
 
-def visible(firsts: mx.array, end: mx.array, new: int, window: int, columns: int) -> mx.array:
-    """[rows, 1, new, columns] bool: a token sees no column before its row's of `firsts` [rows], none behind its own,
-    which are the last before `end` [1], and with a `window` only so many."""
-    places, own = mx.arange(columns), (end - new + mx.arange(new))[:, None]
-    seen = (places >= firsts[:, None, None, None]) & (places <= own)
-    return seen & (places > own - window) if window else seen
-
-
 def reference(
     q: mx.array, keys: mx.array, values: mx.array, firsts: mx.array, end: mx.array, window: int, scale: float
 ) -> mx.array:
     """q [rows, heads, new, dim]; keys, values [rows, kv heads, columns, dim]; what is seen: see `visible` -> as q."""
-    mask = visible(firsts, end, q.shape[2], window, keys.shape[2])
+    mask = visible(firsts, end, keys.shape[2], q.shape[2], window)
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
 
 

@@ -752,7 +752,7 @@ def test_layers_that_read_the_keys_of_another_or_have_sinks(
 def test_few_tokens_see_no_more_columns_than_their_window() -> None:
     """By which their kernel is told how many warps share them."""
     group = caches.Group([], [], 500, [3, 0])
-    assert [group.seen(5, window).longest for window in (0, 24, 1000)] == [505, 28, 505]  # type: ignore[union-attr]
+    assert [group.seen_by_few(5, window).longest for window in (0, 24, 1000)] == [505, 28, 505]
 
 
 def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
