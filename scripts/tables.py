@@ -30,7 +30,7 @@ HARDWARE = {
     "llamacpp": "GGUF models (llama.cpp)",
 }
 WHERE = {
-    "mlx": "MLX's CPU device, in CI, and on its CUDA device (an H200, 2026-11-22: "
+    "mlx": "MLX's CPU device, in CI, and on its CUDA device (an H200, with earlier versions of 2026-11-22: "
     "`pytest tests/backends/test_mlx*.py`; the suite passed in three arrangements, and so did the tests against the "
     "oracle; time was up before all others had run, and ten that compare float32 tokens failed, as they may where "
     "float32 products keep fewer bits)",
