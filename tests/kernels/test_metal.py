@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,11 @@ import mlx.core as mx
 from localllm.kernels.metal import rope_store as rope_op
 from localllm.kernels.metal import swiglu as op
 
+from .emulation import execute
 from .test_mlx_rope_store import CASES, DTYPES, Case, Given, check, given
 
 HARNESS = """
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
 using uint = uint32_t;
 using std::exp;
 using T = float;
@@ -30,12 +27,6 @@ constexpr uint INS = {ins}, OUTS = {outs}, CHOICES = {choices};
 struct {{ uint x, y, z; }} thread_position_in_grid;
 const uint thread_index_in_simdgroup = 0, threads_per_simdgroup = 1;
 float simd_sum(float x) {{ return x; }}
-template <class V> V* read(const char* name, size_t count) {{
-  V* data = new V[count];
-  FILE* file = fopen(name, "rb");
-  if (!file || fread(data, sizeof(V), count, file) != count) throw name;
-  return data;
-}}
 int main() {{
 {reads}
   float* out = new float[{pairs} * OUTS];
@@ -59,10 +50,7 @@ def emulated(folder: Path, x: np.ndarray, chosen: np.ndarray, gate: op.Experts, 
     code = HARNESS.format(
         ins=x.shape[1], outs=outs, choices=choices, pairs=tokens * choices, reads="\n".join(reads), source=op.SOURCE
     )
-    (folder / "kernel.cpp").write_text(code)
-    compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
-    subprocess.run([compiler, "-O1", "-o", "kernel", "kernel.cpp"], cwd=folder, check=True)
-    subprocess.run(["./kernel"], cwd=folder, check=True)
+    execute(code, folder)
     return np.fromfile(folder / "out", np.float32).reshape(tokens, choices, outs)
 
 
@@ -84,26 +72,8 @@ def test_swiglu_source_equals_the_reference(tmp_path: Path, tokens: int, choices
 
 ROPE_HARNESS = """
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
 using uint = uint32_t;
 struct uint3 { uint x, y, z; };
-struct bfloat16 {
-  uint16_t bits;
-  explicit operator float() const {
-    const uint32_t wide = uint32_t(bits) << 16;
-    float x;
-    memcpy(&x, &wide, 4);
-    return x;
-  }
-  explicit bfloat16(float x) {
-    uint32_t wide;
-    memcpy(&wide, &x, 4);
-    bits = uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
-  }
-  bfloat16() = default;
-};
 namespace metal {
 using std::exp2;
 namespace fast {
@@ -112,9 +82,6 @@ using std::sin;
 }
 }
 #define device
-#define read(kind, name, count) \\
-  kind* name = new kind[count]; \\
-  if (fread(name, sizeof(kind), count, fopen(#name, "rb")) != size_t(count)) return 1;
 int main() {
 """
 
@@ -130,7 +97,7 @@ def rope_emulated(folder: Path, case: Case, asked: Given) -> rope_op.Stored:
         new = name in ("q", "k", "v")  # heads lie together in what projections answer
         memory = mx.contiguous(x.transpose(0, 2, 1, 3) if new else x)
         np.array(memory.view(mx.uint16) if memory.itemsize == 2 else memory).tofile(folder / name)
-        body.append(f"read({kinds[x.dtype]}, {name}, {x.size})")
+        body.append(f'auto {name} = read<{kinds[x.dtype]}>("{name}", {x.size});')
         if x.ndim == 4:
             _, heads, columns, dim = x.shape
             body.append(f"const int64_t {name}_strides[] = {{{heads * columns * dim}, {columns * dim}, {dim}, 1}};")
@@ -144,12 +111,7 @@ def rope_emulated(folder: Path, case: Case, asked: Given) -> rope_op.Stored:
     body += [rope_op.METAL, rope_op.source(case.rope), "}(uint3{x, y, z});"]
     outs = {"out": asked.q, "keys": asked.keys, "values": asked.values}
     body += [f'fwrite({name}, sizeof(T), {x.size}, fopen("{name}", "wb"));' for name, x in outs.items()]
-    (folder / "kernel.cpp").write_text(ROPE_HARNESS + "\n".join(body) + "\n}\n")
-    compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
-    subprocess.run(
-        [compiler, "-O1", "-fsanitize=address,undefined", "-o", "kernel", "kernel.cpp"], cwd=folder, check=True
-    )
-    subprocess.run(["./kernel"], cwd=folder, check=True, env={"ASAN_OPTIONS": "detect_leaks=0"})
+    execute(ROPE_HARNESS + "\n".join(body) + "\n}\n", folder, "-fsanitize=address,undefined")
 
     def told(name: str, like: mx.array) -> mx.array:
         kind = np.uint16 if like.itemsize == 2 else np.uint32

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-import pytest
+
+from .emulation import execute
 
 # Products are summed up of the parts that PTX says each thread of a warp holds.
 PRELUDE = """
 #include <algorithm>
 #include <barrier>
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 #include <thread>
 #include <vector>
 using std::max, std::min;
-struct bfloat16 {
-  uint16_t bits;
-  bfloat16() = default;
-  explicit bfloat16(float x) {
-    uint32_t wide;
-    memcpy(&wide, &x, 4);
-    bits = uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
-  }
-};
 struct uint4 { uint32_t x, y, z, w; };
 uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 uint4 __ldcs(const uint4* from) { return *from; }
@@ -98,12 +85,6 @@ template <class Call> void launch(int blocks, int height, int threads, Call call
       running.emplace_back([=] { threadIdx = {thread, 0}, blockIdx = {at % blocks, at / blocks}; call(); });
   }
 }
-template <class V> V* read(const char* name, size_t count) {
-  V* data = new V[count];
-  FILE* file = fopen(name, "rb");
-  if (!file || fread(data, sizeof(V), count, file) != count) throw name;
-  return data;
-}
 template <class V> V* poisoned(size_t count) {
   V* data = new V[count];
   memset(data, 0xff, count * sizeof(V));
@@ -120,15 +101,11 @@ using T = bfloat16;
 def run(code: str, parts: Mapping[str, object], arrays: Mapping[str, mx.array], folder: Path) -> None:
     """Compile and run C++ behind PRELUDE in `folder`, with each {NAME} of `parts` put in; it finds the arrays by name,
     bf16 as bits."""
-    compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
     for name, part in parts.items():
         code = code.replace(f"{{{name}}}", str(part))
     for name, x in arrays.items():
         np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x).tofile(folder / name)
-    (folder / "kernel.cpp").write_text(PRELUDE + code)
-    build = [compiler, "-std=c++20", "-O1", "-fno-strict-aliasing", "-pthread", "-o", "kernel", "kernel.cpp"]
-    subprocess.run(build, cwd=folder, check=True)
-    subprocess.run(["./kernel"], cwd=folder, check=True)
+    execute(PRELUDE + code, folder, "-std=c++20", "-fno-strict-aliasing", "-pthread")
 
 
 def bf16(path: Path) -> mx.array:

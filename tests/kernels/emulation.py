@@ -1,0 +1,44 @@
+"""Sources of GPU kernels, compiled as C++ and run: what every way to do so has in common."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NUMBERS = """
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+struct bfloat16 {
+  uint16_t bits;
+  bfloat16() = default;
+  explicit bfloat16(float x) {
+    uint32_t wide;
+    memcpy(&wide, &x, 4);
+    bits = uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+  }
+  explicit operator float() const {
+    const uint32_t wide = uint32_t(bits) << 16;
+    float x;
+    memcpy(&x, &wide, 4);
+    return x;
+  }
+};
+template <class V> V* read(const char* name, size_t count) {
+  V* data = new V[count];
+  FILE* file = fopen(name, "rb");
+  if (!file || fread(data, sizeof(V), count, file) != count) throw name;
+  return data;
+}
+"""
+
+
+def execute(code: str, folder: Path, *flags: str) -> None:
+    """Compile and run C++ behind NUMBERS in `folder`, where it finds and leaves its arrays."""
+    compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
+    (folder / "kernel.cpp").write_text(NUMBERS + code)
+    subprocess.run([compiler, "-O1", *flags, "-o", "kernel", "kernel.cpp"], cwd=folder, check=True)
+    subprocess.run(["./kernel"], cwd=folder, check=True, env={"ASAN_OPTIONS": "detect_leaks=0"})
