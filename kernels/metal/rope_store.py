@@ -54,9 +54,10 @@ def reference(
     end: mx.array,
     rope: Rope,
 ) -> Stored:
-    """q, k, v [rows, heads or kv heads, 1, dim] and caches [rows, kv heads, columns, dim] -> q turned, and the caches
-    with k, turned, and v in the last column before `end`, [1] int32; `padding`, [rows] int32: columns before a row's
-    position 0."""
+    """q, k, v [rows, heads or kv heads, new, dim] and caches [rows, kv heads, columns, dim] -> q turned, and the caches
+    with k, turned, and v in the last `new` columns before `end`, [1] int32; `padding`, [rows] int32: columns before a
+    row's position 0. The kernel of this file computes one new column."""
+    start = end - k.shape[2]
     turned, key = (
         mx.fast.rope(
             x,
@@ -64,16 +65,15 @@ def reference(
             traditional=rope.traditional,
             base=rope.base,
             scale=rope.scale,
-            offset=end - 1 - padding,
+            offset=start - padding,
             freqs=rope.freqs,
         )
         for x in (q, k)
     )
-    return Stored(turned, mx.slice_update(keys, key, end - 1, (2,)), mx.slice_update(values, v, end - 1, (2,)))
+    return Stored(turned, mx.slice_update(keys, key, start, (2,)), mx.slice_update(values, v, start, (2,)))
 
 
 # `at` is a thread's place: which pair of a head's dims, which head (of queries, then keys, then values), which row.
-# Angles are computed as MLX's own kernel does, to which the keys of a prompt are due.
 SOURCE = """
     const int pair = at.x, slot = at.y, row = at.z, column = ends[0] - 1;
     const bool query = slot < HEADS, value = slot >= HEADS + KV_HEADS;
@@ -101,8 +101,7 @@ SOURCE = """
       to[other * written] = from[other * read];
       return;
     }
-    const float position = SCALE * float(column - padding[row]);
-    const float angle = position * (INVERSE);
+    const float angle = ANGLE;
     const float cosine = cos(angle), sine = sin(angle);
     const float x = float(from[one * read]), y = float(from[other * read]);
     to[one * written] = T(x * cosine - y * sine);
@@ -117,14 +116,20 @@ METAL = """
 INPUTS = ("q", "k", "v", "keys", "values", "padding", "ends")
 
 
-def source(rope: Rope) -> str:
-    """The kernel's lines but for those of its device."""
+def angle(rope: Rope) -> str:
+    """By what the `pair` of `half_dims` turns of a token that lies in `column` of `row`, as an expression: computed as
+    MLX's own kernel does, to which the keys of a prompt are due."""
     if rope.freqs is not None:
         inverse = "1.0f / freqs[pair]"
     else:
         assert rope.base is not None, "a rope has a base or freqs"
         inverse = f"exp2(-(float(pair) / float(half_dims)) * {math.log2(rope.base)!r}f)"
-    return SOURCE.replace("SCALE", f"{float(rope.scale)!r}f").replace("INVERSE", inverse)
+    return f"{float(rope.scale)!r}f * float(column - padding[row]) * ({inverse})"
+
+
+def source(rope: Rope) -> str:
+    """The kernel's lines but for those of its device."""
+    return SOURCE.replace("ANGLE", angle(rope))
 
 
 @cache
