@@ -98,14 +98,14 @@ using T = bfloat16;
 """
 
 
-def run(code: str, parts: Mapping[str, object], arrays: Mapping[str, mx.array], folder: Path) -> None:
+def run(code: str, parts: Mapping[str, object], arrays: Mapping[str, mx.array], folder: Path, *flags: str) -> None:
     """Compile and run C++ behind PRELUDE in `folder`, with each {NAME} of `parts` put in; it finds the arrays by name,
     bf16 as bits."""
     for name, part in parts.items():
         code = code.replace(f"{{{name}}}", str(part))
     for name, x in arrays.items():
         np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x).tofile(folder / name)
-    execute(PRELUDE + code, folder, "-std=c++20", "-fno-strict-aliasing", "-pthread")
+    execute(PRELUDE + code, folder, "-std=c++20", "-fno-strict-aliasing", "-pthread", *flags)
 
 
 def bf16(path: Path) -> mx.array:
