@@ -112,7 +112,8 @@ class TestMlxWithBounds(RoomForAll, Conformance):
         yield from patched(caches, "few", lambda new, _: 1 < new <= 64)
 
     @pytest.fixture(scope="class", autouse=True)
-    def joined(self) -> Iterator[None]:
+    @classmethod
+    def joined(cls) -> Iterator[None]:
         yield from patched(projections, "JOINS", True)
 
 
