@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -108,6 +108,13 @@ class Group:
             self.keys[layer], self.values[layer] = _grown(self.keys[layer], end), _grown(self.values[layer], end)
         self.keys[layer][..., self.end : end, :] = keys
         self.values[layer][..., self.end : end, :] = values
+        return end
+
+    def reserve(self, new: int) -> int:
+        """Make room for so many columns in all layers -> where they end."""
+        end = self.end + new
+        if end > self.columns:
+            self.keys, self.values = ([_grown(x, end) for x in held] for held in (self.keys, self.values))
         return end
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -210,7 +217,10 @@ class Forward:
 
     def layers(self) -> list[LayerCache]:
         """What a model is handed. Not kept: they have this, and with them in it groups would wait for Python's gc."""
-        return [LayerCache(self, layer, window) for layer, window in enumerate(self._windows)]
+        return [
+            LayerCache(self, layer, window, handed_on if self.in_place else partial(self.append, layer))
+            for layer, window in enumerate(self._windows)
+        ]
 
     def _to_be_unread(self) -> list[bool]:
         """Of which groups a kernel of ours reads: short rows of one length are MLX's own's, called with less ado."""
@@ -256,12 +266,7 @@ class Forward:
 
     def store(self, layer: int, queries: Unturned, keys: mx.array, values: mx.array) -> tuple[mx.array, Any, Any]:
         """Write a layer's new keys and values in place -> its queries, turned, and all keys and values."""
-        if len(self._groups) == 1:
-            return self._store(0, layer, queries, keys, values)
-        parts = zip(*(mx.split(x, self._bounds) for x in (queries.x, keys, values)), strict=True)
-        stored = [self._store(at, layer, Unturned(q, queries.rope), k, v) for at, (q, k, v) in enumerate(parts)]
-        turned, held_keys, held_values = zip(*stored, strict=True)
-        return mx.concatenate(list(turned)), Ragged(held_keys), Ragged(held_values)
+        return by_group(self._store, self._bounds, layer, queries, keys, values)
 
     def _store(
         self, at: int, layer: int, queries: Unturned, keys: mx.array, values: mx.array
@@ -296,31 +301,58 @@ class Forward:
             group.end += count
 
 
+def by_group(
+    store: Callable[..., tuple[mx.array, Any, Any]],
+    bounds: list[int],
+    layer: int,
+    queries: Unturned,
+    keys: mx.array,
+    values: mx.array,
+) -> tuple[mx.array, Any, Any]:
+    """What `store` answers for each group, whose rows end at `bounds`, as one."""
+    if not bounds:
+        return store(0, layer, queries, keys, values)
+    parts = zip(*(mx.split(x, bounds) for x in (queries.x, keys, values)), strict=True)
+    stored = [store(at, layer, Unturned(q, queries.rope), k, v) for at, (q, k, v) in enumerate(parts)]
+    turned, held_keys, held_values = zip(*stored, strict=True)
+    return mx.concatenate(list(turned)), Ragged(held_keys), Ragged(held_values)
+
+
+class Step(Protocol):
+    """What a model's layers ask of the caches of one call."""
+
+    offset: Any
+
+    def mask(self, window: int, as_array: bool) -> Any: ...
+
+    def store(self, layer: int, queries: Unturned, keys: mx.array, values: mx.array) -> tuple[mx.array, Any, Any]:
+        """Where `offset` is LATER."""
+
+
 class LayerCache(Attended):
-    """What a model of mlx-lm sees of a Forward in one of its layers.
+    """What a model of mlx-lm sees of a Step in one of its layers.
 
     `offset`: positions before the new tokens, of each row; `update_and_fetch`: keys, values -> those of all positions.
     """
 
-    def __init__(self, forward: Forward, layer: int, window: int) -> None:
-        self._forward, self._layer, self._window = forward, layer, window
+    def __init__(self, step: Step, layer: int, window: int, update_and_fetch: Callable[[Any, Any], Any]) -> None:
+        self._step, self._layer, self._window = step, layer, window
         # Attributes, not methods: a step of a small model is as long as the calls that its layers make.
-        self.offset = forward.offset
-        self.update_and_fetch: Any = _handed_on if forward.in_place else partial(forward.append, layer)
+        self.offset, self.update_and_fetch = step.offset, update_and_fetch
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Named as mlx-lm names it. A layer whose own cache would turn over sees its window, asked for or not."""
         windows = [window for window in (self._window, window_size) if window]
-        return self._forward.mask(min(windows, default=0), return_array)
+        return self._step.mask(min(windows, default=0), return_array)
 
     def attend(
         self, attention: Any, queries: Unturned, keys: Unturned, values: mx.array, scale: float, mask: Any, sinks: Any
     ) -> mx.array:
         """Where `offset` was LATER: write, then attention."""
-        stored = self._forward.store(self._layer, queries, keys.x, values)
+        stored = self._step.store(self._layer, queries, keys.x, values)
         found: mx.array = attention(*stored, self, scale, mask, sinks)
         return found
 
 
-def _handed_on(keys: Unturned, values: mx.array) -> tuple[Unturned, mx.array]:
+def handed_on(keys: Unturned, values: mx.array) -> tuple[Unturned, mx.array]:
     return keys, values

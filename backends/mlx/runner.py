@@ -17,8 +17,10 @@ from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
+from . import caches
 from .caches import DECODES, Forward, LayerCache
 from .failures import failures, shortages
+from .few import FewCalls
 from .loading import Loaded
 from .residents import Residents
 from .sampler import Drawn, sample
@@ -138,6 +140,7 @@ class MlxRunner:
 
     def __init__(self, loaded: Loaded, spec: RunnerSpec, residents: Residents, stream: mx.Stream) -> None:
         self._loaded, self._spec, self._residents, self._stream = loaded, spec, residents, stream
+        self._few = FewCalls(loaded.model, loaded.trunk, loaded.shapes)
         self._computing = threading.Lock()  # the stream is for one thread at a time
         self._last: _Drawn | None = None
         self._before: _Called | None = None
@@ -228,6 +231,9 @@ class MlxRunner:
     def _called(self, work: Work, tokens: mx.array, in_place: bool = False) -> tuple[mx.array, mx.array]:
         """See Trunk.call; with the last step's caches, where this one goes on with the same rows. `in_place`: this call
         is all of its step, all that it computes is asked for, and the one before had the same rows: see Forward."""
+        if self._loaded.turns_late and caches.few(work.filled, self._loaded.shapes):
+            self._before = None
+            return self._few.call(work.groups, work.new, tokens)
         call = self._before
         if call is None or work is not call.work or not call.forward.again(call.layers, in_place):
             forward = Forward(work.groups, work.filled, self._loaded.shapes, in_place)
@@ -278,7 +284,7 @@ class MlxRunner:
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
         self._rest.close()
-        del self._loaded, self._residents, self._last, self._before
+        del self._loaded, self._few, self._residents, self._last, self._before
 
     def _give_back(self) -> None:
         """Memory of ended requests, and freed memory that MLX keeps, goes back to the system."""

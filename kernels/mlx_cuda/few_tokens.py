@@ -196,6 +196,14 @@ def shares(longest: int, rows: int, heads: int, new: int) -> int:
     return splits
 
 
+def shared_as(longest: int) -> int:
+    """Columns for which `shares` says the same, as few numbers as can be."""
+    splits = 1
+    while splits < MOST_SPLITS and splits * SHARE < longest:
+        splits *= 2
+    return splits * SHARE
+
+
 @cache
 def _kernel(dtype: mx.Dtype, scale: float, shared: bool) -> Any:
     header = multiply(dtype)

@@ -17,7 +17,7 @@ import mlx_lm.utils
 from mlx_lm.models.cache import KVCache
 
 from localllm.backends import mlx
-from localllm.backends.mlx import caches
+from localllm.backends.mlx import caches, rotary
 from localllm.backends.mlx import runner as runner_module
 from localllm.backends.mlx.caches import STEP, Group, LayerShape
 from localllm.backends.mlx.pool import PIECES, Pool
@@ -44,13 +44,21 @@ IN_TURN = Sampling(frequency_penalty=1e-12)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     folder = tmp_path_factory.mktemp(request.param.label)
     request.param.save(folder)
-    return Loaded(mlx.open(read_model(folder), SMALL), mlx_lm.utils.load_model(folder)[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotary, "IN_PLACE", True)
+        found = Loaded(mlx.open(read_model(folder), SMALL), mlx_lm.utils.load_model(folder)[0])
+    if not mx.cuda.is_available():
+        assert as_is(found.runner)._loaded.turns_late
+        as_is(found.runner)._loaded = replace(as_is(found.runner)._loaded, turns_late=False)
+    return found
 
 
 @pytest.fixture(params=["in-turn", "overlapped", "as on CUDA"])
 def planned(loaded: Loaded, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Planned:
-    """On CUDA prompts are filled up, and kernels of ours are told which columns rows see (their references compute)."""
-    if request.param == "as on CUDA":
+    """On CUDA prompts are filled up, kernels of ours are told which columns rows see, and write (their references
+    compute)."""
+    if request.param == "as on CUDA" and not mx.cuda.is_available():
+        monkeypatch.setattr(loaded.runner, "_loaded", replace(as_is(loaded.runner)._loaded, turns_late=True))
         monkeypatch.setattr(caches, "DECODES", True)
         monkeypatch.setattr(caches, "few", lambda new, _: 1 < new <= 64)
         monkeypatch.setattr(caches, "PREFILL", 16)
