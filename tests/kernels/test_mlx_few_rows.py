@@ -42,12 +42,11 @@ def check(found: mx.array, x: mx.array, weight: mx.array) -> None:
     np.testing.assert_allclose(np.array(found.astype(mx.float32)), np.array(expected), rtol=step, atol=1e-4)
 
 
-SHAPES = [op.Shape(tiles, *others) for tiles in (1, 2, 4, 8) for others in ((1, 8), (2, 8), (2, 4))]
-SHAPES += [op.Shape(tiles, 2, 2) for tiles in (4, 8)]
+SHAPES = [op.Shape(tiles, *others) for tiles in (1, 2) for others in ((1, 8), (2, 8), (2, 4))]
 
 
 def test_every_shape_is_tried() -> None:
-    found = {op.shape(rows, outputs) for rows in range(2, op.ROWS + 1) for outputs in (*range(8, 30_000, 56), 151_936)}
+    found = {op.shape(rows, outputs) for rows in range(2, op.ROWS + 1) for outputs in range(8, 40_000, 56)}
     assert found == set(SHAPES)
     assert all(8 * op.shape(rows, 1024).tiles >= rows for rows in range(2, op.ROWS + 1))
 
@@ -71,21 +70,23 @@ def test_its_source_equals_the_reference(tmp_path: Path, shape: op.Shape, chunks
 
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="MLX has no CUDA device here")
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
-@pytest.mark.parametrize("rows", [2, 3, 7, 8, 9, 16, 17, 31, 33, 63, 64])
+@pytest.mark.parametrize("rows", [2, 3, 7, 8, 9, 15, 16])
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1000, 1024), (33, 128), (1024, 3072), (24_576, 384)])
 def test_it_equals_the_reference(dtype: mx.Dtype, rows: int, outputs: int, inputs: int) -> None:
     x, weight = numbers(rows, outputs, inputs, dtype)
-    assert op.fits(rows, inputs, (dtype, dtype))
+    assert op.fits(rows, (outputs, inputs), (dtype, dtype))
     part = mx.concatenate([weight, weight])[outputs:]  # as projections of one input have theirs
     check(op.product(x, part, part.T), x, weight)
 
 
 def test_what_does_not_fit_is_mlx_s_own() -> None:
     half = mx.float16
-    for rows, inputs, dtype in ((1, 128, half), (65, 128, half), (8, 64, half), (8, 128, mx.float32)):
+    for rows, inputs, dtype in ((1, 128, half), (17, 128, half), (8, 64, half), (8, 128, mx.float32)):
         x, weight = numbers(rows, 24, inputs, dtype)
-        assert not op.fits(rows, inputs, (dtype, dtype))
+        assert not op.fits(rows, weight.shape, (dtype, dtype))
         assert mx.array_equal(op.product(x, weight, weight.T), x @ weight.T)
+    assert op.fits(16, (2**13, 2**12), (half, half))
+    assert not op.fits(2, (2**13 + 1, 2**12), (half, half))
 
 
 @pytest.mark.real_otherdevice
