@@ -139,7 +139,8 @@ def test_tokens_see_what_lies_before_them(case: Case, dtype: mx.Dtype, long: boo
     case = case._replace(end=case.end + 1500, columns=case.columns and case.columns + 1500) if long else case
     given, scale = case.arrays(dtype), case.dim**-0.5
     expected = case.expected(**given)
-    if not mx.cuda.is_available():  # what stands in for it multiplies all columns
+    if not (mx.cuda.is_available() and op.fits(case.new, (case.dim, case.dim), dtype)):
+        # What stands in for the kernel multiplies all columns.
         given |= {name: mx.where(mx.isnan(given[name]), 0, given[name]) for name in "kv"}
     # As a part of something larger.
     given["q"] = mx.concatenate([given["q"], given["q"]], axis=-1)[..., : case.dim]
