@@ -70,19 +70,19 @@ class Groups:
                 found.update(placed.residents)
         return found
 
-    def settle(self, present: Set[Resident]) -> list[Resident]:
-        """A step begins -> who is to leave: rows that leave a group others go on with give up their place; a group that
-        all left waits a little."""
-        leaving = list[Resident]()
+    def settle(self, present: Set[Resident]) -> tuple[list[Resident], list[Resident]]:
+        """A step begins -> who is to leave: rows that leave a group others go on with give up their place, and may be
+        back soon; a group that all left waits a little before it does."""
+        away, past = list[Resident](), list[Resident]()
         for placed in self._placed:
-            away = [resident for resident in placed.residents if resident not in present]
-            if len(away) < len(placed.residents):
+            absent = [resident for resident in placed.residents if resident not in present]
+            if len(absent) < len(placed.residents):
                 placed.steps, placed.absent = placed.steps + 1, 0
-                leaving += away
+                away += absent
             else:
                 placed.steps, placed.absent = 0, placed.absent + 1
-                leaving += away if placed.absent > PATIENCE else []
-        return leaving
+                past += absent if placed.absent > PATIENCE else []
+        return away, past
 
     def place(self, group: Group, residents: list[Resident]) -> None:
         """Into the rows of a new group; none of them lies with others."""

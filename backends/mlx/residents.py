@@ -81,7 +81,9 @@ class Residents:
         heirs = {row: heir for row in rows if row not in found and row.start and (heir := self._heir(row)) is not None}
         self._begun = list(heirs.values())
         found |= heirs
-        self._drop(self.groups.settle(present))
+        away, past = self.groups.settle(present)
+        self._drop(past)
+        self._drop(away, unsure=found.values())
         read = {int(row.head[-1]) for row in rows if len(row.head)}
         self._forget(self._new_pages(rows, found), keep=set(found.values()), read=read)
         joining = self._joining(rows, found, heirs)
@@ -161,7 +163,7 @@ class Residents:
             if row in heirs or row not in found:
                 held = heirs[row].group.columns if row in heirs else 0
                 takes = max(held, self._needs(row))
-                if not self.make_room(claimed + takes):
+                if not self.make_room(claimed + takes, found.values()):
                     continue
                 if row in heirs:
                     self.groups.place(heirs[row].group, [heirs[row]])
@@ -171,10 +173,10 @@ class Residents:
             joining.append(row)
         return joining
 
-    def make_room(self, columns: int) -> bool:
-        """For so many beside those placed; groups that wait for their rows give way."""
+    def make_room(self, columns: int, computing: Collection[Resident]) -> bool:
+        """For so many beside those placed; groups that wait for their rows give way. `computing`: in this step."""
         if self.groups.columns + columns > self.groups.room:
-            self._drop(self.groups.waiting, unsure=self._begun)
+            self._drop(self.groups.waiting, unsure=computing)
         return self.groups.columns + columns <= self.groups.room
 
     def _take_up(self, row: Row, resident: Resident | None) -> Resident:

@@ -55,13 +55,15 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(params=["in-turn", "overlapped", "as on CUDA"])
 def planned(loaded: Loaded, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Planned:
-    """On CUDA prompts are filled up, kernels of ours are told which columns rows see, and write (their references
-    compute)."""
-    if request.param == "as on CUDA" and not mx.cuda.is_available():
-        monkeypatch.setattr(loaded.runner, "_loaded", replace(as_is(loaded.runner)._loaded, turns_late=True))
+    """On CUDA prompts are filled up, rows that decode lie in one group, and kernels of ours are told which columns they
+    see, and write (their references compute)."""
+    if request.param == "as on CUDA":
+        if not mx.cuda.is_available():
+            monkeypatch.setattr(loaded.runner, "_loaded", replace(as_is(loaded.runner)._loaded, turns_late=True))
         monkeypatch.setattr(caches, "DECODES", True)
         monkeypatch.setattr(caches, "few", lambda new, _: 1 < new <= 64)
         monkeypatch.setattr(caches, "PREFILL", 16)
+        monkeypatch.setattr(residents(loaded.runner).groups, "_group_columns", None)
     return Planned(loaded.runner, overlap=request.param != "in-turn")
 
 
@@ -268,6 +270,26 @@ def test_a_shortage_does_not_take_what_gave_way(loaded: Loaded, monkeypatch: pyt
     monkeypatch.setattr(mx, "async_eval", own)
     after = runner.run(make_batch([Row([9], 16, [1, 2, 4])], 131)).result()
     assert after.tokens.tolist() == loaded.plain([*text, 9], 1)
+
+
+@pytest.mark.parametrize(("rooms", "group_columns"), [(2, 4096), (9, None)], ids=["gave way", "lay together"])
+def test_a_shortage_does_not_take_what_its_rows_have_in_common_with_others(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, rooms: int, group_columns: int | None
+) -> None:
+    """The step fails in which a row goes on that began as another. That one sits out, and gives up its place."""
+    text, runner, own = tokens(17, 16), loaded.runner, mx.async_eval
+    residents(runner).rest()
+    monkeypatch.setattr(residents(runner).groups, "room", rooms * STEP)
+    monkeypatch.setattr(residents(runner).groups, "_group_columns", group_columns)
+    runner.run(make_batch([Row(text, 0, [1, 2])], 131)).result()
+    runner.run(make_batch([Row([7, 8], 8, [1, 3])], 131)).result()
+    runner.run(make_batch([Row([9], 16, [1, 2, 4]), Row([9], 10, [1, 3])], 131)).result()
+    monkeypatch.setattr(mx, "async_eval", no_memory)
+    with pytest.raises(OutOfMemory):
+        runner.run(make_batch([Row([9], 11, [1, 3]), Row([5], 0, [6])], 131))
+    monkeypatch.setattr(mx, "async_eval", own)
+    after = runner.run(make_batch([Row([9], 17, [1, 2, 4])], 131)).result()
+    assert after.tokens.tolist() == loaded.plain([*text, 9, 9], 1)
 
 
 def test_a_shortage_while_a_row_passes_that_began_in_the_arrays_of_others(
