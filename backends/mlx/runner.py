@@ -215,6 +215,7 @@ class MlxRunner:
             if work.passing:
                 with shortages():
                     mx.eval(found, states)
+                    mx.synchronize(self._stream)  # until then a GPU's step may keep the pages it read: see _start
             kept = [at for at, row in enumerate(work.rows) if row in wanted]
             self._residents.written(work, computed=bool(kept))
             if kept:
