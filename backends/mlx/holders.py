@@ -110,14 +110,15 @@ class Holders:
     def _others(self, resident: Resident, start: int, leaving: Collection[Resident] = ()) -> int:
         """From `start` on, up to which position there are others that have its pages, and stay."""
         size = self._pool.page_size
-        for index in range(start // size, len(resident.pages)):
-            end = min((index + 1) * size, resident.length)
-            if not any(
-                other is not resident and not other.lost and other.length >= end and other not in leaving
-                for other in self._by_page[int(resident.pages[index])]
-            ):
+        while start < resident.length and (index := start // size) < len(resident.pages):
+            reached = start
+            for other in self._by_page[int(resident.pages[index])]:
+                if other is not resident and not other.lost and other not in leaving:
+                    end = min(_alike(resident, other, index) * size, other.length, resident.length)
+                    reached = max(reached, end if end == resident.length else end // size * size)
+            if reached == start:
                 break
-            start = max(start, end)
+            start = reached
         return start
 
     def _owed(self, resident: Resident, leaving: Collection[Resident], gone: Collection[int]) -> tuple[int, int]:
@@ -157,7 +158,12 @@ class Holders:
         resident.synced = end
         new = resident.pages[before // size : -(-end // size)].tolist()
         for other in {other for page in new for other in self._by_page[page]}:
-            most = min(len(resident.pages), len(other.pages))
-            differ = np.flatnonzero(resident.pages[:most] != other.pages[:most])
-            same = size * int(differ[0] if len(differ) else most)
+            same = size * _alike(resident, other)
             other.synced = max(other.synced, min(end, same, other.length))
+
+
+def _alike(one: Resident, other: Resident, start: int = 0) -> int:
+    """Up to which page both hold the same, from page `start` on."""
+    most = min(len(one.pages), len(other.pages))
+    differ = np.flatnonzero(one.pages[start:most] != other.pages[start:most])
+    return start + int(differ[0]) if len(differ) else most
