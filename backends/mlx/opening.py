@@ -47,7 +47,10 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
         residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, spec.max_context, GROUP_COLUMNS)
         if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
             mx.eval(residents.pool.keys, residents.pool.values)
-    return MlxRunner(loaded, spec, residents, stream)
+    runner = MlxRunner(loaded, spec, residents, stream)
+    if mx.cuda.is_available():
+        runner.warm()
+    return runner
 
 
 def _memory() -> tuple[int, int]:

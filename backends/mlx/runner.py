@@ -18,7 +18,7 @@ from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
 from . import caches
-from .caches import DECODES, Forward, LayerCache
+from .caches import DECODES, Forward, Group, LayerCache
 from .failures import failures, shortages
 from .few import FewCalls
 from .loading import Loaded
@@ -27,6 +27,7 @@ from .sampler import Drawn, sample
 from .work import Work
 
 IDLE = 5.0  # seconds
+WARM = [(1, 128), (1, caches.FEW), (1, 1), (2, 1), (16, 1)]  # rows of so many tokens, see warm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,18 @@ class MlxRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def warm(self) -> None:
+        """Make a call of each kind, on caches of its own. CUDA compiles a kernel when it is first met on a machine: a
+        second each, which a first answer would wait for."""
+        with failures(), self._computing, mx.stream(self._stream):
+            for rows, new in WARM:
+                new = min(new, self._spec.max_context)
+                work = Work([*range(rows)], [Group.empty(self._loaded.shapes, new + 2, rows)], [new], new)
+                for in_place in (False, self._loaded.turns_late) if new == 1 else (False,):
+                    logits, _ = self._called(work, mx.zeros((rows, new), mx.int32), in_place)
+                    mx.eval(logits.argmax(axis=-1), work.groups[0].keys, work.groups[0].values)
+            self._before = None
 
     def run(self, batch: Batch) -> MlxPending:
         self._rest.put_off()
