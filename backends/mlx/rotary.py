@@ -60,14 +60,19 @@ def turns_late(model: nn.Module, trunk: Trunk, layers: int) -> bool:
     for part, kind in ropes:
         object.__setattr__(part, "rope", _rope(part))
         part.__class__ = LATE[kind]
-    trials = [_Trial() for _ in range(layers)]
     with suppress(TypeError, ValueError, AttributeError, IndexError):
-        trunk.call(model, mx.zeros((1, 1), mx.int32), trials, 0)
-        if all(trial.passed for trial in trials):
+        if all(_passed(model, trunk, layers, tokens) for tokens in (1, 2)):
             return True
     for part, kind in ropes:
         part.__class__ = kind
     return False
+
+
+def _passed(model: nn.Module, trunk: Trunk, layers: int, tokens: int) -> bool:
+    """With one token, and with several: only those have a mask in some models."""
+    trials = [_Trial() for _ in range(layers)]
+    trunk.call(model, mx.zeros((1, tokens), mx.int32), trials, 0)
+    return all(trial.passed for trial in trials)
 
 
 def _rope(part: nn.Module) -> Rope:

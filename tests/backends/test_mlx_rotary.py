@@ -223,6 +223,11 @@ def sinking(own: Any, part: Any, x: mx.array, cache: Any, mask: Any) -> mx.array
         return own(part, x, mask, cache)  # type: ignore[no-any-return]
 
 
+def masking(own: Any, part: Any, x: mx.array, cache: Any, mask: Any) -> mx.array:
+    """Where there are several tokens: with a mask of its own making."""
+    return own(part, x, mask if x.shape[1] == 1 else mx.array(mask), cache)  # type: ignore[no-any-return]
+
+
 def half_turned(own: Any, part: Any, x: mx.array, cache: Any, mask: Any) -> mx.array:
     """As multi-head latent attention: what is turned is joined with what is not."""
     with pytest.MonkeyPatch.context() as patch:
@@ -248,7 +253,7 @@ def keys_turned_otherwise(own: Any, part: Any, x: mx.array, cache: Any, mask: An
 
 @pytest.mark.usefixtures("op")
 @pytest.mark.parametrize(
-    "otherwise", [None, scaled, unmasked, sinking, half_turned, unturned_keys, keys_turned_otherwise]
+    "otherwise", [None, scaled, unmasked, sinking, masking, half_turned, unturned_keys, keys_turned_otherwise]
 )
 def test_models_that_do_otherwise_stay_as_they_were(monkeypatch: pytest.MonkeyPatch, otherwise: Any) -> None:
     arguments = llama.ModelArgs("llama", 64, 2, 64, 4, 1e-5, 131, num_key_value_heads=2, rope_theta=1e4)
