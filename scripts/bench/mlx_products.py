@@ -1,11 +1,10 @@
 """Products of few rows on MLX: microseconds of our kernel beside those of MLX's own, whichever device it computes on.
 
 `python scripts/bench/mlx_products.py [--shapes qwen3-0.6b,qwen3-8b] [--rows 2,8,16]` measures the products of a model's
-layer, those of one input joined, and its head, by our kernel even where they are too large for it to be of use. Each
-figure is of a chain that is evaluated at once, as a step is, and whose weights take turns beyond the second-level
-cache. What a product takes to prepare counts (`host` and `peer_host`: that alone, all that happens before the chain is
-waited for), and so does what makes the next depend on it (`between`: a chain of nothing else). The two take turns
-(A B B A), figures are medians over the pairs.
+layer, those of one input joined, and its head. Each figure is of a chain that is evaluated at once, as a step is, and
+whose weights take turns beyond the second-level cache. What a product takes to prepare counts (`host` and `peer_host`:
+that alone, all that happens before the chain is waited for), and so does what makes the next depend on it (`between`: a
+chain of nothing else). The two take turns (A B B A), figures are medians over the pairs.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--save", default="mlx_products", help="which results to replace; empty: none")
     options = parser.parse_args()
-    few_rows.WEIGHT = 2**62  # whose figures these are
     shapes, counts = options.shapes.split(","), [int(count) for count in options.rows.split(",")]
     for figure in measure({name: SHAPES[name] for name in shapes}, counts, options.pairs, READ_BYTES):
         save(options.save, [figure], part=True)  # at once: a later one may not end

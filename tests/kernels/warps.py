@@ -10,13 +10,14 @@ import numpy as np
 
 from .emulation import execute
 
-# Products are summed up of the parts that PTX says each thread of a warp holds.
+# Products are summed up of the parts that PTX says each thread of a warp holds. Copies are there when waited for.
 PRELUDE = """
 #include <algorithm>
 #include <barrier>
 #include <cmath>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 using std::max, std::min;
 struct uint4 { uint32_t x, y, z, w; };
@@ -26,6 +27,13 @@ uint4 __ldg(const uint4* from) { return *from; }
 struct Place { int x, y; };
 thread_local Place threadIdx, blockIdx;
 Place blockDim, gridDim;
+thread_local std::vector<std::vector<std::pair<uint4*, uint4>>> slots{{}};
+void copy_async(uint4* to, const uint4* from) { slots.back().emplace_back(to, *from); }
+void end_of_slot() { slots.emplace_back(); }
+template <size_t PENDING> void await_slots() {
+  for (; slots.size() > PENDING + 1; slots.erase(slots.begin()))
+    for (auto [to, x] : slots.front()) *to = x;
+}
 std::unique_ptr<std::barrier<>> block;
 void __syncthreads() { block->arrive_and_wait(); }
 struct Warp {
