@@ -30,8 +30,8 @@ from .rotary import LATER, Unturned
 DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
 # Prompts are computed in multiples of so many tokens: on CUDA, attention over each new length takes 50 ms to prepare.
 PREFILL = 64 if mx.cuda.is_available() else 1
-FEW_TOKENS = False  # whether a kernel of ours does where they are few, on CUDA: it has not run there yet
-FEW = 16  # these are computed in multiples of so many: rows that are of one length then share a call
+FEW_TOKENS = mx.cuda.is_available()  # a kernel of ours computes attention of few: it has nothing to prepare
+FEW = 16  # they are computed in multiples of so many: rows that are of one length then share a call
 STEP = 256  # columns that a group grows by
 
 
