@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ...kernels.metal.rope_store import Store
-from ...kernels.mlx_cuda import few_tokens
+from ...kernels.mlx_cuda import few_tokens, tensor_cores
 from ...kernels.mlx_cuda.decode import shares
 from . import rotary
 from .attention import Attended, Ragged, Seen, SeenByFew, Unread
@@ -30,7 +30,7 @@ from .rotary import LATER, Unturned
 DECODES = mx.cuda.is_available()  # a kernel of ours reads rows of different length; elsewhere MLX's own does with masks
 # Prompts are computed in multiples of so many tokens: on CUDA, attention over each new length takes 50 ms to prepare.
 PREFILL = 64 if mx.cuda.is_available() else 1
-FEW_TOKENS = mx.cuda.is_available()  # a kernel of ours computes attention of few: it has nothing to prepare
+FEW_TOKENS = tensor_cores.available()  # a kernel of ours computes attention of few: it has nothing to prepare
 FEW = 16  # they are computed in multiples of so many: rows that are of one length then share a call
 STEP = 256  # columns that a group grows by
 

@@ -8,9 +8,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ...kernels.mlx_cuda import tensor_cores
 from ...kernels.mlx_cuda.few_rows import product
 
-FEW_ROWS = mx.cuda.is_available()  # a kernel of ours computes products of few rows
+FEW_ROWS = tensor_cores.available()  # a kernel of ours computes products of few rows
 # On CUDA a product of more than one row takes some 30 µs to prepare, however short: on an H200 with 84 fewer of them a
 # step of 8 rows took 4.95 ms instead of 7.13, of 32 rows 5.34 instead of 8.58 (2026-11-22).
 JOINS = mx.cuda.is_available()

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import mlx.core as mx
 
-from .tensor_cores import HALVES, multiply
+from .tensor_cores import HALVES, available, multiply
 
 WARPS, THREADS = 8, 256  # of a block
 ROWS = 16  # most; beyond, cuBLAS' kernels are worth their plan
@@ -166,7 +166,7 @@ def _call(
     rows: int, weight: tuple[int, int], dtypes: tuple[mx.Dtype, mx.Dtype]
 ) -> Callable[..., list[mx.array]] | None:
     """The kernel with all that these calls have in common; None where it does not compute them."""
-    if not mx.cuda.is_available() or not fits(rows, weight, dtypes):
+    if not available() or not fits(rows, weight, dtypes):
         return None
     outputs, _ = weight
     found = shape(rows, outputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import mlx.core as mx
 
 HALVES = (mx.float16, mx.bfloat16)
@@ -17,6 +19,12 @@ __device__ inline void multiply(
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 """
+
+
+@cache
+def available() -> bool:
+    """Whether MLX computes on a GPU that has them, and copies to shared memory by itself: since Ampere."""
+    return mx.cuda.is_available() and int(mx.device_info()["compute_capability_major"]) >= 8
 
 
 def multiply(dtype: mx.Dtype) -> str:
