@@ -18,7 +18,7 @@ from .rotary import Unturned
 
 
 class Ragged(list[Any]):
-    """Keys, values or masks of several groups; a model hands them on to attention as they are, and so the next two."""
+    """Keys, values or masks of several groups; a model hands them on to attention as they are, and the next three."""
 
 
 class Unread(NamedTuple):
@@ -50,12 +50,17 @@ class SeenByFew(NamedTuple):
 
     firsts: mx.array
     end: mx.array
-    longest: int  # columns that a row's tokens see together, at most
+    longest: int  # columns from a row's first to the end, at most
     new: int
     window: int
 
+    @property
+    def together(self) -> int:
+        """Columns that a row's tokens see, at most."""
+        return min(self.longest, self.window + self.new - 1) if self.window else self.longest
+
     def attend(self, queries: mx.array, keys: Unread, values: Unread, scale: float) -> mx.array:
-        splits = few_tokens.shares(self.longest, *queries.shape[:3])
+        splits = few_tokens.shares(self.together, *queries.shape[:3])
         place = self.firsts, self.end, self.window
         return few_tokens.attend(queries, keys.held, values.held, *place, splits, scale)
 

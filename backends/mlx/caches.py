@@ -157,9 +157,8 @@ class Group:
     def seen_by_few(self, new: int, window: int) -> SeenByFew:
         """The mask of a few new columns, for a kernel that reads each row's own columns only."""
         end = self.end + new
-        longest = end - min(self.padding)
-        longest = min(longest, window + new - 1) if window else longest
-        return SeenByFew(mx.array(self.padding, mx.int32), mx.array([end], mx.int32), longest, new, window)
+        padding = mx.array(self.padding, mx.int32)
+        return SeenByFew(padding, mx.array([end], mx.int32), end - min(self.padding), new, window)
 
     def seen(self, window: int) -> Seen:
         """The same of one new column."""
@@ -169,10 +168,11 @@ class Group:
 
     def begun(self, row: int, start: int, columns: int) -> Group:
         """Positions 0…start-1 of a row as a group of its own, which holds the same arrays: only as many columns as
-        that needs, unless few are too many."""
+        that needs, unless few are too many, and in whole steps if it can be: calls are traced by how many there are."""
         own, first = slice(row, row + 1), self.padding[row]
         if self.columns <= first + columns + STEP:
-            columns += STEP
+            columns = self.columns - first
+            columns = columns if columns % STEP > columns - start else columns // STEP * STEP
         keys, values = ([x[own, :, first : first + columns] for x in held] for held in (self.keys, self.values))
         return Group(keys, values, start, [0])
 
@@ -326,7 +326,8 @@ class Step(Protocol):
     def mask(self, window: int, as_array: bool) -> Any: ...
 
     def store(self, layer: int, queries: Unturned, keys: mx.array, values: mx.array) -> tuple[mx.array, Any, Any]:
-        """Where `offset` is LATER."""
+        """Write a layer's new keys and values, where `offset` is LATER -> its queries, turned, and all keys and
+        values."""
 
 
 class LayerCache(Attended):

@@ -21,7 +21,7 @@ from .caches import Group, LayerCache, LayerShape, by_group, handed_on
 from .rotary import LATER, Unturned
 from .trunk import Trunk
 
-TRACES = 64  # that are kept; each names some thousand operations
+TRACES = 64  # shapes that are remembered; what is traced of one names some thousand operations
 
 
 class Held(NamedTuple):
@@ -85,8 +85,10 @@ class FewCalls:
         if traced is not None:
             try:
                 return traced(*given)
-            except ValueError:  # a model that looks at what it computes
-                self._traces, self._met[shape] = False, None
+            except ValueError as error:
+                if "transformations" not in str(error):
+                    raise
+                self._traces, self._met[shape] = False, None  # a model that looks at what it computes
         return plain(*given)
 
 

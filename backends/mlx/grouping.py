@@ -72,7 +72,7 @@ class Groups:
 
     def settle(self, present: Set[Resident]) -> tuple[list[Resident], list[Resident]]:
         """A step begins -> who is to leave: rows that leave a group others go on with give up their place, and may be
-        back soon; a group that all left waits a little before it does."""
+        back soon; a group that all left waits a little before it does: those rows have ended, most likely."""
         away, past = list[Resident](), list[Resident]()
         for placed in self._placed:
             absent = [resident for resident in placed.residents if resident not in present]

@@ -32,7 +32,7 @@ prepared = cuda.prepared if mx.cuda.is_available() else metal.prepared
 
 
 class Unturned(NamedTuple):
-    """Queries or keys [rows, heads, 1, dim], and how they are to be turned."""
+    """Queries or keys [rows, heads, new, dim], and how they are to be turned."""
 
     x: mx.array
     rope: Rope

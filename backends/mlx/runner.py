@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakMethod, ref
@@ -27,7 +28,7 @@ from .sampler import Drawn, sample
 from .work import Work
 
 IDLE = 5.0  # seconds
-WARM = [(1, 128), (1, caches.FEW), (1, 1), (2, 1), (16, 1)]  # rows of so many tokens, see warm()
+PROMPT = 128  # tokens, of the one that warms
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +155,26 @@ class MlxRunner:
         return self._spec
 
     def warm(self) -> None:
-        """Make a call of each kind, on caches of its own. CUDA compiles a kernel when it is first met on a machine: a
-        second each, which a first answer would wait for."""
-        with failures(), self._computing, mx.stream(self._stream):
-            for rows, new in WARM:
-                new = min(new, self._spec.max_context)
-                work = Work([*range(rows)], [Group.empty(self._loaded.shapes, new + 2, rows)], [new], new)
-                for in_place in (False, self._loaded.turns_late) if new == 1 else (False,):
-                    logits, _ = self._called(work, mx.zeros((rows, new), mx.int32), in_place)
-                    mx.eval(logits.argmax(axis=-1), work.groups[0].keys, work.groups[0].values)
-            self._before = None
+        """Make the calls that most steps make, on caches of their own. CUDA compiles a kernel when it is first met on a
+        machine: a second each, which a first answer would wait for, as it does where there is no memory for this."""
+        prompt, several = min(PROMPT, self._spec.max_context // 2), min(caches.FEW, self._spec.max_rows)
+        with suppress(OutOfMemory), failures(), shortages(), self._computing, mx.stream(self._stream):
+            try:
+                alone = self._warmed(Group.empty(self._loaded.shapes, 2 * PROMPT), prompt)
+                self._warmed(alone, min(caches.FEW, prompt))  # behind others: more than one warp answers each
+                others = [Group.empty(self._loaded.shapes, 2, rows) for rows in {min(2, several), several}]
+                for group in (alone, *others):
+                    self._warmed(group, 1)
+                    self._warmed(group, 1, self._loaded.turns_late)
+            finally:
+                self._before = None
+                mx.clear_cache()
+
+    def _warmed(self, group: Group, new: int, in_place: bool = False) -> Group:
+        rows = len(group.padding)
+        logits, _ = self._called(Work([*range(rows)], [group], [new], new), mx.zeros((rows, new), mx.int32), in_place)
+        mx.eval(logits.argmax(axis=-1), group.keys, group.values)
+        return group
 
     def run(self, batch: Batch) -> MlxPending:
         self._rest.put_off()
@@ -243,8 +254,9 @@ class MlxRunner:
         return self._sorted(logits, order, answers), self._sorted(hidden, order, answers) if states_wanted else None
 
     def _called(self, work: Work, tokens: mx.array, in_place: bool = False) -> tuple[mx.array, mx.array]:
-        """See Trunk.call; with the last step's caches, where this one goes on with the same rows. `in_place`: this call
-        is all of its step, all that it computes is asked for, and the one before had the same rows: see Forward."""
+        """See Trunk.call; few tokens by FewCalls, one of each row with the last step's caches, where this one goes on
+        with the same rows. `in_place`: this call is all of its step, all that it computes is asked for, and the one
+        before had the same rows: see Forward."""
         if self._loaded.turns_late and caches.few(work.filled, self._loaded.shapes):
             self._before = None
             return self._few.call(work.groups, work.new, tokens)

@@ -155,9 +155,8 @@ def _kernel(dtype: mx.Dtype) -> Any:
     return mx.fast.cuda_kernel(name, ["x", "w"], ["out"], SOURCE, header, shared_memory=SHARED)
 
 
-def fits(rows: int, weight: tuple[int, int], dtypes: tuple[mx.Dtype, mx.Dtype]) -> bool:
-    """Whether the kernel computes these: how many rows, (outputs, inputs), the dtypes of x and weight."""
-    _, inputs = weight
+def fits(rows: int, inputs: int, dtypes: tuple[mx.Dtype, mx.Dtype]) -> bool:
+    """Whether the kernel computes these: how many rows and inputs, the dtypes of x and weight."""
     return 1 < rows <= ROWS and inputs % CHUNK == 0 and dtypes[0] == dtypes[1] and dtypes[0] in HALVES
 
 
@@ -166,9 +165,9 @@ def _call(
     rows: int, weight: tuple[int, int], dtypes: tuple[mx.Dtype, mx.Dtype]
 ) -> Callable[..., list[mx.array]] | None:
     """The kernel with all that these calls have in common; None where it does not compute them."""
-    if not available() or not fits(rows, weight, dtypes):
+    outputs, inputs = weight
+    if not available() or not fits(rows, inputs, dtypes):
         return None
-    outputs, _ = weight
     found = shape(rows, outputs)
     return partial(
         _kernel(dtypes[0]),

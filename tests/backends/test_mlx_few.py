@@ -20,10 +20,11 @@ from localllm.backends.mlx.caches import STEP, Group
 from localllm.backends.mlx.few import FewCalls
 from localllm.backends.mlx.trunk import Trunk
 from localllm.engine.modelfiles import read_model
+from localllm.kernels.mlx_cuda import few_tokens
 
 from . import test_mlx_rotary
 from .conformance import Conversation, Planned
-from .test_mlx import SMALL, Loaded, join_and_leave, patched
+from .test_mlx import SMALL, Loaded, join_and_leave, no_memory, patched
 from .test_mlx_rotary import KINDS
 from .tiny import Tiny
 
@@ -76,9 +77,86 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Loaded:
 
 @pytest.mark.parametrize("step", [16, 256], ids=["growing", "roomy"])
 def test_rows_that_join_and_leave_equal_mlx_lm(loaded: Loaded, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Groups of several rows, and several groups in a call."""
+    """One by one, as they come."""
     monkeypatch.setattr(caches, "STEP", step)
     join_and_leave(loaded, np.random.default_rng(step), overlap=True, requests=16, joins=0.4, leaves=0.03)
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[few.Shape]:
+    """Of the calls that were made."""
+    found, own = list[few.Shape](), FewCalls._answered
+
+    def answered(calls: FewCalls, shape: few.Shape, *given: Any) -> Any:
+        found.append(shape)
+        return own(calls, shape, *given)
+
+    monkeypatch.setattr(FewCalls, "_answered", answered)
+    return found
+
+
+@pytest.mark.usefixtures("references")
+def test_rows_that_come_together_equal_mlx_lm(loaded: Loaded, shapes: list[few.Shape]) -> None:
+    """Groups of several rows, and several groups in a call, first as they are and then traced."""
+    talk, rng = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(2)
+    begin = rng.integers(3, 131, 24).tolist()
+    for turn in range(4):
+        prompts = {
+            f"{turn} new {place}": rng.integers(3, 131, length).tolist() for place, length in enumerate((9, 9, 14))
+        }
+        prompts |= {f"{turn} behind {place}": [*begin, *rng.integers(3, 131, 8 + place).tolist()] for place in range(2)}
+        for name, prompt in prompts.items():
+            talk.submit(name, prompt, 5)
+        talk.finish()
+        for name, prompt in prompts.items():
+            assert talk.tokens[name] == loaded.plain(prompt, 5), name
+    several = [shape for shape in shapes if len(shape.groups) > 1]
+    assert any(rows > 1 for shape in several for rows, *_ in shape.groups)
+    assert len(several) > len(set(several)), "none was traced"
+
+
+@pytest.mark.usefixtures("references")
+def test_a_hit_in_a_row_among_others_has_a_shape_of_its_own_seldom(loaded: Loaded, shapes: list[few.Shape]) -> None:
+    """Wherever the row begins in its group."""
+    group = Group.empty(loaded.runner._loaded.shapes, 2 * STEP, 3)  # type: ignore[attr-defined]
+    group.end, group.padding = 300, [0, 7, 100]
+    assert [group.begun(row, 150, STEP).columns for row in range(3)] == [2 * STEP, STEP, STEP]
+    assert group.begun(2, 200, STEP).columns == STEP
+    assert group.begun(1, 290, 2 * STEP).columns == 2 * STEP - 7, "fewer would not hold it"
+
+
+@pytest.mark.usefixtures("references")
+def test_calls_that_warm_leave_nothing_behind(
+    loaded: Loaded, shapes: list[few.Shape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA every runner makes them when it is opened."""
+    runner: Any = loaded.runner
+    before, kinds, own = mx.get_active_memory(), list[tuple[int, bool]](), caches.Forward.__init__
+
+    def told(forward: caches.Forward, groups: list[Group], new: int, *given: Any) -> None:
+        own(forward, groups, new, *given)
+        kinds.append((new, forward.in_place))
+
+    monkeypatch.setattr(caches.Forward, "__init__", told)
+    runner.warm()
+    assert {(1, True), (1, False)} <= set(kinds)
+    assert shapes[0].groups[0][2] > few_tokens.SHARE, "a query's columns are shared"
+    assert runner._before is None
+    assert mx.get_active_memory() <= before + 2**16
+    talk = Conversation(loaded.runner)
+    talk.submit("a", [5, 9, 77, 30], 10)
+    assert talk.finish() == {"a": loaded.plain([5, 9, 77, 30], 10)}
+
+
+@pytest.mark.usefixtures("references")
+def test_where_there_is_no_memory_nothing_is_warmed(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", no_memory)
+        loaded.runner.warm()  # type: ignore[attr-defined]
+    assert loaded.runner._before is None  # type: ignore[attr-defined]
+    talk = Conversation(loaded.runner)
+    talk.submit("a", [5, 9, 77, 30], 10)
+    assert talk.finish() == {"a": loaded.plain([5, 9, 77, 30], 10)}
 
 
 @pytest.mark.usefixtures("references")
