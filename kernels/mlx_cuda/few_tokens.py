@@ -14,7 +14,7 @@ from zlib import crc32
 import mlx.core as mx
 
 from .decode import visible
-from .tensor_cores import HALVES, multiply
+from .tensor_cores import HALVES, available, multiply
 
 DIMS = (64, 128)  # of a head: more are too many for a thread's registers
 TOKENS = 64  # most; beyond, a plan is worth its time
@@ -235,7 +235,7 @@ def _calls(
     scale: float,
 ) -> tuple[Callable[..., list[mx.array]], Callable[..., list[mx.array]]] | None:
     """The kernels with all that these calls have in common; None where they do not compute them."""
-    if not mx.cuda.is_available() or len(set(dtypes)) > 1 or not fits(q[2], dims, dtypes[0]):
+    if not available() or len(set(dtypes)) > 1 or not fits(q[2], dims, dtypes[0]):
         return None
     (rows, heads, new, dim), dtype = q, dtypes[0]
     shared = splits > 1
