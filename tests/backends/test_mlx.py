@@ -952,3 +952,18 @@ def test_what_a_rest_without_memory_did_not_write_the_next_step_asks_for(
     talk.submit("b", [5] * 30, 4)
     talk.finish()
     assert talk.tokens["b"] == talk.tokens["a"] == loaded.plain([5] * 30, 4)
+
+
+def test_which_products_are_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is asked for no others: a step of one row would be longer for that."""
+    asked, weight = list[int](), mx.ones((6, 4))
+
+    def product(x: mx.array, *_: mx.array) -> mx.array:
+        asked.append(x.size // 4)
+        return x @ weight.T
+
+    monkeypatch.setattr(projections, "FEW_ROWS", True)
+    monkeypatch.setattr(projections, "product", product)
+    for shape in ((1, 1), (2, 1), (1, 2), (4, 4), (17, 1)):
+        assert mx.array_equal(projections._multiplied(mx.ones((*shape, 4)), weight, weight.T), mx.full((*shape, 6), 4))
+    assert asked == [2, 2, 16]
