@@ -1,6 +1,6 @@
 # make chat   set up what is missing, then chat with the built-in model
 # make test   set up what is missing, then every check and test
-# make test-all  what make test does, and what takes longer: out-of-bounds reads and writes, the examination of guide
+# make test-all  make test with slow tests and coverage, then slower checks: out-of-bounds reads and writes, the examination of guide
 # make bench  every figure of this machine, its GPU too, with nothing else running; takes many minutes and 5 GB of disk
 # make build  the CPU's kernels after a change to them; MAX_JOBS=1 leaves the other cores free, CUDA=1 adds a GPU's
 # Set-up lives in .venv and takes minutes once; after that both start in seconds.
@@ -27,9 +27,10 @@ chat: $(VENV)/.runtime
 test: $(VENV)/.dev build lint
 	scripts/test
 
-# Adds what takes longer than CI has: reads and writes out of bounds, kernels on another processor (where its compiler and
-# an emulator are installed), and the built-in model's whole examination.
-test-all: test
+# All tests with coverage, and the checks that CI has no time for: reads and writes out of bounds, kernels on another
+# processor (where its compiler and an emulator are installed), and the built-in model's whole examination.
+test-all: $(VENV)/.dev build lint
+	scripts/test --all
 	scripts/sanitize
 	scripts/aarch64
 	$(BIN)/python -m scripts.train_guide.evaluate

@@ -65,6 +65,15 @@ class TierCount:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--expect-tiers", action="store_true", help="fail when a tier that CI expects was skipped")
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow, as make test-all does")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    slow = {item for item in items if item.get_closest_marker("slow")}
+    config.hook.pytest_deselected(items=list(slow))
+    items[:] = [item for item in items if item not in slow]
 
 
 def pytest_configure(config: pytest.Config) -> None:
