@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,13 @@ import torch
 from localllm.backends import cpu
 from localllm.backends.pytorch.models import architectures
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.modelconfig import FAMILIES
+from localllm.engine.modelconfig import FAMILIES, parse_config
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Budget
 
+from . import shapes
 from .batches import Row, make_batch
-from .tiny import TINIES, VOCAB, Tiny
+from .tiny import TINIES, VOCAB, Tiny, old_spelling
 
 PAGE = 8
 LENGTH = 45
@@ -49,9 +52,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tiny: Tiny = request.param
     folder = tmp_path_factory.mktemp(tiny.label)
     model = tiny.save(folder)
-    length = 100 if tiny.label == "phi3-longrope-long" else LENGTH
     generator = torch.Generator().manual_seed(2)
-    prompts = torch.randint(3, VOCAB, (2, length), generator=generator).tolist()
+    prompts = torch.randint(3, VOCAB, (2, tiny.length), generator=generator).tolist()
     with torch.inference_mode():
         expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
     assert 0.5 < expected[0].std() < 50, "random weights should give logits that differ"
@@ -129,5 +131,48 @@ def test_bfloat16_stays_near_float32(tiny: Tiny, tmp_path: Path) -> None:
     assert error < 0.05
 
 
+def near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Log-probabilities."""
+    torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=BOUND)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("shape", shapes.SHAPES, ids=str)
+def test_odd_shapes(shape: Tiny, tmp_path: Path) -> None:
+    """A whole prompt; then one in chunks, whose end is decoded; then one whose beginning is cached."""
+    model, many = shape.save(tmp_path), -(-shape.length // PAGE)
+    prompts = torch.randint(3, VOCAB, (2, shape.length), generator=torch.Generator().manual_seed(3)).tolist()
+    with torch.inference_mode():
+        first, second = (model(torch.tensor([prompt])).logits[0] for prompt in prompts)
+    budget = Budget(
+        context=shape.context, cache_bytes=2**25, max_rows=8, max_step_tokens=512, page_size=PAGE, threads=1
+    )
+    runner = cpu.open(read_model(tmp_path), budget)
+    assert isinstance(runner, TorchRunner)
+    pages, others = range(1, 1 + many), range(1 + many, 1 + 2 * many)
+    near(logits_of(runner, [Row(prompts[0], 0, pages)]), first)
+    cuts = [*range(0, shape.length - 5, 11), *range(shape.length - 5, shape.length + 1)]
+    parts = [logits_of(runner, [Row(prompts[1][at:end], at, others)]) for at, end in pairwise(cuts)]
+    near(torch.cat(parts), second)
+    cached = shape.length // 2 // PAGE * PAGE
+    hit = [*pages[: cached // PAGE], *others[cached // PAGE :]]
+    near(logits_of(runner, [Row(prompts[0][cached:], cached, hit)]), first[cached:])
+
+
+@pytest.mark.parametrize("shape", shapes.SHAPES, ids=str)
+def test_both_spellings_are_one_config(shape: Tiny) -> None:
+    """transformers 5 writes rope_parameters, transformers 4 wrote rope_theta and rope_scaling."""
+    values = shape.config().to_dict() | {"dtype": "float32"}
+    older = deepcopy(values)
+    old_spelling(older)
+    assert parse_config(older) == parse_config(values)
+
+
 def test_every_architecture_has_a_file_a_config_and_a_tiny_model() -> None:
     assert set(architectures()) == set(FAMILIES) == {tiny.model_type for tiny in TINIES}
+
+
+def test_there_are_56_shapes() -> None:
+    labels = [shape.label for shape in shapes.SHAPES]
+    assert len(set(labels)) == len(labels) == 56
+    assert set(shapes.SAMPLED) < set(labels)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 VOCAB = 131
 HIDDEN = 48
@@ -33,22 +34,20 @@ _SHAPE = {
 Rewrite = Callable[[dict[str, Any]], None]
 
 
-def _old_spelling(config: dict[str, Any]) -> None:
+def old_spelling(config: dict[str, Any]) -> None:
     """As transformers 4 wrote it."""
-    scaling = config.pop("rope_parameters")
-    config["rope_theta"] = scaling.pop("rope_theta")
-    config["rope_scaling"] = {"type": scaling.pop("rope_type"), **scaling}
-    config["torch_dtype"] = config.pop("dtype")
-
-
-def _old_gemma(config: dict[str, Any]) -> None:
     ropes = config.pop("rope_parameters")
-    full = ropes["full_attention"]
-    config["rope_theta"] = full.pop("rope_theta")
-    config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
-    config["rope_scaling"] = full
-    config.pop("layer_types")
-    config["sliding_window_pattern"] = 2
+    scaling = ropes.get("full_attention", ropes)
+    config["rope_theta"] = scaling.pop("rope_theta")
+    if "partial_rotary_factor" in scaling:
+        config["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
+    kind, name = scaling.pop("rope_type"), "type" if scaling is ropes else "rope_type"
+    config["rope_scaling"] = None if kind == "default" else {name: kind, **scaling}
+    config["torch_dtype"] = config.pop("dtype")
+    if scaling is not ropes:
+        config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        config.pop("layer_types")
+        config["sliding_window_pattern"] = 2
 
 
 def _published_phi3(config: dict[str, Any]) -> None:
@@ -77,16 +76,19 @@ class Tiny:
     more: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rewrite: Rewrite | None = None  # of config.json after saving
     context: int | None = None  # Budget.context
+    length: int = 45  # tokens of a prompt that shows what is special
     shard_size: str = "5GB"
 
     def __str__(self) -> str:
         return self.label
 
+    def config(self) -> PreTrainedConfig:
+        return AutoConfig.for_model(self.model_type, **{**_SHAPE, **deepcopy(dict(self.more))})
+
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """The model as transformers has it; `folder` then holds its files."""
-        config = AutoConfig.for_model(self.model_type, **{**_SHAPE, **self.more})
         generator = torch.Generator().manual_seed(11)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 2:
@@ -142,10 +144,10 @@ TINIES = [
     Tiny("llama-wide-heads", "llama", {"head_dim": 32, "num_key_value_heads": 1}),
     Tiny("llama-sharded", "llama", shard_size="40KB"),
     Tiny("llama-llama3", "llama", _LLAMA3),
-    Tiny("llama-llama3-old", "llama", _LLAMA3, rewrite=_old_spelling),
+    Tiny("llama-llama3-old", "llama", _LLAMA3, rewrite=old_spelling),
     Tiny("llama-linear", "llama", _rope("linear", factor=4.0)),
     Tiny("llama-yarn", "llama", _YARN),
-    Tiny("llama-yarn-old", "llama", _YARN, rewrite=_old_spelling),
+    Tiny("llama-yarn-old", "llama", _YARN, rewrite=old_spelling),
     Tiny(
         "llama-yarn-mscale",
         "llama",
@@ -168,11 +170,11 @@ TINIES = [
     Tiny("qwen3-tied-yarn", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, **_YARN}),
     Tiny("qwen3-biases", "qwen3", {"head_dim": 16, "attention_bias": True}),
     Tiny("gemma3", "gemma3_text", _GEMMA),
-    Tiny("gemma3-old", "gemma3_text", _GEMMA, rewrite=_old_gemma),
+    Tiny("gemma3-old", "gemma3_text", _GEMMA, rewrite=old_spelling),
     Tiny("gemma3-capped", "gemma3_text", {**_GEMMA, "final_logit_softcapping": 3.0, "tie_word_embeddings": False}),
     Tiny("phi3", "phi3"),
     Tiny("phi3-window", "phi3", {"sliding_window": 9}),
     Tiny("phi3-longrope-short", "phi3", _LONG, context=64),
     Tiny("phi3-longrope-published", "phi3", _LONG, rewrite=_published_phi3, context=64),
-    Tiny("phi3-longrope-long", "phi3", _LONG, context=128),
+    Tiny("phi3-longrope-long", "phi3", _LONG, context=128, length=100),
 ]
