@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -18,10 +16,5 @@ def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.d
     if not {dtype, weight.dtype} <= FLOATS or tokens.dtype != torch.int32:
         return reference.embedding(tokens, weight, scale, dtype)
     out = weight.new_empty((tokens.shape[0], weight.shape[1]), dtype=dtype)
-    _embedding(out, tokens, weight, _rounded(scale, dtype))
+    _embedding(out, tokens, weight, reference.rounded(scale, dtype))
     return out
-
-
-@cache
-def _rounded(scale: float, dtype: torch.dtype) -> float:
-    return torch.tensor(scale, dtype=dtype).item()

@@ -145,14 +145,7 @@ void norm(const NormArgs& args, bool centred, cudaStream_t stream, const char* n
       else
         launch<T, W, 1>(args, centred, stream);
     };
-    if (args.weight_type == args.type)
-      start(T{});
-    else if (args.weight_type == Type::f32)
-      start(float{});
-    else if constexpr (sizeof(T) == 4)  // wide activations may meet weights as they are stored
-      with_type(args.weight_type, start);
-    else
-      throw std::runtime_error(std::string(name) + ": the weight must have x's dtype or be float32");
+    with_type(args.weight_type, start);  // weights are held as stored, whatever the activations are
   });
   check_launch(name);
 }

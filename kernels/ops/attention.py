@@ -43,11 +43,15 @@ class Rows:
 
     @cached_property
     def plans(self) -> dict[Any, Any]:
-        """What implementations derive from these rows, once for all layers, under keys of their own."""
+        """What implementations derive from these rows, once for all layers, under keys of their own. Of rows that are
+        not exact only what the host knows: the tensors' numbers change between replays."""
         return {}
 
     def parts(self, page_size: int, window: int) -> list[Part]:
-        """The step cut up for the reference; made once for all layers with the same window."""
+        """The step cut up for the reference; made once for all layers with the same window. In a step that is captured
+        every layer makes its own: parts that were made before the capture would stay what they were."""
+        if not self.exact:
+            return list(self._cut(page_size, window))
         key = page_size, window
         if key not in self.plans:
             self.plans[key] = list(self._cut(page_size, window))

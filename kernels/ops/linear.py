@@ -7,6 +7,7 @@ the vocabulary asks for float32).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,15 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dt
 def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     """Rows of weight [vocab, dim] for tokens [tokens] in `dtype` (else the weight's), times scale rounded to it."""
     rows = F.embedding(tokens, weight).to(dtype or weight.dtype)
-    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype, device=rows.device)
+    return rows if scale == 1.0 else rows * rounded(scale, rows.dtype)
+
+
+def rounded(x: float, dtype: torch.dtype) -> float:
+    """The number of this float type that is nearest to x, which is a normal one. It makes no tensor, which would be one
+    of the CPU, and a graph of a GPU cannot capture its copy."""
+    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    mantissa, exponent = math.frexp(x)
+    return math.ldexp(round(math.ldexp(mantissa, digits)), exponent - digits)
 
 
 def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:

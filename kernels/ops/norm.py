@@ -71,10 +71,19 @@ def _layer(shape: tuple[int, ...], biased: bool, shift: float = 0.0):
     return make
 
 
-def _stored_wider(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+def _stored(residual: bool, kinds: Mapping[torch.dtype, torch.dtype]):
     """Weights are held as stored, whatever the activations are."""
-    inputs = _inputs((5, 96), 0.0, residual=False)(generator, dtype)
-    return {**inputs, "weight": inputs["weight"].to(torch.bfloat16 if dtype == torch.float32 else torch.float32)}
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        inputs = _inputs((5, 96), 0.0, residual)(generator, dtype)
+        return {**inputs, "weight": inputs["weight"].to(kinds[dtype])}
+
+    return make
+
+
+_F32, _BF16, _F16 = torch.float32, torch.bfloat16, torch.float16
+_WIDER = {_F32: _BF16, _BF16: _F32, _F16: _F32}
+_HALVES = {_F32: _F16, _BF16: _F16, _F16: _BF16}
 
 
 CASES = [
@@ -86,10 +95,12 @@ CASES = [
     Case("norm.rms", "gemma", _inputs((5, 96), 1.0, residual=False)),
     Case("norm.rms", "large-values", _inputs((4, 128), 0.0, residual=False, scale=1e4)),
     Case("norm.rms", "small-values", _inputs((4, 128), 0.0, residual=False, scale=1e-4)),
-    Case("norm.rms", "other-weight-type", _stored_wider),
+    Case("norm.rms", "other-weight-type", _stored(False, _WIDER)),
+    Case("norm.rms", "half-weight", _stored(False, _HALVES)),
     Case("norm.add_rms", "plain", _inputs((5, 96), 0.0, residual=True)),
     Case("norm.add_rms", "gemma", _inputs((7, 64), 1.0, residual=True)),
     Case("norm.add_rms", "odd-width", _inputs((3, 61), 0.0, residual=True)),
+    Case("norm.add_rms", "half-weight", _stored(True, _HALVES)),
     Case("norm.add_rms", "no-rows", _inputs((0, 64), 0.0, residual=True)),
     Case("norm.layer", "plain", _layer((5, 96), biased=True)),
     Case("norm.layer", "no-bias", _layer((5, 96), biased=False)),

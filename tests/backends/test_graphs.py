@@ -110,6 +110,17 @@ def test_a_crowd_is_replayed(tmp_path: Path, overlap: bool) -> None:
     check_crowd(Planned(runner, overlap=overlap), 64)
 
 
+@pytest.mark.parametrize("references", ["attention", "all"])
+def test_what_references_compute_is_replayed_with_the_rows_of_each_step(tmp_path: Path, references: str) -> None:
+    """They compute what kernels do not cover, such as heads of 512; the warm-up before a capture has other rows."""
+    files = read_model(canary.save(tmp_path))
+    talk = Conversation(open_runner(files, replace(BUDGET, reference_ops=(references,)), TAPED, 2**30))
+    prompts = {f"r{key}": canary.prompt(key, 25 + 7 * key, seed=key) for key in range(3)}
+    for name, prompt in prompts.items():
+        talk.submit(name, prompt, 30)
+    assert talk.finish() == {name: canary.walk(prompt, 30) for name, prompt in prompts.items()}
+
+
 def test_no_graphs_where_none_are_wanted(tmp_path: Path) -> None:
     files = read_model(canary.save(tmp_path))
     assert open_runner(files, replace(BUDGET, graphs="off"), TAPED, 2**30).spec.graph_rows == ()
