@@ -23,6 +23,15 @@ class Fields:
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def null(self, key: str) -> bool:
+        """Whether the key is there, and says null: for the few fields where that differs from an absent one."""
+        return key in self._values and self._values[key] is None
+
+    def updated(self, other: Fields) -> Fields:
+        """Both objects' fields; those of `other` win."""
+        there = {key: other._values[key] for key in other}
+        return Fields({**self._values, **there}, other._where if there else self._where)
+
     def refuse(self, key: str, expected: str) -> ModelRefused:
         found = repr(self._values[key])[:100] if key in self else "nothing"
         return ModelRefused(f"{self._where}: {key} should be {expected}, found {found}")

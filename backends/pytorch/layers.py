@@ -94,7 +94,6 @@ class DenseLayer:
                 offset=offset,
                 scale=config.attention_scale,
                 window=config.window if self.kind == "sliding" else 0,
-                soft_cap=config.attention_soft_cap,
             )
         )
 

@@ -115,7 +115,15 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
         {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1},
         "more than low_freq_factor (4)",
     ),
-    ("partial_rotary_factor", 0.01, "even number of dimensions"),
+    ("is_causal", False, "is_causal is not supported: it does not generate text"),
+    ("per_layer_config", {"0": {"num_key_value_heads": 1}}, "layers of different shapes are not supported"),
+    ("layer_types", ["full_attention", "sliding_attention"], "full_attention for every layer"),
+    ("rope_parameters", {"full_attention": {"rope_theta": 5.0}}, "one rotary embedding for all layers"),
+    (
+        "rope_scaling",
+        {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.5},
+        "partial_rotary_factor should be 1 with the rope type linear",
+    ),
     ("hidden_act", "relu6", "activation 'relu6' is not one of"),
     ("attention_bias", "yes", "attention_bias should be true or false"),
     ("tie_word_embeddings", 1, "tie_word_embeddings should be true or false"),
@@ -133,6 +141,28 @@ def test_bad_field_is_refused_by_name(key: str, value: Any, told: str, tmp_path:
     with pytest.raises(ModelRefused) as refused:
         read_model(sound(tmp_path, **{key: value}))
     assert "config.json" in str(refused.value)
+    assert told in str(refused.value)
+
+
+BAD_FIELDS_OF_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
+    ("phi3", {"partial_rotary_factor": 0.01}, "even number of dimensions"),
+    ("phi3", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear' is not supported"),
+    ("phi3", {"layer_types": ["sliding_attention"] * 2}, "full_attention for every layer"),
+    ("mistral", {"sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "sliding_window should be"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}, "use_sliding_window should be true"),
+    ("qwen3", {"rope_parameters": {"full_attention": {}}}, "one rotary embedding for all layers"),
+    ("gemma3_text", {"sliding_window": None}, "sliding_window should be a whole number"),
+    ("gemma3_text", {"rope_parameters": {"rope_type": "linear"}}, "rope_type should be inside one of full_attention"),
+    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8}}, "type should be spelled rope_type"),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "told"), BAD_FIELDS_OF_FAMILIES)
+def test_bad_field_of_a_family_is_refused_by_name(
+    family: str, changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelRefused) as refused:
+        read_model(sound(tmp_path, model_type=family, **changes))
     assert told in str(refused.value)
 
 
@@ -289,7 +319,8 @@ def test_windows_and_ropes_by_family(tmp_path: Path) -> None:
 
     assert config(sliding_window=8).window == 0, "Llama has none"
     assert config(model_type="mistral", sliding_window=8).layer_kinds == ("sliding", "sliding")
-    assert config(model_type="mistral").window == 0
+    assert config(model_type="mistral").window == 4096
+    assert config(model_type="mistral", sliding_window=None).window == 0
     assert config(model_type="qwen2", sliding_window=8).window == 0, "only with use_sliding_window"
     flagged = config(model_type="qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=1)
     assert flagged.layer_kinds == ("full", "sliding")

@@ -1,0 +1,117 @@
+"""Teacher-forced logits where config.json says little, or what an architecture does not have, against transformers.
+
+Both read the same folder: transformers' own reading of the file is the judge.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoModelForCausalLM
+
+from localllm.backends import cpu
+from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.errors import ModelRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget
+
+from .batches import Row
+from .test_parity import BOUND, logits_of, own_pages
+from .tiny import VOCAB, Tiny
+
+LENGTH = 33
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 5 + [1.1], "long_factor": [2.0] * 6}
+KINDS = ["full_attention", "sliding_attention", "full_attention"]
+CAPS = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 7}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+GEMMA = {"head_dim": 16, "tie_word_embeddings": True, "layer_types": KINDS, "sliding_window": 6}
+GONE = object()
+
+# Model type, its config, changes to config.json after saving.
+SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama-nothing": ("llama", {}, {"rope_parameters": GONE, "rms_norm_eps": GONE, "hidden_act": GONE}),
+    "llama-partial": ("llama", {}, {"partial_rotary_factor": 0.5}),
+    "llama-partial-inside": ("llama", {}, {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+    "llama-others-fields": ("llama", {}, {**CAPS, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 3}),
+    "llama-both-ropes": ("llama", {}, {"rope_scaling": LINEAR, "rope_parameters": {**LLAMA3, "rope_theta": 99.0}}),
+    "llama-outer-original": ("llama", {}, {"rope_parameters": YARN, "original_max_position_embeddings": 16}),
+    "llama-no-original": ("llama", {}, {"rope_parameters": LLAMA3, "rope_theta": 100.0}),
+    "llama-longrope": ("llama", {}, {"rope_parameters": {**LONG, "original_max_position_embeddings": 64}}),
+    "mistral-others-fields": ("mistral", {}, {**CAPS, **BIASES, "sliding_window": 5}),
+    "mistral-layer-types": ("mistral", {}, {"layer_types": KINDS, "sliding_window": 5}),
+    "mistral-typed-alike": ("mistral", {}, {"layer_types": ["full_attention"] * 3, "sliding_window": 5}),
+    "qwen2-others-fields": ("qwen2", {}, {**CAPS, **BIASES, "head_dim": 12, "sliding_window": 5}),
+    "qwen2-layer-types": ("qwen2", {}, {"layer_types": KINDS, "sliding_window": 5, "use_sliding_window": True}),
+    "qwen3-layer-types": ("qwen3", {}, {"layer_types": KINDS, "sliding_window": 5, "use_sliding_window": True}),
+    "phi3-others-fields": ("phi3", {}, {**CAPS, **BIASES}),
+    "phi3-partial": ("phi3", {}, {"rope_parameters": GONE, "partial_rotary_factor": 0.5}),
+    "phi3-nothing": ("phi3", {}, {"rms_norm_eps": GONE, "rope_parameters": GONE, "sliding_window": GONE}),
+    "gemma3-attention-cap": ("gemma3_text", GEMMA, {"attn_logit_softcapping": 0.5}),
+    "gemma3-no-scalar": ("gemma3_text", GEMMA, {"query_pre_attn_scalar": GONE, "hidden_activation": GONE}),
+    "gemma3-hidden-act": ("gemma3_text", GEMMA, {"hidden_activation": GONE, "hidden_act": "silu"}),
+    "gemma3-silu": ("gemma3_text", GEMMA, {"hidden_activation": "silu"}),
+    "gemma3-partial": ("gemma3_text", GEMMA, {"partial_rotary_factor": 0.5}),
+    "gemma3-no-ropes": ("gemma3_text", GEMMA, {"rope_parameters": GONE, "rope_scaling": {**LINEAR, "factor": 8.0}}),
+    "gemma3-pattern": ("gemma3_text", GEMMA, {"layer_types": GONE, "sliding_window_pattern": 3}),
+}
+
+# What transformers refuses, or fails on when the model is made or asked: refused here, and the field named.
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "llama-scaled-partial": ("llama", {}, {"rope_scaling": LINEAR, "partial_rotary_factor": 0.5}, "partial_rotary"),
+    "qwen2-no-window": ("qwen2", {}, {"layer_types": KINDS, "sliding_window": 5}, "use_sliding_window"),
+    "qwen2-nested": ("qwen2", {}, {"rope_parameters": {"full_attention": LINEAR}}, "rotary embedding"),
+    "mistral-no-window": ("mistral", {}, {"layer_types": KINDS, "sliding_window": None}, "sliding_window"),
+    "gemma3-no-window": ("gemma3_text", GEMMA, {"sliding_window": None}, "sliding_window"),
+    "phi3-linear": ("phi3", {}, {"rope_parameters": LINEAR}, "rope type 'linear'"),
+}
+
+
+def saved(folder: Path, family: str, more: dict[str, Any], changes: dict[str, Any]) -> Path:
+    Tiny("one", family, {"head_dim": 12, **more} if family == "qwen3" else more).save(folder)
+    file = folder / "config.json"
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not GONE}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+def theirs(folder: Path, prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+        logits: torch.Tensor = model(torch.tensor([prompt])).logits[0]
+    return logits
+
+
+def prompt_of(seed: int = 6) -> list[int]:
+    ids: list[int] = torch.randint(3, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("label", SAME)
+def test_same_logits(label: str, tmp_path: Path) -> None:
+    family, more, changes = SAME[label]
+    folder, prompt = saved(tmp_path, family, more, changes), prompt_of()
+    budget = Budget(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1)
+    runner = cpu.open(read_model(folder), budget)
+    assert isinstance(runner, TorchRunner)
+    found = logits_of(runner, [Row(prompt, 0, own_pages(0))])
+    torch.testing.assert_close(found, theirs(folder, prompt), rtol=0, atol=BOUND)
+
+
+@pytest.mark.parametrize("label", REFUSED)
+def test_refused_as_by_transformers(label: str, tmp_path: Path) -> None:
+    family, more, changes, told = REFUSED[label]
+    folder = saved(tmp_path, family, more, changes)
+    with pytest.raises(ModelRefused, match=told):
+        read_model(folder)
+    with pytest.raises((ValueError, KeyError, TypeError, RuntimeError, StrictDataclassError)):
+        theirs(folder, prompt_of())
