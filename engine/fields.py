@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from .errors import ModelRefused
@@ -67,6 +67,15 @@ class Fields:
             return default
         if not isinstance(value, str):
             raise self.refuse(key, "a string")
+        return value
+
+    def one_of(self, key: str, known: Collection[str | bool]) -> str | bool:
+        """False where there is none."""
+        value = self._values.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, (str, bool)) or value not in known:
+            raise self.refuse(key, f"one of {', '.join(str(each) for each in known)}")
         return value
 
     def table(self, key: str) -> Fields:

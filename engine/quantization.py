@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from .errors import ModelRefused
@@ -23,13 +25,20 @@ class Quantization:
     group: int = 0  # inputs that share a scale; 0: all of an output's
     block: int = 0  # outputs that share a scale, where a scale is for a block; 0: each has its own, or all one
     symmetric: bool = True  # no zero points are stored
-    zero_offset: int = 0  # to be added to stored zero points
+    zeros_less_one: bool = False  # stored zero points are one too small
+    ordered: bool = False  # groups are of inputs in another order, which is stored
     rounds_activations: bool = False  # made for activations of the same width
 
     @property
     def title(self) -> str:
         """For people."""
         return f"{self.method} {self.format}" if self.method != self.format else self.format
+
+
+# compressed-tensors' actorder: whether the order in which inputs were quantised is that of the groups, too.
+_ORDERS: Mapping[str | bool, bool] = MappingProxyType(
+    {"group": True, "dynamic": True, True: True, "weight": False, "static": False, False: False}
+)
 
 
 def parse_quantization(fields: Fields, where: str = "config.json") -> Quantization | None:
@@ -52,30 +61,67 @@ def parse_quantization(fields: Fields, where: str = "config.json") -> Quantizati
 
 def _gptq(table: Fields) -> Quantization:
     _only(table, "bits", table.integer("bits", 0, 64), 4)
-    version = table.text("checkpoint_format", "gptq")
-    if version not in ("gptq", "gptq_v2"):
-        raise table.refuse("checkpoint_format", "gptq or gptq_v2")
-    if "dynamic" in table and table.table("dynamic"):
-        raise table.refuse("dynamic", "empty: projections of different formats are not supported")
-    return Quantization("gptq", "int4", _group(table), symmetric=False, zero_offset=1 if version == "gptq" else 0)
+    version = _layout(table, "gptq", "gptq_v2")
+    if table.flag("is_marlin_format", False):
+        raise table.refuse("is_marlin_format", "false")
+    _plain(table)
+    group = _group(table)
+    return Quantization(
+        "gptq",
+        "int4",
+        group,
+        symmetric=False,
+        zeros_less_one=version == "gptq",
+        ordered=table.flag("desc_act", False) and group > 0,
+    )
 
 
 def _awq(table: Fields) -> Quantization:
     _only(table, "bits", table.integer("bits", 0, 64), 4)
     if table.text("version", "gemm").lower() != "gemm":
         raise table.refuse("version", "gemm")
+    if table.text("backend", "autoawq") == "llm-awq":
+        raise table.refuse("backend", "autoawq: llm-awq packs weights in another order")
+    _layout(table, "gemm")
+    _plain(table)
     return Quantization("awq", "int4", _group(table), symmetric=not table.flag("zero_point", True))
+
+
+def _layout(table: Fields, *known: str) -> str:
+    """Writers spell the key in two ways, and the newer ones write both; the first of `known` where there is none."""
+    named = [(key, table.text(key)) for key in ("checkpoint_format", "format") if key in table]
+    for key, name in named:
+        if name not in known or name != named[0][1]:
+            raise table.refuse(key, " or ".join(known) + (", the same under both keys" if name in known else ""))
+    return named[0][1] if named else known[0]
+
+
+def _plain(table: Fields) -> None:
+    """Refuses what GPTQModel's formats may have beside weights, scales and zero points."""
+    if any(not name.startswith("-:") for name in table.table("dynamic")):  # -: names projections left in floats
+        raise table.refuse("dynamic", "exceptions only (-:): projections of different formats are not supported")
+    if table.text("pack_dtype", "int32") != "int32":
+        raise table.refuse("pack_dtype", "int32")
+    for key in ("adapter", "rotation"):
+        if key in table:
+            raise table.refuse(key, "nothing: it changes the result, and is not supported")
 
 
 def _fp8(table: Fields) -> Quantization:
     if table.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise table.refuse("fmt", "e4m3")
+    _no_small_cache(table)
     if "weight_block_size" not in table:
         return Quantization("fp8", "fp8")
     outs, ins = (int(size) for size in table.numbers("weight_block_size", 2))
     if ins % SINGLE_GROUP:
         raise table.refuse("weight_block_size", f"blocks of a multiple of {SINGLE_GROUP} inputs")
     return Quantization("fp8", "fp8", ins, outs)
+
+
+def _no_small_cache(table: Fields) -> None:
+    if "kv_cache_scheme" in table:
+        raise table.refuse("kv_cache_scheme", "nothing: a smaller KV cache is not supported")
 
 
 def _compressed(table: Fields) -> Quantization:
@@ -85,8 +131,9 @@ def _compressed(table: Fields) -> Quantization:
         raise table.refuse("quantization_status", "compressed")
     if "sparsity_config" in table and table.table("sparsity_config").text("format", "dense") != "dense":
         raise table.refuse("sparsity_config", "dense")
-    if "kv_cache_scheme" in table:
-        raise table.refuse("kv_cache_scheme", "nothing: a smaller KV cache is not supported")
+    _no_small_cache(table)
+    if len(table.table("transform_config").table("config_groups")):
+        raise table.refuse("transform_config", "empty: rotated activations are not supported")
     groups = table.table("config_groups")
     if len(groups) != 1:
         raise table.refuse("config_groups", "one group: projections of different formats are not supported")
@@ -95,12 +142,19 @@ def _compressed(table: Fields) -> Quantization:
     bits, group = weights.integer("num_bits", 1, 64), _group(weights)
     strategy = weights.text("strategy", "group" if group else "channel")
     activations = scheme.table("input_activations")
+    if "output_activations" in scheme:
+        raise scheme.refuse("output_activations", "nothing: results are not rounded")
     if kind == "pack-quantized":
         _only(weights, "num_bits", bits, 4)
+        if weights.text("type", "int") != "int":
+            raise weights.refuse("type", "int")
         _strategy(weights, strategy, "group", "channel")
         if activations:
             raise scheme.refuse("input_activations", "nothing: int4 weights are taken with activations as they are")
-        return Quantization("compressed-tensors", "int4", group, symmetric=weights.flag("symmetric", True))
+        symmetric, order = weights.flag("symmetric", True), weights.one_of("actorder", _ORDERS)
+        return Quantization(
+            "compressed-tensors", "int4", group, symmetric=symmetric, ordered=_ORDERS.get(order, False) and group > 0
+        )
     if kind in ("int-quantized", "naive-quantized") and weights.text("type", "int") == "int":
         _only(weights, "num_bits", bits, 8)
         _strategy(weights, strategy, "channel", "tensor")
@@ -108,6 +162,7 @@ def _compressed(table: Fields) -> Quantization:
             raise weights.refuse("symmetric", "true for int8")
         if activations and not (activations.flag("dynamic", False) and activations.flag("symmetric", True)):
             raise scheme.refuse("input_activations", "symmetric and dynamic: fixed scales are not supported")
+        _only(activations, "num_bits", activations.integer("num_bits", 1, 64, 8), 8)
         return Quantization("compressed-tensors", "int8", rounds_activations=bool(activations))
     if kind in ("float-quantized", "naive-quantized"):
         _only(weights, "num_bits", bits, 8)

@@ -49,11 +49,13 @@ def int4(
 
 
 def gptq(version: int, shuffled: bool = False) -> Callable[..., Stored]:
+    """As GPTQModel does it: version 1 is version 2 with a number taken from whole words, zero points of 0 or not."""
+
     def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
-        numbers, zero, scale, group_of, weight = int4(outs, ins, random, shuffled=shuffled)
+        numbers, zero, scale, group_of, weight = int4(outs, ins, random, shuffled=shuffled, zeros=(0, 16))
         tensors = {
             "qweight": packed(numbers).t().contiguous(),
-            "qzeros": packed((zero - (version == 1)).T),
+            "qzeros": packed(zero.T) - 0x11111111 * (version == 1),
             "scales": scale.t().contiguous(),
             "g_idx": torch.from_numpy(group_of).int(),
         }
@@ -63,7 +65,8 @@ def gptq(version: int, shuffled: bool = False) -> Callable[..., Stored]:
 
 
 def gptq_same_order(outs: int, ins: int, random: np.random.Generator) -> Stored:
-    """Projections of one input have one order, as they come from the same calibration."""
+    """Projections of one input have one order, as they come from the same calibration. As AutoGPTQ does it: one
+    is taken from each zero point, and none is 0."""
     shuffled = np.arange(ins) // GROUP
     np.random.default_rng(ins).shuffle(shuffled)
     numbers, zero, scale, _, _ = int4(outs, ins, random)
@@ -201,11 +204,29 @@ _BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_
 CHECKPOINTS = [
     Checkpoint("gptq", _GPTQ, gptq(1)),
     Checkpoint("gptq-v2", {**_GPTQ, "checkpoint_format": "gptq_v2"}, gptq(2)),
+    Checkpoint("gptq-v2-format", {**_GPTQ, "format": "gptq_v2"}, gptq(2)),
+    Checkpoint(
+        "gptq-as-gptqmodel",
+        {
+            **_GPTQ,
+            "format": "gptq",
+            "checkpoint_format": "gptq",
+            "pack_dtype": "int32",
+            "sym": True,
+            "dynamic": {"-:.*lm_head": {}},
+        },
+        gptq(1),
+    ),
     Checkpoint("gptq-order", {**_GPTQ, "desc_act": True}, gptq(1, shuffled=True)),
     Checkpoint("gptq-same-order", {**_GPTQ, "desc_act": True}, gptq_same_order),
     Checkpoint("gptq-biases", _GPTQ, gptq(1), model="qwen2"),
     Checkpoint("gptq-zero-biases", _GPTQ, gptq(1), more=lambda name, outs: {"bias": torch.zeros(outs).half()}),
     Checkpoint("awq", _AWQ, awq),
+    Checkpoint(
+        "awq-as-gptqmodel",
+        {**{key: _AWQ[key] for key in _AWQ if key != "version"}, "format": "gemm", "checkpoint_format": "gemm"},
+        awq,
+    ),
     Checkpoint("awq-without-zeros", {**_AWQ, "zero_point": False}, awq_without_zeros),
     Checkpoint("awq-tied", _AWQ, awq, model="llama-tied"),
     Checkpoint("awq-fused", _AWQ, awq, model="phi3"),
@@ -215,6 +236,11 @@ CHECKPOINTS = [
     ),
     Checkpoint(
         "compressed-int4-order", _compressed("pack-quantized", {**_PACKED, "actorder": "group"}), compressed_int4_order
+    ),
+    Checkpoint(
+        "compressed-int4-static",
+        _compressed("pack-quantized", {**_PACKED, "actorder": "weight"}),
+        compressed_int4(True),
     ),
     Checkpoint("compressed-int8", _compressed("int-quantized", _INT8, _DYNAMIC), compressed_int8, exact=False),
     Checkpoint("compressed-int8-wide", _compressed("int-quantized", _INT8), compressed_int8, exact=False),

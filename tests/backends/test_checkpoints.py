@@ -64,6 +64,14 @@ def scheme(**more: Any) -> Callable[[dict[str, Any]], None]:
     return lambda config: config["quantization_config"]["config_groups"]["group_0"]["weights"].update(more)
 
 
+def group(**more: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda config: config["quantization_config"]["config_groups"]["group_0"].update(more)
+
+
+def activations(**more: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda config: config["quantization_config"]["config_groups"]["group_0"]["input_activations"].update(more)
+
+
 BAD_CONFIGS: list[tuple[str, str, Callable[[dict[str, Any]], None], str]] = [
     ("three bits", "gptq", settings(bits=3), "bits should be 4; other numbers of bits are not supported, found 3"),
     ("eight bits", "awq", settings(bits=8), "bits should be 4"),
@@ -71,7 +79,26 @@ BAD_CONFIGS: list[tuple[str, str, Callable[[dict[str, Any]], None], str]] = [
     ("no group", "awq", settings(group_size=0), "group_size should be a multiple of 32"),
     ("another writer", "gptq", settings(checkpoint_format="marlin"), "checkpoint_format should be gptq or gptq_v2"),
     ("exceptions", "gptq", settings(dynamic={"+:.*up": {"bits": 8}}), "different formats are not supported"),
+    ("two writers", "gptq", settings(checkpoint_format="gptq", format="gptq_v2"), "the same under both keys"),
+    ("marlin", "gptq", settings(is_marlin_format=True), "is_marlin_format should be false"),
+    ("bytes", "gptq", settings(pack_dtype="int8"), "pack_dtype should be int32"),
+    ("an adapter", "gptq", settings(adapter={"name": "lora"}), "adapter should be nothing"),
+    ("a rotation", "gptq", settings(rotation="hadamard"), "rotation should be nothing"),
     ("another order", "awq", settings(version="gemv"), "version should be gemm"),
+    ("another order, GPTQModel", "awq", settings(format="gemv_fast"), "format should be gemm"),
+    ("another writer, awq", "awq", settings(backend="llm-awq"), "backend should be autoawq"),
+    ("a rotation, awq", "awq", settings(rotation="random"), "rotation should be nothing"),
+    ("a small cache, fp8", "fp8-blocks", settings(kv_cache_scheme={"num_bits": 8}), "KV cache is not supported"),
+    (
+        "rotated activations",
+        "compressed-int4",
+        settings(transform_config={"config_groups": {"u": {"type": "hadamard"}}}),
+        "transform_config should be empty",
+    ),
+    ("rounded results", "compressed-fp8", group(output_activations={"num_bits": 8}), "output_activations should be"),
+    ("floats of four bits", "compressed-int4", scheme(type="float"), "type should be int"),
+    ("an unknown order", "compressed-int4", scheme(actorder="random"), "actorder should be one of group"),
+    ("four-bit activations", "compressed-int8", activations(num_bits=4), "num_bits should be 8"),
     ("an unknown method", "gptq", settings(quant_method="aqlm"), "quantised by aqlm are not supported"),
     ("no method", "awq", settings(quant_method=None), "quantised by unnamed are not supported"),
     ("e5m2", "fp8-blocks", settings(fmt="e5m2"), "fmt should be e4m3"),
@@ -126,6 +153,8 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("no scale, fp8", "fp8-blocks", without("weight_scale_inv"), f"'{UP}.weight_scale_inv' is missing"),
     ("no scale, int8", "compressed-int8", without("weight_scale"), f"'{UP}.weight_scale' is missing"),
     ("no zero points", "gptq", without("qzeros"), f"'{UP}.qzeros' is missing"),
+    ("no order", "gptq-order", without("g_idx"), f"'{UP}.g_idx' is missing"),
+    ("no order, int4", "compressed-int4-order", without("weight_g_idx"), f"'{UP}.weight_g_idx' is missing"),
     ("no weight", "awq", without("qweight"), f"'{UP}.qweight' is missing"),
     ("NaN scales", "gptq", changed("scales", with_nan), f"'{UP}.scales' holds a NaN"),
     ("NaN scales, awq", "awq", changed("scales", with_nan), f"'{UP}.scales' holds a NaN"),

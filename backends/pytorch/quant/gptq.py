@@ -17,10 +17,12 @@ from . import Loaded, Tensors
 from .floats import STORED, Floats, check_finite
 from .nibbles import grouped, half_scales, sorted_inputs, unpacked
 
+ONES = 0x11111111  # 1 in each of a word's eight numbers
+
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """Version 1 stores zero points less one; version 2 as they are."""
+    """Version 1 stores zero points less one, version 2 as they are."""
 
     config: Quantization
     zero_biases: bool = True  # early writers gave every projection a bias, of zeros where the model has none
@@ -34,14 +36,16 @@ class Gptq:
         groups = -(-ins // group)
         packed = tensors.read(f"{name}.qweight", (ins // 8, outs), ("I32",))
         zeros = tensors.read(f"{name}.qzeros", (groups, outs // 8), ("I32",))
+        if self.config.zeros_less_one:
+            zeros = zeros + ONES  # of the word, not of each number: a zero point of 0 borrowed from the next
         scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
         check_finite(f"{name}.scales", scales)
         # A copy, as outputs lie across the file; little-endian: already pairs of inputs, the even one low.
         data = packed.t().contiguous().view(torch.uint8)
-        zero = unpacked(zeros).t().contiguous() + self.config.zero_offset
+        zero = unpacked(zeros).t().contiguous()
         scale = half_scales(f"{name}.scales", scales.t().contiguous())
         order = None
-        if f"{name}.g_idx" in tensors:
+        if self.config.ordered or f"{name}.g_idx" in tensors:
             order = grouped(f"{name}.g_idx", tensors.read(f"{name}.g_idx", (ins,), ("I32",)), group)
 
         def rows(start: int, stop: int) -> Int4:
