@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .errors import ModelRefused
 from .fields import Fields
 from .quantization import Quantization, parse_quantization
 
+T = TypeVar("T")
 LayerKind = Literal["full", "sliding"]
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -40,7 +41,7 @@ class ModelConfig:
     """A decoder-only transformer."""
 
     model_type: str
-    vocab_size: int
+    vocab_size: int  # 0: unknown, of an architecture that none of our model files has
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -123,6 +124,7 @@ FAMILIES: Mapping[str, _Family] = MappingProxyType(
     }
 )
 
+MAX_VOCAB = 2**24
 LOCAL_THETA = 10_000.0  # of sliding layers with a base of their own
 _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"})
 _LAYER_KINDS: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "sliding_attention": "sliding"})
@@ -149,7 +151,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
     head_dim = fields.integer("head_dim", 2, 2**10, family.head_dim or hidden // heads)
     if head_dim < 2 or ("head_dim" not in fields and family.head_dim is None and hidden % heads):
         raise fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads})")
-    vocab = fields.integer("vocab_size", 1, 2**24)
+    vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
     activation = fields.text(family.activation_key, family.activation)
     if activation not in _ACTIVATIONS:
         raise ModelRefused(f"{where}: the activation {activation!r:.50} is not one of {', '.join(_ACTIVATIONS)}")
@@ -196,19 +198,25 @@ def _eos_ids(fields: Fields, family: _Family, vocab: int) -> tuple[int, ...]:
 
 def _stranger(fields: Fields) -> ModelConfig:
     """An architecture that none of our model files has, but a backend with models of its own may: what the engine
-    needs to know of it, and zeros. Models that see or hear keep what they read with in text_config."""
-    own = fields if "vocab_size" in fields or "text_config" not in fields else fields.table("text_config")
-    vocab = own.integer("vocab_size", 1, 2**24)
+    needs to know of it, and zeros. Nothing is refused: the architecture is the reason that people need to read.
+    Models that see or hear keep what they read with in text_config."""
+    inner = _readable(lambda: fields.table("text_config"), Fields({}, ""))
+    own = fields if "vocab_size" in fields or not len(inner) else inner
+
+    def whole(key: str, high: int, default: int) -> int:
+        return _readable(lambda: own.integer(key, 1, high, default), default)
+
+    vocab = whole("vocab_size", MAX_VOCAB, 0)
     return ModelConfig(
         model_type=fields.text("model_type"),
         vocab_size=vocab,
-        hidden_size=own.integer("hidden_size", 1, 2**17, 0),
+        hidden_size=whole("hidden_size", 2**17, 0),
         intermediate_size=0,
-        num_layers=own.integer("num_hidden_layers", 1, 2**10, 0),
+        num_layers=whole("num_hidden_layers", 2**10, 0),
         num_heads=0,
         num_kv_heads=0,
         head_dim=0,
-        max_positions=own.integer("max_position_embeddings", 1, 2**27, 4096),
+        max_positions=whole("max_position_embeddings", 2**27, 4096),
         norm_eps=0.0,
         activation="silu",
         tie_embeddings=False,
@@ -220,10 +228,17 @@ def _stranger(fields: Fields) -> ModelConfig:
         ropes=MappingProxyType({}),
         attention_scale=0.0,
         logit_soft_cap=0.0,
-        dtype=own.text("dtype" if "dtype" in own else "torch_dtype", ""),
-        eos_ids=fields.ids("eos_token_id", vocab),
+        dtype=_readable(lambda: own.text("dtype" if "dtype" in own else "torch_dtype", ""), ""),
+        eos_ids=_readable(lambda: fields.ids("eos_token_id", vocab), ()),
         quantization=None,  # for whoever has the architecture to find out
     )
+
+
+def _readable(read: Callable[[], T], default: T) -> T:
+    try:
+        return read()
+    except ModelRefused:
+        return default
 
 
 def _layer_kinds(fields: Fields, family: _Family) -> tuple[tuple[LayerKind, ...], int]:

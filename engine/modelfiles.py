@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import ModelRefused
 from .fields import Fields
-from .modelconfig import ModelConfig, parse_config
+from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
 from .tensorfiles import StoredTensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -60,7 +60,7 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
     eos_ids = config.eos_ids
     if (folder / "generation_config.json").exists():
         fields = Fields(_read_json(folder / "generation_config.json"), "generation_config.json")
-        eos_ids = fields.ids("eos_token_id", config.vocab_size) or eos_ids
+        eos_ids = fields.ids("eos_token_id", config.vocab_size or MAX_VOCAB) or eos_ids
         generation = _recommended(fields)
     tensors = MappingProxyType(_read_tensors(folder))
     return ModelFiles(folder, name or folder.resolve().name, config, tensors, eos_ids, MappingProxyType(generation))

@@ -30,6 +30,8 @@ GROUP_COLUMNS: int | None = None if DECODES else 4096
 def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
     """Load a model. Raises ModelRefused or SettingRefused."""
     _refuse_settings(budget)
+    if not files.config.vocab_size:
+        raise ModelRefused(f"{files.name}: config.json: vocab_size should be a whole number, found none")
     total, free = _memory()
     if files.weight_bytes > free:
         raise ModelRefused(

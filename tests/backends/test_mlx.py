@@ -463,6 +463,14 @@ def test_architectures() -> None:
     assert "no architecture mystery" in told("mystery")
 
 
+def test_an_architecture_without_a_vocabulary_is_refused_by_field(tmp_path: Path) -> None:
+    DENSE.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "olmo2", "vocab_size": None}))
+    with pytest.raises(ModelRefused, match="vocab_size should be a whole number"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
 def replace_type(model_type: str) -> Any:
     from types import SimpleNamespace
 

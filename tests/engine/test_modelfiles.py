@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from localllm import backends
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 
@@ -175,6 +176,27 @@ def test_unknown_architecture_whose_text_model_is_a_part(tmp_path: Path) -> None
     whole = {"text_config": {"vocab_size": 77, "max_position_embeddings": 99, "dtype": "bfloat16"}, "vocab_size": None}
     config = read_model(sound(tmp_path, model_type="gemma3", **whole)).config
     assert (config.vocab_size, config.max_positions, config.dtype) == (77, 99, "bfloat16")
+
+
+STRANGE: list[dict[str, Any]] = [
+    *({key: None} for key in CONFIG if key != "model_type"),
+    *({key: value} for key in CONFIG if key != "model_type" for value in ("many", -1, [], {"a": 1})),
+    {"vocab_size": None, "text_config": "bert"},
+    {"vocab_size": None, "text_config": {"vocab_size": "many"}},
+    {"rope_scaling": 5, "sliding_window": "x", "quantization_config": {"quant_method": "new"}},
+]
+
+
+@pytest.mark.parametrize("changes", STRANGE, ids=str)
+def test_unknown_architecture_is_refused_by_its_name_whatever_else_is_wrong(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    path = sound(tmp_path, model_type="mamba2", **changes)
+    (path / "generation_config.json").write_text('{"eos_token_id": 7}')
+    files = read_model(path)
+    assert files.eos_ids == (7,)
+    with pytest.raises(ModelRefused, match="the architecture mamba2 is not among"):
+        backends.choose("cpu", files)
 
 
 @pytest.mark.parametrize(
