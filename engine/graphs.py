@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
-    """Rows of one token each that are worth a graph of their own, ascending, the last holding `most`: padding wastes
-    at most a third of up to 12 rows, half of 16 to 24, and then less and less."""
+    """Rows of one token each that are worth a graph of their own, ascending, the last holding `most`. Padding adds at
+    most 3 rows to up to 12, 7 to up to 256, 15 to up to 512, and 31 beyond."""
     sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max(most, 512) + 32, 32)]
     return tuple(size for size, before in zip(sizes, [0, *sizes], strict=False) if before < most)
 

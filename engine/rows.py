@@ -19,6 +19,7 @@ NEUTRAL = Sampling()
 NO_INTS: Ints = np.zeros(0, np.int32)
 NO_COPIES: Ints = np.zeros((0, 2), np.int32)
 NO_MASKS: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)
+SMALLEST_TOP_P = float(np.finfo(np.float32).tiny)  # below it float32 rounds to 0, a nucleus without tokens
 SMALLEST_TEMPERATURE = 1e-5  # below it float32 logits overflow when divided; the draw is greedy long before
 
 
@@ -134,7 +135,7 @@ def _parameters(drawing: list[Sequence | None]) -> SamplingRows:
     return SamplingRows(
         temperature=np.array(temperatures, np.float32),
         top_k=np.array([min(s.top_k, 2**31 - 1) for s in asked], np.int32),
-        top_p=np.array([s.top_p for s in asked], np.float32),
+        top_p=np.array([max(s.top_p, SMALLEST_TOP_P) for s in asked], np.float32),
         min_p=np.array([s.min_p for s in asked], np.float32),
         repetition_penalty=np.array([s.repetition_penalty for s in asked], np.float32),
         presence_penalty=np.array([s.presence_penalty for s in asked], np.float32),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.engine.graphs import bucket, token_sizes
+from localllm.engine.graphs import bucket, decode_sizes, token_sizes
 
 
 @pytest.mark.parametrize(("size", "found"), [(1, 1), (2, 2), (3, 4), (8, 8), (9, None)])
@@ -16,3 +16,19 @@ def test_token_sizes_add_an_eighth_at_most() -> None:
     assert list(sizes) == sorted(set(sizes))
     assert sizes[-1] == 2048
     assert all(bucket(tokens, sizes) <= tokens * 9 / 8 for tokens in range(129, 2049))
+
+
+def test_decode_sizes_add_few_rows() -> None:
+    sizes = decode_sizes(1000)
+    assert list(sizes) == sorted(set(sizes))
+    for rows in range(1, 1001):
+        size = bucket(rows, sizes)
+        assert size is not None
+        assert size - rows <= (0 if rows <= 2 else 3 if rows <= 12 else 7 if rows <= 256 else 15 if rows <= 512 else 31)
+
+
+@pytest.mark.parametrize("most", [1, 3, 4, 5, 12, 13, 256, 257, 511, 512, 513, 1000])
+def test_decode_sizes_end_with_one_that_holds_the_most(most: int) -> None:
+    *others, last = decode_sizes(most)
+    assert last >= most
+    assert all(size < most for size in others)

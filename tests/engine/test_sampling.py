@@ -122,6 +122,22 @@ def test_top_p_keeps_the_smallest_set_and_ties_of_its_last_value() -> None:
     assert kept(Sampling(temperature=1.0, top_p=0.81), logits) == [0, 1, 2, 3, 4]
 
 
+def test_a_nucleus_that_is_reached_exactly_holds_no_more() -> None:
+    """Two tokens of probability 1/2 each, the second a little less likely: 1/2 is reached by the first alone."""
+    logits = np.array([-1e-30, 0.0], np.float32)
+    assert np.exp(log_softmax(logits.astype(np.float64))).tolist() == [0.5, 0.5]
+    assert kept(Sampling(temperature=1.0, top_p=0.5), logits) == [1]
+    assert kept(Sampling(temperature=1.0, top_p=0.5 + 2**-20), logits) == [0, 1]
+    assert kept(Sampling(temperature=1.0, top_p=0.5 - 2**-20), logits) == [1]
+
+
+@pytest.mark.parametrize("top_p", [1e-30, 1e-46, 5e-324])
+def test_a_nucleus_of_nearly_nothing_holds_the_likeliest_token(top_p: float) -> None:
+    sampling = Sampling(temperature=1.0, top_p=top_p)
+    assert kept(sampling) == [1, 4]
+    assert 0 < rows_of(sampling).top_p[0] < 1
+
+
 def test_top_p_counts_what_top_k_left() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     assert kept(Sampling(temperature=1.0, top_p=0.55), logits) == [0, 1]

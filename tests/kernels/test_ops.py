@@ -137,6 +137,33 @@ def test_every_op_has_a_case_and_every_case_an_op() -> None:
     assert len({str(case) for case in CASES}) == len(CASES)
 
 
+def every_op_fast() -> Ops:
+    """Ops of which none is a reference."""
+    families = {}
+    for family in dataclasses.fields(Ops()):
+        held = getattr(Ops(), family.name)
+        ops = {op.name: object() for op in dataclasses.fields(held)}
+        families[family.name] = dataclasses.replace(held, **ops)
+    return Ops(**families)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in Ops()])
+def test_a_fused_op_goes_with_each_of_its_parts(name: str) -> None:
+    """What holds the op that is replaced is replaced as well, or the old op would still compute."""
+    fast, family = every_op_fast(), name.partition(".")[0]
+    changed = {one for one, op in fast.with_ops_of(Ops(), [name]) if op is dict(Ops())[one]}
+    layer = {one for one, _ in Ops() if one.startswith("layer.")}
+    expected = {name}
+    if family in ("norm", "rope") or name == "kv.store":
+        expected.add("kv.append")
+    if family == "linear" and name != "linear.embedding":
+        expected.add("linear.pack_slices")
+    if family != "sampling" and name not in ("linear.embedding", "kv.copy_pages"):
+        expected |= layer
+    assert changed == expected
+    assert {one for one, op in fast.with_ops_of(Ops(), [family]) if op is dict(Ops())[one]} >= expected
+
+
 def test_matrix_names_the_implementation() -> None:
     def fast(*arguments: object) -> None: ...
 
