@@ -310,6 +310,24 @@ class Conformance:
         assert result.hidden.shape[0] == 3
         assert result.hidden.dtype == np.float32
         assert np.abs(result.hidden[0]).max() > 0
+        last = [Row(prompt[-1:], 29, range(1, 6), Want.HIDDEN), Row(prompt[-1:], 29, range(7, 12))]
+        for rows in (last, last[:1]):
+            alone = runner.run(make_batch(rows, canary.VOCAB)).result()
+            assert alone.hidden is not None, "a step of one token a row answers with hidden states as well"
+            np.testing.assert_allclose(alone.hidden[0], result.hidden[0], atol=1e-3)
+
+    def test_answers_are_those_of_their_rows(self, runner: Runner, spec: RunnerSpec) -> None:
+        """Rows without an answer between the others move nothing."""
+        prompts = [canary.prompt(key, 25 + 4 * key, seed=key) for key in range(4)]
+        asked = replace(HOT, logprobs=2, seed=3)
+        quiet, *rows = [Row(prompt, 0, range(1 + 6 * at, 7 + 6 * at)) for at, prompt in enumerate(prompts)]
+        rows[0].want, rows[1].sampling, quiet.want = Want.HIDDEN, asked, Want.NOTHING
+        expected = runner.run(make_batch(rows, canary.VOCAB)).result()
+        found = runner.run(make_batch([quiet, rows[0], quiet, *rows[1:]], canary.VOCAB)).result()
+        assert found.tokens[[3, 4]].tolist() == expected.tokens[1:].tolist()
+        for name, row, place in [("hidden", 0, 1), ("logprobs", 1, 3), ("top_tokens", 1, 3), ("top_logprobs", 1, 3)]:
+            values, others = getattr(found, name), getattr(expected, name)
+            np.testing.assert_allclose(values[place], others[row], atol=1e-3)
 
     def test_adapters_do_not_meet(self, runner: Runner) -> None:
         if runner.spec.num_adapters == 0:

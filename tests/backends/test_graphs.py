@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.graphs.breakable import Answers, Pieces
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.tape import Tape
-from localllm.backends.pytorch.runner import open_runner
+from localllm.backends.pytorch.inputs import Inputs
+from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Sampling
@@ -119,6 +122,58 @@ def test_what_references_compute_is_replayed_with_the_rows_of_each_step(tmp_path
     for name, prompt in prompts.items():
         talk.submit(name, prompt, 30)
     assert talk.finish() == {name: canary.walk(prompt, 30) for name, prompt in prompts.items()}
+
+
+class Strict(Tape):
+    """Refuses ops that are called for the first time while it records: kernels are compiled and loaded then."""
+
+    recording = False
+
+    def begin(self) -> None:
+        super().begin()
+        self.recording = True
+
+    def end(self) -> Callable[[], None]:
+        self.recording = False
+        return super().end()
+
+
+def watched(ops: Ops, tape: Strict) -> Ops:
+    """Ops that may not be new to a recording."""
+
+    def strict(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+        called = False
+
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal called
+            assert called or not tape.recording, f"{name} is called for the first time while it is recorded"
+            called = True
+            return op(*given, **named)
+
+        return call
+
+    families = {}
+    for family in fields(ops):
+        held = getattr(ops, family.name)
+        parts = {op.name: strict(f"{family.name}.{op.name}", getattr(held, op.name)) for op in fields(held)}
+        families[family.name] = held if family.name in ("layer", "linear") else replace(held, **parts)
+    return replace(ops, **families)
+
+
+@pytest.mark.parametrize("graphs", ["full", "breakable"])
+def test_what_is_recorded_was_called_before(tmp_path: Path, graphs: Graphs) -> None:
+    files = read_model(canary.save(tmp_path))
+    plain = replace(TAPED, ops=replace(TAPED.ops, layer=Layer()))
+    runner = open_runner(files, replace(BUDGET, graphs="off"), plain, 2**30)
+    assert isinstance(runner, TorchRunner)
+    tape = Strict()
+    runner.device, runner._recorder = replace(plain, ops=watched(plain.ops, tape)), tape
+    runner.inputs = Inputs(runner.spec, runner.device)
+    if graphs == "full":
+        runner.capture(4)
+    else:
+        runner.capture_in_pieces(16, Answers())
+    assert not tape.recording
 
 
 def test_no_graphs_where_none_are_wanted(tmp_path: Path) -> None:

@@ -132,6 +132,19 @@ def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
         assert found[0][1].equal(found[1][1])
 
 
+def test_values_are_kept_until_their_last_reader(tmp_path: Path) -> None:
+    """No longer, or prompts would take the memory of all layers."""
+    split = prompts(opened("llama", tmp_path))
+    parts = [part for part, _ in split.parts]
+    there = {*split._held, *split._given}
+    for at, part in enumerate(parts):
+        assert there.issuperset(part.inputs)
+        there = (there | {*part.outputs}) - {*part.spent}
+        later = {node for other in parts[at + 1 :] for node in other.inputs} | {split._hidden}
+        assert there - {*split._held, *split._given} == later & there - {*split._held, *split._given}
+    assert there == {split._hidden}
+
+
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 def test_packed_weights_are_their_devices_to_multiply(tmp_path: Path, quant: Quant) -> None:
     runner, step = opened("llama", tmp_path, replace(EAGER, quant=quant)), prompt(23)
@@ -287,6 +300,19 @@ def test_a_forward_that_looks_at_a_length_is_refused() -> None:
     with pytest.raises(SettingRefused, match="23 tokens only, by test_graphs_split") as refused:
         cutting.traced(lambda x: x.view(len(x), 1) + 1, torch.zeros(23))
     assert "breakable" in refused.value.hint
+
+
+def test_an_attention_without_readers_is_still_computed() -> None:
+    """It writes the cache: a pass over the graph must not take it for dead code."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        opaque.attend(x.clone(), x, x, torch.empty_like(x), 0)
+        return x + 1
+
+    graph = cutting.traced(forward, torch.zeros(23))
+    assert [node.target for node in graph.graph.nodes].count(opaque.attend) == 1
+    written = {one.name for one in opaque.attend._schema.arguments if one.alias_info and one.alias_info.is_write}
+    assert written == {"qkv", "out"}, "a device's append may write over its qkv"
 
 
 def test_ops_keep_what_torch_asks_of_them() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.inputs import Inputs, Sent
-from localllm.engine.batch import Batch
+from localllm.engine.batch import Batch, Want
 from localllm.engine.request import Sampling
 from localllm.engine.runner import RunnerSpec
 
@@ -74,3 +74,23 @@ def test_a_table_that_is_there_already_is_not_sent_again() -> None:
     inputs.frame(4)
     inputs.fill(batch, 8)
     assert frame.step.rows.page_table[0, 0] == 1, "another frame lies in the same place"
+
+
+def test_the_last_layer_is_told_of_the_rows_that_are_answered() -> None:
+    """On the host as on the device: kernels plan by the one and read the other."""
+    starts, wants = (0, 8, 20, 3), (Want.NOTHING, Want.TOKEN, Want.NOTHING, Want.HIDDEN)
+    rows = [
+        Row([1] * (2 + at), start, range(1 + 9 * at, 10 + 9 * at), want=want)
+        for at, (start, want) in enumerate(zip(starts, wants, strict=True))
+    ]
+    for asked in (rows, rows[1::2]):
+        answered = [row for row in asked if row.want]
+        step = Inputs(SPEC, DEVICE).send(make_batch(asked, 96)).last_only()
+        found = step.last_rows
+        assert found is not None
+        assert found.contexts == tuple(row.start + len(row.tokens) for row in answered)
+        assert found.context_lens.tolist() == list(found.contexts)
+        assert found.page_table.tolist() == [list(row.pages) for row in answered]
+        assert found.query_lens == (1,) * len(answered)
+        assert found.row_starts.tolist() == list(range(len(answered) + 1))
+        assert len(step.last) == len(answered)

@@ -153,13 +153,16 @@ def test_draws_equal_the_oracle_s(shape: str, filters: dict[str, Any]) -> None:
     key = shape, str(filters)
     expected = ORACLE.get(key) or ORACLE.setdefault(key, [expected_token(logits, how, row) for row in range(5)])
     assert FAST.sampling.draw(logits.clone(), how).tolist() == expected
-    alone = [FAST.sampling.draw(logits[row : row + 1].clone(), only(how, row)).item() for row in range(5)]
+    alone = [
+        FAST.sampling.draw(logits[row : row + 1].clone(), only(how, slice(row, row + 1))).item() for row in range(5)
+    ]
     assert alone == expected
 
 
-def only(how: Draws, row: int) -> Draws:
-    one = {name: value[row : row + 1] for name, value in how._asdict().items() if isinstance(value, torch.Tensor)}
-    return how._replace(**one)
+def only(how: Draws, rows: slice) -> Draws:
+    return how._replace(
+        **{name: value[rows] for name, value in how._asdict().items() if value is not None and name != "most"}
+    )
 
 
 @pytest.mark.parametrize("vocab", [2, 127, 129, 1000])
@@ -262,3 +265,41 @@ def test_filters_cut_where_they_say(filters: dict[str, Any], share: float) -> No
         below = np.log(share * factor) * filters.get("temperature", 1.0)
         logits = torch.tensor([0.0, below], dtype=torch.float32).repeat(300, 1)
         assert (FAST.sampling.draw(logits, how)[wins] == token).all()
+
+
+@pytest.mark.parametrize("ops", [REFERENCE, FAST], ids=["reference", "fast"])
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ({"top_p": 0.5}, {1}),
+        ({"top_p": 0.5 + 2**-20}, {0, 1}),
+        ({"top_k": 1}, {1}),
+        ({"min_p": 1.0}, {1}),
+        ({"top_p": 2**-126}, {1}),
+    ],
+    ids=str,
+)
+def test_filters_that_are_reached_exactly(ops: Ops, filters: dict[str, Any], kept: set[int]) -> None:
+    """Two tokens of probability 1/2 each, the first a little less likely."""
+    how = draws(64, **filters)._replace(most=2)
+    found = ops.sampling.draw(torch.tensor([-1e-30, 0.0]).repeat(64, 1), how)
+    assert set(found.tolist()) == kept
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.1, 1.9])
+def test_the_last_value_that_a_filter_keeps_is_drawn(temperature: float) -> None:
+    """With one token left it is that one, however the division by the temperature rounds."""
+    logits = numbers(200, 300, seed=8)
+    for rows in (slice(None), slice(1)):
+        found = FAST.sampling.draw(logits[rows], only(draws(200, temperature=temperature, top_k=1), rows))
+        assert torch.equal(found, logits[rows].argmax(-1))
+
+
+@pytest.mark.timeout(60, method="thread")  # a kernel that hangs takes no signal
+def test_a_nucleus_of_nearly_everything() -> None:
+    """Its weight is only reached up to rounding: all that there is must do."""
+    for seed in range(20):
+        logits = torch.full((1, 128 * 70), -40.0)
+        logits[0, ::128] = numbers(70, seed=seed) * 0.3
+        how = draws(1, top_p=1 - 2**-24)
+        assert FAST.sampling.draw(logits, how).item() == expected_token(logits, how, 0)

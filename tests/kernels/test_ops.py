@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops import CASES, MultiPlatformOp, Ops, judge
@@ -135,6 +136,27 @@ def test_every_op_has_a_case_and_every_case_an_op() -> None:
         "layer.prepare_stack",
     }, "products show how they pack"
     assert len({str(case) for case in CASES}) == len(CASES)
+
+
+class Unsaturated(TorchDispatchMode):
+    """Conversions to float8 as in torch versions and on devices that give NaN beyond its range."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and made.dtype == torch.float8_e4m3fn:
+            made.view(torch.uint8)[args[0].abs() >= 465.0] = 0x7F
+        return made
+
+
+def test_a_cache_of_float8_holds_the_largest_it_can() -> None:
+    key = torch.tensor([-1e4, -449.0, -448.0, 447.0, 470.0, torch.inf, 0.0, 1.0]).view(1, 1, 8)
+    pages = torch.zeros(2, 1, 1, 1, 8).to(torch.float8_e4m3fn)
+    with Unsaturated():
+        assert key.to(torch.float8_e4m3fn).isnan().sum() == 3
+        Ops().kv.store(key, -key, *pages, torch.tensor([0]))
+    expected = torch.tensor([-448.0, -448, -448, 448, 448, 448, 0, 1])
+    assert torch.equal(pages[0].flatten().float(), expected)
+    assert torch.equal(pages[1].flatten().float(), -expected)
 
 
 def every_op_fast() -> Ops:
