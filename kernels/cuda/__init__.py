@@ -10,6 +10,6 @@ from .. import cpu  # noqa: F401  its library has the schemas of what both compu
 from ..library import find_cuda_library, load_ops
 
 # What only this library has; extend_attention is in those alone that were compiled for Hopper.
-OWN = ("copy_parts", "decode_attention", "decoder_step", "decoder_step_room", "few_rows")
+OWN = ("copy_parts", "decode_attention", "decoder_step", "decoder_step_room", "few_rows", "few_rows_fits")
 
 load_ops(find_cuda_library(), OWN, "make build CUDA=1")

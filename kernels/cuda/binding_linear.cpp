@@ -1,4 +1,5 @@
 // Products of few rows as ops; their arguments are checked here. See linear.h for what they mean.
+#include "../cpu/checks.h"
 #include "linear.h"
 #include "pages.h"
 #include "queue.h"
@@ -88,9 +89,25 @@ void few_rows_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional
   product(args, queue);
 }
 
+// Without tensors, so that it can be asked anywhere.
+bool fits_op(int64_t device, int64_t rows, int64_t outs, int64_t ins, int64_t row_bytes, int64_t format, int64_t group,
+             bool gated, bool normed) {
+  const Op op("few_rows_fits");
+  ProductArgs args{};
+  args.format = (Weights)cast(op, "format", format, 0, 4), args.rows = cast(op, "rows", rows, 1, MAX_ROWS);
+  args.outs = cast(op, "outs", outs, 0, INT32_MAX), args.ins = cast(op, "ins", ins, 1, INT32_MAX);
+  args.row_bytes = cast(op, "row_bytes", row_bytes, 1, INT32_MAX), args.group = cast(op, "group", group, 1, INT64_MAX);
+  args.gated = gated;
+  torch::stable::accelerator::DeviceGuard guard((torch::stable::accelerator::DeviceIndex)device);
+  return product_fits(args, normed);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
+  library.def(
+      "few_rows_fits(int device, int rows, int outs, int ins, int row_bytes, int format, int group, bool gated, "
+      "bool normed) -> bool");
   library.def(
       "few_rows(Tensor(a!) out, Tensor x, Tensor weight, Tensor? records, Tensor? scale, Tensor? bias, int format, "
       "int group, bool resident, Tensor? stream, Tensor(b!)? stream_out, Tensor? norm, float eps, float offset, "
@@ -98,5 +115,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) { library.impl("few_rows", TORCH_BOX(&few_rows_op)); }
+
+STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {
+  library.impl("few_rows_fits", TORCH_BOX(&fits_op));
+}
 
 }  // namespace localllm::cuda

@@ -22,8 +22,9 @@ static __device__ inline void pair(Sum (&sum)[4], const uint32_t (&x)[NT][2], ui
 struct Bf16 {
   using X = __nv_bfloat16;
   using Sum = float;
-  static constexpr int PIECES = 1, CHUNK = 32, RECORDS = 0;
-  static constexpr bool ROUNDED_IN_GROUPS = false;
+  static constexpr Traits TRAITS = BF16;
+  static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
+  static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
   static __device__ int input_of(int, int t) { return 8 * t; }
   static __device__ int sub_of(const FewRows&, int, int) { return 0; }
   template <int NT>
@@ -47,8 +48,9 @@ struct Bf16 {
 struct Whole8 {
   using X = int8_t;
   using Sum = int;
-  static constexpr int PIECES = 2, CHUNK = 64, RECORDS = 0;
-  static constexpr bool ROUNDED_IN_GROUPS = false;
+  static constexpr Traits TRAITS = WHOLE8;
+  static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
+  static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
   static __device__ int input_of(int piece, int t) { return 16 * t + 8 * piece; }
   static __device__ int sub_of(const FewRows&, int, int) { return 0; }
   template <int NT>
@@ -74,8 +76,9 @@ template <bool GROUPED>
 struct E4m3 {
   using X = __nv_bfloat16;
   using Sum = float;
-  static constexpr int PIECES = 2, CHUNK = 64, RECORDS = GROUPED;
-  static constexpr bool ROUNDED_IN_GROUPS = false;
+  static constexpr Traits TRAITS = e4m3(GROUPED);
+  static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
+  static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
   static __device__ int input_of(int piece, int t) { return 16 * t + 8 * piece; }
   static __device__ int sub_of(const FewRows& a, int chunk, int) { return chunk / a.per_sub; }
 
@@ -132,8 +135,9 @@ struct Nibbles {
   using X = std::conditional_t<WIDE, __nv_bfloat16, int8_t>;
   using Sum = float;
   using Part = std::conditional_t<WIDE, float, int>;
-  static constexpr int PIECES = 4, CHUNK = 128, RECORDS = PER_CHUNK;  // 1, 2 or 4
-  static constexpr bool ROUNDED_IN_GROUPS = !WIDE;
+  static constexpr Traits TRAITS = nibbles(WIDE, PER_CHUNK);  // 1, 2 or 4
+  static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
+  static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
   static __device__ int input_of(int piece, int t) { return 32 * piece + 8 * t; }
   static __device__ int sub_of(const FewRows&, int chunk, int r) { return chunk * PER_CHUNK + r; }
 

@@ -33,7 +33,7 @@ def decoder(
 ) -> tuple[Tensor, Tensor]:
     """See kernels/ops/layer.py, whose parts it computes one by one where tokens are many or formats others."""
     qkv_product, gate_up = layer.qkv, layer.gate_up
-    if last is not None or not (_fused(qkv_product, x) and _fused(gate_up, x)):
+    if last is not None or not (_fused(qkv_product, x) and _fused(gate_up, x, gated=True)):
         return reference.decoder(ops, layer, x, stream, cos, sin, rows, slots, key_pages, value_pages, last)
     before = layer.before_attention, layer.eps, layer.offset
     qkv, stream = _normalised(x, stream, before, qkv_product)
@@ -53,10 +53,13 @@ def decoder(
     return x, stream
 
 
-def _fused(product: Any, x: Tensor) -> bool:
-    fits = isinstance(product, Product) and product.order is None and product.op != "int4_wide"
-    fits = fits and takes_norm(product.weight, len(x))
-    return fits and x.is_cuda and x.dtype == torch.bfloat16 and product.weight.outs % 16 == 0
+def _fused(product: Any, x: Tensor, gated: bool = False) -> bool:
+    if not isinstance(product, Product) or product.order is not None or product.op == "int4_wide":
+        return False
+    if not x.is_cuda or x.dtype != torch.bfloat16 or not takes_norm(product.weight, len(x), gated):
+        return False
+    outs: int = product.weight.outs
+    return outs % 16 == 0
 
 
 def _normalised(

@@ -28,6 +28,9 @@ struct ProductArgs {
   void* shared;  // product_shared(args) bytes
 };
 
+// Whether the current GPU has the shared memory for a product of this shape, with a norm or without.
+bool product_fits(const ProductArgs& args, bool normed);
+
 // Scratch memory that a product needs; 0 where blocks make their activations ready themselves.
 int64_t product_shared(const ProductArgs& args);
 void product(const ProductArgs& args, cudaStream_t stream);

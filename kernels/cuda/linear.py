@@ -1,7 +1,7 @@
 """Products on CUDA devices; see kernels/ops/linear.py for what they mean.
 
-Up to 16 rows of bfloat16 are streamed by CUDA C++ (few_rows.cuh), any others multiplied by torch (plain weights) or
-Triton (int8, int4, fp8); what neither covers is left to the reference.
+Up to 16 rows of bfloat16 are streamed by CUDA C++ (few_rows.cuh) where the GPU has the shared memory for it, any others
+multiplied by torch (plain weights) or Triton (int8, int4, fp8); what neither covers is left to the reference.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ TRITON = find_spec("triton") is not None
 FEW = 16  # rows
 BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # as Weights in linear.h
 _few_rows = torch.ops.localllm.few_rows.default
+_few_rows_fits = torch.ops.localllm.few_rows_fits.default
 torch.library.register_fake("localllm::few_rows", lambda *_: None, allow_override=True)
 
 
@@ -170,7 +171,7 @@ def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype 
 
 
 def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_few(x, weight) and _roomy(x.device):
+    if _is_few(x, weight, INT4_WIDE):
         return _few(x, weight, bias, dtype, INT4_WIDE)
     if TRITON and isinstance(weight, Packed):
         return _nibbles(x, weight, bias, dtype or x.dtype)
@@ -198,10 +199,27 @@ def _nibbles(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype)
     return out.view(*x.shape[:-1], weight.outs)
 
 
-def _is_few(x: Tensor, weight: Any) -> bool:
+def _is_few(x: Tensor, weight: Any, format: int | None = None) -> bool:
+    if not isinstance(weight, Packed) or not x.is_cuda or x.dtype != torch.bfloat16 or weight.ins % 8:
+        return False
     rows = x.numel() // max(x.shape[-1], 1)
     whole = x.data_ptr() % 16 == 0 and (rows == 1 or x.stride(-2) % 8 == 0) and x.stride(-1) == 1
-    return isinstance(weight, Packed) and x.is_cuda and 0 < rows <= FEW and weight.ins % 8 == 0 and whole
+    return 0 < rows <= FEW and whole and fits(weight, rows, format)
+
+
+def fits(weight: Packed, rows: int, format: int | None = None, gated: bool = False, normed: bool = False) -> bool:
+    """Whether the weight's GPU has the shared memory that few_rows takes for 1 to 16 rows (few_rows_plan.h)."""
+    data = weight.data
+    sizes = weight.outs, weight.ins, data.stride(0) * data.element_size()
+    return _fits(data.device, rows, *sizes, weight.format if format is None else format, weight.group, gated, normed)
+
+
+@cache
+def _fits(
+    device: torch.device, rows: int, outs: int, ins: int, row_bytes: int, format: int, group: int,
+    gated: bool, normed: bool,
+) -> bool:  # fmt: skip
+    return bool(_few_rows_fits(device.index or 0, rows, outs, ins, row_bytes, format, group, gated, normed))
 
 
 def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
@@ -214,22 +232,13 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
     return rows <= 4 and (weight.ins >= 2048 or weight.outs <= 4096)
 
 
-@cache
-def _roomy(device: torch.device) -> bool:
-    """Whether a block finds the shared memory that int4 with activations as they are takes."""
-    about: Any = torch.cuda.get_device_properties(device)  # some stubs leave this one out
-    return bool(about.shared_memory_per_block_optin >= 160 << 10)
-
-
-def takes_norm(weight: Any, rows: int) -> bool:
-    """Whether few_rows can normalise what it multiplies: every block does so for itself (own_pitch in plan.cuh)."""
+def takes_norm(weight: Any, rows: int, gated: bool = False) -> bool:
+    """Whether few_rows can normalise what it multiplies: every block does so for itself."""
     if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.ins % 8:
         return False
-    if weight.format == INT4 and (rows > 1 or weight.group not in (32, 64, 128)):
+    if weight.format == INT4 and rows > 1:
         return False
-    chunk, size = {BF16: (32, 2), FP8: (64, 2), INT8: (64, 1), INT4: (128, 1)}[weight.format]
-    inputs = -(-weight.data.shape[1] * weight.data.element_size() // 64) * chunk
-    return inputs <= 16384 >> (rows - 1).bit_length() and rows * (inputs * size + 16) <= 32 << 10
+    return fits(weight, rows, gated=gated, normed=True)
 
 
 def _few(

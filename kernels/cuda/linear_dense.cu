@@ -18,7 +18,7 @@ auto with_format(const ProductArgs& args, Call&& call) {
     case Weights::int8: return call(Whole8{});
     case Weights::int4: return with_groups<false>(args.group, args.ins, call);
     case Weights::int4_wide: return with_groups<true>(args.group, args.ins, call);
-    default: return args.records ? call(E4m3<true>{}) : call(E4m3<false>{});
+    default: return args.group < args.ins ? call(E4m3<true>{}) : call(E4m3<false>{});
   }
 }
 
@@ -35,6 +35,13 @@ extern template void product_of<E4m3<false>>(const ProductArgs&, cudaStream_t);
 extern template void product_of<E4m3<true>>(const ProductArgs&, cudaStream_t);
 
 template void product_of<Bf16>(const ProductArgs&, cudaStream_t);
+
+bool product_fits(const ProductArgs& args, bool normed) {
+  return with_format(args, [&](auto format) {
+    using F = decltype(format);
+    return fits(F::TRAITS, shape_of(few_rows_of<F>(args)), normed, limits());
+  });
+}
 
 int64_t product_shared(const ProductArgs& args) {
   if (takes_one_row(args)) return 0;

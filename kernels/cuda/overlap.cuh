@@ -35,6 +35,9 @@ static inline const Gpu& gpu() {
     cudaDeviceGetAttribute(&found.major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&found.minor, cudaDevAttrComputeCapabilityMinor, device);
     cudaDeviceGetAttribute(&found.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+#ifdef LOCALLLM_SHARED
+    if (found.shared_limit > LOCALLLM_SHARED) found.shared_limit = LOCALLLM_SHARED;
+#endif
     cudaDeviceGetAttribute(&found.processors, cudaDevAttrMultiProcessorCount, device);
   }
   return found;

@@ -3,12 +3,10 @@
 // kernel that makes them once takes longer to start and end.
 #pragma once
 
+#include "few_rows_plan.h"
 #include "overlap.cuh"
 
 namespace localllm::cuda {
-
-constexpr int LOG_THREADS = 9, THREADS = 1 << LOG_THREADS, WARPS = THREADS / 32, MAX_SLOTS = 12;
-constexpr int HELD = 4;  // vectors of 8 activations that a thread makes ready
 
 struct FewRows {
   void* out;

@@ -1,8 +1,6 @@
 // A product of few rows in one format, from the caller's arguments.
 #pragma once
 
-#include <algorithm>
-
 #include "linear.h"
 #include "plan.cuh"
 
@@ -19,10 +17,9 @@ static inline FewRows few_rows_of(const ProductArgs& args) {
   a.resident = args.resident, a.gated = args.gated ? int(args.outs / 2) : 0, a.gate = args.gate;
   a.stream = args.stream, a.stream_out = args.stream_out, a.norm = args.norm, a.norm_type = args.norm_type;
   a.eps = args.eps, a.offset = args.offset;
-  int64_t sub = F::CHUNK == 128 ? 128 / std::max(F::RECORDS, 1) : std::min(args.group, args.ins);
-  a.per_sub = int((sub + F::CHUNK - 1) / F::CHUNK);
-  a.subs = int((args.ins + sub - 1) / sub);
-  a.own_pitch = own_pitch<F>(a);
+  Subs subs = subs_of(F::TRAITS, args.ins, args.group);
+  a.per_sub = subs.per_sub, a.subs = subs.subs;
+  a.own_pitch = own_pitch(F::TRAITS, shape_of(a));
   return a;
 }
 

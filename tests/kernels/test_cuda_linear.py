@@ -78,7 +78,7 @@ def test_op_equals_reference(linear: Linear, case: Case, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("op", FORMATS)
 def test_random_shapes(linear: Linear, op: str) -> None:
     """60 of each format, few rows and some more, any outputs, inputs in whole vectors."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, few_rows
+    from localllm.kernels.cuda.linear import INT4_WIDE, few_rows, fits
 
     draw, generator = random.Random(op), torch.Generator().manual_seed(1)
     torch.use_deterministic_algorithms(True)
@@ -90,8 +90,8 @@ def test_random_shapes(linear: Linear, op: str) -> None:
         expected = getattr(Ops().linear, op)(x.double(), moved(weight, "cpu", wide=True), bias, torch.float64)
         packed = linear.pack(moved(weight, "cuda"), torch.bfloat16)
         shift = None if bias is None else bias.cuda()
-        if rows <= 16:
-            format = INT4_WIDE if op == "int4_wide" else None
+        format = INT4_WIDE if op == "int4_wide" else None
+        if rows <= 16 and fits(packed, rows, format):
             found = few_rows(x.cuda(), packed, shift, torch.float32, format)
         else:
             found = getattr(linear, op)(x.cuda(), packed, shift, torch.float32)
