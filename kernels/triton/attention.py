@@ -22,10 +22,11 @@ from .attention_extend import extend
 from .attention_plan import FEW, Launch, plan
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-MOST_DIM = 256
-MOST_GROUP = 128
+MOST_DIM = 512
+MOST_HELD = 128  # numbers of a sum that a thread holds in registers
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ROOMY = 163 << 10  # bytes of shared memory
+HOPPER = 200 << 10  # with more, Triton keeps one more block of keys and values on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,14 @@ class Blocks:
     stages: int
     resident: int  # such programs that a processor holds
 
+    def shared(self, dtype: torch.dtype, device: Device) -> int:
+        """Bytes of shared memory at most: queries, keys and values on their way, and weights."""
+        buffers = self.stages // 2 + (device.shared > HOPPER)
+        return (self.m * self.d + 2 * buffers * self.n * self.d + self.m * self.n) * dtype.itemsize + 512
+
+    def fits(self, dtype: torch.dtype, device: Device) -> bool:
+        return self.shared(dtype, device) <= device.shared and self.m * self.d <= MOST_HELD * 32 * self.warps
+
 
 def paged_attention(
     query: Tensor,
@@ -64,16 +73,16 @@ def paged_attention(
     """The cache is of the queries' type, or float8_e4m3fn. Queries, and the heads of the cache, may lie
     apart, as views. Calls on one device must follow one another (one stream, or streams that wait): they share the
     counters of split tiles."""
-    if not _covered(query, key_pages, value_pages):
-        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
-    out = query.new_empty(query.shape) if out is None else out
     device = described(query.device)
     kv_heads = key_pages.shape[2]
     group = query.shape[1] // kv_heads
-    lines = most_lines(query.shape[2], query.dtype, device)
-    key = "triton", group, kv_heads, lines
+    tiles_of = tiling(group, query.shape[2], query.dtype, device) if _covered(query, key_pages, value_pages) else None
+    if tiles_of is None:
+        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
+    out = query.new_empty(query.shape) if out is None else out
+    key = "triton", group, kv_heads, tiles_of
     if key not in rows.plans:
-        launches = plan(rows.query_lens, rows.contexts, group, kv_heads, lines, device.processors)
+        launches = plan(rows.query_lens, rows.contexts, group, kv_heads, *tiles_of, device.processors)
         rows.plans[key] = [(launch, _listed(launch, query.device)) for launch in launches]
     fp8 = "" if key_pages.dtype == query.dtype else "native" if device.converts_fp8 else "bits"
     if fp8 == "bits":
@@ -148,13 +157,28 @@ def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
 def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
     alike = query.dtype in FLOATS and key_pages.dtype in (query.dtype, torch.float8_e4m3fn)
     together = query.stride(2) == key_pages.stride(3) == value_pages.stride(3) == 1
-    return alike and together and query.shape[2] <= MOST_DIM and query.shape[1] <= MOST_GROUP * key_pages.shape[2]
+    return alike and together and query.shape[2] <= MOST_DIM
+
+
+@cache
+def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[int, int] | None:
+    """(lines of the tiles of long rows, queries up to which a row is one tile) that the device has the memory for;
+    None: not even for one query."""
+
+    def fits(queries: int) -> bool:
+        return shape(queries * group, queries, dim, dtype, device).fits(dtype, device)
+
+    few = next((queries for queries in range(FEW, 0, -1) if queries & (queries - 1) == 0 and fits(queries)), 0)
+    lines = most_lines(dim, dtype, device)
+    while lines > group and not fits(lines // group):
+        lines //= 2
+    return (lines, few) if few else None
 
 
 def most_lines(dim: int, dtype: torch.dtype, device: Device) -> int:
     """Of the tiles of long rows."""
-    if dtype == torch.float32:
-        return 32  # multiplied without tensor cores
+    if dtype == torch.float32 or dim > 256:
+        return 32  # multiplied without tensor cores, or long
     return 128 if device.shared >= ROOMY and dim <= 128 else 64
 
 
@@ -169,7 +193,8 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     resident = 1 if queries > FEW else 2
     room = (device.shared - m * d * dtype.itemsize * (queries > FEW)) // resident - 4096
     buffers = max(1, min(2, room // stage))
-    warps = 8 if m >= 128 or (m >= 64 and (d > 128 or not roomy)) or device.narrow else 4
+    wide = m >= 128 or (m >= 64 and (d > 128 or not roomy)) or (m >= 32 and d > 256)
+    warps = 8 if wide or device.narrow else 4
     return Blocks(m, n, d, warps, 2 * buffers + 1, resident)  # the page table is read as far ahead
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 IDLE = 4  # times as many processors as programs
 LONG = 1024  # positions
-FEW = 4  # queries up to which a row is one tile
+FEW = 4  # queries up to which a row is one tile, if these fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,20 @@ def plan(
     group: int,
     kv_heads: int,
     lines: int,
+    few: int,
     processors: int,
 ) -> list[Launch]:
-    """The launches that cover all rows. `group` query heads share each of the `kv_heads`; a tile of a row with many
-    queries has `lines`. Of `contexts` only the order matters, and they may be upper bounds."""
+    """The launches that cover all rows. `group` query heads share each of the `kv_heads`; a row of up to `few` queries
+    is one tile, a tile of a longer row has `lines`. Of `contexts` only the order matters, and they may be upper bounds.
+    """
     launches: list[Launch] = []
-    few = [queries for queries in query_lens if queries <= FEW]
-    if few:
-        launches.append(Launch("decode", 1 << (max(few) - 1).bit_length(), len(query_lens), None))
-    if len(few) < len(query_lens):
+    short = [queries for queries in query_lens if queries <= few]
+    if short:
+        launches.append(Launch("decode", 1 << (max(short) - 1).bit_length(), len(query_lens), None))
+    if len(short) < len(query_lens):
         queries = max(1, lines // group)
         lengths = list(zip(query_lens, contexts, strict=True))
-        tiles = [(row, first) for row, (own, _) in enumerate(lengths) if own > FEW for first in range(0, own, queries)]
+        tiles = [(row, first) for row, (own, _) in enumerate(lengths) if own > few for first in range(0, own, queries)]
         # the longest start first
         tiles.sort(key=lambda tile: lengths[tile[0]][0] - lengths[tile[0]][1] - tile[1])
         # merging costs more than it saves, unless most of the device would be idle for long

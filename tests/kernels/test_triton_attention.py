@@ -216,13 +216,13 @@ class TestOnDevice:
 
 
 def test_plan_of_decode_is_one_launch_whatever_the_contexts() -> None:
-    (launch,) = plan((1,) * 40, (9,) * 40, 4, 8, 128, 132)
+    (launch,) = plan((1,) * 40, (9,) * 40, 4, 8, 128, FEW, 132)
     assert (launch.kernel, launch.queries, launch.count, launch.tiles) == ("decode", 1, 40, None)
 
 
 def test_plan_covers_every_query_once() -> None:
     query_lens, contexts = (1, 300, 3, 5, 77), (50, 900, 3, 6, 1000)
-    few, many = plan(query_lens, contexts, 4, 8, 128, 10)
+    few, many = plan(query_lens, contexts, 4, 8, 128, FEW, 10)
     assert (few.kernel, few.queries, few.count) == ("decode", 4, 5)
     assert many.kernel == "extend"
     assert many.tiles is not None
@@ -235,5 +235,5 @@ def test_plan_covers_every_query_once() -> None:
 
 
 def test_plan_splits_prompts_that_do_not_fill_the_device() -> None:
-    (launch,) = plan((128,), (8192,), 4, 8, 128, 132)
+    (launch,) = plan((128,), (8192,), 4, 8, 128, FEW, 132)
     assert (launch.kernel, launch.count) == ("decode", 4)
