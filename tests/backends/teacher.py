@@ -1,0 +1,58 @@
+"""Teacher-forced log-probabilities of a runner as its callers see them, captured steps or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localllm.engine.runner import Runner
+
+from .batches import Row, make_batch
+from .tiny import VOCAB
+
+
+def logprobs(runner: Runner, rows: Sequence[Row]) -> Tensor:
+    """Of every token behind each row [rows, vocab]."""
+    batch = make_batch(rows, runner.spec.vocab_size)
+    every = replace(batch.sampling, logprobs=np.full(len(rows), VOCAB, np.int32))
+    result = runner.run(replace(batch, sampling=every)).result()
+    assert result.top_tokens is not None
+    assert result.top_logprobs is not None
+    order, values = (torch.from_numpy(part.copy()) for part in (result.top_tokens, result.top_logprobs))
+    return torch.full((len(rows), VOCAB), float("nan")).scatter_(1, order.long(), values)
+
+
+def forced(runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, int]], Tensor]:
+    """((prompt, position) of each answer, [answers, vocab]) of two prompts of one length: whole, in chunks, one token
+    at a time beside each other, beside a chunk, and behind a cached beginning."""
+    size, length = runner.spec.page_size, len(prompts[0])
+    many = -(-length // size)
+    pages = [range(1 + row * many, 1 + (row + 1) * many) for row in range(4)]
+    places: list[tuple[int, int]] = []
+    found: list[Tensor] = []
+
+    def step(*parts: tuple[int, int, int, Sequence[int]]) -> None:
+        """Prompt, from and up to where, and its pages, of every row."""
+        rows = [Row(prompts[one][at:end], at, own) for one, at, end, own in parts]
+        places.extend((one, end - 1) for one, _, end, _ in parts)
+        found.append(logprobs(runner, rows))
+
+    begun = min(length - 9, runner.spec.max_tokens)
+    for at, end in pairwise([*range(0, length, runner.spec.max_tokens), length]):
+        step((0, at, end, pages[0]))
+    for at, end in pairwise([*range(0, begun, 11), begun]):
+        step((1, at, end, pages[1]))
+    shared = begun // size * size
+    cached = [*pages[0][: shared // size], *pages[2][shared // size :]]
+    for at in range(shared, begun):
+        step((0, at, at + 1, cached))
+    for at in range(begun, length - 3):
+        step((1, at, at + 1, pages[1]), (0, at, at + 1, cached))
+    step((1, length - 3, length - 2, pages[1]), (0, 0, 5, pages[3]), (0, length - 3, length, cached))
+    step((1, length - 2, length - 1, pages[1]))
+    return places, torch.cat(found)
