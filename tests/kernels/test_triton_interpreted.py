@@ -24,7 +24,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["test_triton_attention.py", "test_triton_elements.py", "test_triton_linear.py"])
+@pytest.mark.parametrize(
+    "name", ["test_triton_attention.py", "test_triton_elements.py", "test_triton_linear.py", "test_limits.py"]
+)
 def test_interpreted(name: str) -> None:
     # The interpreter takes a loop's bound out of an array of one element, which numpy warns of.
     calm = "ignore:Conversion of an array with ndim:DeprecationWarning"

@@ -1,0 +1,95 @@
+"""Both sides of every wrapper's limits against the reference: on the CPU, by Triton's interpreter, and on a GPU by each
+lane of its kernels."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.backends.cpu.device import OPS
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.judge import answer, asked, fault, given
+
+from .limits import LIMITS, sample
+
+CUDA, INTERPRETED = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
+# Arguments that may lie apart, as views of something wider.
+VIEWS = {"attention.paged": ("query",), "norm.rms": ("x",), "rope.neox": ("query", "key"), "linear.dense": ("x",)}
+VIEWS |= {"rope.interleaved": ("query", "key"), "linear.int8": ("x",), "linear.int4": ("x",), "linear.fp8": ("x",)}
+VIEWS |= {"linear.int4_wide": ("x",), "activation.silu_and_mul": ("gate_up",), "norm.add_rms": ("x",)}
+VIEWS |= {"sampling.greedy": ("logits",), "sampling.draw": ("logits",), "sampling.logprobs": ("logits",)}
+
+
+def wrong(case: Case, ops: Ops, device: str, dtype: torch.dtype, *, apart: bool = False) -> str:
+    arguments, expected = asked(case, dict(Ops())[case.op], dtype)
+    there = given(case, ops, arguments, device, dtype)
+    if apart:
+        there |= {name: lying_apart(there[name]) for name in VIEWS[case.op]}
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    try:
+        return fault(answer(case, dict(ops)[case.op], there), expected, case.tolerances[dtype])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def lying_apart(x: Tensor) -> Tensor:
+    """The same numbers, with others before, after and between the rows."""
+    wider = x.new_full((*x.shape[:-1], x.shape[-1] + 3), float("nan"))
+    wider[..., 1 : 1 + x.shape[-1]] = x
+    return wider[..., 1 : 1 + x.shape[-1]]
+
+
+@pytest.mark.real
+@pytest.mark.skipif(INTERPRETED, reason="the CPU's own kernels need no interpreter")
+@pytest.mark.parametrize("case", sample(LIMITS), ids=str)
+def test_on_the_cpu(case: Case) -> None:
+    for dtype in case.tolerances:
+        assert not wrong(case, OPS, "cpu", dtype)
+
+
+@pytest.mark.emulated
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")  # numpy's
+@pytest.mark.skipif(not INTERPRETED, reason="test_triton_interpreted.py runs it")
+@pytest.mark.parametrize("case", sample(LIMITS), ids=str)
+def test_interpreted(case: Case) -> None:
+    from localllm.backends.cuda.ops import _with_triton
+
+    ops = _with_triton(Ops())
+    if ops.title(case.op) == "reference":
+        pytest.skip("the reference's")
+    assert not wrong(case, ops, "cpu", torch.float32)
+    if case.op in VIEWS:
+        assert not wrong(case, ops, "cpu", torch.float32, apart=True)
+
+
+def lanes() -> dict[str, Ops]:
+    from localllm.backends.cuda.ops import LANES, MISSING
+
+    return dict(zip(("triton", "references") if MISSING else ("library", "triton", "references"), LANES, strict=True))
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(not CUDA or INTERPRETED, reason="there is no CUDA device")
+@pytest.mark.parametrize("case", LIMITS if CUDA else LIMITS[:1], ids=str)
+@pytest.mark.parametrize("lane", ["library", "triton", "references"])
+class TestOnGpu:
+    def test_dense(self, lane: str, case: Case) -> None:
+        self.check(lane, case)
+
+    def test_lying_apart(self, lane: str, case: Case) -> None:
+        if case.op not in VIEWS:
+            pytest.skip("its arguments are dense")
+        self.check(lane, case, apart=True)
+
+    def check(self, lane: str, case: Case, **how: Any) -> None:
+        ops = lanes().get(lane) or pytest.skip("the library was not built")
+        if ops.title(case.op) == "reference" and lane != "references":
+            pytest.skip("the reference's")
+        for dtype in case.tolerances:
+            assert not wrong(case, ops, "cuda", dtype, **how), dtype
