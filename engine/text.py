@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet one
 LONGEST_START = 3  # bytes that an incomplete UTF-8 character can have; no token is shorter than a byte
-LONGEST_WINDOW = 16  # tokens without a clean end after which the window is cut anyhow
+LONGEST_WINDOW = 16  # tokens without a clean end after which the window is shortened anyhow
+# Tokens of a shortened window. It may begin within a character, which costs its first 3 bytes their meaning; the text
+# that waits is at most LONGEST_START characters of 3 bytes each, whole behind them.
+SHORT_WINDOW = LONGEST_START + 3 * LONGEST_START
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +28,30 @@ class Piece:
 class TextStream:
     """Detokenises one sequence. The pieces, joined, equal `decode` of all its tokens, cut before the stop string.
 
-    `decode` turns token ids into text and writes U+FFFD for incomplete UTF-8, as Hugging Face tokenizers do. It is
-    only ever given a short window, so the cost is linear in the number of tokens. Where bytes stay broken, up to
-    three U+FFFD are held back, no more. The stop string that ends first wins; of those that end together, the longest.
+    `decode` turns token ids into text. More tokens may change the end of the text only, and only U+FFFD there (up to
+    LONGEST_START of them, for the bytes of an incomplete character): these are held back, nothing else is. What a token
+    adds may depend on whether there is text before it, and on the bytes of an incomplete character before it.
+    `decode` is only ever given a short window, so the cost is linear in the number of tokens.
+
+    `before` are tokens that the text goes on from (the end of a prompt that it continues). They have no text here, but
+    the first token is then decoded as one in the middle: some decoders drop the space of a first one.
+
+    The stop string that ends first wins; of those that end together, the longest.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Iterable[str] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Iterable[str] = (), *, before: Sequence[int] = ()
+    ) -> None:
         self._decode = decode
         self._stops = [_StopMatcher(text) for text in stop if text]
-        self._window: list[int] = []  # [ context: a few tokens already handed on | fresh: since the last clean end ]
+        # [ context: a few tokens already handed on | fresh: since the last clean end ]
+        self._window: list[int] = list(before[-LONGEST_WINDOW:])
         self._fresh = 0
-        self._shown = 0  # characters of decode(window) that went to the stop strings
+        context = decode(self._window) if self._window else ""
+        self._shown = context[: len(context) - _waiting(context)]  # of decode(window), what went to the stop strings
         self._length = 0  # characters that went there in all
         self._held = ""  # of these, the last ones: they may become a stop string
-        self._open = 0  # fresh tokens whose text is not certain yet
-        self._ends: deque[int] = deque()  # of each certain, unreported token: the length at which its text ends
+        self._ends: deque[int] = deque()  # of each unreported token: the length at which its text ends, at the latest
         self.stopped = False  # a stop string was found: the text is at its end
 
     def push(self, tokens: Sequence[int]) -> Piece:
@@ -54,60 +66,57 @@ class TextStream:
         """No more tokens will come: what was held back."""
         text = ""
         if not self.stopped:
-            text = self._screen(self._decode(self._window)[self._shown :])
+            text = self._screen(self._decode(self._window)[len(self._shown) :])
         if not self.stopped:
             text += self._held
-        self._held, self._window, self._shown = "", [], 0
-        self._settle(self._open)
+        self._held, self._window, self._shown = "", [], ""
+        self._settle(self._length)
         return self._piece(text)
 
     def _add(self, token: int) -> str:
         self._window.append(token)
         self._fresh += 1
-        self._open += 1
         text = self._decode(self._window)
-        new = text[self._shown :]
-        waiting = min(len(new) - len(new.rstrip(BROKEN)), LONGEST_START)
-        certain = new[: len(new) - waiting]
-        self._shown += len(certain)
-        certain = self._screen(certain)
+        new = text[len(self._shown) :]
+        waiting = _waiting(new)
+        if waiting and self._fresh <= LONGEST_WINDOW and not text.startswith(self._shown):
+            waiting = len(
+                new
+            )  # `tokenizers` takes back whole characters before an incomplete one, and gives them again
+        else:
+            self._shown = text[: len(text) - waiting]
+        certain = self._screen(new[: len(new) - waiting])
+        self._settle(self._length + waiting)
+        self._ends.append(self._length + waiting)
         if not waiting:
-            self._settle(self._open)
             if new:
-                self._keep(self._fresh, shown=None)
-            elif self._fresh > LONGEST_WINDOW:  # tokens without text are no context for what follows
+                self._window = self._window[-self._fresh :]
+                self._shown, self._fresh = self._decode(self._window), 0
+            elif self._fresh > LONGEST_WINDOW and not self._has_text(token):  # no context for what follows
                 self._window.pop()
                 self._fresh -= 1
         elif self._fresh > LONGEST_WINDOW:
-            certain += self._cut_broken(text, waiting)
+            self._shorten(waiting)
         return certain
 
-    def _keep(self, count: int, shown: int | None) -> None:
-        """Let the window begin `count` tokens before its end; `shown` of its characters went on (None: all)."""
-        del self._window[: len(self._window) - count]
-        self._shown = len(self._decode(self._window)) if shown is None else shown
-        self._fresh = 0 if shown is None else count
+    def _shorten(self, waiting: int) -> None:
+        """Drop the oldest tokens of a window that has no clean end; `waiting` of its characters did not go on yet."""
+        self._window = [token for token in self._window if self._has_text(token)][-SHORT_WINDOW:]
+        self._fresh = min(self._fresh, len(self._window))
+        text = self._decode(self._window)
+        self._shown = text[: max(len(text) - waiting, 0)]
 
-    def _cut_broken(self, text: str, waiting: int) -> str:
-        """Shorten a window that has no clean end, where both sides of the cut decode alone as they do together.
+    def _has_text(self, token: int) -> bool:
+        """Some have none as the first token only: a space that is dropped there."""
+        return bool(self._decode([token, token]))
 
-        What is kept holds the whole start of a character that later tokens may complete.
-        """
-        for count in range(LONGEST_START, LONGEST_WINDOW):
-            tail = self._decode(self._window[-count:])
-            if len(tail) >= waiting and self._decode(self._window[:-count]) + tail == text:
-                self._settle(self._open - count)
-                self._keep(count, shown=len(tail) - waiting)
-                return ""
-        rest = self._screen(text[self._shown :])
-        self._settle(self._open)
-        self._keep(self._fresh, shown=None)
-        return rest
-
-    def _settle(self, count: int) -> None:
-        """The text of the oldest `count` open tokens is certain."""
-        self._ends.extend([self._length] * count)
-        self._open -= count
+    def _settle(self, length: int) -> None:
+        """The text of all tokens so far ends at `length`: that of none ends later."""
+        late = 0
+        while self._ends and self._ends[-1] > length:
+            self._ends.pop()
+            late += 1
+        self._ends.extend([length] * late)
 
     def _screen(self, text: str) -> str:
         """Pass text on, up to a stop string and without what may become one."""
@@ -126,13 +135,16 @@ class TextStream:
         return text[: len(text) - hold]
 
     def _piece(self, text: str) -> Piece:
-        if self.stopped:
-            self._settle(self._open)
         count = 0
         while self._ends and (self.stopped or self._ends[0] <= self._length - len(self._held)):
             self._ends.popleft()
             count += 1
         return Piece(text, count)
+
+
+def _waiting(text: str) -> int:
+    """Characters at the end that later tokens may change."""
+    return min(len(text) - len(text.rstrip(BROKEN)), LONGEST_START)
 
 
 class _StopMatcher:

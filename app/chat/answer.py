@@ -37,7 +37,8 @@ class Choice:
         self._id, self._index, self._tokenizer, self._stop_ids = request_id, index, tokenizer, stop_ids
         marks = {tokenizer.id_of(mark) for mark in (THINK, END_THINK, CALL, END_CALL)}
         hidden = frozenset(tokenizer.special_ids - marks)
-        self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop)
+        before = prompt.ids if prompt.goes_on else ()
+        self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop, before=before)
         self._parser = OutputParser(
             reasoning=prompt.reasoning,
             tools=prompt.tools,

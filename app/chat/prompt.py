@@ -28,6 +28,7 @@ class Prompt:
     reasoning: bool = False  # the answer may start with <think>…</think>
     inside_reasoning: bool = False  # the prompt already opened <think>
     tools: bool = False  # <tool_call>…</tool_call> in the answer is a call
+    goes_on: bool = False  # the answer continues the prompt's text: its first token keeps a space in front
 
 
 class PromptMaker:
@@ -48,9 +49,9 @@ class PromptMaker:
         `context`: as in from_messages.
         """
         if not isinstance(prompt, str):
-            return Prompt(tuple(prompt))
+            return Prompt(tuple(prompt), goes_on=True)
         self._refuse_early(prompt, context, "prompt")
-        return Prompt(tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)))
+        return Prompt(tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)), goes_on=True)
 
     def from_messages(
         self,
@@ -103,6 +104,7 @@ class PromptMaker:
             reasoning=THINK in template or self.tokenizer.id_of(THINK) is not None,
             inside_reasoning=opened,
             tools=bool(tools) and (CALL in template or self.tokenizer.id_of(CALL) is not None),
+            goes_on=continue_final_message,
         )
 
     def _refuse_early(self, text: str, context: int | None, where: str) -> None:

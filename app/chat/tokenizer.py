@@ -6,17 +6,21 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
 from ...engine.errors import ModelRefused
+from ...engine.text import BROKEN
 
 # Wrapped around a special token that stands in somebody's message, so that it is encoded as the text it is.
 # Private-use characters of plane 15: no message needs them, so `protect` may drop those that come in.
 PROTECT, RELEASE = "\U000fff00", "\U000fff01"
 _PROTECTED = re.compile(f"{PROTECT}([^{PROTECT}{RELEASE}]*){RELEASE}")
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")  # how a ByteFallback vocabulary spells a byte
 
 MAX_JSON = 128 * 2**20  # bytes; the largest tokenizer.json in use is about 35 MB
 
@@ -43,6 +47,9 @@ class ChatTokenizer:
             raise ModelRefused(f"tokenizer.json: not a usable tokenizer: {error}") from None
         self._rust.no_truncation()
         self._rust.no_padding()
+        self._decoder = self._rust.decoder
+        # Decoders of `tokenizers`, in order: "ByteLevel"; "Replace", "ByteFallback", "Fuse", "Strip"; "WordPiece"; …
+        self.decoders = _kinds(json.loads(self._decoder.__getstate__())) if self._decoder else ()
         self.vocab_size = self._rust.get_vocab_size(with_added_tokens=True)
         added = self._rust.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
@@ -93,30 +100,53 @@ class ChatTokenizer:
         return [self.protect(item) for item in value] if isinstance(value, list) else value
 
     def decode(self, ids: Sequence[int], *, hidden: frozenset[int] = frozenset()) -> str:
-        """Text of ids, `hidden` ones left out."""
-        return self._rust.decode([token for token in ids if token not in hidden], skip_special_tokens=False)
+        """Text of ids, `hidden` ones left out. Nothing cleans up spaces afterwards.
+
+        `tokenizers` decodes, except where that destroys text. Its ByteFallback writes U+FFFD for every byte of a run
+        of byte tokens if one of them is broken; here the characters of the run stay, as in sentencepiece. Its ByteLevel
+        takes an added token such as `é` for a byte; here it is its text.
+        """
+        ids = [token for token in ids if token not in hidden]
+        if "ByteFallback" in self.decoders:
+            tokens = (self._rust.id_to_token(token) for token in ids)
+            return self._decode_tokens(_mark_broken([token for token in tokens if token is not None]))
+        if self._respelled.keys().isdisjoint(ids):
+            return self._rust.decode(ids, skip_special_tokens=False)
+        spelled = (self._respelled.get(token) or self._rust.id_to_token(token) for token in ids)
+        return self._decode_tokens([token for token in spelled if token is not None])
+
+    def _decode_tokens(self, tokens: list[str]) -> str:
+        return self._decoder.decode(tokens) if self._decoder else " ".join(tokens)
+
+    @cached_property
+    def _respelled(self) -> dict[int, str]:
+        """Added tokens that a ByteLevel decoder would take for bytes, in its spelling."""
+        if "ByteLevel" not in self.decoders:
+            return {}
+        added = {token: entry.content for token, entry in self._rust.get_added_tokens_decoder().items()}
+        return {
+            token: "".join(_LETTER_OF[byte] for byte in text.encode())
+            for token, text in added.items()
+            if not text.isascii() and all(letter in _BYTE_OF for letter in text)
+        }
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes one token stands for: a part of a character for some. Unknown ids give nothing."""
-        text = self._rust.id_to_token(token)
+        """The bytes one token adds to a text: a part of a character for some. Unknown ids give nothing."""
+        text = self._respelled.get(token) or self._rust.id_to_token(token)
         if text is None:
             return b""
-        if token in self.added_ids:
-            return text.encode()
-        if self._byte_level:
-            return bytes(_BYTE_OF[char] for char in text) if all(char in _BYTE_OF for char in text) else text.encode()
-        if re.fullmatch("<0x[0-9A-F]{2}>", text):
-            return bytes([int(text[3:5], 16)])
-        return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+        if "ByteFallback" in self.decoders and (byte := _BYTE_TOKEN.fullmatch(text)):
+            return bytes([int(byte[1], 16)])
+        before = "a"  # any text: a first token may lose its space
+        more = self._decode_tokens([before, text])[len(before) :]
+        if BROKEN in more and "ByteLevel" in self.decoders and all(letter in _BYTE_OF for letter in text):
+            return bytes(_BYTE_OF[letter] for letter in text)
+        return more.encode()
 
     @cached_property
     def added_ids(self) -> frozenset[int]:
         """Tokens that the files add to the vocabulary's own: the special ones, and marks such as `<tool_call>`."""
         return frozenset(self._rust.get_added_tokens_decoder())
-
-    @cached_property
-    def _byte_level(self) -> bool:
-        return '"ByteLevel"' in json.dumps(json.loads(self._text).get("decoder"))
 
     def to_json(self) -> str:
         """The tokenizer as tokenizer.json text, without truncation or padding (for the grammar compiler)."""
@@ -136,6 +166,31 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_LETTER_OF = {byte: letter for letter, byte in _BYTE_OF.items()}
+
+
+def _kinds(decoder: dict[str, Any]) -> tuple[str, ...]:
+    """The decoder's type, or those of a chain."""
+    if decoder["type"] == "Sequence":
+        return tuple(kind for part in decoder["decoders"] for kind in _kinds(part))
+    return (decoder["type"],)
+
+
+def _mark_broken(tokens: list[str]) -> list[str]:
+    """Byte tokens that belong to no UTF-8 character become U+FFFD; the others stay as they are."""
+    marked: list[str] = []
+    for is_byte, group in groupby(tokens, key=lambda token: _BYTE_TOKEN.fullmatch(token) is not None):
+        run = list(group)
+        if is_byte:
+            at = 0
+            for character in bytes(int(token[3:5], 16) for token in run).decode("utf-8", "surrogateescape"):
+                if "\udc80" <= character <= "\udcff":  # one of these for each byte that cannot be decoded
+                    run[at] = BROKEN
+                    at += 1
+                else:
+                    at += len(character.encode())
+        marked += run
+    return marked
 
 
 def _read_text(path: Path) -> str:

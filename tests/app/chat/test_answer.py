@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from localllm.app.chat.answer import Choice
@@ -9,6 +11,7 @@ from localllm.app.daemon.frames import Piece
 from localllm.engine.request import Delta, Finish, TokenLogprobs
 
 from ..tiny_qwen import write_tokenizer
+from .vocabularies import vocabulary
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CHAT = Prompt((1,), reasoning=True, tools=True)
@@ -49,6 +52,16 @@ def test_text_equals_the_whole_decoding(tokenizer: ChatTokenizer, text: str, ste
     assert choice.done
     assert choice.generated == len(ids)
     assert sum(piece.tokens for piece in pieces) == len(ids) - 1
+
+
+def test_an_answer_that_goes_on_from_the_prompt_keeps_its_first_space(tmp_path: Path) -> None:
+    """A sentencepiece decoder drops the space of a text's first token, also where a prompt is before it."""
+    words = vocabulary("llama", tmp_path)
+    prompt, answer = (tuple(words.encode(text, add_special_tokens=False)) for text in ("the quick", "brown fox"))
+    shown = [
+        text_of(feed(Choice("a", 0, words, Prompt(prompt, goes_on=goes_on)), list(answer))) for goes_on in (True, False)
+    ]
+    assert shown == [" brown fox", "brown fox"]
 
 
 def test_stop_string_across_tokens(tokenizer: ChatTokenizer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localllm.app.chat.prompt import PromptMaker
+from localllm.app.chat.prompt import Prompt, PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.errors import AppError, ContextTooLong, InvalidRequest, TemplateFailed, UnsupportedParameter
@@ -40,7 +40,7 @@ def text_of(prompts: PromptMaker, *args: Any, **kwargs: Any) -> str:
 def test_a_conversation(prompts: PromptMaker) -> None:
     assert text_of(prompts, HI) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     prompt = prompts.from_messages(HI)
-    assert (prompt.reasoning, prompt.inside_reasoning, prompt.tools) == (True, False, False)
+    assert (prompt.reasoning, prompt.inside_reasoning, prompt.tools, prompt.goes_on) == (True, False, False, False)
 
 
 def test_equals_transformers(prompts: PromptMaker, tmp_path: Path) -> None:
@@ -78,6 +78,7 @@ def test_continue_final_message(prompts: PromptMaker, content: str) -> None:
     messages = [*HI, {"role": "assistant", "content": content}]
     expected = f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{content}"
     assert text_of(prompts, messages, continue_final_message=True) == expected
+    assert prompts.from_messages(messages, continue_final_message=True).goes_on
 
 
 def test_continue_needs_a_message_of_the_assistant(
@@ -130,7 +131,7 @@ def test_refusals(
 
 
 def test_raw_prompts(prompts: PromptMaker) -> None:
-    assert prompts.from_text([5, 6]).ids == (5, 6)
+    assert prompts.from_text([5, 6]) == Prompt((5, 6), goes_on=True)
     prompt = prompts.from_text("<|im_start|>hi<think>")
     assert prompt.ids[0] == 1
     assert not (prompt.reasoning)
@@ -163,3 +164,4 @@ def test_a_text_far_too_long_is_refused_by_its_beginning(prompts: PromptMaker, m
 def test_what_may_fit_is_tokenized_to_its_end(prompts: PromptMaker, text: str) -> None:
     """The last one does not, and so few tokens for its length are no case for an estimate."""
     assert prompts.from_text(text, context=100) == prompts.from_text(text)
+    assert prompts.from_text(text).goes_on

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from localllm.app.chat.tokenizer import PROTECT, RELEASE, ChatTokenizer
 from localllm.engine.errors import ModelRefused
 
-from ..tiny_qwen import END, TEMPLATE, write_tokenizer
+from ..tiny_qwen import END, TEMPLATE, make_tokenizer, write_tokenizer
 
 
 @pytest.fixture
@@ -79,6 +79,17 @@ def test_token_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
     found = ChatTokenizer(tmp_path)
     assert [found.token_bytes(token) for token in (1, 2, 3)] == [b"\xc3", b"\xb6", b" so"]
     assert found.decode([3, 1, 2]) == " soö"
+
+
+def test_added_tokens_keep_their_letters(tmp_path: Path) -> None:
+    made = make_tokenizer()
+    made.add_tokens(["ü", "naïve", "é b"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = ChatTokenizer(tmp_path)
+    ids = tokenizer.encode("für naïve é b 🙂", add_special_tokens=False)
+    assert {tokenizer.id_of("ü"), tokenizer.id_of("naïve"), tokenizer.id_of("é b")} <= set(ids)
+    assert tokenizer.decode(ids) == "für naïve é b 🙂"
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "für naïve é b 🙂"
 
 
 def test_hidden_tokens(folder: Path) -> None:

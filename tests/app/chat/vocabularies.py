@@ -1,0 +1,188 @@
+"""Small tokenizers, one of each kind of decoder that `tokenizers` has, trained on a few lines; and texts for them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from localllm.app.chat.tokenizer import ChatTokenizer
+
+SPECIAL = ["<unk>", "<s>", "</s>"]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog, isn't it? It's fine. We do not know!",
+    "größer naïve café Ångström; один два три; ένα δύο; שלום; مرحبا بالعالم",
+    "日本語のテキスト 你好世界 한국어 텍스트 สวัสดี नमस्ते",
+    'def f(x):\n\treturn {"a": [1, 2, 3]}  # two  spaces',
+]
+
+SCRIPTS = [
+    "the quick brown fox, isn't",
+    "àéîõüßçñøåŁœ",
+    "Привет мир ёжик",
+    "Ελληνικά άλφα",
+    "مرحبا بالعالم",
+    "שלום עולם",
+    "नमस्ते दुनिया क्षि",
+    "สวัสดีชาวโลก",
+    "ไทยកម្ពុជាမြန်မာ",
+    "日本語漢字仮名まじりカタカナ",
+    "你好世界简体繁體",
+    "한국어텍스트",
+    "ᏣᎳᎩ ⴰⵎⴰⵣⵉⵖ ᓀᐦᐃᔭᐍᐏᐣ",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈𐌰 𒀀𒁀 𓀀",
+    "e\u0301a\u0308\u0323o\u0302\u0301",
+    "\ufffd\u2581\u00a0\u200b\u200d\u202e\ufeff",
+    " \t\n\r\x00\x7f  ",
+    "<0x41><s></s><unk>▁##",
+]
+EMOJI = ["🇫🇷", "🇯🇵🇩🇪", "👨‍👩‍👧‍👦", "👍🏽", "❤️‍🔥", "1️⃣", "🏴󠁧󠁢󠁥󠁮󠁧󠁿", "😀😃", "🧑🏿‍🚀", "☺", "\U0010ffff"]
+
+
+def make_text(chance: random.Random) -> str:
+    """Parts of many scripts, emoji sequences and blanks, mixed."""
+    parts = []
+    for _ in range(chance.randint(0, 6)):
+        script = chance.choice(SCRIPTS)
+        at = chance.randrange(len(script))
+        parts.append(chance.choice([script[at : at + chance.randint(1, 9)], chance.choice(EMOJI), " ", "ok"]))
+    return "".join(parts)
+
+
+def _byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        min_frequency=1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=SPECIAL,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens(["ü", "naïve", AddedToken("日本", normalized=False)])
+    return tokenizer
+
+
+def _word_ends() -> Tokenizer:
+    """CLIP's: the last token of a word ends in </w>, in a byte-level alphabet."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*SPECIAL, *alphabet, *(f"{letter}</w>" for letter in alphabet)]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.add_special_tokens(SPECIAL)
+    blanks = pre_tokenizers.Split(Regex(r"\s+"), "removed")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([blanks, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("</w>", " "), decoders.ByteLevel()])
+    return tokenizer
+
+
+def _byte_fallback(chain: list[decoders.Decoder], *, prefix: bool) -> Tokenizer:
+    """What transformers makes of Llama's, Mistral's and Gemma's sentencepiece files."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    changes: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*changes, normalizers.Replace(" ", "▁")])
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, min_frequency=1, special_tokens=[*SPECIAL, *BYTES], limit_alphabet=60, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return _with_plain_bytes(tokenizer, chain)
+
+
+def _unigram(chain: list[decoders.Decoder], *, byte_fallback: bool) -> Tokenizer:
+    """T5's and XLM's kind, with or without bytes."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    specials = [*SPECIAL, *(BYTES if byte_fallback else [])]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=500, special_tokens=specials, unk_token="<unk>", show_progress=False, max_piece_length=8
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    if byte_fallback:
+        tokenizer.model = models.Unigram(_scores(tokenizer), unk_id=0, byte_fallback=True)
+    return _with_plain_bytes(tokenizer, chain)
+
+
+def _scores(tokenizer: Tokenizer) -> list[tuple[str, float]]:
+    """Only characters up to U+00FF keep pieces of their own."""
+    vocabulary = json.loads(tokenizer.to_str())["model"]["vocab"]
+    return [(text, score) for text, score in vocabulary if all(ord(char) < 256 or char == "▁" for char in text)]
+
+
+def _with_plain_bytes(tokenizer: Tokenizer, chain: list[decoders.Decoder]) -> Tokenizer:
+    """Trainers know bytes as special tokens only; in real files they are none."""
+    value = json.loads(tokenizer.to_str())
+    value["added_tokens"] = [entry for entry in value["added_tokens"] if entry["content"] not in BYTES]
+    tokenizer = Tokenizer.from_str(json.dumps(value))
+    tokenizer.decoder = decoders.Sequence(chain) if len(chain) > 1 else chain[0]
+    return tokenizer
+
+
+def _word_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    tokenizer.train_from_iterator(
+        [*CORPUS, *SCRIPTS], trainers.WordPieceTrainer(vocab_size=600, special_tokens=SPECIAL, show_progress=False)
+    )
+    return tokenizer
+
+
+def _suffixes() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.BPEDecoder()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=SPECIAL, end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator([*CORPUS, *SCRIPTS], trainer)
+    return tokenizer
+
+
+def _words() -> Tokenizer:
+    """No decoder: words, and a blank between them."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(special_tokens=SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator([*CORPUS, *SCRIPTS], trainer)
+    return tokenizer
+
+
+def _spaces() -> decoders.Decoder:
+    return decoders.Replace("▁", " ")
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "byte level": _byte_level,
+    "byte level, word ends": _word_ends,
+    "llama": lambda: _byte_fallback(
+        [_spaces(), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)], prefix=True
+    ),
+    "gemma": lambda: _byte_fallback([_spaces(), decoders.ByteFallback(), decoders.Fuse()], prefix=False),
+    "metaspace after bytes": lambda: _unigram([decoders.ByteFallback(), decoders.Metaspace()], byte_fallback=True),
+    "metaspace before bytes": lambda: _unigram(
+        [decoders.Metaspace(), decoders.ByteFallback(), decoders.Fuse()], byte_fallback=True
+    ),
+    "metaspace": lambda: _unigram([decoders.Metaspace()], byte_fallback=False),
+    "wordpiece": _word_piece,
+    "suffixes": _suffixes,
+    "words": _words,
+}
+
+
+@cache
+def vocabulary(kind: str, folder: Path) -> ChatTokenizer:
+    """The tokenizer of this kind, from files written to `folder`; one that is there is not trained again."""
+    place = folder / kind
+    if not place.exists():
+        place.mkdir(parents=True)
+        KINDS[kind]().save(str(place / "tokenizer.json"))
+        (place / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    return ChatTokenizer(place)
