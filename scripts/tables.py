@@ -5,19 +5,23 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`. --check change
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from localllm.app import config
 from localllm.app.cli import cli
-from localllm.backends import ORDER
+from localllm.backends import ORDER, load
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.results import Record, read  # noqa: E402
+
 REGION = re.compile(r"(<!-- table: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 HARDWARE = {
@@ -26,65 +30,78 @@ HARDWARE = {
     "npu": "Huawei Ascend NPU",
     "xpu": "Intel GPU",
     "mlx": "Apple silicon (MLX)",
-    "cpu": "CPU (tried on x86-64)",
+    "cpu": "CPU",
     "llamacpp": "GGUF models (llama.cpp)",
 }
-WHERE = {
-    "mlx": "MLX's CPU device, in CI, and on its CUDA device (an H200, 2026-11-22: "
-    "`pytest tests/backends/test_mlx*.py tests/kernels/test_mlx_*.py`; of 1,018 tests 944 passed and none failed, 71 "
-    "were skipped there, and time was up before three had ended)",
-    "cpu": "in CI",
-    "cuda": "an H200, with versions of 2026-11-22: "
-    "`pytest tests/backends/test_cuda.py tests/backends/test_cuda_split.py`, all passed, the suite among them",
+# Of a backend whose every device computes with one kind of kernels, the lane says no more than which of them.
+LANES = {
+    ("cuda", "library"): "with the C++ kernels",
+    ("cuda", "triton"): "with Triton alone",
+    ("cuda", "references"): "with torch alone",
+    ("cpu", "references"): "with torch alone",
 }
-TIERS = {
-    "real": "Verified: the conformance suite runs on the hardware itself ({where})",
-    "real_otherdevice": "Verified on {where}; never run on this hardware",
-    "contract": "Checked against the vendor's schemas; never run",
-    "emulated": "Run on an emulator; never run on the hardware",
-    "compile": "Compiles; never run",
+LESSER = {
+    "emulated": "on an emulator",
+    "compile": "only compiled",
+    "contract": "without a device, by the vendor's schemas",
 }
 NOT_YET = "Not yet: `localllm doctor` finds it, and this version has no runner for it"
 
 
-def tiers() -> dict[str, str]:
-    """Backend → tier, from the markers on the conformance suite and on its subclass for each backend."""
-    found = {}
-    suite = _tier(next(_classes(ROOT / "tests/backends/conformance.py", "Conformance")))
-    for file in sorted((ROOT / "tests/backends").glob("test_*.py")):
-        for node in _classes(file):
-            if any(isinstance(base, ast.Name) and base.id == "Conformance" for base in node.bases):
-                found[_backend(node)] = _tier(node) or suite
-    return found
+def state(records: list[Record]) -> str:
+    """Of one backend. A claim is of a lane and a machine where the suite passed and nothing failed."""
+    places: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        if record.passed or record.failed:
+            places.setdefault((record.tier, record.machine, record.lane), []).append(record)
+    claims = [_claim(*place, found) for place, found in sorted(places.items()) if place[0].startswith("real")]
+    if all(tier != "real" for tier, _, _ in places):
+        claims.append("Never run on this hardware")
+        claims += [_lesser(tier, records) for tier in LESSER if any(record.tier == tier for record in records)]
+    return ". ".join(claims)
 
 
-def _classes(file: Path, name: str = "") -> Iterator[ast.ClassDef]:
-    for node in ast.parse(file.read_text("utf-8")).body:
-        if isinstance(node, ast.ClassDef) and name in ("", node.name):
-            yield node
+def _claim(tier: str, machine: str, lane: str, records: list[Record]) -> str:
+    where = " ".join(filter(None, (machine, LANES.get((records[0].backend, lane), f"({lane})" if lane else ""))))
+    suite, passed, failed = (sum(counts) for counts in zip(*map(_counts, records), strict=True))
+    when = _when(records)
+    if failed:
+        return f"**Fails** on {where}: {failed} of {passed + failed} tests{when}"
+    if not suite:
+        return f"Tried on {where}: {passed} tests passed, the conformance suite was not among them{when}"
+    more = f" and {passed - suite} more" if passed > suite else ""
+    return f"Verified on {where}: the conformance suite ({suite} tests){more} passed{when}"
 
 
-def _tier(node: ast.ClassDef) -> str:
-    """The tier among `@pytest.mark.<name>` decorators; empty when there is none."""
-    marks = [mark.attr for mark in node.decorator_list if isinstance(mark, ast.Attribute)]
-    return next((mark for mark in marks if mark in TIERS), "")
+def _counts(record: Record) -> tuple[int, int, int]:
+    """(passed of the suite, passed, failed)"""
+    return record.passed if record.suite else 0, record.passed, record.failed
 
 
-def _backend(node: ast.ClassDef) -> str:
-    values = [
-        part.value.value
-        for part in node.body
-        if isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant) and part.targets[0].id == "backend"  # type: ignore[attr-defined]
-    ]
-    return str(values[0])
+def _when(records: list[Record]) -> str:
+    dates, commits = sorted({record.date for record in records}), sorted({record.commit for record in records})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f" ({days}, {', '.join(f'`{commit}`' for commit in commits)})"
+
+
+def _lesser(tier: str, records: list[Record]) -> str:
+    """The tests are the same on every machine: those of the one where most passed count."""
+    found = [record for record in records if record.tier == tier]
+    machines: Counter[str] = Counter()
+    for record in found:
+        machines[record.machine] += record.passed
+    passed = max(machines.values())
+    failed = sum(record.failed for record in found)
+    return f"{f'**{failed} tests failed** and ' if failed else ''}{passed} tests passed {LESSER[tier]}"
 
 
 def support() -> str:
-    known = tiers()
-    rows = [
-        (HARDWARE[name], f"`{name}`", TIERS.get(known.get(name, ""), NOT_YET).format(where=WHERE.get(name, "")))
-        for name in ORDER
-    ]
+    known = [record for record in read() if (ROOT / record.file).exists()]
+    rows = []
+    for name in ORDER:
+        records = [record for record in known if record.backend == name]
+        runs = "open" in dir(load(name))
+        rows.append((HARDWARE[name], f"`{name}`", state(records) if runs else NOT_YET))
     return _table(("Hardware", "Backend", "State"), rows)
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TIERS = ("real", "real_otherdevice", "contract", "emulated", "compile")
-EXPECTED_IN_CI = frozenset(
-    {"real", "real_otherdevice", "compile"}
-)  # a whole run fails when a tier listed here was skipped
+from .recording import ROOT, TIERS, make_recorder, tier_of
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +35,7 @@ class TierCount:
         self.counts: dict[str, Counter[str]] = {tier: Counter() for tier in TIERS}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            for tier in TIERS:
-                if item.get_closest_marker(tier):
-                    self.tier_of[item.nodeid] = tier
+        self.tier_of = {item.nodeid: tier for item in items if (tier := tier_of(item))}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         tier = self.tier_of.get(report.nodeid)
@@ -57,14 +51,18 @@ class TierCount:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.config.getoption("--expect-tiers"):
-            idle = sorted(tier for tier in EXPECTED_IN_CI if not self.counts[tier]["passed"])
+            idle = sorted(tier for tier in TIERS if not self.counts[tier]["passed"])
             if idle and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 print(f"\nexpected tiers did not run: {', '.join(idle)}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--expect-tiers", action="store_true", help="fail when a tier that CI expects was skipped")
+    parser.addoption("--expect-tiers", action="store_true", help="fail when no test of a tier passed")
+    parser.addoption(
+        "--record-tiers", action="store_true", help="count what passes here, by backend and tier, in --results"
+    )
+    parser.addoption("--results", default=str(ROOT / "tests" / "results.jsonl"), help="the file of --record-tiers")
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow, as make test-all does")
 
 
@@ -80,3 +78,5 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job ignores Ctrl-C, and every program that the tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(TierCount(), "tier-count")
+    if config.getoption("--record-tiers"):
+        config.pluginmanager.register(make_recorder(config), "tier-record")

@@ -1,0 +1,143 @@
+"""`pytest --record-tiers`: counts what passed here by backend, tier and lane, for tests/results.jsonl and README."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from localllm import backends
+from localllm.engine.runner import DeviceInfo
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMIT = "LOCALLLM_COMMIT"  # the commit under test, where there is no git
+TIERS = ("real", "real_otherdevice", "contract", "emulated", "compile")
+# Words of a test file's path that say which backend it is about.
+BACKENDS = {**{name: name for name in backends.ORDER}, "amx": "cpu", "triton": "cuda", "metal": "mlx"}
+GENERATED = (":!tests/results.jsonl", ":!README.md")
+
+Key = tuple[str, str, str, str, str, bool]  # Record's fields up to the counts
+
+
+def tier_of(item: pytest.Item) -> str:
+    """The marker of the class wins over that of the suite it has from Conformance; empty: no claim about a device."""
+    found = [tier for tier in TIERS if item.get_closest_marker(tier)]
+    return found[-1] if found else ""
+
+
+@cache
+def device(backend: str) -> DeviceInfo | None:
+    found = backends.load(backend).probe()
+    return found if isinstance(found, DeviceInfo) else None
+
+
+def lane_of(backend: str) -> str:
+    """The implementation of its ops that this session takes; empty: there is one."""
+    info = device(backend)
+    kernels = info.features.get("kernels", "") if info else ""
+    if kernels.startswith("none"):
+        return "triton" if info and info.features.get("Triton") == "yes" else "references"
+    if not kernels:
+        return ""
+    return "library" if backend == "cuda" else kernels.partition(",")[0]
+
+
+def key_of(item: pytest.Item) -> Key | None:
+    """None for a test that is about no backend."""
+    tier, file = tier_of(item), item.path.relative_to(ROOT).as_posix()
+    named = getattr(getattr(item, "cls", None), "backend", "")
+    words = [word for word in re.split(r"[/_.]", file) if word in BACKENDS]
+    backend = named or (BACKENDS[words[0]] if words else "")
+    if not tier or not backend:
+        return None
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    lane = str(parameters.get("lane", "")) or ("triton" if "triton" in words else lane_of(backend))
+    info = device(backend)
+    if tier == "real_otherdevice" and info and not info.second_choice:
+        tier = "real"
+    host = device("cpu")
+    machine = info if info and tier.startswith("real") else host
+    return backend, tier, lane, machine.name if machine else "unknown", file, bool(named)
+
+
+def commit() -> str:
+    """Empty where nothing says it."""
+    if told := os.environ.get(COMMIT):
+        return told
+    if shutil.which("git") is None:
+        return ""
+    try:
+        head = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--", ".", *GENERATED)
+    except subprocess.CalledProcessError:
+        return ""
+    return f"{head} with changes" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+class Recorder:
+    """Writes each test file's counts as soon as all of its tests have ended: a session may be cut off."""
+
+    def __init__(self, file: Path, commit: str) -> None:
+        self._file, self._commit = file, commit
+        self._keys: dict[str, Key] = {}
+        self._left: Counter[str] = Counter()  # tests of a file that have not ended
+        self._outcomes: dict[str, str] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            if key := key_of(item):
+                self._keys[item.nodeid] = key
+                self._left[key[4]] += 1
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        said = report.when == "call" or report.outcome != "passed"
+        if said and report.nodeid in self._keys and self._outcomes.get(report.nodeid) != "failed":
+            self._outcomes[report.nodeid] = report.outcome
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if nodeid not in self._keys:
+            return
+        file = self._keys[nodeid][4]
+        self._left[file] -= 1
+        if not self._left[file]:
+            self._write(file)
+
+    def _write(self, file: str) -> None:
+        from scripts.results import Record, merge
+
+        counts: defaultdict[Key, Counter[str]] = defaultdict(Counter)
+        for nodeid, key in self._keys.items():
+            if key[4] == file:
+                counts[key][self._outcomes.get(nodeid, "failed")] += 1
+        date = datetime.now(UTC).date().isoformat()
+        merge(
+            (
+                Record(*key, count["passed"], count["failed"], count["skipped"], date, self._commit)
+                for key, count in counts.items()
+            ),
+            self._file,
+        )
+
+
+def make_recorder(config: pytest.Config) -> Recorder:
+    """Raises UsageError where counts would be of a part of a file, or of an unknown commit."""
+    if any("::" in name for name in config.args) or config.getoption("-k") or config.getoption("-m"):
+        raise pytest.UsageError("--record-tiers counts whole test files: leave out ::, -k and -m")
+    if not (found := commit()):
+        raise pytest.UsageError(f"--record-tiers does not know the commit: set {COMMIT}")
+    if str(ROOT) not in sys.path:  # of scripts.results
+        sys.path.insert(0, str(ROOT))
+    return Recorder(Path(config.getoption("--results")), found)

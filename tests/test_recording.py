@@ -1,0 +1,203 @@
+"""Counts of --record-tiers, and what README says of them: nothing is claimed that did not pass."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localllm.engine.runner import DeviceInfo
+
+from . import recording
+from .recording import ROOT, Recorder
+
+sys.path.insert(0, str(ROOT))
+
+from scripts.results import Record, merge, read
+from scripts.tables import state
+
+GPU = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "/built/library.so", "Triton": "yes"})
+BARE = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "none, Triton computes", "Triton": "yes"})
+CPU = DeviceInfo("cpu", "A processor", 2, 1, {"kernels": "avx2, the best of this processor"})
+OTHER = DeviceInfo("mlx", "MLX's CPU device", 2, 1, second_choice=True)
+APPLE = DeviceInfo("mlx", "Apple M1", 2, 1)
+
+
+def item(name: str, *tiers: str, file: str = "tests/backends/test_cuda.py", backend: str = "", **params: str) -> Any:
+    cls = SimpleNamespace(backend=backend) if backend else None
+    made = SimpleNamespace(nodeid=f"{file}::{name}", path=ROOT / file, cls=cls)
+    made.get_closest_marker = lambda tier: tier in tiers
+    if params:
+        made.callspec = SimpleNamespace(params=params)
+    return made
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A machine with these devices."""
+    found = {info.backend: info for info in request.param}
+    monkeypatch.setattr(recording, "device", found.get)
+
+
+def record(file: Path, items: Sequence[Any], outcomes: dict[str, str]) -> list[Record]:
+    """A session of these; outcomes by test, of its call, or "when outcome"."""
+    recorder = Recorder(file, "abc1234")
+    recorder.pytest_collection_modifyitems(list(items))
+    for one in items:
+        for said in outcomes.get(one.nodeid.partition("::")[2], "passed").split(", "):
+            when, _, outcome = said.rpartition(" ")
+            report: Any = SimpleNamespace(nodeid=one.nodeid, when=when or "call", outcome=outcome)
+            recorder.pytest_runtest_logreport(report)
+        recorder.pytest_runtest_logfinish(one.nodeid)
+    return read(file)
+
+
+@pytest.mark.parametrize("here", [[GPU, CPU]], indirect=True)
+def test_outcomes_are_counted(here: None, tmp_path: Path) -> None:
+    tests = [item(name, "real", backend="cuda") for name in "abcdef"] + [item("g", "real"), item("h")]
+    outcomes = {"b": "skipped", "c": "failed", "d": "setup failed", "e": "passed, teardown failed", "f": "passed"}
+    rest, suite = record(tmp_path / "results", tests, outcomes)
+    assert (suite.suite, suite.passed, suite.failed, suite.skipped) == (True, 2, 3, 1)
+    assert (rest.suite, rest.passed, rest.failed, rest.skipped) == (False, 1, 0, 0)
+    assert (suite.backend, suite.tier, suite.lane, suite.machine) == ("cuda", "real", "library", "NVIDIA A1")
+    assert (suite.file, suite.commit) == ("tests/backends/test_cuda.py", "abc1234")
+
+
+@pytest.mark.parametrize(
+    ("here", "tests", "keys"),
+    [
+        ([CPU], [item("a", "real", backend="cuda")], [("cuda", "real", "", "A processor")]),
+        ([GPU, CPU], [item("a", "real", backend="cuda")], [("cuda", "real", "library", "NVIDIA A1")]),
+        ([BARE, CPU], [item("a", "real", backend="cuda")], [("cuda", "real", "triton", "NVIDIA A1")]),
+        (
+            [GPU, CPU],
+            [item(lane, "real", lane=lane) for lane in ("library", "triton")],
+            [("cuda", "real", lane, "NVIDIA A1") for lane in ("library", "triton")],
+        ),
+        (
+            [CPU],
+            [item("a", "real", backend="cpu", file="tests/backends/test_graphs.py")],
+            [("cpu", "real", "avx2", "A processor")],
+        ),
+        (
+            [GPU, CPU],
+            [item("a", "emulated", file="tests/kernels/test_triton_interpreted.py")],
+            [("cuda", "emulated", "triton", "A processor")],
+        ),
+        (
+            [OTHER, CPU],
+            [item("a", "real", "real_otherdevice", backend="mlx")],
+            [("mlx", "real_otherdevice", "", "MLX's CPU device")],
+        ),
+        ([APPLE, CPU], [item("a", "real", "real_otherdevice", backend="mlx")], [("mlx", "real", "", "Apple M1")]),
+        ([CPU], [item("a", "real", file="tests/backends/test_sampler.py"), item("b", backend="cpu")], []),
+    ],
+    indirect=["here"],
+    ids=["no-gpu", "library", "triton", "lanes", "cpu", "emulated", "otherdevice", "apple", "nobody's"],
+)
+def test_a_count_is_of_a_tier_lane_and_machine(here: None, tests: list[Any], keys: list[Any], tmp_path: Path) -> None:
+    found = record(tmp_path / "results", tests, {})
+    assert [(each.backend, each.tier, each.lane, each.machine) for each in found] == keys
+
+
+@pytest.mark.parametrize("here", [[GPU, CPU]], indirect=True)
+def test_a_file_that_was_cut_off_is_not_counted(here: None, tmp_path: Path) -> None:
+    whole, cut = item("a", "real"), item("b", "real", file="tests/backends/test_cuda_split.py")
+    recorder = Recorder(tmp_path / "results", "abc")
+    recorder.pytest_collection_modifyitems([whole, cut, item("c", "real", file="tests/backends/test_cuda_split.py")])
+    for one in (whole, cut):
+        recorder.pytest_runtest_logreport(SimpleNamespace(nodeid=one.nodeid, when="call", outcome="passed"))  # type: ignore[arg-type]
+        recorder.pytest_runtest_logfinish(one.nodeid)
+    assert [each.file for each in read(tmp_path / "results")] == ["tests/backends/test_cuda.py"]
+
+
+def counted(**changes: Any) -> Record:
+    values: dict[str, Any] = {
+        "backend": "cuda",
+        "tier": "real",
+        "lane": "library",
+        "machine": "NVIDIA A1",
+        "file": "tests/backends/test_cuda.py",
+        "suite": True,
+        "passed": 36,
+        "failed": 0,
+        "skipped": 1,
+        "date": "2026-01-02",
+        "commit": "abc1234",
+    }
+    return Record(**{**values, **changes})
+
+
+def test_a_later_run_replaces_an_earlier_one(tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    merge([counted(), counted(suite=False, passed=5), counted(lane="triton"), counted(machine="NVIDIA B2")], file)
+    merge([counted(passed=30, failed=6)], file)
+    assert {(one.lane, one.machine, one.passed) for one in read(file)} == {
+        ("library", "NVIDIA A1", 30),
+        ("triton", "NVIDIA A1", 36),
+        ("library", "NVIDIA B2", 36),
+    }
+
+
+PLACE, WHEN = "NVIDIA A1 with the C++ kernels", "(2026-01-02, `abc1234`)"
+PASSED = f"Verified on {PLACE}: the conformance suite (36 tests) passed"
+NEVER = "Never run on this hardware"
+ON_CPU = counted(backend="mlx", tier="real_otherdevice", lane="", machine="MLX's CPU device")
+LATER = counted(file="b", suite=False, passed=4, date="2026-01-05", commit="def")
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([counted(passed=0, skipped=36)], NEVER),
+        (
+            [counted(passed=0), counted(tier="emulated", suite=False, passed=3)],
+            f"{NEVER}. 3 tests passed on an emulator",
+        ),
+        ([counted()], f"{PASSED} {WHEN}"),
+        (
+            [counted(), LATER],
+            f"{PASSED[:-7]} and 4 more passed (2026-01-02 to 2026-01-05, `abc1234`, `def`)",
+        ),
+        ([counted(failed=2)], f"**Fails** on {PLACE}: 2 of 38 tests {WHEN}"),
+        ([counted(), counted(suite=False, passed=4, failed=1)], f"**Fails** on {PLACE}: 1 of 41 tests {WHEN}"),
+        (
+            [counted(suite=False)],
+            f"Tried on {PLACE}: 36 tests passed, the conformance suite was not among them {WHEN}",
+        ),
+        (
+            [counted(), counted(lane="triton", passed=30, failed=6)],
+            f"{PASSED} {WHEN}. **Fails** on NVIDIA A1 with Triton alone: 6 of 36 tests {WHEN}",
+        ),
+        ([ON_CPU], f"Verified on MLX's CPU device: the conformance suite (36 tests) passed {WHEN}. {NEVER}"),
+    ],
+    ids=["skips", "emulator", "suite", "more", "failure", "failure-of-another", "no-suite", "lanes", "otherdevice"],
+)
+def test_readme_claims_no_more_than_what_passed(records: list[Record], says: str) -> None:
+    assert state(records) == says
+
+
+def options(*arguments: str, **given: str) -> Any:
+    return SimpleNamespace(args=arguments, getoption=lambda name: {"-k": "", "-m": "", "--results": "x", **given}[name])
+
+
+def test_parts_of_files_and_unknown_commits_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(recording.COMMIT, "abc")
+    for config in (options("tests/a.py::b"), options(**{"-k": "b"}), options(**{"-m": "real"})):
+        with pytest.raises(pytest.UsageError, match="whole test files"):
+            recording.make_recorder(config)
+    monkeypatch.delenv(recording.COMMIT)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(pytest.UsageError, match=f"set {recording.COMMIT}"):
+        recording.make_recorder(options("tests"))
+
+
+def test_the_kept_file_is_sound() -> None:
+    for one in read():
+        assert one.tier in recording.TIERS
+        assert one.backend in recording.backends.ORDER
+        assert one.commit
