@@ -21,6 +21,8 @@ from .bounded import BoundedChild, ChildLost
 from .grammar_child import Vocabulary
 from .matcher import make_matcher, make_tokens
 from .parsers import CALL, END_CALL
+from .patterns import PatternProblem, translate
+from .schema import SchemaProblem, SelfContained, rewrite
 from .tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ CPU_BOUND, WALL_BOUND = 0.4, 5.0  # seconds of one trial
 MEMORY_BOUND = 2 * 2**30  # bytes of address space, the vocabulary's tables counted in
 
 # One space, or a line break and indentation: a small model may otherwise write blanks for ever.
-_JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})"}
+# No \\u: the grammar compares names as they are spelled, so that "\\u0061" would pass by what is said of "a".
+_JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})", "json_allowed_escapes": 'nrbtf\\"'}
 
 # As OpenAI has it: a tool without parameters takes none.
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -112,7 +115,11 @@ class GrammarCompiler:
                 if not wanted.regex:
                     raise InvalidRequest("regex is empty", param="regex")
                 _check_size(len(wanted.regex), "regex")
-                return self._compile(LLMatcher.grammar_from_regex(wanted.regex), "regex")
+                try:
+                    pattern = translate(wanted.regex)
+                except PatternProblem as error:
+                    raise _unusable("regex", error) from None
+                return self._compile(LLMatcher.grammar_from_regex(pattern), "regex")
             case "choice":
                 return self._compile(_choice_grammar(wanted.choices or []), "choice")
 
@@ -144,8 +151,8 @@ class GrammarCompiler:
             parameters = function.get("parameters") or _NO_ARGUMENTS
             if only_strict and not function.get("strict"):
                 parameters = _ANY_ARGUMENTS
-            check_schema(parameters, f"tools[{index}].function.parameters")
-            rules.append(f"call_{index}: %json {json.dumps(_call_schema(function['name'], parameters))}")
+            where = f"tools[{index}].function.parameters"
+            rules.append(f"call_{index}: %json {json.dumps(_call_schema(function['name'], parameters, where))}")
         any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
         return [f'rest_of_call: "\\n" ({any_call}) "\\n" {self._call_marks[1]}', *rules]
 
@@ -157,16 +164,27 @@ class GrammarCompiler:
         if not problem:
             matcher, problem = make_matcher(self._tokens, grammar)
         if problem:
-            raise InvalidRequest(f"{where} cannot be used for structured output: {problem}", param=where)
+            raise _unusable(where, problem)
         return TokenGrammar(matcher, self._vocab_size)
 
 
+def _unusable(where: str, problem: object) -> InvalidRequest:
+    return InvalidRequest(f"{where} cannot be used for structured output: {problem}", param=where)
+
+
 def _json_grammar(schema: object, where: str) -> str:
+    parts = _self_contained(schema, where)
+    whole = {"$defs": parts.definitions} | (parts.root if isinstance(parts.root, dict) else {})
+    return LLMatcher.grammar_from_json_schema(json.dumps(whole), defaults=_JSON)
+
+
+def _self_contained(schema: object, where: str) -> SelfContained:
     check_schema(schema, where)
+    assert isinstance(schema, dict)
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON)
-    except ValueError as error:
-        raise InvalidRequest(f"{where} is not a JSON schema: {error}", param=where) from None
+        return rewrite(schema)
+    except SchemaProblem as error:
+        raise _unusable(where, error) from None
 
 
 def _choice_grammar(choices: Sequence[str]) -> str:
@@ -179,16 +197,17 @@ def _choice_grammar(choices: Sequence[str]) -> str:
     return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
 
 
-def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The object between the tool-call markers. Definitions move to its root, where "#/$defs/…" looks for them."""
-    schema = {
+def _call_schema(name: str, parameters: object, where: str) -> dict[str, Any]:
+    """The object between the tool-call markers."""
+    parts = _self_contained(parameters, where)
+    return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters},
+        "properties": {"name": {"const": name}, "arguments": parts.root},
         "required": ["name", "arguments"],
         "additionalProperties": False,
+        "$defs": parts.definitions,
         "x-guidance": _JSON,
     }
-    return schema | {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
 
 
 def check_schema(schema: object, where: str) -> None:

@@ -249,6 +249,194 @@ def test_a_begun_call_of_a_strict_tool_fits(marked: Marked, seed: int) -> None:
             jsonschema.validate(arguments, MOVE)
 
 
+def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+# Parameters, arguments that fit, and arguments that do not.
+REFERENCES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "the whole schema": (
+        closed(next={"$ref": "#"}, n={"type": "integer"}),
+        ['{"next": {"next": {"n": 1}, "n": 2}}'],
+        ['{"next": {"name": "f", "arguments": {}}}', '{"next": {"n": "1"}}'],
+    ),
+    "a property": (
+        closed(a={"type": "integer"}, arguments={"type": "string"}, b={"$ref": "#/properties/arguments"}),
+        ['{"b": "x"}'],
+        ['{"b": {"a": 1}}', '{"b": 1}'],
+    ),
+    "escapes": (
+        closed(a={"$ref": "#/$defs/~0~1%25%7e1%C3%A4"}) | {"$defs": {"~/%/ä": {"const": 1}, "~1": {"const": 2}}},
+        ['{"a": 1}'],
+        ['{"a": 2}'],
+    ),
+    "an item": (
+        closed(a={"$ref": "#/properties/b/anyOf/1"}, b={"anyOf": [{"type": "null"}, {"type": "boolean"}]}),
+        ['{"a": true}'],
+        ['{"a": null}'],
+    ),
+    "of older drafts": (
+        closed(a={"$ref": "#/definitions/x"}, b={"$ref": "#/components/x"})
+        | {"definitions": {"x": {"$ref": "#/components/x"}}, "components": {"x": {"const": 3}}},
+        ['{"a": 3, "b": 3}'],
+        ['{"a": 4}'],
+    ),
+    "names and values that look like references": (
+        closed(**{"$ref": {"enum": [{"$ref": "#/x"}, "#"]}, "$defs": {"const": {"$ref": 1}}})
+        | {"default": {"$ref": "#/nowhere"}, "examples": [{"$ref": 1}]},
+        ['{"$ref": {"$ref": "#/x"}}', '{"$ref": "#", "$defs": {"$ref": 1}}'],
+        ['{"$ref": {"$ref": "#/$defs/x"}}', '{"$defs": 1}'],
+    ),
+    "an anchor": (
+        closed(a={"$ref": "#far"}) | {"$defs": {"x": {"$anchor": "far", "const": 1}}},
+        ['{"a": 1}'],
+        ['{"a": 2}'],
+    ),
+    "an embedded schema": (  # whose own references lead to itself
+        closed(a={"$ref": "http://a.example/b#/$defs/y"}, c={"$ref": "b"})
+        | {
+            "$id": "http://a.example/a",
+            "$defs": {
+                "x": {"$id": "b", "$defs": {"y": {"$ref": "#/$defs/z"}, "z": {"const": 1}}, "type": "null"},
+                "z": {"const": 2},
+            },
+        },
+        ['{"a": 1, "c": null}'],
+        ['{"a": 2}', '{"c": 1}'],
+    ),
+    "beside a reference": (
+        closed(a={"$ref": "#/$defs/x", "maximum": 5}) | {"$defs": {"x": {"minimum": 3, "type": "integer"}}},
+        ['{"a": 4}'],
+        ['{"a": 2}', '{"a": 6}'],
+    ),
+    "beside a reference of draft 7": (
+        closed(a={"$ref": "#/definitions/x", "maximum": 5})
+        | {
+            "definitions": {"x": {"minimum": 3, "type": "integer"}},
+            "$schema": "http://json-schema.org/draft-07/schema#",
+        },
+        ['{"a": 6}'],
+        ['{"a": 2}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_references_of_a_tool_lead_into_its_parameters(
+    tokenizer: ChatTokenizer, compiler: GrammarCompiler, name: str
+) -> None:
+    parameters, fits, others = REFERENCES[name]
+    # Definitions of the other tool have the same names and mean something else.
+    other = closed(a={"$ref": "#/$defs/x"}) | {"$defs": {"x": {"const": 99}, "~/%/ä": {"const": 99}}}
+    tools = [tool("g", other), tool("f", parameters)]
+    parallel = compiler.compile_tool_calls(tools, parallel=True)
+    for compiled in (parallel, compiler.compile_text_with_calls(tools)):
+        for arguments in fits:
+            jsonschema.validate(json.loads(arguments), parameters)
+            text = call("g", '{"a": 99}') + "\n" + call("f", arguments)
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            assert refused(tokenizer, compiled.copy(), ids) == "", arguments
+        for arguments in others:
+            assert not jsonschema.validators.validator_for(parameters)(parameters).is_valid(json.loads(arguments))
+            ids = tokenizer.encode(call("f", arguments), add_special_tokens=False)
+            assert refused(tokenizer, compiled.copy(), ids), arguments
+    for seed in range(4):
+        parser = OutputParser(reasoning=False, tools=True)
+        for part in parser.feed(walk(tokenizer, parallel.copy(), seed)) + parser.finish():
+            assert isinstance(part, CallPart)
+            jsonschema.validate(json.loads(part.arguments), parameters if part.name == "f" else other)
+
+
+def fits(tokenizer: ChatTokenizer, compiler: GrammarCompiler, wanted: ResponseFormat, text: str) -> bool:
+    return not refused(tokenizer, compiler.compile(wanted), tokenizer.encode(text, add_special_tokens=False))
+
+
+def any_of(*schemas: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [*schemas]}
+
+
+# A schema, texts that fit, and texts that do not and that llguidance alone would take (or the other way round).
+EXACT: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "another spelling of a name": (
+        {"properties": {"a": {"type": "integer"}}, "type": "object"},
+        ['{"a": 1}', '{"b": []}'],
+        ['{"\\u0061": "x"}', '{"a": 1, "\\u0061": "x"}'],
+    ),
+    "another spelling of a name of a pattern": (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}}},
+        ['{"ab": 1}'],
+        ['{"\\u0061b": "x"}'],
+    ),
+    "above 0": ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.2", "0.5"], ["0", "0.0", "-0"]),
+    "below 0": ({"type": "number", "exclusiveMaximum": 0, "minimum": -0.5}, ["-0.5"], ["-0", "0", "-0.0"]),
+    "above 5 and 7": ({"type": "number", "exclusiveMinimum": 7, "minimum": 5}, ["7.5"], ["7", "6"]),
+    "integers above a fraction": ({"type": "integer", "exclusiveMinimum": 0.5, "maximum": 2.5}, ["1", "2"], ["0", "3"]),
+    "2^53": ({"type": "integer", "minimum": 2**53}, [str(2**53), str(10**30)], [str(2**53 - 1)]),
+    "draft 4": (
+        {"minimum": 5, "anyOf": [{"type": "integer"}], "exclusiveMinimum": True, "type": "integer"},
+        ["6"],
+        ["5"],
+    ),
+    "additionalItems without an array": (
+        {"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False},
+        ["[1, null]"],
+        ['["x"]'],
+    ),
+    "names of a pattern beside alternatives": (
+        {
+            "type": "object",
+            "patternProperties": {"^x": {"type": "integer"}},
+            **any_of({"required": ["x"]}, {"required": ["xx"]}),
+            "additionalProperties": False,
+        },
+        ['{"x": 1}'],
+        ['{"y": 1}'],
+    ),
+    "time": ({"format": "time", "type": "string"}, ['"16:00:59Z"', '"23:59:60Z"'], ['"16:00:60Z"', '"16:60:00Z"']),
+    "date": ({"format": "date", "type": "string"}, ['"2024-02-29"'], ['"2023-02-29"', '"1900-02-29"', '"2023-04-31"']),
+    "digits": ({"type": "string", "pattern": r"^\d\D$"}, ['"1٣"'], ['"٣٣"']),
+    "blanks": ({"type": "string", "pattern": r"^\s$"}, ['"\ufeff"', '" "'], ['"\x85"']),
+    "any character but a line's end": ({"type": "string", "pattern": "^.$"}, ['"a"'], [r'"\r"', '"\u2028"']),
+    "brackets": ({"type": "string", "pattern": "^[[:alpha:]]$"}, ['"p]"', '":]"'], ['"b"']),
+    "ampersands": ({"type": "string", "pattern": "^[a&&b]$"}, ['"a"', '"&"'], ['""']),
+    "a group named stop": ({"type": "string", "pattern": "^a(?<stop>b)$"}, ['"ab"'], ['"a"']),
+    "without case": ({"type": "string", "pattern": "^(?i:k)$"}, ['"k"', '"K"'], ['"\u212a"']),
+    "unused definitions": ({"const": 1, "$defs": {"a": {"not": True}}}, ["1"], ["2"]),
+    "options of llguidance": (
+        {"type": "object", "x-guidance": {"lenient": True}, "maxProperties": 0},
+        ["{}"],
+        ['{"a": 1}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_schema_means_what_it_says(tokenizer: ChatTokenizer, compiler: GrammarCompiler, name: str) -> None:
+    schema, texts, others = EXACT[name]
+    wanted = ResponseFormat(kind="json_schema", schema=schema)
+    for text in texts:
+        assert fits(tokenizer, compiler, wanted, text), text
+    for text in others:
+        assert not fits(tokenizer, compiler, wanted, text), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "others"),
+    [(r"\d+", ["12"], ["٣"]), (r"\w", ["_"], ["é"]), ("(?i)k", ["K"], ["\u212a"]), ("a|[[b]", ["[", "b"], ["]"])],
+)
+def test_a_regex_is_of_ecma_262(
+    tokenizer: ChatTokenizer, compiler: GrammarCompiler, pattern: str, texts: list[str], others: list[str]
+) -> None:
+    wanted = ResponseFormat(kind="regex", regex=pattern)
+    assert [fits(tokenizer, compiler, wanted, text) for text in texts + others] == [True] * len(texts) + [False] * len(
+        others
+    )
+
+
 def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
     compiled = compiler.compile(ResponseFormat(kind="regex", regex="ab"))
     first, second = compiled.copy(), compiled.copy()
@@ -294,6 +482,31 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
         JSON,
         "",
     ),
+    **{
+        name: (ResponseFormat(kind="json_schema", schema=schema), JSON, words)
+        for name, schema, words in [
+            ("beyond 2^53", {"type": "integer", "minimum": 2**53 + 1}, "#/minimum"),
+            ("a const beyond 2^53", {"enum": ["a", 2**53 + 1]}, "#/enum/1"),
+            ("a const beyond 2^64", {"properties": {"a/b": {"const": {"x": 2**64}}}}, "#/properties/a~1b/const/x"),
+            ("counting names", {"type": "object", "minProperties": 2}, "one name twice"),
+            ("large steps", {"allOf": [{"multipleOf": 100_000}, {"multipleOf": 100_000}]}, "#/allOf/0/multipleOf"),
+            ("a long step", {"type": "number", "multipleOf": 0.123456789012}, "too many digits"),
+            ("the format unknown", {"type": "string", "format": "unknown"}, "unknown format"),
+            ("dynamic reference", {"$dynamicRef": "#a"}, "$dynamicRef"),
+            ("recursive reference", {"items": {"$recursiveRef": "#"}}, "#/items"),
+            ("lost reference", {"$ref": "#/$defs/x"}, "leads nowhere"),
+            ("lost anchor", {"$ref": "#x"}, "anchor"),
+            ("reference to text", {"$ref": "#/title", "title": "x"}, "#/title"),
+            ("reference that is no text", {"$ref": 1}, "#/$ref"),
+            ("a control character", {"enum": ["a", "\x01"]}, "U+0001"),
+            ("word boundary", {"type": "string", "pattern": r"\bfoo"}, r"\b"),
+            ("anchors of Python", {"type": "string", "pattern": r"\Afoo\Z"}, r"\A"),
+            ("an empty set", {"type": "string", "pattern": "[]a]"}, "empty set"),
+            ("if", {"if": {"type": "null"}, "then": False}, '"if"'),
+            ("dependencies", {"dependencies": {"a": ["b"]}}, '"dependencies"'),
+            ("lenient", {"x-guidance": {"lenient": True}, "not": {}}, '"not"'),
+        ]
+    },
     "not a number": (ResponseFormat(kind="json_schema", schema={"minimum": float("nan")}), JSON, ""),
     "too deep": (ResponseFormat(kind="json_schema", schema=nested(100)), JSON, "deeper"),
     "too many values": (ResponseFormat(kind="json_schema", schema={"enum": list(range(30_000))}), JSON, "values"),

@@ -1,0 +1,51 @@
+"""Patterns of the string formats of JSON Schema, in ECMA-262, where those of llguidance take texts that are no such
+thing: February 29 of every year, a leap second at any time, host names of any length.
+
+A leap second is taken only where it can be: before midnight UTC, of a day that may have one.
+"""
+
+from __future__ import annotations
+
+# llguidance's own patterns are right for these.
+BUILT_IN = frozenset({"duration", "ipv4", "uri", "uuid"})
+
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_FRACTION = r"(?:\.[0-9]+)?"
+_TIME = f"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]{_FRACTION}(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LEAP_SECOND = f"23:59:60{_FRACTION}(?:[zZ]|[+-]00:00)"
+
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
+_ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
+
+_H16 = "[0-9A-Fa-f]{1,4}"
+_LS32 = f"(?:{_H16}:{_H16}|{_IPV4})"
+_IPV6 = "|".join(  # RFC 3986, 3.2.2: groups before the ::, and as many after it as there is room for
+    [
+        f"(?:{_H16}:){{6}}{_LS32}",
+        f"::(?:{_H16}:){{5}}{_LS32}",
+        *(
+            f"(?:(?:{_H16}:){{0,{before}}}{_H16})?::{f'(?:{_H16}:){{{4 - before}}}' if before < 4 else ''}{_LS32}"
+            for before in range(5)
+        ),
+        f"(?:(?:{_H16}:){{0,5}}{_H16})?::{_H16}",
+        f"(?:(?:{_H16}:){{0,6}}{_H16})?::",
+    ]
+)
+
+# Patterns that a text must match all of.
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "date": (f"^{_DATE}$",),
+    "time": (f"^(?:{_TIME}|{_LEAP_SECOND})$",),
+    "date-time": (f"^(?:{_DATE}[Tt]{_TIME}|{_YEAR}-(?:06-30|12-31)[Tt]{_LEAP_SECOND})$",),
+    "hostname": (f"^{_DOMAIN}$", "^.{1,253}$"),
+    "email": (rf"^{_ATOM}(?:\.{_ATOM})*@(?:{_DOMAIN}|\[{_IPV4}\])$", "^[^@]{1,64}@.{1,253}$"),
+    "ipv6": (f"^(?:{_IPV6})$",),
+}

@@ -1,0 +1,493 @@
+"""A client's JSON schema, rewritten so that the grammar which llguidance makes of it means what the schema says.
+
+The result stands on its own: every reference leads to `#/$defs/<number>`, wherever the schema is put, and keywords
+that constrain nothing are gone. What llguidance would read in another way than JSON Schema does is written in another
+way where there is one, and refused by name where there is none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NoReturn
+from urllib.parse import unquote, urljoin
+
+from . import formats, patterns
+
+# Values of a schema with a copy of each definition for every reference that names it in another way.
+MAX_REWRITTEN = 20_000
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+APPLICATORS = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+BOUNDS = {
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "exclusiveMinimum": "minimum",
+    "exclusiveMaximum": "maximum",
+}
+
+# Keywords, of any draft, that a grammar cannot express, and the values with which they constrain nothing.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+    "not": (False,),
+    "if": (),
+    "then": (True, {}),
+    "else": (True, {}),
+    "contains": (),
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "disallow": ([],),
+    "divisibleBy": (),
+    "extends": ([], {}),
+}
+
+_OLD_DRAFT = re.compile(r"/draft-0[467]/")  # in these, what stands beside $ref has no meaning
+_SAFE_FLOAT = 2**53  # integers up to here, and their neighbours, are exact in double precision, which llguidance uses
+_SAFE_INT = 2**63
+_MAX_COEFFICIENT = 2**32
+_SMALLEST = 1e-30  # the neighbour of 0, which has nearer ones, but llguidance makes a deep regex of every digit
+
+
+class SchemaProblem(ValueError):
+    """The schema is malformed, or asks for something that a grammar cannot express; says what, and where."""
+
+
+@dataclass
+class SelfContained:
+    """`root` refers to `definitions` as `#/$defs/<name>`; both may be put into another schema."""
+
+    root: dict[str, Any] | bool
+    definitions: dict[str, dict[str, Any] | bool]
+
+
+def rewrite(schema: dict[str, Any]) -> SelfContained:
+    """Raises SchemaProblem."""
+    return _Rewriter(schema).result
+
+
+@dataclass
+class _Place:
+    """A subschema: the URI that its references are relative to, and its JSON pointer, for messages."""
+
+    value: object
+    base: str
+    pointer: str
+
+
+@dataclass
+class _Index:
+    """What references may name: resources by URI, and subschemas by URI and anchor."""
+
+    old_id: bool  # draft 4, which says id for $id
+    resources: dict[str, _Place] = field(default_factory=dict)
+    anchors: dict[tuple[str, str], _Place] = field(default_factory=dict)
+    bases: dict[int, str] = field(default_factory=dict)  # by id() of a schema object
+
+    def add(self, place: _Place) -> None:
+        schema = place.value
+        if not isinstance(schema, dict):
+            return
+        base = place.base
+        name = schema.get("id" if self.old_id else "$id")
+        if isinstance(name, str):
+            uri, _, fragment = name.partition("#")
+            if uri:
+                base = _join(base, uri)
+                self.resources.setdefault(base, _Place(schema, base, place.pointer))
+            if fragment:  # an anchor, as old drafts write it
+                self.anchors.setdefault((base, fragment), _Place(schema, base, place.pointer))
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(anchor := schema.get(keyword), str):
+                self.anchors.setdefault((base, anchor), _Place(schema, base, place.pointer))
+        self.bases[id(schema)] = base
+        for child, pointer in _subschemas(schema, place.pointer):
+            self.add(_Place(child, base, pointer))
+
+
+class _Rewriter:
+    def __init__(self, schema: dict[str, Any]) -> None:
+        draft = str(schema.get("$schema", ""))
+        self._old_draft = bool(_OLD_DRAFT.search(draft))
+        self._index = _Index(old_id="/draft-04/" in draft)
+        root = _Place(schema, "", "#")
+        self._index.resources[""] = root
+        self._index.add(root)
+        self._names: dict[tuple[str, str], str] = {}
+        self._pending: list[tuple[str, _Place]] = []
+        self._nodes = 0
+        self._steps: list[_Step] = []
+        self._merges = False
+        result = SelfContained(self._schema(root), {})
+        while self._pending:
+            name, place = self._pending.pop()
+            result.definitions[name] = self._schema(place)
+        self._check_steps()
+        self.result = result
+
+    def _schema(self, place: _Place) -> dict[str, Any] | bool:
+        self._count(place)
+        schema = place.value
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            _refuse(place.pointer, "a schema must be an object or a boolean")
+        place = _Place(schema, self._index.bases.get(id(schema), place.base), place.pointer)
+        if self._old_draft and "$ref" in schema:
+            return {"$ref": self._reference(place)}
+        # The simple keywords stay together: llguidance judges them in groups between the applicators, and
+        # additionalProperties would not see a patternProperties of another group.
+        before: dict[str, Any] = {}
+        simple: dict[str, Any] = {}
+        after: dict[str, Any] = {}
+        kinds = self._kinds(place)
+        for keyword in schema:
+            if keyword in APPLICATORS:
+                (after if simple else before)[keyword] = self._applicator(place, keyword)
+            elif keyword in UNSUPPORTED:
+                self._unsupported(place, keyword)
+            elif keyword != "type":
+                simple |= self._simple(place, keyword, kinds)
+        self._check_object(place)
+        _check_multiples(simple, "number" not in kinds, f"{place.pointer}/multipleOf")
+        patterns_of_format = simple.pop("format patterns", ())
+        rewritten = before | simple | after
+        self._merges |= (
+            "allOf" in rewritten
+            or (bool(before or after) and len(rewritten) > 1)
+            or {"properties", "patternProperties"} <= rewritten.keys()
+        )
+        if "type" in schema:
+            rewritten = {"type": schema["type"]} | rewritten
+        if patterns_of_format:
+            rewritten["allOf"] = [*rewritten.get("allOf", ()), *({"pattern": each} for each in patterns_of_format)]
+        return rewritten
+
+    def _count(self, place: _Place) -> None:
+        self._nodes += 1
+        if self._nodes > MAX_REWRITTEN:
+            _refuse(place.pointer, f"with its references the schema has more than {MAX_REWRITTEN} subschemas")
+
+    def _kinds(self, place: _Place) -> tuple[str, ...]:
+        """The types that the schema names itself; all where it names none."""
+        assert isinstance(place.value, dict)
+        named = place.value.get("type", TYPES)
+        kinds = (named,) if isinstance(named, str) else named
+        if not isinstance(kinds, list | tuple) or not kinds or any(kind not in TYPES for kind in kinds):
+            _refuse(f"{place.pointer}/type", f"{named!r} names no type; the types are {', '.join(TYPES)}")
+        return tuple(kinds)
+
+    def _unsupported(self, place: _Place, keyword: str) -> None:
+        assert isinstance(place.value, dict)
+        value = place.value[keyword]
+        alone = keyword in ("then", "else") and "if" not in place.value
+        if not alone and not any(value == none and type(value) is type(none) for none in UNSUPPORTED[keyword]):
+            _refuse(place.pointer, f'the keyword "{keyword}" is not supported')
+
+    def _applicator(self, place: _Place, keyword: str) -> object:
+        assert isinstance(place.value, dict)
+        value, pointer = place.value[keyword], f"{place.pointer}/{keyword}"
+        if keyword == "$ref":
+            return self._reference(place)
+        if keyword == "const":
+            _check_literal(value, pointer)
+            return value
+        if not isinstance(value, list):
+            _refuse(pointer, "must be an array")
+        if keyword == "enum":
+            for index, literal in enumerate(value):
+                _check_literal(literal, f"{pointer}/{index}")
+            return value
+        return self._list(value, place.base, pointer)
+
+    def _list(self, value: list[object], base: str, pointer: str) -> list[dict[str, Any] | bool]:
+        return [self._schema(_Place(each, base, f"{pointer}/{index}")) for index, each in enumerate(value)]
+
+    def _simple(self, place: _Place, keyword: str, kinds: tuple[str, ...]) -> dict[str, Any]:
+        """What a keyword becomes; empty for one that constrains nothing."""
+        assert isinstance(place.value, dict)
+        schema, value, pointer = place.value, place.value[keyword], f"{place.pointer}/{_escape(keyword)}"
+        if keyword in BOUNDS:
+            if not {"integer", "number"} & {*kinds}:
+                return {}
+            return _bound(schema, BOUNDS[keyword], "number" in kinds, place.pointer)
+        if keyword in COUNTS:
+            return {keyword: _whole(value, pointer)}
+        match keyword:
+            case "multipleOf":
+                self._steps.append(_step(value, pointer))
+                return {keyword: value}
+            case "pattern":
+                return {keyword: _pattern(value, pointer)}
+            case "format" if "string" in kinds:
+                return _format(value, pointer)
+            case "required":
+                if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+                    _refuse(pointer, "must be an array of names")
+                return {keyword: value}
+            case "properties" | "patternProperties":
+                if not isinstance(value, dict):
+                    _refuse(pointer, "must be an object")
+                named = {
+                    name: self._schema(_Place(each, place.base, f"{pointer}/{_escape(name)}"))
+                    for name, each in value.items()
+                }
+                if keyword == "patternProperties":
+                    named = {_pattern(name, f"{pointer}/{_escape(name)}"): each for name, each in named.items()}
+                return {keyword: named}
+            case "prefixItems":
+                if not isinstance(value, list):
+                    _refuse(pointer, "must be an array")
+                return {keyword: self._list(value, place.base, pointer)}
+            case "items" if isinstance(value, list):  # as older drafts say prefixItems
+                return {"prefixItems": self._list(value, place.base, pointer)}
+            case "additionalItems":  # beside an array only, as older drafts say items
+                if not isinstance(schema.get("items"), list):
+                    return {}
+                return {"items": self._schema(_Place(value, place.base, pointer))}
+            case "items" | "additionalProperties":
+                return {keyword: self._schema(_Place(value, place.base, pointer))}
+        return {}
+
+    def _check_object(self, place: _Place) -> None:
+        """A grammar cannot count the different names among free ones: a model may write one of them twice."""
+        assert isinstance(place.value, dict)
+        least = place.value.get("minProperties", 0)
+        if isinstance(least, int | float) and least > len(set(place.value.get("required", ()))) + 1:
+            _refuse(
+                f"{place.pointer}/minProperties",
+                f"{least} properties, of which more than one is not in required, cannot be enforced: "
+                "a model may write one name twice",
+            )
+
+    def _check_steps(self) -> None:
+        """llguidance multiplies the steps of schemas that it merges in 32 bits, and does not notice an overflow."""
+        if not self._merges:
+            return
+        digits = max((step.digits for step in self._steps), default=0)
+        coefficients = [step.coefficient * 10 ** (digits - step.digits) for step in self._steps]
+        for coefficient, step in zip(coefficients, self._steps, strict=True):
+            if coefficient * max(coefficients) >= _MAX_COEFFICIENT:
+                _refuse(step.pointer, "too large to be combined with others; keep multipleOf below 65536")
+
+    def _reference(self, place: _Place) -> str:
+        assert isinstance(place.value, dict)
+        reference, pointer = place.value["$ref"], f"{place.pointer}/$ref"
+        if not isinstance(reference, str):
+            _refuse(pointer, "must be a string")
+        target = self._resolve(reference, place.base, pointer)
+        name = self._names.get((target.base, target.pointer))
+        if name is None:
+            name = self._names[target.base, target.pointer] = str(len(self._names))
+            self._pending.append((name, target))
+        return f"#/$defs/{name}"
+
+    def _resolve(self, reference: str, base: str, pointer: str) -> _Place:
+        address, _, fragment = reference.partition("#")
+        uri = _join(base, address) if address else base
+        resource = self._index.resources.get(uri)
+        if resource is None:
+            _refuse(pointer, f"{reference[:200]!r} leads out of the schema, and nothing is fetched")
+        fragment = unquote(fragment, errors="replace")
+        if fragment and not fragment.startswith("/"):
+            anchor = self._index.anchors.get((uri, fragment))
+            if anchor is None:
+                _refuse(pointer, f"{reference[:200]!r} names an anchor that the schema does not have")
+            return anchor
+        place = resource
+        for part in fragment.split("/")[1:]:
+            place = self._step_into(place, part.replace("~1", "/").replace("~0", "~"), reference, pointer)
+        return place
+
+    def _step_into(self, place: _Place, name: str, reference: str, pointer: str) -> _Place:
+        value = place.value
+        if isinstance(value, dict) and name in value:
+            child = value[name]
+        elif isinstance(value, list) and re.fullmatch("0|[1-9][0-9]{0,8}", name) and int(name) < len(value):
+            child = value[int(name)]
+        else:
+            _refuse(pointer, f"{reference[:200]!r} leads nowhere: {place.pointer} has no {name[:80]!r}")
+        base = self._index.bases.get(id(child), place.base) if isinstance(child, dict) else place.base
+        return _Place(child, base, f"{place.pointer}/{_escape(name)}")
+
+
+def _refuse(pointer: str, problem: str) -> NoReturn:
+    raise SchemaProblem(f"{pointer}: {problem}")
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _join(base: str, reference: str) -> str:
+    return urljoin(base, reference) or reference
+
+
+def _subschemas(schema: dict[str, Any], pointer: str) -> Iterator[tuple[object, str]]:
+    """The subschemas right below, by the keywords that hold some; `enum` and the like hold none."""
+    for keyword in ("properties", "patternProperties", "$defs", "definitions"):
+        if isinstance(children := schema.get(keyword), dict):
+            for name, child in children.items():
+                yield child, f"{pointer}/{keyword}/{_escape(name)}"
+    for keyword in ("allOf", "anyOf", "oneOf", "prefixItems", "items"):
+        if isinstance(children := schema.get(keyword), list):
+            for index, child in enumerate(children):
+                yield child, f"{pointer}/{keyword}/{index}"
+    for keyword in ("items", "additionalItems", "additionalProperties"):
+        if isinstance(child := schema.get(keyword), dict):
+            yield child, f"{pointer}/{keyword}"
+
+
+def _check_literal(value: object, pointer: str) -> None:
+    """Raises for a const that the grammar could not write, or would write as another."""
+    if isinstance(value, str):
+        if unwritable := re.search("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]", value):
+            _refuse(pointer, f"the character U+{ord(unwritable[0]):04X} cannot be written")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        _check_exact(value, pointer)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            _check_literal(each, f"{pointer}/{index}")
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            _check_literal(each, f"{pointer}/{_escape(name)}")
+
+
+def _number(value: object, pointer: str) -> int | float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (isinstance(value, float) and not math.isfinite(value)):
+        _refuse(pointer, "must be a number")
+    assert isinstance(value, int | float)
+    return value
+
+
+def _check_exact(value: object, pointer: str, *, limit: int = _SAFE_INT) -> int | float:
+    """The number, where double precision holds it, and its whole part fits in 64 bits."""
+    number = _number(value, pointer)
+    if abs(number) >= limit or float(number) != number or _parsed(float(number)) != number:
+        _refuse(pointer, f"the number cannot be enforced exactly; all integers up to {_SAFE_FLOAT} (2^53) can")
+    return number
+
+
+def _bound(schema: dict[str, Any], side: str, fractions: bool, pointer: str) -> dict[str, Any]:
+    """The minimum or maximum, as `side` names it, of both keywords for it: an inclusive one. `fractions`: the schema
+    takes numbers, not integers alone.
+
+    llguidance lets 0 pass as a number above 0 and up to 0.5.
+    """
+    outwards, tighter = (-1, max) if side == "minimum" else (1, min)
+    exclusive = "exclusive" + side.capitalize()
+    bounds: list[int | float] = []
+    if side in schema:
+        number = _check_exact(schema[side], f"{pointer}/{side}")
+        bounds.append(number if fractions else _whole_within(number, outwards))
+    limit = schema.get(exclusive)
+    if limit is True and bounds:  # draft 4: the other keyword's value is excluded
+        limit = schema[side]
+    if limit is not None and not isinstance(limit, bool):
+        number = _check_exact(limit, f"{pointer}/{exclusive}", limit=_SAFE_FLOAT)
+        if fractions:
+            bounds.append(_neighbour(number, -outwards))
+        else:
+            whole = _whole_within(number, outwards)
+            bounds.append(whole - outwards if whole == number else whole)
+    return {side: tighter(bounds)} if bounds else {}
+
+
+def _neighbour(number: float, direction: int) -> float:
+    """The next number, up or down, of double precision, between which and this one no JSON number is parsed to."""
+    if not number:
+        return direction * _SMALLEST
+    neighbour = math.nextafter(number, direction * math.inf)
+    while _parsed(neighbour) != neighbour:
+        neighbour = math.nextafter(neighbour, direction * math.inf)
+    return neighbour
+
+
+def _parsed(number: float) -> float:
+    """As llguidance reads it: with two roundings, which may give another one than the text says."""
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    assert isinstance(exponent, int)
+    whole = float(int("".join(map(str, digits))))
+    return math.copysign(whole * float(f"1e{exponent}") if exponent > 0 else whole / float(f"1e{-exponent}"), number)
+
+
+def _whole_within(number: float, outwards: int) -> int:
+    return math.ceil(number) if outwards < 0 else math.floor(number)
+
+
+def _whole(value: object, pointer: str) -> int:
+    number = _number(value, pointer)
+    if number < 0 or number != int(number):
+        _refuse(pointer, "must be a whole number, not below 0")
+    return int(number)
+
+
+@dataclass
+class _Step:
+    """A multipleOf: `coefficient` / 10 ** `digits`, as llguidance has it."""
+
+    coefficient: int
+    digits: int
+    pointer: str
+
+
+def _step(value: object, pointer: str) -> _Step:
+    """Raises where llguidance would round it."""
+    number = _number(value, pointer)
+    if number <= 0:
+        _refuse(pointer, "must be above 0")
+    if number >= _MAX_COEFFICIENT:
+        _refuse(pointer, "must be below 2^32")
+    scaled, digits = float(number), 0
+    while scaled != int(scaled):
+        scaled, digits = scaled * 10, digits + 1
+    if scaled >= _MAX_COEFFICIENT or Fraction(int(scaled), 10**digits) != Fraction(str(number)):
+        _refuse(pointer, f"{number} cannot be enforced exactly: it has too many digits")
+    return _Step(int(scaled), digits, pointer)
+
+
+def _check_multiples(simple: dict[str, Any], whole: bool, pointer: str) -> None:
+    """llguidance looks for a multiple between the bounds in double precision; raises where it would be mistaken.
+    `whole`: the schema takes integers alone."""
+    if not {"multipleOf", "minimum", "maximum"} <= simple.keys():
+        return
+    step, low, high = (Fraction(str(simple[name])) for name in ("multipleOf", "minimum", "maximum"))
+    exact = math.ceil(low / step) * step <= math.floor(high / step) * step
+    rough_step, rough_low, rough_high = float(step), float(low), float(high)
+    first = math.ceil(rough_low / rough_step) * rough_step
+    last = math.floor(rough_high / rough_step) * rough_step
+    rough = math.ceil(first) <= math.floor(last) if whole else first <= last
+    if whole and exact:
+        step = Fraction(math.lcm(step.numerator, step.denominator), step.denominator)
+        exact = math.ceil(low / step) * step <= math.floor(high / step) * step
+    if exact != rough:
+        _refuse(pointer, "whether a multiple lies between the bounds cannot be decided exactly")
+
+
+def _pattern(value: object, pointer: str) -> str:
+    if not isinstance(value, str):
+        _refuse(pointer, "must be a string")
+    try:
+        return patterns.translate(value)
+    except patterns.PatternProblem as error:
+        _refuse(pointer, str(error))
+
+
+def _format(value: object, pointer: str) -> dict[str, Any]:
+    if value in formats.BUILT_IN:
+        return {"format": value}
+    if not isinstance(value, str) or value not in formats.PATTERNS:
+        known = ", ".join(sorted({*formats.BUILT_IN, *formats.PATTERNS}))
+        _refuse(pointer, f"unknown format: {str(value)[:80]}; the formats are {known}")
+    return {"format patterns": tuple(map(patterns.translate, formats.PATTERNS[value]))}
