@@ -6,6 +6,7 @@ Both read the same folder: transformers' own reading of the file is the judge.
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
+from localllm.engine.modelconfig import FAMILIES
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Budget
 
@@ -33,7 +35,7 @@ KINDS = ["full_attention", "sliding_attention", "full_attention"]
 CAPS = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 7}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 GEMMA = {"head_dim": 16, "tie_word_embeddings": True, "layer_types": KINDS, "sliding_window": 6}
-GONE = object()
+GONE = "gone"
 
 # Model type, its config, changes to config.json after saving.
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -74,11 +76,53 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+ROPES: list[Any] = [
+    LINEAR,
+    LLAMA3,
+    {**LLAMA3, "original_max_position_embeddings": 16, "rope_theta": 77.0},
+    YARN,
+    {**YARN, "original_max_position_embeddings": 16, "truncate": False, "mscale": 0.5, "mscale_all_dim": 0.7},
+    {**LONG, "original_max_position_embeddings": 64},
+    {"type": "linear", "factor": 2.0},
+    {"rope_type": "default", "rope_theta": 50.0},
+    {"rope_type": "default", "partial_rotary_factor": 0.5},
+    {"full_attention": {**YARN, "rope_theta": 30.0}},
+    {"full_attention": LINEAR, "sliding_attention": {"rope_theta": 7.0, "rope_type": "default"}},
+    None,
+    GONE,
+]
+ACTIVATIONS = ["silu", "gelu_pytorch_tanh", GONE]
+CHOICES: dict[str, list[Any]] = {
+    "layer_types": [KINDS, ["full_attention"] * 3, ["sliding_attention"] * 3, None, GONE],
+    "rope_parameters": ROPES,
+    "rope_scaling": ROPES,
+    "rope_theta": [100, 5e5, GONE],
+    "rope_local_base_freq": [50.0],
+    "partial_rotary_factor": [0.5, 1.0],
+    "original_max_position_embeddings": [16, 64],
+    "max_position_embeddings": [256, 64, GONE],
+    "sliding_window": [None, 3, 8, GONE],
+    "use_sliding_window": [True, False],
+    "max_window_layers": [0, 1, GONE],
+    "sliding_window_pattern": [1, 2],
+    "hidden_act": ACTIVATIONS,
+    "hidden_activation": ACTIVATIONS,
+    "final_logit_softcapping": [None, 2.0],
+    "attn_logit_softcapping": [0.5],
+    "query_pre_attn_scalar": [7, GONE],
+    "rms_norm_eps": [1e-2, GONE],
+    "per_layer_config": [None, {}],
+    "num_key_value_heads": [GONE],
+    "head_dim": [GONE],
+    "tie_word_embeddings": [GONE],
+}
+
+
 def saved(folder: Path, family: str, more: dict[str, Any], changes: dict[str, Any]) -> Path:
     Tiny("one", family, {"head_dim": 12, **more} if family == "qwen3" else more).save(folder)
     file = folder / "config.json"
     values = {**json.loads(file.read_text()), **changes}
-    file.write_text(json.dumps({key: value for key, value in values.items() if value is not GONE}))
+    file.write_text(json.dumps({key: value for key, value in values.items() if value != GONE}))
     (folder / "generation_config.json").unlink(missing_ok=True)
     return folder
 
@@ -115,3 +159,22 @@ def test_refused_as_by_transformers(label: str, tmp_path: Path) -> None:
         read_model(folder)
     with pytest.raises((ValueError, KeyError, TypeError, RuntimeError, StrictDataclassError)):
         theirs(folder, prompt_of())
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("seed", range(300))
+def test_random_configs(seed: int, tmp_path: Path) -> None:
+    """Whatever stands in config.json: the logits of transformers, or a refusal."""
+    draw = random.Random(seed)
+    family = draw.choice(sorted(FAMILIES))
+    changes = {key: draw.choice(CHOICES[key]) for key in draw.sample(list(CHOICES), draw.randrange(1, 6))}
+    folder = saved(tmp_path, family, GEMMA if family == "gemma3_text" else {}, changes)
+    try:
+        runner = cpu.open(read_model(folder), Budget(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1))
+    except ModelRefused:
+        return
+    assert isinstance(runner, TorchRunner)
+    expected = theirs(folder, prompt_of(seed))
+    found = logits_of(runner, [Row(prompt_of(seed), 0, own_pages(0))])
+    torch.testing.assert_close(found, expected, rtol=0, atol=BOUND * max(1.0, expected.abs().max().item()))
