@@ -44,12 +44,17 @@ def read(file: Path = KEPT) -> list[Record]:
 
 
 def merge(records: Iterable[Record], file: Path = KEPT) -> None:
-    """Write them into the file, in place of what earlier runs of the same test files wrote."""
-    new = list(records)
-    replaced = {record.run for record in new}
-    left = [record for record in read(file) if record.run not in replaced]
-    lines = sorted(json.dumps(asdict(record)) for record in [*left, *new])
+    """Write them into the file, in place of what earlier runs of the same test files wrote. A run that skipped every
+    test, such as those of a lane that was not built, replaces nothing."""
+    new, old = list(records), read(file)
+    replaced = {record.run for record in new} - (_ran(old) - _ran(new))
+    left = [record for record in old if record.run not in replaced]
+    lines = sorted(json.dumps(asdict(one)) for one in [*left, *(one for one in new if one.run in replaced)])
     file.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+
+
+def _ran(records: Iterable[Record]) -> set[tuple[str, str, str, str]]:
+    return {record.run for record in records if record.passed or record.failed}
 
 
 def main() -> int:

@@ -59,7 +59,9 @@ def key_of(item: pytest.Item) -> Key | None:
     if not tier or not backend:
         return None
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    lane = str(parameters.get("lane", "")) or ("triton" if "triton" in words else lane_of(backend))
+    lane = parameters.get("lane")
+    if not isinstance(lane, str):
+        lane = "triton" if "triton" in words else lane_of(backend)
     info = device(backend)
     if tier == "real_otherdevice" and info and not info.second_choice:
         tier = "real"

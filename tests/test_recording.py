@@ -135,12 +135,15 @@ def counted(**changes: Any) -> Record:
 def test_a_later_run_replaces_an_earlier_one(tmp_path: Path) -> None:
     file = tmp_path / "results"
     merge([counted(), counted(suite=False, passed=5), counted(lane="triton"), counted(machine="NVIDIA B2")], file)
-    merge([counted(passed=30, failed=6)], file)
-    assert {(one.lane, one.machine, one.passed) for one in read(file)} == {
-        ("library", "NVIDIA A1", 30),
-        ("triton", "NVIDIA A1", 36),
-        ("library", "NVIDIA B2", 36),
-    }
+    for commit in ("d", "e"):
+        skipped = [counted(lane=lane, passed=0, skipped=36, commit=commit) for lane in ("triton", "references")]
+        merge([counted(passed=30, failed=6), *skipped], file)
+    assert [(one.lane, one.machine, one.passed, one.commit) for one in read(file)] == [
+        ("library", "NVIDIA A1", 30, "abc1234"),
+        ("library", "NVIDIA B2", 36, "abc1234"),
+        ("references", "NVIDIA A1", 0, "e"),
+        ("triton", "NVIDIA A1", 36, "abc1234"),
+    ]
 
 
 PLACE, WHEN = "NVIDIA A1 with the C++ kernels", "(2026-01-02, `abc1234`)"
