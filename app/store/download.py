@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...engine.modelfiles import INDEX, SINGLE
 from .. import paths
 from ..errors import ModelUnusable, StorageFailed
 from ..sizes import size
@@ -21,9 +22,20 @@ from . import catalog, hub
 if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
 
-SMALL = ("*.json", "*.jinja", "tokenizer.model", "*.txt", "*.md", "LICENSE*", "NOTICE*")
+# Whatever a loader reads must be here; a `*` stays within one folder.
+SMALL = (
+    "*.json",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "tokenizer.model",
+    "*.txt",
+    "*.md",
+    "LICENSE*",
+    "NOTICE*",
+)
 WEIGHTS = "*.safetensors"
 UNSAFE = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # pickles: loading one runs code
+OTHER_REPO = "look for a repo of the same model with .safetensors files"
 HEADROOM = 64 * 2**20  # bytes left free on the disk
 
 
@@ -55,7 +67,7 @@ def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
             bar = _titled(f"{number}/{len(missing)} {file.name}")
             cache = paths.hub_cache_dir()
             hf_hub_download(asked.repo, file.name, revision=info.sha, cache_dir=cache, tqdm_class=bar)
-        if revision != info.sha:
+        if not catalog.is_commit(revision, info.sha):
             _name_commit(asked.folder / "refs" / revision, info.sha)
     return catalog.resolve(f"{asked.repo}@{info.sha}")
 
@@ -72,22 +84,26 @@ def _titled(title: str) -> type[tqdm]:
 
 
 def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
-    """The top-level files to fetch, weights last. Raises ModelUnusable where there is nothing we may load."""
-    here = [file for file in files if "/" not in file.name]
-    weights = [file for file in here if fnmatch(file.name, WEIGHTS)]
-    # Some repos carry the same weights twice: `model*.safetensors` is the form that config.json belongs to.
-    weights = [file for file in weights if file.name.startswith("model")] or weights
+    """The files to fetch, weights last. Raises ModelUnusable where there is nothing we may load."""
     names = {file.name for file in files}
+    weights = [file for file in files if _fits(file.name, WEIGHTS)]
     if not weights:
-        raise ModelUnusable(
-            f"{repo} {_instead(names)}", hint="look for a repo of the same model with .safetensors files"
-        )
+        raise ModelUnusable(f"{repo} {_instead(names)}", hint=OTHER_REPO)
     if "config.json" not in names:
         raise ModelUnusable(
             f"{repo} has no config.json, so it is not a whole model", hint="pull its base model instead"
         )
-    small = [file for file in here if any(fnmatch(file.name, pattern) for pattern in SMALL)]
+    if not names & {SINGLE, INDEX}:
+        problem = f"{repo} has its weights as {weights[0].name}, but neither {SINGLE} nor {INDEX}"
+        raise ModelUnusable(problem, hint=OTHER_REPO)
+    # Some repos carry the same weights twice: `model*.safetensors` is the form that config.json belongs to.
+    weights = [file for file in weights if file.name.startswith("model")] or weights
+    small = [file for file in files if any(_fits(file.name, pattern) for pattern in SMALL)]
     return sorted(small, key=lambda file: file.name) + sorted(weights, key=lambda file: file.name)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
 
 
 def _instead(names: set[str]) -> str:

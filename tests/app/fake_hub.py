@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 
 @dataclass
@@ -29,7 +30,9 @@ class Hub:
 
     def commit(self, repo: str, revision: str) -> str | None:
         known = self.revisions.get(repo, {"main": commit_of(repo)})
-        return known.get(revision) or next((sha for sha in known.values() if sha == revision), None)
+        return known.get(revision) or next(
+            (sha for sha in known.values() if len(revision) >= 7 and sha.startswith(revision)), None
+        )
 
 
 def commit_of(name: str) -> str:
@@ -56,7 +59,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
             info = re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path)
             file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
             if info:
-                self._info(*info.groups())
+                self._info(info[1], unquote(info[2]))
             elif file:
                 self._file(*file.groups())
             else:

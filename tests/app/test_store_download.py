@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import builtins
+import io
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from localllm.app import paths
-from localllm.app.errors import ModelUnusable
-from localllm.app.store import catalog
+from localllm.app.daemon.frames import Load
+from localllm.app.daemon.opening import open_model
+from localllm.app.errors import ModelUnusable, StorageFailed
+from localllm.app.store import catalog, download
 from localllm.app.store import hub as hub_module
 from localllm.app.store.download import RemoteFile, choose
+from localllm.engine.modelfiles import INDEX, SINGLE
+from localllm.engine.tensorfiles import read_header
 
 from .fake_hub import Hub, commit_of, serving
+from .tiny_qwen import write_model
 
 CONFIG = b'{"model_type": "qwen3", "max_position_embeddings": 4096}'
 WHOLE = {
@@ -27,6 +36,8 @@ WHOLE = {
     "pytorch_model.bin": b"never",
     "README.md": b"card",
     "onnx/model.onnx": b"never",
+    "onnx/config.json": b"never",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
 }
 
 
@@ -67,8 +78,9 @@ def test_pull_fetches_what_is_needed_and_list_and_rm_know_it(hub: Hub) -> None:
     model = catalog.resolve("org/whole")
     assert model.revision == commit_of("org/whole")
     assert model.context == 4096
-    assert sorted(file.name for file in model.path.iterdir()) == [
+    assert sorted(str(file.relative_to(model.path)) for file in model.path.rglob("*") if file.is_file()) == [
         "README.md",
+        "additional_chat_templates/tool_use.jinja",
         "config.json",
         "model.safetensors",
         "tokenizer.json",
@@ -205,6 +217,80 @@ def test_a_full_disk_is_refused_before_the_first_byte(hub: Hub) -> None:
     assert not [path for _, path in hub.log if "/resolve/" in path]
 
 
+@pytest.mark.parametrize("room", [0, -1])
+def test_a_download_leaves_room_on_the_disk(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of the folder that is there: the first download makes the cache."""
+    free = 5000 + download.HEADROOM + room
+
+    def disk_usage(folder: Path) -> shutil._ntuple_diskusage:
+        assert folder.is_dir()
+        assert folder in paths.hub_cache_dir().parents
+        return shutil._ntuple_diskusage(total=2**40, used=0, free=free)
+
+    assert not paths.hub_cache_dir().exists()
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    if room == 0:
+        download._check_space(5000)
+        return
+    with pytest.raises(StorageFailed, match=r"4\.9 KiB") as refusal:
+        download._check_space(5000)
+    assert refusal.value.numbers == {"needed": 5000, "free": free}
+
+
+def test_files_that_are_here_need_no_space(hub: Hub) -> None:
+    assert localllm(hub, "pull", "org/whole").returncode == 0
+    (catalog.resolve("org/whole").path / "README.md").unlink()
+    hub.repos["org/whole"] = {**WHOLE, "model.safetensors": Huge(b"x")}
+    again = localllm(hub, "pull", "org/whole")
+    assert again.returncode == 0, again.stderr
+    assert "fetching 1 of" in again.stderr
+
+
+@pytest.mark.parametrize("length", [7, 40])
+def test_a_commit_is_no_name(hub: Hub, length: int) -> None:
+    """`list` would show a ref of the commit's name in place of a branch."""
+    commit = commit_of("fresh")
+    assert localllm(hub, "pull", f"org/tags@{commit[:length]}").returncode == 0
+    folder = paths.hub_cache_dir() / "models--org--tags"
+    assert catalog.refs(folder) == {}
+    assert [model.id for model in catalog.available() if not model.bundled] == [f"org/tags@{commit[:12]}"]
+    hub.revisions["org/tags"] |= {"a/branch": commit}
+    assert localllm(hub, "pull", "org/tags@a/branch").returncode == 0
+    assert catalog.refs(folder) == {"a/branch": commit}
+    assert catalog.resolve("org/tags@a/branch").id == "org/tags@a/branch"
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_all_that_a_loader_looks_for_is_fetched(sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is looked for or opened in a model's folder while it loads, whether it is there or not."""
+    folder = write_model(tmp_path / "model")
+    if sharded:
+        (folder / SINGLE).rename(folder / "model-00001-of-00001.safetensors")
+        names = read_header(folder / "model-00001-of-00001.safetensors")
+        index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+        (folder / INDEX).write_text(json.dumps(index))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    seen: set[str] = set()
+
+    def watch(name: str, taken: Callable[..., object]) -> Callable[..., object]:
+        def watched(path: object, *args: object, **options: object) -> object:
+            if isinstance(path, str | Path) and Path(path).is_relative_to(folder):
+                seen.add(str(Path(path).relative_to(folder)))
+            return taken(path, *args, **options)
+
+        return watched
+
+    for module, name in ((os, "stat"), (os, "open"), (io, "open"), (builtins, "open")):
+        monkeypatch.setattr(module, name, watch(name, getattr(module, name)))
+    model = open_model(Load(model="tiny", path=str(folder), backend="cpu", cache_mib=1), lambda *_: None)
+    monkeypatch.undo()
+    model.close()
+    files = {name for name in seen if not (folder / name).is_dir()} - ({SINGLE} if sharded else set())
+    assert files >= {"config.json", "tokenizer.json", "additional_chat_templates/tool_use.jinja", "chat_template.json"}
+    assert {file.name for file in choose("org/x", [RemoteFile(name, 1) for name in files])} == files
+
+
 class Huge(bytes):
     """Says it is an exabyte."""
 
@@ -227,7 +313,10 @@ def test_rm_takes_half_a_download_too(own_folders: Path) -> None:
     [
         (["config.json", "model.safetensors", "x.py"], ["config.json", "model.safetensors"]),
         (["config.json", "consolidated.safetensors", "model.safetensors"], ["config.json", "model.safetensors"]),
-        (["config.json", "weights.safetensors", "LICENSE"], ["LICENSE", "config.json", "weights.safetensors"]),
+        (
+            ["config.json", "a.safetensors", INDEX, "LICENSE", "b/LICENSE", "b/model.safetensors"],
+            ["LICENSE", "config.json", INDEX, "a.safetensors"],
+        ),
     ],
 )
 def test_files_chosen(names: list[str], chosen: list[str]) -> None:
@@ -240,6 +329,8 @@ def test_files_chosen(names: list[str], chosen: list[str]) -> None:
         (["config.json", "model.gguf"], "GGUF"),
         (["config.json"], "no safetensors"),
         (["adapter_model.safetensors"], "no config.json"),
+        (["config.json", "consolidated.safetensors"], "neither model.safetensors nor"),
+        (["config.json", "b/model.safetensors"], "no safetensors"),
         (["config.json", "original/consolidated.00.pth"], "pickle"),
     ],
 )
