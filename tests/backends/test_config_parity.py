@@ -62,6 +62,11 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3-silu": ("gemma3_text", GEMMA, {"hidden_activation": "silu"}),
     "gemma3-partial": ("gemma3_text", GEMMA, {"partial_rotary_factor": 0.5}),
     "gemma3-no-ropes": ("gemma3_text", GEMMA, {"rope_parameters": GONE, "rope_scaling": {**LINEAR, "factor": 8.0}}),
+    "gemma3-outer-original": (
+        "gemma3_text",
+        GEMMA,
+        {"rope_parameters": {"full_attention": YARN}, "original_max_position_embeddings": 16},
+    ),
     "gemma3-pattern": ("gemma3_text", GEMMA, {"layer_types": GONE, "sliding_window_pattern": 3}),
 }
 

@@ -155,6 +155,14 @@ BAD_FIELDS_OF_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text", {"sliding_window": None}, "sliding_window should be a whole number"),
     ("gemma3_text", {"rope_parameters": {"rope_type": "linear"}}, "rope_type should be inside one of full_attention"),
     ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8}}, "type should be spelled rope_type"),
+    (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 6,
+            "rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4, "truncate": False}},
+        },
+        "truncate should be true",
+    ),
 ]
 
 
@@ -176,6 +184,17 @@ def test_unknown_architecture_whose_text_model_is_a_part(tmp_path: Path) -> None
     whole = {"text_config": {"vocab_size": 77, "max_position_embeddings": 99, "dtype": "bfloat16"}, "vocab_size": None}
     config = read_model(sound(tmp_path, model_type="gemma3", **whole)).config
     assert (config.vocab_size, config.max_positions, config.dtype) == (77, 99, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("family", "ids"), [("gemma3_text", (1,)), ("llama", (2,)), ("mistral", (2,)), ("phi3", ()), ("qwen2", ())]
+)
+def test_end_of_text_that_is_absent_or_null(family: str, ids: tuple[int, ...], tmp_path: Path) -> None:
+    """Absent: transformers' default, unless the vocabulary is too small for it. Null: there is none."""
+    values = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
+    path = folder(tmp_path / "tiny", {**values, "model_type": family}, model__safetensors=safetensors("a"))
+    assert read_model(path).eos_ids == ids
+    assert read_model(sound(tmp_path, model_type=family, eos_token_id=None)).eos_ids == ()
 
 
 STRANGE: list[dict[str, Any]] = [
