@@ -37,7 +37,14 @@ def _with_triton(ops: Ops) -> Ops:
 
     return replace(
         _with_elements(ops, activation, norm, rope),
-        linear=replace(ops.linear, int8=linear.int8, int4=linear.int4, int4_wide=linear.int4_wide, fp8=linear.fp8),
+        linear=replace(
+            ops.linear,
+            int8=linear.int8,
+            int4=linear.int4,
+            int4_wide=linear.int4_wide,
+            fp8=linear.fp8,
+            pack_slices=linear.pack_slices,
+        ),
         kv=replace(ops.kv, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
         sampling=Sampling(

@@ -1,76 +1,55 @@
 """Products with int8, int4 and fp8 weights.
 
-With few rows, weights of int4 and fp8 become floats in registers and meet tensor cores; with more, in memory, and torch
-multiplies them. Sums are of float32. int8 is torch's product of whole numbers, rounded before and scaled after.
+Up to 16 rows are few_rows.py's. With more, weights of int4 and fp8 become floats in memory, and torch multiplies them;
+sums are of float32. int8 is torch's product of whole numbers, rounded before and scaled after.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, NamedTuple
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8
-from ..ops.linear import Fp8, Int4, Int8
+from ..ops.linear import Fp8, Int4, Int8, Weight
+from .few_rows import MOST, MOST_INS, few_rows
 from .round_rows import as_rounded, round_rows, scale_back
-from .widen import weights_of, widened
+from .widen import widened
 
-WARPS, STAGES = 8, 3
-FEW = 16  # rows; with more it is sooner to write the weights as floats and let torch multiply (H200: 2 to 7 times)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@triton.jit
-def _product(
-    out,
-    x,
-    data,
-    scale,
-    zero,
-    bias,
-    rows,
-    outs,
-    ins,
-    subs,
-    sub,
-    x_stride,
-    pitch,
-    NIBBLES: tl.constexpr,
-    TURNED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """BLOCK_K inputs are all of one record, of `sub` inputs."""
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = output < outs
-    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, ins, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
-        inside = (row < rows)[:, None] & (k < ins)[None, :]
-        held = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
-        weights, factor = weights_of(
-            data, scale, zero, output, first, outs, ins, subs, sub, pitch, NIBBLES, TURNED, BLOCK_K
-        )
-        product = tl.dot(held, tl.trans(weights.to(held.dtype)), input_precision="ieee")
-        sums += product * factor[None, :]
-    if HAS_BIAS:
-        sums += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)[None, :]
-    to = out + row.to(tl.int64)[:, None] * outs + output[None, :]
-    tl.store(to, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None, :])
+class Packed(NamedTuple):
+    """An int4 weight [outs, ins] whose scales and zero points lie as neighbouring outputs read them."""
+
+    data: Tensor  # [outs, ceil(ins / 2)] uint8, as Int4's
+    records: Tensor  # [groups, outs] int32: float16 scale, zero point above
+    group: int
+    ins: int
 
 
-def rows_of_block() -> int:
-    return 16 if torch.version.hip is None else 32  # one of AMD's GPUs runs out of registers with 16
-
-
-def depth_of_block(sub: int, ins: int, nibbles: bool) -> int:
-    """Inputs, all of one record; registers hold what their weights become, and AMD's hold less of it."""
-    deep = nibbles and torch.version.hip is None and (sub >= ins or sub % 64 == 0)
-    return 64 if deep else 32
+def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
+    """int4 weights as Packed, all others plain."""
+    slices = iter(slices)
+    first = next(slices)
+    if not isinstance(first, Int4):
+        return reference.pack_slices(chain([first], slices), outs, dtype)
+    groups = first.scale.shape[1]
+    data = first.data.new_empty(outs, first.data.shape[1])
+    records = first.data.new_empty(groups, outs, dtype=torch.int32)
+    start = 0
+    for part in chain([first], slices):
+        assert isinstance(part, Int4)
+        stop = start + len(part.data)
+        data[start:stop] = part.data
+        pairs = (part.scale.half().view(torch.int16).int() & 0xFFFF) | (part.zero.int() << 16)
+        records[:, start:stop] = pairs.t()
+        start = stop
+    return Packed(data, records, first.group, first.ins)
 
 
 def product(
@@ -85,31 +64,22 @@ def product(
     turned: bool = False,
     nibbles: bool = False,
 ) -> Tensor:
-    """x [rows, ins] times the weight, a record of scale (and zero) for every `sub` inputs: 32, 64, or a multiple of
-    128, or all of them."""
+    """x [rows, ins] times the weight, a record of scale (and zero) for every `sub` inputs: a multiple of 32, or all of
+    them."""
     rows, ins = x.shape
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    out = x.new_empty(rows, outs, dtype=dtype or x.dtype)
-    if out.numel() == 0:
-        return out
-    if rows > FEW:
-        for start, weights in widened(data, scale, zero, outs, ins, sub, x.dtype, turned, nibbles):
-            to = slice(start, start + len(weights))
-            if bias is None and out.dtype == x.dtype:
-                torch.mm(x, weights.t(), out=out[:, to])
-            else:
-                sums = _sums(x, weights)
-                out[:, to] = sums if bias is None else sums + bias[to]
-        return out
-    block_m = rows_of_block()
-    block_k = depth_of_block(sub, ins, nibbles)
-    subs = -(-ins // sub)
-    grid = (triton.cdiv(rows, block_m), triton.cdiv(outs, 64))
-    _product[grid](
-        out, x, data, scale, zero if zero is not None else scale, bias if bias is not None else scale, rows, outs, ins,
-        subs, sub, x.stride(0), data.stride(0), nibbles, turned, bias is not None, block_m, 64, block_k,
-        num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
+    dtype = dtype or x.dtype
+    if rows == 0 or outs == 0:
+        return x.new_empty(rows, outs, dtype=dtype)
+    if rows <= MOST:
+        return few_rows(x, data, scale, zero, bias, dtype, "int4" if nibbles else "fp8", outs, sub, turned)
+    out = x.new_empty(rows, outs, dtype=dtype)
+    for start, weights in widened(data, scale, zero, outs, ins, sub, x.dtype, turned, nibbles):
+        to = slice(start, start + len(weights))
+        if bias is None and out.dtype == x.dtype:
+            torch.mm(x, weights.t(), out=out[:, to])
+        else:
+            sums = _sums(x, weights)
+            out[:, to] = sums if bias is None else sums + bias[to]
     return out
 
 
@@ -121,20 +91,26 @@ def _sums(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W8A8 by torch's product of int8, for the shapes that it takes."""
+    """W8A8. Many rows are torch's product of int8, for the shapes that it takes."""
     outs, ins = weight.data.shape
-    flat = x.reshape(-1, ins)
-    if not x.is_cuda or len(flat) <= FEW or ins % 16 or outs % 8 or ins == 0:
+    rows = x.numel() // max(ins, 1)
+    few = 0 < rows <= MOST and x.dtype in _FLOATS and 0 < ins <= MOST_INS and outs > 0
+    many = rows > MOST and x.is_cuda and ins % 16 == 0 and outs % 8 == 0
+    if not few and not many:
         return linear_int8.int8(x, weight, bias, dtype)
+    flat = x.reshape(-1, ins)
     whole, scale = round_rows(flat if flat.stride(-1) == 1 else flat.contiguous())
-    sums = torch._int_mm(whole, weight.data.t())
-    return scale_back(sums, scale, weight.scale, bias, dtype or x.dtype).view(*x.shape[:-1], outs)
+    if few:
+        out = few_rows(whole, weight.data, weight.scale, None, bias, dtype or x.dtype, "int8", outs, ins, x_scale=scale)
+    else:
+        out = scale_back(torch._int_mm(whole, weight.data.t()), scale, weight.scale, bias, dtype or x.dtype)
+    return out.view(*x.shape[:-1], outs)
 
 
-def int4(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def int4(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """W4A8: x becomes what its rounded groups stand for, and keeps its type."""
     if x.dtype not in _FLOATS:
-        return linear_int4.int4(x, weight, bias, dtype)
+        return linear_int4.int4(x, _plain(weight), bias, dtype)
     return int4_wide(rounded(x, weight.group), weight, bias, dtype)
 
 
@@ -147,15 +123,22 @@ def rounded(x: Tensor, group: int) -> Tensor:
     return (whole * scale).flatten(-2)[..., : x.shape[-1]].to(x.dtype)
 
 
-def int4_wide(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def int4_wide(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if x.dtype not in _FLOATS:
-        return linear_int4.int4_wide(x, weight, bias, dtype)
+        return linear_int4.int4_wide(x, _plain(weight), bias, dtype)
     outs = len(weight.data)
+    scale, zero = (weight.records, None) if isinstance(weight, Packed) else (weight.scale, weight.zero)
     flat = x.reshape(-1, weight.ins)
-    out = product(
-        flat, weight.data, weight.scale, weight.zero, bias, dtype or x.dtype, outs, weight.group, nibbles=True
-    )
+    out = product(flat, weight.data, scale, zero, bias, dtype, outs, weight.group, nibbles=True)
     return out.view(*x.shape[:-1], outs)
+
+
+def _plain(weight: Int4 | Packed) -> Int4:
+    if isinstance(weight, Int4):
+        return weight
+    records = weight.records.t().contiguous()
+    scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
+    return Int4(weight.data, scale, (records >> 16).to(torch.uint8), weight.group, weight.ins)
 
 
 def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -163,5 +146,5 @@ def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype |
     if x.dtype not in _FLOATS or (weight.group < ins and weight.group % 32):
         return linear_fp8.fp8(x, weight, bias, dtype)
     flat = x.reshape(-1, ins)
-    out = product(flat, weight.data.view(torch.uint8), weight.scale, None, bias, dtype or x.dtype, outs, weight.group)
+    out = product(flat, weight.data.view(torch.uint8), weight.scale, None, bias, dtype, outs, weight.group)
     return out.view(*x.shape[:-1], outs)

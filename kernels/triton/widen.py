@@ -1,85 +1,152 @@
 """Weights of int4 and fp8 as floats: in registers, or in memory, a part of the outputs at a time.
 
-`turned` int4 weights and records are those of kernels/cuda/linear.py, others those of kernels/ops.
+Scales and zero points of int4 lie in one of three ways (RECORDS): `plain`, as kernels/ops has them; `across`, as
+kernels/triton/linear.py packs them; `turned`, as kernels/cuda/linear.py does, which turns the nibbles, too. Those of
+int8 and fp8 are plain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+Records = Literal["plain", "across", "turned"]
+
 AT_ONCE = 2**26  # values
 BLOCK = 64
 
+# Of 4 bytes ($4) and zero points ($5, $6), negative and less 128 or 1024: the nibbles, as the last bits of 128 or 1024
+# in floats of 16 bits, and the sums of both, which are exact. {one}: 1.0, {top}: the upper byte of 128 or 1024.
+_NIBBLES = """{{
+.reg .b32 low, high, one;
+mov.b32 one, {one};
+and.b32 low, $4, 0x0F0F0F0F;
+shr.u32 high, $4, 4;
+and.b32 high, high, 0x0F0F0F0F;
+prmt.b32 $0, low, {top}, 0x4140;
+prmt.b32 $1, low, {top}, 0x4342;
+prmt.b32 $2, high, {top}, 0x4140;
+prmt.b32 $3, high, {top}, 0x4342;
+fma.rn.{kind} $0, $0, one, $5;
+fma.rn.{kind} $1, $1, one, $6;
+fma.rn.{kind} $2, $2, one, $5;
+fma.rn.{kind} $3, $3, one, $6;
+}}"""
+NIBBLES_BF16 = tl.constexpr(_NIBBLES.format(one="0x3F803F80", top="0x43434343", kind="bf16x2"))
+NIBBLES_FP16 = tl.constexpr(_NIBBLES.format(one="0x3C003C00", top="0x64646464", kind="f16x2"))
+# Of 4 bytes ($2): their bits where floats of 16 bits have exponent and mantissa, times 2^120 or 2^8.
+_E4M3 = """{{
+.reg .b32 a, b, c, d, factor, sign;
+mov.b32 factor, {factor};
+mov.b32 sign, 0x80008000;
+prmt.b32 a, $2, 0, 0x1404;
+prmt.b32 b, $2, 0, 0x3424;
+shr.u32 c, a, {shift};
+shr.u32 d, b, {shift};
+and.b32 c, c, {mask};
+and.b32 d, d, {mask};
+lop3.b32 a, a, sign, c, 0xEA;
+lop3.b32 b, b, sign, d, 0xEA;
+fma.rn.{kind} $0, a, factor, sign;
+fma.rn.{kind} $1, b, factor, sign;
+}}"""
+E4M3_BF16 = tl.constexpr(_E4M3.format(factor="0x7B807B80", shift=4, mask="0x07F007F0", kind="bf16x2"))
+E4M3_FP16 = tl.constexpr(_E4M3.format(factor="0x5C005C00", shift=1, mask="0x3F803F80", kind="f16x2"))
+
 
 @triton.jit
-def _nibbles(data, outputs, first, ins, pitch, TURNED: tl.constexpr, BLOCK_K: tl.constexpr, bound):
+def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
+    """(low, high) nibbles of pair [BLOCK_N, bytes], less zeros [BLOCK_N], in dtype."""
+    if PTX and dtype == tl.bfloat16:
+        pair, less = tl.broadcast(pair, (-128.0 - zeros).to(dtype)[:, None])
+        low, high = tl.inline_asm_elementwise(
+            NIBBLES_BF16, "=&r,=&r,=&r,=&r,r,r,r", [pair, less], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    elif PTX and dtype == tl.float16:
+        pair, less = tl.broadcast(pair, (-1024.0 - zeros).to(dtype)[:, None])
+        low, high = tl.inline_asm_elementwise(
+            NIBBLES_FP16, "=&r,=&r,=&r,=&r,r,r,r", [pair, less], (tl.float16, tl.float16), is_pure=True, pack=4
+        )
+    else:  # as the last bits of 2^23
+        less = (zeros + 8388608.0)[:, None]
+        low = (((pair & 15).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - less).to(dtype)
+        high = (((pair >> 4).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - less).to(dtype)
+    return low, high
+
+
+@triton.jit
+def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
+    """byte int8 or uint8 as the e4m3 that it holds, in dtype. Its bits are those of a float 2^120 times smaller."""
+    if PTX and dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(E4M3_BF16, "=&r,=&r,r", [byte], tl.bfloat16, is_pure=True, pack=4)
+    elif PTX and dtype == tl.float16:
+        return tl.inline_asm_elementwise(E4M3_FP16, "=&r,=&r,r", [byte], tl.float16, is_pure=True, pack=4)
+    else:
+        bits = (byte.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000  # the sign, and bits 20 to 26
+        return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
+
+
+@triton.jit
+def record_of(scale, zero, outputs, part, outs, subs, NIBBLES: tl.constexpr, RECORDS: tl.constexpr):
+    """([BLOCK_N] scales, [BLOCK_N] zero points) float32 of record `part` of the outputs, of which there are `outs`."""
+    if RECORDS == "plain":
+        place = outputs * subs + part
+        factor = tl.load(scale + place).to(tl.float32)
+        shift = factor
+        if NIBBLES:
+            shift = tl.load(zero + place).to(tl.float32)
+    else:
+        place = part * outs + outputs
+        if RECORDS == "turned":
+            place = (outputs // 8 * subs + part) * 8 + outputs % 8
+        record = tl.load(scale + place)
+        factor = (record & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        shift = (record >> 16).to(tl.float32)
+    return factor, shift
+
+
+def records_of(scale: Tensor, turned: bool) -> Records:
+    return "turned" if turned else "across" if scale.dtype == torch.int32 else "plain"
+
+
+@triton.jit
+def _nibbles(data, outputs, first, ins, pitch, TURNED: tl.constexpr, BLOCK_K: tl.constexpr):
     """[BLOCK_N, BLOCK_K] whole numbers 0…15 of the inputs from `first` on."""
     at = first // 2 + tl.arange(0, BLOCK_K // 2)
     place = at
     if TURNED:  # words of 64 bytes, a 4 x 4 matrix
         word = at % 64 // 4
         place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
-    inside = (outputs < bound)[:, None] & (2 * at < ins)[None, :]
-    pair = tl.load(data + outputs.to(tl.int64)[:, None] * pitch + place[None, :], mask=inside, other=0)
+    to = data + outputs.to(tl.int64)[:, None] * pitch + place[None, :]
+    pair = tl.load(to, mask=(2 * at < ins)[None, :], other=0)
     return tl.interleave(pair & 15, pair >> 4)
 
 
 @triton.jit
-def _e4m3(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr, bound):
-    """[BLOCK_N, BLOCK_K] float32. The bits of an e4m3 are those of a float 2^120 times smaller."""
-    at = first + tl.arange(0, BLOCK_K)
-    inside = (outputs < bound)[:, None] & (at < ins)[None, :]
-    byte = tl.load(data + outputs.to(tl.int64)[:, None] * pitch + at[None, :], mask=inside, other=0).to(tl.int32)
-    bits = ((byte & 0x80) << 24) | ((byte & 0x7F) << 20)
-    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
-
-
-@triton.jit
-def weights_of(
-    data, scale, zero, outputs, first, outs, ins, subs, sub, pitch,
-    NIBBLES: tl.constexpr, TURNED: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """([BLOCK_N, BLOCK_K], [BLOCK_N] scales) float32 of BLOCK_K inputs from `first` on, all of one record of `sub`."""
-    there = outputs < outs
-    part = first // sub
-    if TURNED:
-        place = (outputs // 8 * subs + part) * 8 + outputs % 8
-    else:
-        place = outputs * subs + part
-    if NIBBLES:
-        whole = _nibbles(data, outputs, first, ins, pitch, TURNED, BLOCK_K, outs).to(tl.float32)
-        if TURNED:
-            record = tl.load(scale + place, mask=there, other=0)
-            factor = (record & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-            weights = whole - (record >> 16).to(tl.float32)[:, None]
-        else:
-            factor = tl.load(scale + place, mask=there, other=0.0).to(tl.float32)
-            weights = whole - tl.load(zero + place, mask=there, other=0).to(tl.float32)[:, None]
-    else:
-        factor = tl.load(scale + place, mask=there, other=0.0)
-        weights = _e4m3(data, outputs, first, ins, pitch, BLOCK_K, outs)
-    return weights, factor
-
-
-@triton.jit
 def _widen(
-    out, data, scale, zero, start, outs, ins, subs, sub, pitch,
-    NIBBLES: tl.constexpr, TURNED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    out, data, scale, zero, start, stop, outs, ins, subs, sub, pitch,
+    NIBBLES: tl.constexpr, RECORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_K] of out [outs - start, ins]: the weights of the outputs from `start` on."""
+    """[BLOCK_N, BLOCK_K] of out [stop - start, ins]: the weights of the outputs from `start` on. BLOCK_K inputs are all
+    of one record, of `sub` inputs."""
     within = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    outputs = tl.minimum(start + within, outs - 1)
     first = tl.program_id(0) * BLOCK_K
-    weights, factor = weights_of(
-        data, scale, zero, start + within, first, outs, ins, subs, sub, pitch, NIBBLES, TURNED, BLOCK_K
-    )
     k = first + tl.arange(0, BLOCK_K)
+    factor, shift = record_of(scale, zero, outputs, first // sub, outs, subs, NIBBLES, RECORDS)
+    if NIBBLES:
+        weights = _nibbles(data, outputs, first, ins, pitch, RECORDS == "turned", BLOCK_K).to(tl.float32)
+        weights -= shift[:, None]
+    else:
+        to = data + outputs.to(tl.int64)[:, None] * pitch + k[None, :]
+        weights = e4m3(tl.load(to, mask=(k < ins)[None, :], other=0), tl.float32, False)
     to = out + within.to(tl.int64)[:, None] * ins + k[None, :]
-    inside = (start + within < outs)[:, None] & (k < ins)[None, :]
+    inside = (start + within < stop)[:, None] & (k < ins)[None, :]
     tl.store(to, (weights * factor[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -96,7 +163,7 @@ def widened(
     for start in range(0, outs, each):
         there = min(each, outs - start)
         _widen[(triton.cdiv(ins, depth), triton.cdiv(there, BLOCK))](
-            out, data, scale, zero if zero is not None else scale, start, min(outs, start + each), ins, -(-ins // sub),
-            sub, data.stride(0), nibbles, turned, BLOCK, depth, num_warps=4,
+            out, data, scale, zero if zero is not None else scale, start, start + there, outs, ins, -(-ins // sub),
+            sub, data.stride(0), nibbles, records_of(scale, turned), BLOCK, depth, num_warps=4,
         )  # fmt: skip
         yield start, out[:there]

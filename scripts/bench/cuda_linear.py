@@ -1,13 +1,15 @@
 """Products on the GPU here: microseconds beside torch's bf16, of few rows the share of what reading alone takes.
 
-`python scripts/bench/cuda_linear.py [FORMAT …]`. Graphs of products whose weights take turns beyond the second-level
-cache; medians of interleaved rounds; every answer is looked at before it is timed.
+`python scripts/bench/cuda_linear.py [--lane triton] [FORMAT …]`. Lane `triton`: products of up to 16 rows where the CUDA
+library was not built. int4-64 has groups of 64 inputs, fp8-channel a scale for each output. Graphs of products whose
+weights take turns beyond the second-level cache; medians of interleaved rounds; every answer is looked at before it is
+timed.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -25,10 +27,11 @@ SHAPES = (  # ins, outs: of Llama-3.1-8B, of Qwen3-0.6B
     *((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (1024, 151936)),
 )
 FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+TRITON = ("int8", "int4", "int4-64", "int4-32", "int4_wide", "fp8", "fp8-channel")  # by the other lane
 GROUP = 128
 
 
-def weight_of(op: str, outs: int, ins: int) -> Weight:
+def weight_of(op: str, outs: int, ins: int, group: int) -> Weight:
     def scale(*shape: int) -> torch.Tensor:
         return torch.rand(*shape, device="cuda") / (64.0 * ins**0.5)
 
@@ -38,9 +41,9 @@ def weight_of(op: str, outs: int, ins: int) -> Weight:
     if op == "int8":
         return Int8(whole, scale(outs))
     if op == "fp8":
-        return Fp8(whole.float().to(torch.float8_e4m3fn), scale(outs, ins // GROUP), GROUP)
-    zero = torch.full((outs, ins // GROUP), 8, dtype=torch.uint8, device="cuda")
-    return Int4(whole[:, : ins // 2].contiguous().view(torch.uint8), scale(outs, ins // GROUP).half(), zero, GROUP, ins)
+        return Fp8(whole.float().to(torch.float8_e4m3fn), scale(outs, ins // group), group)
+    zero = torch.full((outs, ins // group), 8, dtype=torch.uint8, device="cuda")
+    return Int4(whole[:, : ins // 2].contiguous().view(torch.uint8), scale(outs, ins // group).half(), zero, group, ins)
 
 
 def captured(call: Callable[[int], object], times: int) -> torch.cuda.CUDAGraph:
@@ -69,8 +72,16 @@ def reading() -> float:
     return source.nbytes / min(microseconds(graph, 1) for _ in range(ROUNDS))
 
 
-def measure_shape(ours: Linear, op: str, ins: int, outs: int, ceiling: float) -> Iterator[Row]:
-    weight = ours.pack(weight_of(op, outs, ins), torch.bfloat16)
+def group_of(fmt: str, ins: int) -> int:
+    group = fmt.partition("-")[2]
+    return ins if group == "channel" else int(group or GROUP)
+
+
+def measure_shape(
+    ours: Linear, product: Callable[[torch.Tensor, Any], Any], fmt: str, ins: int, outs: int, ceiling: float
+) -> Iterator[Row]:
+    op = fmt.partition("-")[0]
+    weight = ours.pack(weight_of(op, outs, ins, group_of(fmt, ins)), torch.bfloat16)
     size = sum(part.nbytes for part in parts(weight))
     times = max(2, int(TURNS_BYTES / size) + 1)
     weights = [changed(weight, torch.clone) for _ in range(times)]
@@ -78,7 +89,6 @@ def measure_shape(ours: Linear, op: str, ins: int, outs: int, ceiling: float) ->
         torch.randn(outs, ins, device="cuda", dtype=torch.bfloat16)
         for _ in range(max(2, times * size // (2 * outs * ins)))
     ]
-    product: Callable[..., Any] = partial(few_rows, op)
     for rows in ROWS:
         x = torch.randn(rows, ins, device="cuda", dtype=torch.bfloat16)
         assert product(x, weight).isfinite().all()
@@ -87,14 +97,14 @@ def measure_shape(ours: Linear, op: str, ins: int, outs: int, ceiling: float) ->
         pairs = [(microseconds(graphs[0], times), microseconds(graphs[1], len(plain))) for _ in range(ROUNDS + 1)][1:]
         mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
         least = (size + 2 * rows * (ins + outs)) / ceiling
-        title = f"linear.{op}, {ins} to {outs}, {rows} rows"
+        title = f"linear.{fmt}, {ins} to {outs}, {rows} rows"
         ratio = statistics.median(theirs / mine for mine, theirs in pairs)
         yield figure(title, mine, theirs, ratio, bound_share=least / mine)
 
 
 def measure_many(ours: Linear, op: str, ins: int, outs: int) -> Iterator[Row]:
     """Rows of prompts, by whatever the device's product chooses."""
-    weights = [ours.pack(weight_of(op, outs, ins), torch.bfloat16) for _ in range(2)]
+    weights = [ours.pack(weight_of(op, outs, ins, GROUP), torch.bfloat16) for _ in range(2)]
     plain = [torch.randn(outs, ins, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     for rows in MANY:
         x = torch.randn(rows, ins, device="cuda", dtype=torch.bfloat16)
@@ -129,10 +139,28 @@ def measure(formats: list[str]) -> Iterator[Row]:
     yield row("ceiling, reading", ceiling / 1e3, "GB/s", device=torch.cuda.get_device_name(), rounds=ROUNDS)
     for op in formats:
         for ins, outs in SHAPES:
-            yield from measure_shape(ours, op, ins, outs, ceiling)
+            yield from measure_shape(ours, partial(few_rows, op), op, ins, outs, ceiling)
         for ins, outs in SHAPES[:4] if op != "dense" else ():
             yield from measure_many(ours, op, ins, outs)
 
 
+def measure_triton(formats: list[str]) -> Iterator[Row]:
+    from localllm.kernels.triton import linear
+
+    ours, ceiling = Linear(pack_slices=linear.pack_slices), reading()
+    yield row("ceiling, reading", ceiling / 1e3, "GB/s", device=torch.cuda.get_device_name(), rounds=ROUNDS)
+    for fmt in formats:
+        for ins, outs in SHAPES:
+            product = getattr(linear, fmt.partition("-")[0])
+            yield from measure_shape(ours, product, fmt, ins, outs, ceiling)
+
+
 if __name__ == "__main__":
-    save("cuda_linear", measure(sys.argv[1:] or list(FORMATS)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lane", choices=["library", "triton"], default="library")
+    parser.add_argument("formats", nargs="*")
+    options = parser.parse_args()
+    if options.lane == "triton":
+        save("cuda_linear_triton", measure_triton(options.formats or list(TRITON)))
+    else:
+        save("cuda_linear", measure(options.formats or list(FORMATS)))

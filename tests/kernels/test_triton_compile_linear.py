@@ -12,32 +12,64 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import TARGETS, Build, Target, compile_for, spilled
 
-from localllm.kernels.triton import linear, round_rows, widen
+from localllm.kernels.triton import few_rows, round_rows, widen
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 
-NUMBERS = dict.fromkeys(("rows", "outs", "ins", "subs", "sub", "x_stride", "pitch"), "i32")
-POINTERS = {"out": "*bf16", "x": "*bf16", "data": "*u8", "bias": "*fp32"}
-RECORDS = {  # of turned int4, of int4 as loaded, of fp8
-    "turned": ({"scale": "*i32", "zero": "*i32"}, True, True),
-    "int4": ({"scale": "*fp16", "zero": "*u8"}, True, False),
-    "fp8": ({"scale": "*fp32", "zero": "*fp32"}, False, False),
+CONSUMER = 99 << 10  # bytes of shared memory of a program on GPUs that are sold to people
+ALL = [Target("cuda", 86, 32, CONSUMER), Target("cuda", 89, 32, CONSUMER), *TARGETS]
+NUMBERS = dict.fromkeys(
+    ("rows", "outs", "ins", "subs", "sub", "x_stride", "pitch", "start", "stop", "share"),
+    "i32",
+)
+EVEN = frozenset(("outs", "ins", "subs", "sub", "x_stride", "pitch", "share"))
+PLAIN, ACROSS = {"scale": "*fp16", "zero": "*u8"}, {"scale": "*i32", "zero": "*i32"}
+FP32 = {"scale": "*fp32", "zero": "*fp32"}
+RECORDS: dict[str, tuple[dict[str, str], bool, str]] = {  # types of scale and zero point, whether int4, RECORDS
+    "turned": (ACROSS, True, "turned"),
+    "across": (ACROSS, True, "across"),
+    "int4": (PLAIN, True, "plain"),
+    "fp8": (FP32, False, "plain"),
 }
 
 
-def build(label: str, amd: bool) -> Build:
-    """As rows_of_block and depth_of_block choose."""
-    types, nibbles, turned = RECORDS[label]
-    constants: dict[str, Any] = {"NIBBLES": nibbles, "TURNED": turned, "HAS_BIAS": True, "BLOCK_M": 32 if amd else 16}
-    constants |= {"BLOCK_N": 64, "BLOCK_K": 32 if amd or not nibbles else 64}
-    arguments = {**NUMBERS, **POINTERS, **types}
-    return Build(label, linear._product, arguments, constants, linear.WARPS, linear.STAGES)
+def few_rows_builds(target: Target) -> Iterator[Build]:
+    """As blocks_of chooses: the records that models have, and every type of activations; shapes that are even, as those
+    of models are, and others, of weights that are packed."""
+    groups = {"turned": (32, 64, 128), "across": (32, 64, 128, 4096), "int4": (64, 128), "fp8": (64, 128, 4096)}
+    for label, (types, is_int4, records) in RECORDS.items():
+        for group in groups[label]:
+            yield _few_rows(target, label, "int4" if is_int4 else "fp8", types, records, group, "*bf16")
+    for x in ("*fp16", "*fp32"):
+        yield _few_rows(target, "across", "int4", ACROSS, "across", 64, x)
+        yield _few_rows(target, "fp8", "fp8", FP32, "plain", 4096, x)
+    yield _few_rows(target, "int8", "int8", FP32, "plain", 4096, "*i8")
+    yield _few_rows(target, "across", "int4", ACROSS, "across", 64, "*bf16", even=False)
+    yield _few_rows(target, "fp8", "fp8", FP32, "plain", 128, "*bf16", even=False)
+    yield _few_rows(target, "int8", "int8", FP32, "plain", 4096, "*i8", even=False)
+
+
+def _few_rows(
+    target: Target, label: str, fmt: Any, types: dict[str, str], records: str, sub: int, x: str, even: bool = True
+) -> Build:
+    n, k, turns, warps, stages = few_rows.blocks_of(
+        fmt, sub, 4096 if even else 4000, x == "*fp32", records == "turned", amd=target.backend == "hip"
+    )
+    pointers = {"out": "*fp32" if x == "*i8" else x, "x": x, "bias": "*fp32", "counters": "*i32", "x_scale": "*fp32"}
+    pointers |= {"data": "*i8" if fmt == "int8" else "*u8", "partial": "*i32" if fmt == "int8" else "*fp32", **types}
+    constants = {
+        "FORMAT": fmt, "RECORDS": records, "ONE": sub == 4096, "EVEN": even, "SPLIT": True, "HAS_BIAS": True,
+        "PTX": target.backend == "cuda", "TURNS": turns, "BLOCK_M": few_rows.MOST, "BLOCK_N": n, "BLOCK_K": k,
+    }  # fmt: skip
+    name = f"few-rows-{label}-{sub}-{x[1:]}{'' if even else '-odd'}"
+    kernel = few_rows.few_rows_kernel
+    return Build(name, kernel, {**NUMBERS, **pointers}, constants, warps, stages, EVEN if even else frozenset())
 
 
 def widening(label: str) -> Build:
-    types, nibbles, turned = RECORDS[label]
-    constants = {"NIBBLES": nibbles, "TURNED": turned, "BLOCK_N": widen.BLOCK, "BLOCK_K": 64}
-    return Build(f"widen-{label}", widen._widen, {**NUMBERS, **POINTERS, **types, "start": "i32"}, constants, 4, 3)
+    types, is_int4, records = RECORDS[label]
+    constants = {"NIBBLES": is_int4, "RECORDS": records, "BLOCK_N": widen.BLOCK, "BLOCK_K": 64}
+    return Build(f"widen-{label}", widen._widen, {**NUMBERS, "out": "*bf16", "data": "*u8", **types}, constants, 4, 3)
 
 
 def rounding() -> Iterator[Build]:
@@ -54,19 +86,21 @@ def rounding() -> Iterator[Build]:
     yield Build("scale-back", back, sums, {"HAS_BIAS": True, "BLOCK": 2048}, 8, 3)
 
 
-RUNS = [
-    (target, one)
-    for target in TARGETS
-    for one in (
-        *(build(label, target.backend == "hip") for label in RECORDS),
-        *map(widening, RECORDS),
-        *rounding(),
-    )
-]
+# Of products of few rows, in tests that are not slow.
+OFTEN = ("sm_80", "sm_120", "gfx942")
+SOME = ("few-rows-across-64-bf16", "few-rows-int8-4096-i8", "few-rows-fp8-128-bf16")
 
 
-@pytest.mark.parametrize(("target", "build"), RUNS, ids=[f"{target}-{one.label}" for target, one in RUNS])
+def runs() -> Iterator[Any]:
+    for target in ALL:
+        for build in (*few_rows_builds(target), *map(widening, RECORDS), *rounding()):
+            often = build.label in SOME if build.label.startswith("few-rows") else target in TARGETS
+            often = often and (str(target) in OFTEN or not build.label.startswith("few-rows"))
+            yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("target", "build"), runs())
 def test_compiles(target: Target, build: Build, tmp_path: Path) -> None:
     compiled = compile_for(target, build)
-    assert compiled.metadata.shared <= target.shared
+    assert compiled.metadata.shared <= min(target.shared, CONSUMER)
     assert spilled(target, compiled, tmp_path) == 0

@@ -27,10 +27,11 @@ pytestmark = [
 @pytest.mark.parametrize(
     "name", ["test_triton_attention.py", "test_triton_elements.py", "test_triton_linear.py", "test_limits.py"]
 )
-def test_interpreted(name: str) -> None:
+def test_interpreted(name: str, request: pytest.FixtureRequest) -> None:
     # The interpreter takes a loop's bound out of an array of one element, which numpy warns of.
     calm = "ignore:Conversion of an array with ndim:DeprecationWarning"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", calm, str(HERE / name)]
+    command += ["--slow"] if request.config.getoption("--slow") else []
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.case import TOLERANCES, Case
 from localllm.kernels.ops.judge import answer, moved
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Weight
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -18,28 +22,208 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
 ]
-RUNS = [
-    (case, dtype)
-    for case in CASES
-    if case.op in ("linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8")
-    for dtype in case.tolerances
-    if not INTERPRETED or dtype == torch.float32
-]
+PRODUCTS = ("linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8")
 
 
-@pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case}-{dtype}" for case, dtype in RUNS])
-def test_op_equals_reference(case: Case, dtype: torch.dtype) -> None:
+def runs() -> Iterator[Any]:
+    """(case, type of activations, whether the weight is packed); the rest of what the interpreter can do is slow."""
+    for case in CASES:
+        for dtype in case.tolerances if case.op in PRODUCTS else ():
+            for packed in (False, True) if "int4" in case.op else (False,):
+                if INTERPRETED and dtype == torch.bfloat16:  # which numpy does not have
+                    continue
+                rest = INTERPRETED and (dtype == torch.float16 or packed != ("int4" in case.op))
+                label = f"{case}-{dtype}{'-packed' * packed}"
+                yield pytest.param(case, dtype, packed, id=label, marks=[pytest.mark.slow] if rest else [])
+
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [dtype for dtype in TOLERANCES if not INTERPRETED or dtype != torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """torch.empty gives NaN, and the largest integer."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("case", "dtype", "packed"), runs())
+def test_op_equals_reference(case: Case, dtype: torch.dtype, packed: bool) -> None:
     from localllm.kernels.triton import linear
 
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
     expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})[0]
-    device = "cpu" if INTERPRETED else "cuda"
-    given = {name: moved(value, device) for name, value in arguments.items()}
+    given = {name: moved(value, DEVICE) for name, value in arguments.items()}
+    if packed:
+        given["weight"] = linear.pack_slices([given["weight"]], len(given["weight"].data), dtype)
     found = getattr(linear, case.op.split(".")[1])(**given)
     scale = max(expected.abs().max().item() if expected.numel() else 1.0, 1e-6)
     torch.testing.assert_close(
         found.cpu().double(), expected.double(), rtol=0.0, atol=case.tolerances[dtype] * scale, equal_nan=True
     )
+
+
+def weight_of(op: str, outs: int, ins: int, group: int, generator: torch.Generator) -> Weight:
+    """Asymmetric where it may be; the values that a format can hold, all of them."""
+    groups = -(-ins // group)
+    scale = torch.rand(outs, groups, generator=generator) / ins**0.5 + 1e-4
+    data = torch.randint(0, 256, (outs, ins), generator=generator).to(torch.uint8)
+    if op == "int8":
+        return Int8(data.view(torch.int8).clamp(min=-127), scale[:, 0])
+    if op == "fp8":
+        data[(data & 0x7F) == 0x7F] = 0  # NaN
+        return Fp8(data.view(torch.float8_e4m3fn), scale, group)
+    nibbles = data[:, : -(-ins // 2)].contiguous()
+    if ins % 2:
+        nibbles[:, -1] &= 15
+    zero = torch.randint(0, 17, (outs, groups), generator=generator).to(torch.uint8)
+    return Int4(nibbles, scale.half(), zero, group, ins)
+
+
+def compared(op: str, weight: Weight, x: Tensor, **options: Any) -> None:
+    """A product of x on the device beside the reference's in float64."""
+    from localllm.kernels.triton import linear
+
+    expected = dict(Ops())[f"linear.{op}"](x.double(), moved(weight, "cpu", wide=True), **options)
+    if isinstance(weight, Int4):
+        held: Any = linear.pack_slices([moved(weight, DEVICE)], len(weight.data), x.dtype)
+    else:
+        held = moved(weight, DEVICE)
+    there = {name: moved(value, DEVICE) for name, value in options.items()}
+    found, again = (getattr(linear, op)(x.to(DEVICE), held, **there) for _ in range(2))
+    allowed = TOLERANCES[x.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=0.0, atol=allowed)
+    assert torch.equal(found, again), "shares of the inputs are added in one order"
+
+
+SHAPES = [  # op, outs, ins, group: blocks that are whole, and that are not; records of every length; many shares
+    *(("int4", 33, 256, group) for group in (32, 64)),
+    ("int4", 130, 256, 128),
+    ("int4_wide", 40, 600, 64),
+    ("int4_wide", 3, 127, 128),
+    ("fp8", 64, 512, 512),
+    ("fp8", 70, 300, 96),
+    ("fp8", 9, 33, 33),
+    ("int8", 130, 1100, 1100),
+    ("int8", 9, 33, 33),
+]
+DEEP = [
+    *(("int4_wide", 128, 384, group) for group in (32, 64, 96, 128, 160)),
+    ("int4_wide", 200, 1000, 64),
+    ("int4", 40, 4100, 32),
+    ("fp8", 70, 1000, 1000),
+    ("fp8", 70, 512, 128),
+    ("fp8", 65, 500, 96),
+    ("int8", 64, 4096, 4096),
+]
+SLOW = [pytest.mark.slow] if INTERPRETED else []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("op", "outs", "ins", "group"), [*SHAPES, *(pytest.param(*shape, marks=SLOW) for shape in DEEP)]
+)
+def test_few_rows_of_every_shape(op: str, outs: int, ins: int, group: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(outs * ins)
+    weight = weight_of(op, outs, ins, group, generator)
+    for rows in (1, 16):
+        compared(op, weight, torch.randn(rows, ins, generator=generator).to(dtype))
+    bias = torch.randn(outs, generator=generator)
+    compared(op, weight, torch.randn(2, ins, generator=generator).to(dtype), bias=bias, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_few_rows_read_the_weight_as_it_is(op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not left to the reference, nor is the weight widened."""
+    from localllm.kernels.triton import linear
+
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise AssertionError
+
+    for module, name in [
+        (linear, "widened"),
+        (linear.linear_int8, "int8"),
+        (linear.linear_int4, "int4"),
+        (linear.linear_int4, "int4_wide"),
+        (linear.linear_fp8, "fp8"),
+    ]:
+        monkeypatch.setattr(module, name, refuse)
+    generator = torch.Generator().manual_seed(rows)
+    weight = moved(weight_of(op, 48, 256, 256 if op in ("int8", "fp8") else 64, generator), DEVICE)
+    for dtype in DTYPES:
+        x = torch.randn(rows, 256, generator=generator).to(DEVICE, dtype)
+        assert getattr(linear, op)(x, weight).isfinite().all()
+
+
+@pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
+def test_what_the_kernel_does_not_cover_is_left_to_the_reference(op: str) -> None:
+    """float64; int8 inputs too many for a sum in int32; and nothing to multiply."""
+    from localllm.kernels.triton import few_rows, linear
+
+    generator = torch.Generator().manual_seed(2)
+    weight = weight_of(op, 5, 64, 64, generator)
+    reference = dict(Ops())[f"linear.{op}"]
+    x = torch.randn(3, 64, generator=generator).double()
+    assert torch.equal(getattr(linear, op)(x, weight), reference(x, weight))
+    if isinstance(weight, Int4):
+        packed = linear.pack_slices([weight], 5, torch.float32)
+        assert torch.equal(getattr(linear, op)(x, packed), reference(x, weight))
+    if op == "int8":
+        for ins in (few_rows.MOST_INS, few_rows.MOST_INS + 256):
+            wide = Int8(torch.full((2, ins), 127, dtype=torch.int8), torch.ones(2))
+            found = linear.int8(torch.ones(1, ins, device=DEVICE), moved(wide, DEVICE))
+            torch.testing.assert_close(found.cpu(), torch.full((1, 2), 127.0 * ins), rtol=1e-3, atol=0.0)
+        empty = Int8(torch.zeros(4, 0, dtype=torch.int8), torch.ones(4))
+        assert torch.equal(linear.int8(torch.zeros(2, 0), empty, torch.ones(4)), torch.ones(2, 4))
+    for shape in ((0, 64), (2, 0, 64)):
+        assert getattr(linear, op)(torch.zeros(shape, device=DEVICE), moved(weight, DEVICE)).shape == (*shape[:-1], 5)
+
+
+def test_int4_is_packed_as_a_whole_and_in_slices() -> None:
+    from localllm.kernels.triton import linear
+
+    weight = weight_of("int4", 100, 160, 64, torch.Generator().manual_seed(4))
+    assert isinstance(weight, Int4)
+
+    def piece(start: int, stop: int) -> Int4:
+        return weight._replace(**{name: getattr(weight, name)[start:stop] for name in ("data", "scale", "zero")})
+
+    slices = linear.pack_slices(iter([piece(0, 64), piece(64, 96), piece(96, 100)]), 100, torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(linear._plain(slices)[:3], weight[:3], strict=True))
+    assert slices[2:] == (64, 160)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("rows", [3, 40])
+def test_weights_as_the_library_packs_them(group: int, rows: int) -> None:
+    """Nibbles turned in each 64 bytes, records in blocks of eight outputs (kernels/cuda/linear.py)."""
+    from localllm.kernels.triton import linear
+
+    outs, ins, generator = 72, 384, torch.Generator().manual_seed(group)
+    weight = weight_of("int4", outs, ins, group, generator)
+    assert isinstance(weight, Int4)
+    words = weight.data.view(outs, -1, 4, 4, 4).transpose(2, 3).reshape(outs, -1)
+    pairs = (weight.scale.view(torch.int16).int() & 0xFFFF) | (weight.zero.int() << 16)
+    records = pairs.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
+    x = torch.randn(rows, ins, generator=generator)
+    given = [one.to(DEVICE) for one in (x, words, records)]
+    found = linear.product(*given, None, None, None, outs, group, turned=True, nibbles=True)
+    expected = x.double() @ weight.dense().double().t()
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=0.0, atol=2e-5 * expected.abs().max().item())
+
+
+def test_no_share_is_empty() -> None:
+    from localllm.kernels.triton.few_rows import shares_of
+
+    for blocks in (1, 2, 30, 64, 224, 1002):
+        for steps in (1, 2, 3, 4, 7, 8, 31, 112):
+            for processors in (1, 20, 84, 132):
+                shares = shares_of(blocks, steps, processors)
+                assert 1 <= shares <= max(1, steps // 2)
+                assert shares == 1 or blocks * shares < 4 * processors
 
 
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
@@ -48,8 +232,8 @@ def test_what_is_no_number_breaks_its_row_alone(op: str, broken: float) -> None:
     from localllm.kernels.triton import linear
 
     case = next(case for case in CASES if case.op == f"linear.{op}" and str(case).endswith("33-rows"))
-    device, dtype = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
-    given = {k: moved(v, device) for k, v in case.make(torch.Generator().manual_seed(7), dtype).items()}
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    given = {k: moved(v, DEVICE) for k, v in case.make(torch.Generator().manual_seed(7), dtype).items()}
     given["x"][5, 3] = broken
     found = getattr(linear, op)(**given).isfinite()
     assert not found[5].any()
@@ -66,7 +250,7 @@ def test_rounding_is_exactly_that_of_the_reference() -> None:
     x[3], x[5] = 0.0, torch.arange(2500) * 0.5
     x[7, :254], x[7, 254:] = torch.arange(-127, 127) + 0.5, 127.0
     whole, scale = rounded(x)
-    given = x if INTERPRETED else x.cuda()
+    given = x.to(DEVICE)
     for found, right in zip(round_rows(given), (whole, scale[:, 0]), strict=True):
         assert torch.equal(found.cpu().float(), right)
     for group in (32, 128):

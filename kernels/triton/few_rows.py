@@ -1,0 +1,201 @@
+"""Products of up to 16 rows with int8, int4 and fp8 weights, which are read once and become numbers in registers.
+
+A program multiplies all rows with BLOCK_N outputs, over one share of the inputs. The last program of a block of outputs
+to finish adds the shares, in their order: the answer does not depend on which one that is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attention import INTERPRETED, counters, described
+from .widen import e4m3, nibbles, record_of, records_of
+
+Format = Literal["int8", "int4", "fp8"]
+
+MOST = 16  # rows
+# Two products of an int8 are less than 2^14: sums of that many inputs are exact in an int32.
+MOST_INS = 2**17
+AMD = torch.version.hip is not None
+# Four bytes become four or eight 16-bit floats in a few instructions, which Triton's own need several times as many of.
+PTX = not AMD and not INTERPRETED
+COUNTERS = 1 << 16
+
+
+@triton.jit(do_not_specialize=["rows"])
+def few_rows_kernel(
+    out, x, x_scale, data, scale, zero, bias, partial, counters,
+    rows, outs, ins, subs, sub, x_stride, pitch, share,
+    FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PTX: tl.constexpr, TURNS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid: shares of `share` inputs, blocks of outputs.
+
+    BLOCK_K inputs are all of one record, of `sub` inputs; ONE: each output has one record. EVEN: shares are whole
+    numbers of TURNS times BLOCK_K inputs. With SPLIT, partial [shares, rows, outs] takes the sums of each share, and
+    counters [blocks] are zero before and after. x_scale [rows] is that of int8 activations.
+    """
+    part = tl.program_id(0)
+    block = tl.program_id(1)
+    row = tl.arange(0, BLOCK_M)
+    live = row < rows
+    output = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = output < outs
+    near = tl.minimum(output, outs - 1)  # sums of outputs that are not there are made of another's, and not stored
+    from_x = x + row.to(tl.int64)[:, None] * x_stride
+    from_data = data + near.to(tl.int64)[:, None] * pitch
+    start = part * share
+    stop = tl.minimum(start + share, ins)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if FORMAT == "int8" else tl.float32)
+    next_factor, next_shift = record_of(scale, zero, near, start // sub, outs, subs, FORMAT == "int4", RECORDS)
+    factor = next_factor
+    shift = next_shift
+    for first in range(start, stop, BLOCK_K * TURNS):
+        for turn in tl.static_range(TURNS):
+            base = first + turn * BLOCK_K
+            if not ONE:  # read one block ahead of its use
+                factor = next_factor
+                shift = next_shift
+                after = tl.minimum((base + BLOCK_K) // sub, subs - 1)
+                next_factor, next_shift = record_of(scale, zero, near, after, outs, subs, FORMAT == "int4", RECORDS)
+            k = base + tl.arange(0, BLOCK_K)
+            wanted = live[:, None]
+            if not EVEN:
+                wanted = wanted & (k < stop)[None, :]
+            held = tl.load(from_x + k[None, :], mask=wanted, other=0)
+            if FORMAT == "int4":
+                at = base // 2 + tl.arange(0, BLOCK_K // 2)
+                place = at
+                if RECORDS == "turned":  # words of 64 bytes, a 4 x 4 matrix
+                    word = at % 64 // 4
+                    place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
+                if EVEN:
+                    pair = tl.load(from_data + place[None, :])
+                else:
+                    pair = tl.load(from_data + place[None, :], mask=(2 * at < stop)[None, :], other=0)
+                even, odd = tl.split(held.reshape(BLOCK_M, BLOCK_K // 2, 2))
+                low, high = nibbles(pair, shift, held.dtype, PTX)
+                if ONE:
+                    sums = tl.dot(even, tl.trans(low), sums, input_precision="ieee")
+                    sums = tl.dot(odd, tl.trans(high), sums, input_precision="ieee")
+                else:
+                    product = tl.dot(even, tl.trans(low), input_precision="ieee")
+                    product = tl.dot(odd, tl.trans(high), product, input_precision="ieee")
+                    sums += product * factor[None, :]
+            else:
+                if EVEN:
+                    byte = tl.load(from_data + k[None, :])
+                else:
+                    byte = tl.load(from_data + k[None, :], mask=(k < stop)[None, :], other=0)
+                if FORMAT == "int8":
+                    sums = tl.dot(held, tl.trans(byte), sums, out_dtype=tl.int32)
+                elif ONE:
+                    sums = tl.dot(held, tl.trans(e4m3(byte, held.dtype, PTX)), sums, input_precision="ieee")
+                else:
+                    product = tl.dot(held, tl.trans(e4m3(byte, held.dtype, PTX)), input_precision="ieee")
+                    sums += product * factor[None, :]
+    place = row.to(tl.int64)[:, None] * outs + output[None, :]
+    inside = live[:, None] & there[None, :]
+    last = True
+    if SPLIT:
+        shares = tl.num_programs(0)
+        size = rows.to(tl.int64) * outs
+        tl.store(partial + part * size + place, sums, mask=inside)
+        tl.debug_barrier()  # every thread's sums are written before one of them says so
+        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == shares - 1
+    if last:
+        if SPLIT:
+            tl.store(counters + block, 0)
+            sums = tl.zeros((BLOCK_M, BLOCK_N), sums.dtype)
+            for other in tl.range(0, shares, 4, num_stages=1):
+                for turn in tl.static_range(4):
+                    some = inside & (other + turn < shares)
+                    sums += tl.load(partial + (other + turn) * size + place, mask=some, other=0)
+        result = sums.to(tl.float32)
+        if FORMAT == "int8":
+            result *= tl.load(x_scale + row, mask=live, other=0.0)[:, None] * factor[None, :]
+        elif ONE:
+            result *= factor[None, :]
+        if HAS_BIAS:
+            result += tl.load(bias + near).to(tl.float32)[None, :]
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+
+
+class Blocks(NamedTuple):
+    """The shape of a program, and of what it reads at a time: `turns` blocks of n outputs and k inputs."""
+
+    n: int
+    k: int
+    turns: int
+    warps: int
+    stages: int
+
+
+def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, turned: bool, amd: bool = AMD) -> Blocks:
+    """`wide`: of float32 activations, which are multiplied without tensor cores. Those of `amd` wait for a device to be
+    tuned on; they are such that no register spills."""
+    k = 128 if sub >= ins or sub % 128 == 0 else 64 if sub % 64 == 0 else 32
+    if wide:
+        return Blocks(32, 32, 1, 4, 2)
+    if amd:
+        return Blocks(64, 64 if fmt == "int8" else 32, 1, 4, 2)
+    if fmt == "int8":
+        return Blocks(64, 256, 1, 4, 3)
+    if turned:
+        return Blocks(64, min(k, 64), 1, 8, 3)
+    turns = 1 if ins % 128 else 128 // k  # masks take registers
+    return Blocks(128, k, turns, 4, 3) if fmt == "int4" else Blocks(64, k, turns, 4, 3)
+
+
+def shares_of(blocks: int, steps: int, processors: int) -> int:
+    """Into how many shares inputs of `steps` are cut, so that nearly two programs run on each processor."""
+    shares = 1
+    while blocks * shares < 1.75 * processors and 4 * shares <= steps:
+        shares *= 2
+    return shares
+
+
+def few_rows(
+    x: Tensor,
+    data: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fmt: Format,
+    outs: int,
+    sub: int,
+    turned: bool = False,
+    x_scale: Tensor | None = None,
+) -> Tensor:
+    """x [1…16 rows, ins] times the weight [outs, ins], whose records of scale (and zero) are each of `sub` inputs: a
+    multiple of 32, or all of them. int8 activations come with x_scale [rows] float32.
+
+    Calls on one device must follow one another (one stream, or streams that wait): they share counters.
+    """
+    rows, ins = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = x.new_empty(rows, outs, dtype=dtype)
+    records = records_of(scale, turned)
+    n, k, turns, warps, stages = blocks_of(fmt, sub, ins, x.dtype == torch.float32, turned)
+    step, blocks = k * turns, triton.cdiv(outs, n)
+    steps = triton.cdiv(ins, step)
+    shares = shares_of(blocks, steps, described(x.device).processors)
+    share = triton.cdiv(steps, shares) * step
+    shares = triton.cdiv(ins, share)
+    kind = torch.int32 if fmt == "int8" else torch.float32
+    partial = x.new_empty(shares, rows, outs, dtype=kind) if shares > 1 else out
+    few_rows_kernel[(shares, blocks)](
+        out, x, scale if x_scale is None else x_scale, data, scale, scale if zero is None else zero,
+        scale if bias is None else bias, partial, counters(x.device, COUNTERS),
+        rows, outs, ins, triton.cdiv(ins, sub), min(sub, ins), x.stride(0), data.stride(0), share,
+        fmt, records, sub >= ins, ins % step == 0, shares > 1, bias is not None, PTX, turns, MOST, n, k,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
