@@ -1,9 +1,8 @@
 """Products on the GPU here: microseconds beside torch's bf16, of few rows the share of what reading alone takes.
 
-`python scripts/bench/cuda_linear.py [--lane triton] [FORMAT …]`. Lane `triton`: products of up to 16 rows where the CUDA
-library was not built. int4-64 has groups of 64 inputs, fp8-channel a scale for each output. Graphs of products whose
-weights take turns beyond the second-level cache; medians of interleaved rounds; every answer is looked at before it is
-timed.
+`python scripts/bench/cuda_linear.py [--lane triton] [FORMAT …]`. Lane `triton`: products of up to 16 rows without the
+CUDA library. int4-64 has groups of 64 inputs, fp8-channel a scale for each output. Graphs of products whose weights
+take turns beyond the second-level cache; medians of interleaved rounds; every answer is looked at before it is timed.
 """
 
 from __future__ import annotations
