@@ -99,7 +99,7 @@ def runs() -> Iterator[Any]:
             yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize(("target", "build"), runs())
+@pytest.mark.parametrize(("target", "build"), list(runs()))
 def test_compiles(target: Target, build: Build, tmp_path: Path) -> None:
     compiled = compile_for(target, build)
     assert compiled.metadata.shared <= min(target.shared, CONSUMER)

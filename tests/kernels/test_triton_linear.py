@@ -49,7 +49,7 @@ def poison() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize(("case", "dtype", "packed"), runs())
+@pytest.mark.parametrize(("case", "dtype", "packed"), list(runs()))
 def test_op_equals_reference(case: Case, dtype: torch.dtype, packed: bool) -> None:
     from localllm.kernels.triton import linear
 

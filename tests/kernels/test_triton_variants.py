@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from localllm.kernels.triton import attention_decode, attention_extend, draw, sampling
+from localllm.kernels.triton import attention_decode, attention_extend, draw, few_rows, sampling
 
 LISTS = ("rows", "tokens", "values", "in_prompt", "in_output", "repetition", "presence", "frequency")
 DRAWS = ("temperature", "seed_low", "seed_high", "position", "top_k", "top_p")
@@ -32,7 +32,9 @@ MOVED = [
     (draw._choose, (*DRAWS, "min_p", *NOTES, "listed")),
     (attention_decode.decode, (*ROWS, "count", "chunks", "table_row", "window")),
     (attention_extend.extend, (*ROWS, "table_row", "window")),
+    (few_rows.few_rows_kernel, ("rows",)),
 ]
+COUNTED = (sampling._carry, few_rows.few_rows_kernel)  # their rows are a number, not a list
 NUMBERS = ("rows", "count", "chunks", "k", "table_row", "window")
 
 
@@ -46,7 +48,7 @@ def variant(kernel: Any, moved: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("kernel", "moved"), MOVED, ids=[kernel.__name__ for kernel, _ in MOVED])
 def test_one_kernel_serves_every_place_and_length(kernel: Any, moved: tuple[str, ...]) -> None:
     whole = torch.zeros(64, dtype=torch.int32)
-    number = [name for name in moved if name in NUMBERS and (name != "rows" or kernel is sampling._carry)]
+    number = [name for name in moved if name in NUMBERS and (name != "rows" or kernel in COUNTED)]
     kinds = [
         variant(kernel, {name: size if name in number else whole[start:] for name in moved})
         for size, start in ((16, 0), (1, 1), (7, 2), (48, 3))
