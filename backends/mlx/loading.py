@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget
+from . import families
 from .attention import Ragged, hook_attention
 from .caches import LayerShape
 from .experts import use_kernels
@@ -44,8 +45,9 @@ class Loaded:
 def load(files: ModelFiles, budget: Budget) -> Loaded:
     """Raises ModelRefused or SettingRefused."""
     _refuse_code(files)
+    context = budget.context or files.config.max_positions
     try:
-        model, config = load_model(files.path, lazy=True)
+        model, config = load_model(files.path, lazy=True, **families.loading(files.config, context))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
     except (ImportError, SystemExit) as error:  # some of its modules leave where a package of theirs is missing
@@ -59,6 +61,8 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
         _quantise(model, files, budget, quant)
         quant = budget.quant
     mx.eval(model.parameters())
+    if families.describes(files.config):
+        families.verify(model, files.config, context)
     use_kernels(model)
     windows = _windows(model, files)
     trunk = Trunk(model)

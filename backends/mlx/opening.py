@@ -10,6 +10,7 @@ from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget, Runner, RunnerSpec
 from .caches import DECODES
+from .families import describes, set_context
 from .loading import Loaded, load
 from .machine import memory
 from .residents import Residents
@@ -46,6 +47,8 @@ def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
     with mx.stream(stream):
         loaded = load(files, budget)
         spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
+        if describes(files.config):
+            set_context(loaded.model, files.config, spec.max_context)
         residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, spec.max_context, GROUP_COLUMNS)
         if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
             mx.eval(residents.pool.keys, residents.pool.values)

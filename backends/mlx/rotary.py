@@ -20,6 +20,7 @@ from ...kernels.metal.rope_store import Rope
 from ...kernels.mlx_cuda import decode
 from ...kernels.mlx_cuda import rope_store as cuda
 from .experts import ASKED
+from .ropes import Frequencies
 from .trunk import Trunk
 
 IN_PLACE = mx.cuda.is_available()  # elsewhere for those who ask
@@ -48,7 +49,7 @@ class _Late:
 
 
 # Those that are one call of mx.fast.rope.
-LATE = {kind: type(kind.__name__, (_Late, kind), {}) for kind in (nn.RoPE, Llama3RoPE, ProportionalRoPE)}
+LATE = {kind: type(kind.__name__, (_Late, kind), {}) for kind in (nn.RoPE, Llama3RoPE, ProportionalRoPE, Frequencies)}
 
 
 def turns_late(model: nn.Module, trunk: Trunk, layers: int) -> bool:

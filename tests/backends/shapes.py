@@ -1,17 +1,16 @@
 """56 odd shapes that every backend computes like transformers, or refuses by name: head sizes 2 to 512, 1 to 16 query
 heads for each key head, windows of 1 to 300 positions, biases, tied heads, rope of every kind.
 
-Slow backends take CHOSEN: in the normal suite a sample that has each of these, in `make test-all` every shape.
+Slow backends take PARAMETERS, which mark all but a sample as slow: the sample has each of these.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from .tiny import Tiny
+import pytest
 
-EVERY_SHAPE = "LOCALLLM_EVERY_SHAPE"  # 1: tests take all shapes, not the sample
+from .tiny import Tiny
 
 
 def _shape(
@@ -141,4 +140,4 @@ SAMPLED = (
     "phi3-d12-h3x1-w9-default",
     "phi3-d20-h8x4-longrope",
 )
-CHOSEN = [shape for shape in SHAPES if os.environ.get(EVERY_SHAPE) == "1" or shape.label in SAMPLED]
+PARAMETERS = [pytest.param(shape, marks=() if shape.label in SAMPLED else pytest.mark.slow) for shape in SHAPES]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from localllm import backends
 from localllm.backends import cpu, mlx
-from localllm.backends.mlx import caches, opening, projections, sampler
+from localllm.backends.mlx import caches, families, opening, projections, sampler
 from localllm.backends.mlx.attention import Attention
 from localllm.backends.mlx.experts import ASKED
 from localllm.backends.mlx.projections import Joined, Turned, turn_weights
@@ -44,8 +45,9 @@ from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import Budget, DeviceInfo, Runner
 
-from .batches import make_batch
+from .batches import Row, make_batch
 from .conformance import Conformance, Conversation, Planned
+from .test_mlx_shapes import PAGE, Forced, near
 from .test_sampler import VOCAB, random_row
 from .tiny import TINIES, Tiny
 
@@ -200,6 +202,11 @@ EXPERTS = Tiny("qwen3_moe", "qwen3_moe", _MOE, rewrite=_as_published)
 KINDS = [DENSE, SLIDING, EXPERTS]
 
 
+def plain_model(folder: Path) -> Any:
+    """For mlx-lm's own loop; test_mlx_shapes.py compares it with transformers."""
+    return mlx_lm.utils.load_model(folder, **families.loading(read_model(folder).config, 128))[0]
+
+
 @dataclass
 class Loaded:
     """A tiny model on our runner, and as mlx-lm itself runs it."""
@@ -221,7 +228,7 @@ class Loaded:
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     folder = tmp_path_factory.mktemp(request.param.label)
     request.param.save(folder)
-    return Loaded(mlx.open(read_model(folder), SMALL), mlx_lm.utils.load_model(folder)[0])
+    return Loaded(mlx.open(read_model(folder), SMALL), plain_model(folder))
 
 
 def join_and_leave(
@@ -285,21 +292,25 @@ def test_rows_that_join_lie_in_the_order_of_the_batch(loaded: Loaded) -> None:
 WINDOW = 6  # of SLIDING
 
 
+@pytest.mark.parametrize("bounds", [False, True], ids=["masks", "bounds"])
 @pytest.mark.parametrize("chunk", [1, 4, WINDOW, 64])
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 4 * WINDOW])
-def test_windows_are_exact_in_chunks_and_after_prefix_hits(tmp_path: Path, length: int, chunk: int) -> None:
-    SLIDING.save(tmp_path)
-    loaded = Loaded(mlx.open(read_model(tmp_path), SMALL), mlx_lm.utils.load_model(tmp_path)[0])
-    prompt = np.random.default_rng(length).integers(3, 131, length).tolist()
-    runner = Planned(loaded.runner, overlap=False)
-    runner.spec = replace(runner.spec, max_tokens=chunk)
-    talk = Conversation(runner)
-    for name in ("cold", "hit", "longer"):
-        more = prompt + prompt[:9] if name == "longer" else prompt
-        talk.submit(name, more, 12)
-        talk.finish()
-        assert talk.tokens[name] == loaded.plain(more, 12), name
-    assert talk.cached["hit"] == length - 1, "the last token is always computed again"
+def test_windows_are_exact_in_chunks_and_after_prefix_hits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, chunk: int, bounds: bool
+) -> None:
+    """Log-probabilities: with any window a random model would choose the same tokens. `bounds` as on CUDA."""
+    if bounds:
+        monkeypatch.setattr(caches, "DECODES", True)
+        monkeypatch.setattr(caches, "few", lambda new, _: 1 < new <= 64)
+    forced = Forced(SLIDING, tmp_path)
+    text = np.random.default_rng(length).integers(3, 131, length + 9).tolist()
+    longer = [*text[:length], *text[::-1]]
+    pages = forced.pages(len(text))
+    hit = [*pages[: length // PAGE], *forced.pages(len(longer))]
+    for row, start, place in ((text, 0, pages), (longer, length // PAGE * PAGE, hit)):
+        wanted = forced.expected(row)
+        for at, end in pairwise([*range(start, length, chunk), *range(length, len(row) + 1)]):
+            near(forced.step(Row(row[at:end], at, place)), wanted[end - 1 : end])
 
 
 def quantised(folder: Path, **how: Any) -> None:
@@ -326,7 +337,7 @@ def test_quantised_checkpoints(tmp_path: Path, form: str) -> None:
     quantised(tmp_path, **FORMATS[form])
     found = read_model(tmp_path)
     assert cpu.accepts(found) == "its weights are in MLX's format"
-    loaded = Loaded(mlx.open(found, replace(SMALL, dtype="auto")), mlx_lm.utils.load_model(tmp_path)[0])
+    loaded = Loaded(mlx.open(found, replace(SMALL, dtype="auto")), plain_model(tmp_path))
     assert loaded.runner.spec.quant == f"mlx {form}"
     talk, prompts = Conversation(loaded.runner), [[5, 9, 77, 30], [8, 100, 3]]
     for at, prompt in enumerate(prompts):
@@ -349,7 +360,7 @@ def test_weights_are_made_smaller_while_loading(tmp_path: Path, quant: Any, bits
     assert runner.spec.quant == quant
     talk, prompt = Conversation(runner), [5, 9, 77, 59]  # its tokens lead by 0.17 at least: CUDA's products are rounded
     talk.submit("a", prompt, 10)
-    plain = Loaded(runner, mlx_lm.utils.load_model(tmp_path / "plain")[0])
+    plain = Loaded(runner, plain_model(tmp_path / "plain"))
     assert talk.finish() == {"a": plain.plain(prompt, 10)}
 
 
@@ -504,7 +515,7 @@ def test_it_is_loaded_on_one_thread_and_computes_on_another(tmp_path: Path) -> N
     failures = list[RunnerFailed]()
     engine = Engine(runners[0], take, failures.append)
     engine.start()
-    plain = Loaded(runners[0], mlx_lm.utils.load_model(tmp_path)[0])
+    plain = Loaded(runners[0], plain_model(tmp_path))
     for at, prompt in enumerate([(5, 9, 77), (8,) * 40, (5, 9, 78) * 8]):
         engine.submit(Request(str(at), prompt, 20))
         assert done.wait(30), failures
@@ -518,7 +529,7 @@ def test_a_prefix_that_many_share_does_not_lie_in_memory_for_each(tmp_path: Path
     """Pages hold it once, so the engine lets them all in; groups would hold it once for each."""
     DENSE.save(tmp_path)
     runner = mlx.open(read_model(tmp_path), replace(SMALL, cache_bytes=2**20, max_rows=12))
-    plain = Loaded(runner, mlx_lm.utils.load_model(tmp_path)[0])
+    plain = Loaded(runner, plain_model(tmp_path))
     residents: Residents = runner._residents  # type: ignore[attr-defined]
     shared = np.random.default_rng(0).integers(3, 131, 64).tolist()
     talk = Conversation(runner)
@@ -541,7 +552,7 @@ def test_what_mlx_keeps_is_given_back_at_rest(tmp_path: Path, monkeypatch: pytes
     DENSE.save(tmp_path)
     runner = mlx.open(read_model(tmp_path), SMALL)
     residents: Residents = runner._residents  # type: ignore[attr-defined]
-    told = Loaded(runner, mlx_lm.utils.load_model(tmp_path)[0]).plain([5] * 100, 20)
+    told = Loaded(runner, plain_model(tmp_path)).plain([5] * 100, 20)
     talk = Conversation(runner)
     for name in "abc":  # the second and third begin with pages of the first, whose group is gone
         talk.submit(name, [5] * 100, 20)
@@ -583,7 +594,7 @@ def test_a_prompt_is_filled_up_within_the_context_only(tmp_path: Path, monkeypat
     monkeypatch.setattr(caches, "PREFILL", 64)
     DENSE.save(tmp_path)
     runner = mlx.open(read_model(tmp_path), replace(SMALL, context=100))
-    model, filled = Loaded(runner, mlx_lm.utils.load_model(tmp_path)[0]), list[int]()
+    model, filled = Loaded(runner, plain_model(tmp_path)), list[int]()
     trunk: Any = runner._loaded.trunk  # type: ignore[attr-defined]
     own = trunk.call
 
@@ -671,7 +682,7 @@ def test_plain_projections_lie_ready_in_the_memory_of_their_weights(
 ) -> None:
     monkeypatch.setattr(projections, "JOINS", False)
     DENSE.save(tmp_path)
-    model = mlx_lm.utils.load_model(tmp_path)[0]
+    model = plain_model(tmp_path)
     weights = dict(tree_flatten(model.parameters()))
     x, projection = mx.random.normal((3, 48)), model.model.layers[0].self_attn.q_proj
     told, before = projection(x), mx.get_active_memory()
@@ -714,7 +725,7 @@ def test_projections_that_are_not_all_asked_for(tmp_path: Path, monkeypatch: pyt
     """As by a step that breaks off: answers are right, one product is enough for the next, and nothing is kept."""
     monkeypatch.setattr(projections, "JOINS", True)
     DENSE.save(tmp_path)
-    model = mlx_lm.utils.load_model(tmp_path)[0]
+    model = plain_model(tmp_path)
     layer = model.model.layers[0].self_attn
     weights = {name: mx.array(layer[name].weight) for name in ("q_proj", "k_proj", "v_proj")}
     turn_weights(model)

@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 import mlx.core as mx
-import mlx_lm.utils
 
 from localllm.backends import mlx
 from localllm.backends.mlx import caches, few, rotary
@@ -24,7 +23,7 @@ from localllm.kernels.mlx_cuda import few_tokens
 
 from . import test_mlx_rotary
 from .conformance import Conversation, Planned
-from .test_mlx import SMALL, Loaded, join_and_leave, no_memory, patched
+from .test_mlx import SMALL, Loaded, join_and_leave, no_memory, patched, plain_model
 from .test_mlx_rotary import KINDS
 from .tiny import Tiny
 
@@ -72,7 +71,7 @@ class Asked:
 @pytest.fixture(params=KINDS, ids=str)
 def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Loaded:
     request.param.save(tmp_path)
-    return Loaded(mlx.open(read_model(tmp_path), SMALL), mlx_lm.utils.load_model(tmp_path)[0])
+    return Loaded(mlx.open(read_model(tmp_path), SMALL), plain_model(tmp_path))
 
 
 @pytest.mark.parametrize("step", [16, 256], ids=["growing", "roomy"])
@@ -182,7 +181,7 @@ class Direct:
         tiny.save(folder)
         found = mlx.open(read_model(folder), SMALL)._loaded  # type: ignore[attr-defined]
         self.calls, self.shapes = FewCalls(found.model, found.trunk, found.shapes), found.shapes
-        self.plain = mlx_lm.utils.load_model(folder)[0]
+        self.plain = plain_model(folder)
 
     def check(self, tokens: list[int], room: int = STEP) -> None:
         """From nothing on."""

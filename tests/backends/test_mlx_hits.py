@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 import mlx.core as mx
-import mlx_lm.utils
 from mlx_lm.models.cache import KVCache
 
 from localllm.backends import mlx
@@ -30,7 +30,8 @@ from localllm.engine.runner import Runner
 
 from .batches import Row, make_batch
 from .conformance import Conversation, Planned
-from .test_mlx import DENSE, SAME_BITS, SLIDING, SMALL, Loaded, no_memory
+from .test_mlx import DENSE, SAME_BITS, SLIDING, SMALL, Loaded, no_memory, plain_model
+from .test_mlx_shapes import Forced, near
 
 pytestmark = pytest.mark.real_otherdevice
 
@@ -46,7 +47,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     request.param.save(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rotary, "IN_PLACE", True)
-        found = Loaded(mlx.open(read_model(folder), SMALL), mlx_lm.utils.load_model(folder)[0])
+        found = Loaded(mlx.open(read_model(folder), SMALL), plain_model(folder))
     if not mx.cuda.is_available():
         assert as_is(found.runner)._loaded.turns_late
         as_is(found.runner)._loaded = replace(as_is(found.runner)._loaded, turns_late=False)
@@ -493,12 +494,14 @@ def test_copies_of_pages_are_all_read_first() -> None:
         np.testing.assert_array_equal(now, told[:, :, [0, 2, 1, 3, 4, 5, 6, 5, 8, 9]])
 
 
-def test_windows_see_what_was_read_from_arrays_of_others(tmp_path: Any) -> None:
-    """Of a row that began so far behind its window that no column of it is seen."""
-    SLIDING.save(tmp_path)
-    loaded = Loaded(mlx.open(read_model(tmp_path), SMALL), mlx_lm.utils.load_model(tmp_path)[0])
-    talk, first = Conversation(loaded.runner), tokens(9, 64)
-    for name, prompt in (("first", first), ("hit", [*first[:56], 5, 6]), ("again", [*first[:16], *[7] * 30])):
-        talk.submit(name, prompt, 30)
-        talk.finish()
-        assert talk.tokens[name] == loaded.plain(prompt, 30), name
+def test_windows_see_what_was_read_from_arrays_of_others(tmp_path: Path) -> None:
+    """Of a row that began so far behind its window that no column of it is seen. Log-probabilities: with any window a
+    random model would choose the same tokens."""
+    forced, first = Forced(SLIDING, tmp_path), tokens(9, 64)
+    pages, shared = forced.pages(64), 0
+    near(forced.step(Row(first, 0, pages)), forced.expected(first)[-1:])
+    for text in ([*first[:56], *tokens(10, 8)], [*first[:16], *tokens(11, 30)]):
+        shared, wanted = 56 if shared == 0 else 16, forced.expected(text)
+        own = [*pages[: shared // PAGE], *forced.pages(len(text) - shared)]
+        for start, end in pairwise([shared, shared + 3, *range(shared + 4, len(text) + 1)]):
+            near(forced.step(Row(text[start:end], start, own)), wanted[end - 1 : end])

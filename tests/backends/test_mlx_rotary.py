@@ -15,7 +15,6 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx_lm.utils
 import torch
 from mlx_lm.models import llama
 
@@ -29,7 +28,18 @@ from localllm.kernels.metal.rope_store import Rope, Store, Stored, reference
 
 from . import canary
 from .conformance import BUDGET, Conformance, Conversation, Planned
-from .test_mlx import EXPERTS, SAME_BITS, SLIDING, SMALL, Loaded, RoomForAll, join_and_leave, no_memory, patched
+from .test_mlx import (
+    EXPERTS,
+    SAME_BITS,
+    SLIDING,
+    SMALL,
+    Loaded,
+    RoomForAll,
+    join_and_leave,
+    no_memory,
+    patched,
+    plain_model,
+)
 from .tiny import TINIES, Tiny
 
 pytestmark = pytest.mark.real_otherdevice
@@ -111,7 +121,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Loaded:
 
 def opened(tiny: Tiny, folder: Path) -> Loaded:
     tiny.save(folder)
-    return Loaded(mlx.open(read_model(folder), SMALL), mlx_lm.utils.load_model(folder)[0])
+    return Loaded(mlx.open(read_model(folder), SMALL), plain_model(folder))
 
 
 def late(loaded: Loaded) -> bool:

@@ -1,0 +1,230 @@
+"""mlx-lm's models of the families that ModelConfig describes, built as ModelConfig says.
+
+mlx-lm's classes read some keys of config.json, in the spelling of transformers 4, and ignore windows, biases and
+activations that their family seldom has. So a model is changed before its weights are loaded: each layer gets the rope,
+projections, activation and mask of ModelConfig. After loading `verify` compares the model with ModelConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.activations import swiglu
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.utils import _get_classes
+
+from ...engine.errors import ModelRefused
+from ...engine.modelconfig import FAMILIES, ModelConfig
+from .ropes import frequencies, rotates_as, rotation
+
+
+def describes(config: ModelConfig) -> bool:
+    """Whether ModelConfig says everything about the model."""
+    return config.model_type in FAMILIES
+
+
+def arguments(config: ModelConfig) -> dict[str, Any]:
+    """Keys of config.json for mlx-lm's classes: each as ModelConfig has it, or neutral where `build` sets it."""
+    return {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": config.tie_embeddings,
+        "query_pre_attn_scalar": config.attention_scale**-2,
+        "rope_theta": 10_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "rope_traditional": False,
+        "rope_scaling": None,
+        "rope_parameters": None,
+        "partial_rotary_factor": 1.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "layer_types": None,
+        "sliding_window": None,
+        "sliding_window_pattern": 1,
+    }
+
+
+def loading(wanted: ModelConfig, context: int) -> dict[str, Any]:
+    """Arguments for load_model; none for an architecture that ModelConfig does not describe."""
+
+    def classes(config: dict[str, Any]) -> tuple[Any, Any]:
+        model_class, arguments_class = _get_classes(config)
+        return lambda given: build(model_class(given), wanted, context), arguments_class
+
+    return {"model_config": arguments(wanted), "get_model_classes": classes} if describes(wanted) else {}
+
+
+def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
+    """Change a model that has no weights yet."""
+    gated = _mixed(_Gated, activation=_ACTIVATIONS[config.activation])
+    for layer, kind in zip(model.layers, config.layer_kinds, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        attention.rope = rotation(config.ropes[kind], context)
+        attention.scale, attention.head_dim = config.attention_scale, config.head_dim
+        for name, projection in _projections(config).items():
+            part = attention if name in attention else mlp
+            if name in part:
+                setattr(part, name, nn.Linear(*projection))
+        mlp.__class__ = gated(type(mlp))
+    scale = config.hidden_size**0.5 if config.model_type == "gemma3_text" else 1.0
+    first = {kind: config.layer_kinds.index(kind) for kind in config.ropes}
+    places = [first[kind] for kind in config.layer_kinds]
+    model.model.__class__ = _mixed(_Layers, embedding_scale=scale, masks=places)(type(model.model))
+    model.__class__ = _mixed(_Head, config=config)(type(model))
+    return model
+
+
+def _projections(config: ModelConfig) -> dict[str, tuple[int, int, bool]]:
+    """Inputs, outputs and bias of each, by mlx-lm's name; phi3 joins some."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return {
+        "q_proj": (hidden, queries, config.qkv_bias),
+        "k_proj": (hidden, keys, config.qkv_bias),
+        "v_proj": (hidden, keys, config.qkv_bias),
+        "qkv_proj": (hidden, queries + 2 * keys, config.qkv_bias),
+        "o_proj": (queries, hidden, config.output_bias),
+        "gate_proj": (hidden, inner, config.mlp_bias),
+        "up_proj": (hidden, inner, config.mlp_bias),
+        "gate_up_proj": (hidden, 2 * inner, config.mlp_bias),
+        "down_proj": (inner, hidden, config.mlp_bias),
+    }
+
+
+@partial(mx.compile, shapeless=True)
+def _geglu(gate: mx.array, x: mx.array) -> mx.array:
+    return nn.gelu_approx(gate) * x
+
+
+_ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": swiglu, "gelu_tanh": _geglu}
+
+
+def _mixed(kind: type, **values: Any) -> Callable[[type], type]:
+    """A subclass of mlx-lm's class that computes as `kind` does, with `values` as its attributes."""
+    return lambda base: type(base.__name__, (kind, base), {name: _held(value) for name, value in values.items()})
+
+
+def _held(value: Any) -> Any:
+    return staticmethod(value) if callable(value) else value
+
+
+class _Gated:
+    """Mixed into the class of an MLP."""
+
+    activation: Callable[[mx.array, mx.array], mx.array]
+
+    def __call__(self: Any, x: mx.array) -> mx.array:
+        if "gate_up_proj" in self:
+            gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        found: mx.array = self.down_proj(self.activation(gate, up))
+        return found
+
+
+class _Layers:
+    """Mixed into the class of a trunk: a mask for each kind of layer, where mlx-lm's classes know one, or a pattern."""
+
+    embedding_scale: float
+    masks: list[int]  # of each layer: the first of its kind
+
+    def __call__(
+        self: Any, inputs: mx.array, cache: list[Any] | None = None, input_embeddings: mx.array | None = None
+    ) -> mx.array:
+        h = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
+        if self.embedding_scale != 1.0:
+            h = h * mx.array(self.embedding_scale, h.dtype)
+        cache = [None] * len(self.layers) if cache is None else cache
+        masks = {layer: create_attention_mask(h, cache[layer]) for layer in set(self.masks)}
+        for layer, own, place in zip(self.layers, cache, self.masks, strict=True):
+            h = layer(h, masks[place], own)
+        found: mx.array = self.norm(h)
+        return found
+
+
+class _Head:
+    """Mixed into the class of a model."""
+
+    config: ModelConfig
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> mx.array:
+        logits: mx.array = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        cap = self.config.logit_soft_cap
+        return mx.tanh(logits / cap) * cap if cap else logits
+
+    def make_cache(self: Any) -> list[KVCache | RotatingKVCache]:
+        return [
+            RotatingKVCache(max_size=self.config.window) if kind == "sliding" else KVCache()
+            for kind in self.config.layer_kinds
+        ]
+
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """A tied head is the embedding, whatever else the files hold; one that is not must be there. Tables of rope are
+        no weights."""
+        weights = {name: weight for name, weight in weights.items() if ".rotary_emb." not in name}
+        if self.config.tie_embeddings:
+            weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}
+        elif "lm_head.weight" not in weights:
+            raise ModelRefused("its files have no lm_head.weight, but tie_word_embeddings is false in config.json")
+        own = getattr(super(), "sanitize", None)
+        return weights if own is None else own(weights)
+
+
+def set_context(model: nn.Module, config: ModelConfig, context: int) -> None:
+    """Let a loaded model's LongRoPE take the factors for `context`, once it is known how much the cache holds."""
+    for layer, kind in zip(model.layers, config.layer_kinds, strict=True):
+        if config.ropes[kind].kind == "longrope":
+            layer.self_attn.rope.set(frequencies(config.ropes[kind], context))
+
+
+def verify(model: nn.Module, config: ModelConfig, context: int) -> None:
+    """Compare a loaded model with ModelConfig. Raises ModelRefused naming the difference: another release of mlx-lm may
+    keep a value elsewhere."""
+    expected, trunk = _projections(config), model.model
+    if len(model.layers) != config.num_layers:
+        raise _differs(config, "num_hidden_layers", len(model.layers), config.num_layers)
+    for index, (layer, kind) in enumerate(zip(model.layers, config.layer_kinds, strict=True)):
+        attention, rope = layer.self_attn, config.ropes[kind]
+        found: dict[str, tuple[Any, Any]] = {
+            "the number of heads": (attention.n_heads, config.num_heads),
+            "the number of key heads": (attention.n_kv_heads, config.num_kv_heads),
+            "the attention scale": (attention.scale, config.attention_scale),
+        }
+        for name, part in [*attention.items(), *layer.mlp.items()]:
+            if isinstance(part, nn.Module) and name.endswith("_proj"):
+                found[f"outputs of {name}"] = len(part.weight), expected[name][1]
+                found[f"a bias in {name}"] = "bias" in part, expected[name][2]
+        for name, (has, wants) in found.items():
+            if has != wants:
+                raise _differs(config, f"{name} of layer {index}", has, wants)
+        if not rotates_as(attention.rope, rope, context):
+            raise _differs(config, f"rope of layer {index}", attention.rope, rope)
+        if not isinstance(layer.mlp, _Gated) or layer.mlp.activation is not _ACTIVATIONS[config.activation]:
+            raise _differs(config, f"the activation of layer {index}", type(layer.mlp).__name__, config.activation)
+    for path, part in model.named_modules():
+        if getattr(part, "eps", config.norm_eps) != config.norm_eps:
+            raise _differs(config, f"rms_norm_eps of {path}", part.eps, config.norm_eps)
+    tied = (model if "tie_word_embeddings" in vars(model) else model.args).tie_word_embeddings
+    if ("lm_head" in model) == config.tie_embeddings or tied != config.tie_embeddings:
+        raise _differs(config, "tie_word_embeddings", not config.tie_embeddings, config.tie_embeddings)
+    if not isinstance(trunk, _Layers) or not isinstance(model, _Head):
+        raise _differs(config, "its classes", type(model).__mro__, "ours")
+
+
+def _differs(config: ModelConfig, name: str, has: Any, wants: Any) -> ModelRefused:
+    return ModelRefused(
+        f"mlx-lm does not compute {config.model_type} as config.json says: {name} is {has!s:.100}, not {wants!s:.100}",
+        "choose another backend, or another release of mlx-lm",
+    )

@@ -1,0 +1,173 @@
+"""Teacher-forced log-probabilities of MLX against transformers: every family, both spellings of config.json, windows
+through chunks, decode steps and prefix hits. A window, a rope or a head that is wrong by a little shows here, where the
+likeliest token of a random model would often stay the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA float32 products of more than one row keep 10 bits otherwise
+
+import mlx.nn as nn
+from mlx_lm.models import llama
+from safetensors.torch import load_file, save_file
+
+from localllm.backends import mlx
+from localllm.backends.mlx import families
+from localllm.engine.errors import ModelRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget
+
+from .batches import Row, make_batch
+from .shapes import PARAMETERS
+from .tiny import HIDDEN, TINIES, VOCAB, Tiny, old_spelling
+
+pytestmark = pytest.mark.real_otherdevice
+
+PAGE = 8
+OF = {tiny.label: tiny for tiny in TINIES}
+BOUND = 1e-4
+
+
+class Forced:
+    """A tiny model on our runner and in transformers."""
+
+    def __init__(self, tiny: Tiny, folder: Path) -> None:
+        self.model = tiny.save(folder)
+        budget = Budget(context=tiny.context, cache_bytes=2**25, max_rows=8, page_size=PAGE, dtype="float32")
+        self.runner = mlx.open(read_model(folder), replace(budget, max_step_tokens=512))
+        self._pages = 1
+
+    def pages(self, tokens: int) -> list[int]:
+        """That no other row has."""
+        first, self._pages = self._pages, self._pages + -(-tokens // PAGE)
+        return [*range(first, self._pages)]
+
+    def expected(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Log-probabilities after each token [tokens, vocab]."""
+        with torch.inference_mode():
+            return self.model(torch.tensor([tokens])).logits[0].log_softmax(-1).numpy()
+
+    def step(self, *rows: Row) -> NDArray[np.float32]:
+        """Log-probabilities after the last token of each row [rows, vocab]."""
+        batch = make_batch(rows, VOCAB)
+        sampling = replace(batch.sampling, logprobs=np.full(len(rows), VOCAB, np.int32))
+        result = self.runner.run(replace(batch, sampling=sampling)).result()
+        assert result.top_tokens is not None
+        assert result.top_logprobs is not None
+        found = np.full((len(rows), VOCAB), np.nan, np.float32)
+        np.put_along_axis(found, result.top_tokens.astype(np.int64), result.top_logprobs, 1)
+        return found
+
+
+def near(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND)
+
+
+def texts(tiny: Tiny) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(3, VOCAB, (2, tiny.length), generator=generator).tolist()  # type: ignore[no-any-return]
+
+
+def agrees(tiny: Tiny, folder: Path) -> None:
+    """Prompts of several lengths at once; one in chunks, then decoded; one that begins with cached pages, then decoded
+    beside the first."""
+    forced, (text, other) = Forced(tiny, folder), texts(tiny)
+    length, wanted = len(text), forced.expected(text)
+    lengths = sorted({1, 2, length // 3, length // 2, length - 1, length})
+    near(forced.step(*(Row(text[:end], 0, forced.pages(end)) for end in lengths)), wanted[[end - 1 for end in lengths]])
+    pages = forced.pages(length)
+    for start, end in pairwise([*range(0, length - 5, 11), *range(length - 5, length + 1)]):
+        near(forced.step(Row(text[start:end], start, pages)), wanted[end - 1 : end])
+    cached = length // 2 // PAGE * PAGE
+    again = [*text[:cached], *other[cached:]]
+    both, shared = forced.expected(again), [*pages[: cached // PAGE], *forced.pages(length - cached)]
+    near(forced.step(Row(again[cached:-4], cached, shared)), both[-5:-4])
+    lone = forced.pages(length)
+    forced.step(Row(text[:-4], 0, lone))
+    for at in range(length - 4, length):
+        found = forced.step(Row(text[at : at + 1], at, lone), Row(again[at : at + 1], at, shared))
+        near(found, np.stack([wanted[at], both[at]]))
+
+
+@pytest.mark.parametrize("tiny", [*TINIES, *PARAMETERS], ids=str)
+def test_shapes_equal_transformers(tiny: Tiny, tmp_path: Path) -> None:
+    agrees(tiny, tmp_path)
+
+
+@pytest.mark.parametrize("tiny", PARAMETERS, ids=str)
+def test_shapes_in_the_spelling_of_transformers_4_equal_transformers(tiny: Tiny, tmp_path: Path) -> None:
+    agrees(replace(tiny, rewrite=old_spelling), tmp_path)
+
+
+def _other_scale(model: Any) -> None:
+    model.layers[1].self_attn.scale = 1.0
+
+
+def _other_rope(model: Any) -> None:
+    model.layers[2].self_attn.rope = nn.RoPE(12)
+
+
+def _other_eps(model: Any) -> None:
+    model.model.norm.eps = 1e-3
+
+
+def _other_activation(model: Any) -> None:
+    model.layers[0].mlp.__class__ = llama.MLP
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (_other_scale, "the attention scale of layer 1"),
+        (_other_rope, "rope of layer 2"),
+        (_other_eps, "rms_norm_eps of model.norm"),
+        (_other_activation, "the activation of layer 0"),
+    ],
+)
+def test_a_model_that_differs_from_its_config_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None], name: str
+) -> None:
+    """As another release of mlx-lm may, which keeps a value elsewhere."""
+
+    def otherwise(*given: Any) -> Any:
+        model = build(*given)
+        change(model)
+        return model
+
+    build = families.build
+    monkeypatch.setattr(families, "build", otherwise)
+    OF["llama-llama3"].save(tmp_path)
+    with pytest.raises(ModelRefused, match=name):
+        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
+
+
+def test_a_tied_head_is_the_embedding_whatever_else_the_files_hold(tmp_path: Path) -> None:
+    forced, text = Forced(OF["llama-tied"], tmp_path), [5, 9, 77, 30]
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"lm_head.weight": torch.ones(VOCAB, HIDDEN)}, tmp_path / "model.safetensors")
+    forced.runner = mlx.open(read_model(tmp_path), Budget(dtype="float32", cache_bytes=2**22))
+    near(forced.step(Row(text, 0, forced.pages(4))), forced.expected(text)[-1:])
+
+
+@pytest.mark.parametrize("label", ["llama", "gemma3-capped"])
+def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path, label: str) -> None:
+    """mlx-lm's Gemma 3 would take the embedding."""
+    OF[label].save(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ModelRefused, match=r"no lm_head\.weight"):
+        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
