@@ -14,7 +14,7 @@ _layer_norm = torch.ops.localllm.layer_norm.default
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    if x.dtype not in FLOATS:
+    if not {x.dtype, weight.dtype} <= FLOATS:
         return reference.rms_norm(x, weight, eps, offset)
     rows = _rows(x)
     out = torch.empty_like(rows)
@@ -24,7 +24,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """The sum is written over residual."""
-    if x.dtype not in FLOATS or x.dim() != 2 or not residual.is_contiguous():
+    alike = residual.dtype == x.dtype and residual.is_contiguous()
+    if not {x.dtype, weight.dtype} <= FLOATS or x.dim() != 2 or not alike:
         return reference.add_rms_norm(x, residual, weight, eps, offset)
     rows = _rows(x)
     out = torch.empty_like(rows)
@@ -33,7 +34,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    if x.dtype not in FLOATS or (bias is not None and bias.dtype != weight.dtype):
+    if not {x.dtype, weight.dtype} <= FLOATS or (bias is not None and bias.dtype != weight.dtype):
         return reference.layer_norm(x, weight, bias, eps)
     rows = _rows(x)
     out = torch.empty_like(rows)

@@ -19,6 +19,7 @@ _store = torch.ops.localllm.store.default
 _append = torch.ops.localllm.append.default
 _copy_parts = torch.ops.localllm.copy_parts.default
 _ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
+MOST_DIM = 12288  # of a head in shared memory, as in append.cu
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
@@ -50,8 +51,22 @@ def append(
     value_pages: Tensor,
 ) -> Tensor:
     """Queries stay in qkv, of which the answer is a view. What lies beyond the cache is left out."""
-    if qkv.dtype not in FLOATS or key_pages.dtype not in (qkv.dtype, torch.float8_e4m3fn):
+    if not _covered(qkv, query_norm, key_norm, key_pages):
         return _parts(qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages)
     turn = _ROTATIONS[rotation]
     _append(qkv, query_norm, key_norm, eps, offset, cos, sin, turn, slots, key_pages, value_pages)
     return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])
+
+
+def _covered(qkv: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, key_pages: Tensor) -> bool:
+    """Heads lie side by side; from token to token there may be other things."""
+    dim = qkv.shape[2]
+    norms = {norm.dtype for norm in (query_norm, key_norm) if norm is not None}
+    return (
+        qkv.dtype in FLOATS
+        and key_pages.dtype in (qkv.dtype, torch.float8_e4m3fn)
+        and dim <= MOST_DIM
+        and qkv.stride(2) == 1
+        and (qkv.shape[1] == 1 or qkv.stride(1) == dim)
+        and len(norms) < 2
+    )

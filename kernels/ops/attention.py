@@ -98,7 +98,8 @@ def paged_attention(
     denominator and nothing else (Xiao et al., 2023; learned, as in gpt-oss). What lies beyond a row's context is never
     read, NaN or not. The answer is written to `out` where that is given, which is dense.
     """
-    out = torch.empty_like(query) if out is None else out
+    out = query.new_empty(query.shape) if out is None else out
+    query = _aligned(query)
     for part in rows.parts(key_pages.shape[1], window):
         # [rows, heads, queries or length, dim]
         queries = query[part.tokens].view(part.rows, -1, *query.shape[1:]).transpose(1, 2)
@@ -109,6 +110,15 @@ def paged_attention(
         answer = _attend(queries, keys, values, part.allowed, scale, soft_cap, sinks)
         out[part.tokens] = answer.transpose(1, 2).flatten(0, 1)
     return out
+
+
+def _aligned(query: Tensor) -> Tensor:
+    """Dense, and on whole vectors: torch's fused attention on a GPU reads what lies otherwise beside its place."""
+    return (
+        query
+        if query.is_contiguous() and query.data_ptr() % 16 == 0
+        else query.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _attend(

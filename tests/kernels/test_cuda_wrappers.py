@@ -1,0 +1,332 @@
+"""What the wrappers of CUDA C++ send to their kernels, and what to others, on both sides of each limit: without a GPU,
+and without the library, whose ops are stand-ins that note their calls."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm import kernels
+from localllm.backends.cuda.ops import _with_library
+from localllm.kernels.library import LibraryMissing, find_library
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.layer import inputs as layer_inputs
+from localllm.kernels.ops.linear import Fp8, Int4, Int8
+
+FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
+ANYWHERE = ("few_rows_fits", "decoder_step_room")  # ops that answer numbers
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
+
+
+class OnGpu(Tensor):
+    """A tensor of the CPU that says it is a GPU's."""
+
+    is_cuda = True
+
+
+def gpu(x: Tensor) -> Tensor:
+    return x.as_subclass(OnGpu)
+
+
+@dataclass
+class Library:
+    """Stand-ins of the library's ops."""
+
+    calls: list[str] = field(default_factory=list)
+    fits: Callable[..., bool] = lambda *_: True
+    room: int = 0
+
+    def called(self) -> list[str]:
+        """Since this was asked last."""
+        calls, self.calls = self.calls, []
+        return calls
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Library]:
+    try:
+        file = find_library()
+    except LibraryMissing as error:
+        pytest.skip(str(error))
+    stands_in = Library()
+    importlib.import_module("localllm.kernels.cpu")
+    ops = torch.library.Library("localllm", "FRAGMENT")
+    texts = "\n".join(source.read_text("utf-8") for source in FOLDER.glob("binding*.cpp"))
+    schemas = [
+        "".join(re.findall(r'"([^"]*)"', one)) for one in re.findall(r'library\.def\(\s*((?:"[^"]*"\s*)+)\)', texts)
+    ]
+    names = [ops.define(schema) for schema in schemas]
+
+    def noted(name: str) -> Callable[..., Any]:
+        def op(*arguments: Any) -> Any:
+            if name == "few_rows_fits":
+                return stands_in.fits(*arguments)
+            if name == "decoder_step_room":
+                return stands_in.room
+            stands_in.calls.append(name)
+            return None
+
+        return op
+
+    for name in names:
+        ops.impl(name, noted(name), "CompositeExplicitAutograd")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCALLLM_CUDA_LIBRARY", str(file))
+        yield stands_in
+    for name in [name for name in sys.modules if name.startswith("localllm.kernels.cuda")]:
+        del sys.modules[name]
+    for name in names:
+        torch.ops.localllm.__dict__.pop(name, None)
+    ops._destroy()
+
+
+@pytest.fixture
+def library(loaded: Library, monkeypatch: pytest.MonkeyPatch) -> Library:
+    module("linear")._fits.cache_clear()
+    monkeypatch.setattr(loaded, "fits", lambda *_: True)
+    loaded.called()
+    return loaded
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(f"localllm.kernels.cuda.{name}".rstrip("."))
+
+
+def weight_of(op: str, ins: int = 256, outs: int = 48, group: int = 64) -> Any:
+    groups = -(-ins // group)
+    if op == "int8":
+        return Int8(torch.ones(outs, ins, dtype=torch.int8), torch.ones(outs))
+    if op == "fp8":
+        return Fp8(torch.ones(outs, ins).to(torch.float8_e4m3fn), torch.ones(outs, groups), group)
+    if op.startswith("int4"):
+        data = torch.ones(outs, -(-ins // 2), dtype=torch.uint8)
+        return Int4(data, torch.ones(outs, groups).half(), torch.ones(outs, groups, dtype=torch.uint8), group, ins)
+    return torch.ones(outs, ins, dtype=torch.bfloat16)
+
+
+class TestProducts:
+    @pytest.fixture(autouse=True)
+    def _without_triton(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        linear, reference = module("linear"), Ops().linear.dense
+        monkeypatch.setattr(linear, "TRITON", False)  # references answer instead
+        monkeypatch.setattr(linear, "_unrounded", lambda *one: reference(*one, torch.float32))
+
+    def calls(self, library: Library, op: str, x: Tensor, weight: Any) -> list[str]:
+        linear = module("linear")
+        packed = linear.pack_slices([weight], 48, torch.bfloat16)
+        found = getattr(linear, op)(gpu(x), packed, None, torch.float32)
+        assert found.shape == (len(x), 48)
+        calls = library.called()
+        if not calls:
+            expected = getattr(Ops().linear, op)(x, weight, None, torch.float32)
+            torch.testing.assert_close(found.as_subclass(Tensor), expected)
+        return calls
+
+    @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
+    def test_one_to_16_rows(self, library: Library, op: str) -> None:
+        for rows in (1, 8, 16):
+            assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["few_rows"]
+        assert self.calls(library, op, torch.ones(17, 256).bfloat16(), weight_of(op)) == []
+        assert self.calls(library, op, torch.ones(0, 256).bfloat16(), weight_of(op)) == []
+
+    @pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
+    def test_what_does_not_fit_the_gpu_is_left_to_others(
+        self, library: Library, op: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[tuple[Any, ...]] = []
+
+        def fits(*arguments: Any) -> bool:
+            asked.append(arguments)
+            return arguments[1] <= 5  # rows
+
+        monkeypatch.setattr(library, "fits", fits)
+        assert self.calls(library, op, torch.ones(5, 256).bfloat16(), weight_of(op)) == ["few_rows"]
+        assert self.calls(library, op, torch.ones(6, 256).bfloat16(), weight_of(op)) == []
+        linear = module("linear")
+        format = {"dense": linear.BF16, "int8": linear.INT8, "fp8": linear.FP8, "int4": linear.INT4}
+        bytes = {"dense": 512, "int8": 256, "fp8": 256, "int4": 128, "int4_wide": 128}[op]
+        group = 64 if op in ("int4", "int4_wide", "fp8") else 256
+        shape = 48, 256, bytes, format.get(op, linear.INT4_WIDE), group, False, False
+        assert asked == [(0, 5, *shape), (0, 6, *shape)], "each is asked about once, by its shape"
+
+    @pytest.mark.parametrize("op", ["int8", "int4", "fp8"])
+    def test_activations_in_vectors(self, library: Library, op: str) -> None:
+        wider = torch.ones(4, 264).bfloat16()
+        assert self.calls(library, op, wider[:, :256], weight_of(op)) == ["few_rows"]
+        assert self.calls(library, op, wider[:, 1:257], weight_of(op)) == []
+        assert self.calls(library, op, torch.ones(4, 260).bfloat16()[:, :256], weight_of(op)) == []
+        assert self.calls(library, op, torch.ones(256, 4).bfloat16().t(), weight_of(op)) == []
+        assert self.calls(library, op, torch.ones(4, 252).bfloat16(), weight_of(op, 252)) == []
+        assert self.calls(library, op, torch.ones(4, 256), weight_of(op)) == []
+
+    def test_groups_of_fp8(self, library: Library) -> None:
+        for group, calls in ((64, ["few_rows"]), (128, ["few_rows"]), (256, ["few_rows"]), (32, []), (96, [])):
+            assert self.calls(library, "fp8", torch.ones(2, 256).bfloat16(), weight_of("fp8", group=group)) == calls
+
+
+class TestLayer:
+    def decode(self, library: Library, rows: int = 2, dtype: torch.dtype = torch.bfloat16, **shape: Any) -> list[str]:
+        """Calls of a layer of which only products are the library's."""
+        linear = module("linear")
+        ops = Ops()
+        given = dict(
+            layer_inputs([(1, 4)] * rows, **{"hidden": 128, "inner": 64, "dim": 32, **shape})(torch.Generator(), dtype)
+        )
+        layer = given["layer"]
+        packed = {
+            name: one._replace(weight=linear.pack_slices([one.weight], len(one.weight), dtype))
+            for name in ("qkv", "out", "gate_up", "down")
+            for one in [getattr(layer, name)]
+        }
+        products = Ops(linear=type(ops.linear)(dense=linear.dense, pack_slices=linear.pack_slices))
+        given |= {"layer": layer.__class__(**{**vars_of(layer), **packed}), "ops": products}
+        given |= {name: gpu(given[name]) for name in ("x", "stream")}
+        module("layer").decoder(**given)
+        return library.called()
+
+    def test_norms_on_the_way_where_they_fit(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.decode(library)[:1] == ["few_rows"]
+        normed: list[bool] = []
+
+        def fits(*arguments: Any) -> bool:
+            normed.append(arguments[-1])
+            return not arguments[-1]
+
+        monkeypatch.setattr(library, "fits", fits)
+        module("linear")._fits.cache_clear()
+        self.decode(library)
+        assert True in normed
+        assert False in normed, "the layer is computed part by part"
+
+    @pytest.mark.parametrize("shape", [{"rows": 9}, {"hidden": 124}, {"dtype": torch.float32}])
+    def test_other_layers_part_by_part(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module("layer"), "_normalised", lambda *_: pytest.fail("fused"))
+        self.decode(library, **shape)
+
+
+def vars_of(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+class TestAttention:
+    @pytest.fixture(autouse=True)
+    def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        attention = module("attention")
+        monkeypatch.setattr(attention, "_capability", lambda device: (9, 0))
+        monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: 132)
+        monkeypatch.setattr(attention, "elsewhere", lambda *_: library.calls.append("elsewhere"))
+
+    def calls(
+        self,
+        library: Library,
+        lens: list[tuple[int, int]],
+        heads: int = 8,
+        kv_heads: int = 2,
+        dim: int = 64,
+        size: int = 16,
+        dtype: torch.dtype = torch.bfloat16,
+        cache: torch.dtype | None = None,
+        apart: int = 0,
+        shifted: int = 0,
+    ) -> list[str]:
+        queries, contexts = (tuple(one[at] for one in lens) for at in (0, 1))
+        table = torch.zeros(len(lens), 1, dtype=torch.int32)
+        starts = torch.tensor([0, *queries]).cumsum(0).int()
+        rows = Rows(starts, torch.tensor(contexts).int(), table, queries, contexts)
+        pages = torch.zeros(2, 3, size, kv_heads, dim).to(cache or dtype)
+        whole = torch.zeros(sum(queries) * heads * (dim + apart) + shifted, dtype=dtype)[shifted:]
+        query = whole.view(sum(queries), heads, dim + apart)[..., :dim]
+        module("attention").paged_attention(query, pages[0], pages[1], rows, 1.0)
+        return library.called()
+
+    DECODE, PROMPT = [(1, 5), (1, 9)], [(60, 60)]
+
+    def test_within(self, library: Library) -> None:
+        assert self.calls(library, self.DECODE) == ["decode_attention"]
+        assert self.calls(library, self.PROMPT) == ["extend_attention"]
+        assert self.calls(library, [*self.DECODE, *self.PROMPT]) == ["extend_attention", "decode_attention"]
+        assert self.calls(library, self.DECODE, dim=128, cache=torch.float8_e4m3fn) == ["decode_attention"]
+        assert self.calls(library, self.DECODE, apart=8) == ["decode_attention"]
+        assert self.calls(library, self.DECODE, heads=16) == ["decode_attention"], "8 heads share"
+        assert self.calls(library, self.PROMPT, heads=256) == ["extend_attention"], "128 heads share"
+
+    @pytest.mark.parametrize(
+        "beyond",
+        [
+            {"dim": 32}, {"dim": 63}, {"dim": 65}, {"dim": 96}, {"dim": 127}, {"dim": 129}, {"dim": 256}, {"dim": 512},
+            {"dtype": torch.float32}, {"size": 12}, {"apart": 4}, {"shifted": 4}, {"cache": torch.float16},
+            {"cache": torch.float8_e4m3fn},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_beyond(self, library: Library, beyond: dict[str, Any]) -> None:
+        assert self.calls(library, self.DECODE, **beyond) == ["elsewhere"]
+        assert self.calls(library, self.PROMPT, **beyond) == ["elsewhere"]
+
+    def test_more_heads_of_a_kv_head_than_there_is_room_for(self, library: Library) -> None:
+        assert self.calls(library, self.DECODE, heads=18) == ["elsewhere"]
+        assert self.calls(library, self.PROMPT, heads=258) == ["elsewhere"]
+
+    def test_more_rows_than_there_are_counters(self, library: Library) -> None:
+        assert self.calls(library, [(1, 1)] * 32768) == ["decode_attention"]
+        assert self.calls(library, [(1, 1)] * 32769) == ["elsewhere"]
+
+
+class TestAppend:
+    @pytest.fixture(autouse=True)
+    def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module("kv"), "_append", lambda *_: library.calls.append("append"))
+        monkeypatch.setattr(module("kv"), "_parts", lambda *_: library.calls.append("parts"))
+
+    def calls(
+        self,
+        library: Library,
+        dim: int = 64,
+        dtype: torch.dtype = torch.bfloat16,
+        cache: torch.dtype = torch.bfloat16,
+        norms: tuple[torch.dtype, torch.dtype] | None = None,
+        apart: int = 0,
+    ) -> list[str]:
+        qkv = torch.zeros(3, 4, dim + apart, dtype=dtype)[..., :dim]
+        pages, angle = torch.zeros(2, 4, 8, 1, dim).to(cache), torch.zeros(3, dim // 2)
+        weights = [None, None] if norms is None else [torch.ones(dim, dtype=one) for one in norms]
+        module("kv").append(qkv, *weights, 1e-6, 0.0, angle, angle, "neox", torch.arange(3), *pages)
+        return library.called()
+
+    def test_within(self, library: Library) -> None:
+        for dim in (2, 37, 256, 264, 512, 12288):
+            assert self.calls(library, dim) == ["append"]
+        for cache, norm in ((torch.bfloat16, torch.float16), (torch.float8_e4m3fn, torch.float32)):
+            assert self.calls(library, cache=cache, norms=(norm, norm)) == ["append"]
+
+    @pytest.mark.parametrize(
+        "beyond",
+        [
+            {"dim": 12290}, {"dtype": torch.float64}, {"cache": torch.float16}, {"apart": 8},
+            {"norms": (torch.float32, torch.bfloat16)},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_beyond(self, library: Library, beyond: dict[str, Any]) -> None:
+        assert self.calls(library, **beyond) == ["parts"]
+
+
+def test_every_op_of_the_library_has_a_schema_here(library: Library) -> None:
+    """And the lane of its ops can be put together."""
+    assert set(module("").OWN) <= {
+        name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "localllm::" in name
+    }
+    titles = {name: ops.title(name) for ops in [_with_library(Ops())] for name, _ in ops}
+    assert titles["linear.int4"] == "cuda.linear.int4"
