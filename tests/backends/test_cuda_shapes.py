@@ -17,11 +17,13 @@ from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import open_runner
 from localllm.engine.modelfiles import read_model
+from localllm.engine.quantization import Quant
 from localllm.engine.runner import Budget, DeviceInfo, Graphs, Runner
 from localllm.kernels.ops import Ops
 
+from .batches import Row
 from .shapes import SHAPES
-from .teacher import forced
+from .teacher import forced, logprobs
 from .tiny import TINIES, VOCAB, Tiny
 
 BUDGET = Budget(cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8)
@@ -61,12 +63,14 @@ def lanes() -> dict[str, Ops]:
     return dict(zip(LANES[1:] if MISSING else LANES, found, strict=True))
 
 
-def opened(folder: Path, shape: Tiny, lane: str, graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> Runner:
+def opened(
+    folder: Path, shape: Tiny, lane: str, graphs: Graphs, monkeypatch: pytest.MonkeyPatch, budget: Budget = BUDGET
+) -> Runner:
     from localllm.backends.cuda import device
 
     ops = lanes().get(lane) or pytest.skip("the library was not built")
     monkeypatch.setattr(device, "DEVICE", replace(device.DEVICE, ops=ops))
-    return cuda.open(read_model(folder), replace(BUDGET, context=shape.context, graphs=graphs))
+    return cuda.open(read_model(folder), replace(budget, context=shape.context, graphs=graphs))
 
 
 class TestOnGpu:
@@ -88,6 +92,29 @@ class TestOnGpu:
         for graphs in ("breakable", "off"):
             off, right = difference(opened(tmp_path, shape, lane, graphs, monkeypatch), shape, logits)
             assert off.std() < 0.08 * right.std(), graphs
+
+    @pytest.mark.parametrize("quant", ["int8", "int4", "fp8"])
+    @pytest.mark.parametrize("lane", ["library", "triton"])
+    def test_quantised(self, quant: Quant, lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """1 to 16 rows at a time, against references with the same weights."""
+        shape = Tiny("wide", "llama", {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64})
+        shape.save(tmp_path, torch.bfloat16)
+        budget = replace(BUDGET, quant=quant, max_rows=16)
+        tokens = torch.randint(3, VOCAB, (16, 9), generator=torch.Generator().manual_seed(5)).tolist()
+        found = []
+        for one in ("references", lane):
+            runner = opened(tmp_path, shape, one, "breakable", monkeypatch, budget)
+            pages = [range(1 + 2 * row, 3 + 2 * row) for row in range(16)]
+            logprobs(runner, [Row(tokens[row][:4], 0, pages[row]) for row in range(16)])
+            for at, counts in enumerate([(16,), (1, 15), (5, 11), (6, 10), (7, 9)], 4):
+                first = 0
+                for count in counts:
+                    some = range(first, first + count)
+                    found.append(logprobs(runner, [Row(tokens[row][at : at + 1], at, pages[row]) for row in some]))
+                    first += count
+        half = len(found) // 2
+        for right, other in zip(found[:half], found[half:], strict=True):
+            assert (other - right).std() < 0.08 * right.std()
 
 
 @pytest.mark.real_otherdevice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -237,3 +238,30 @@ def test_plan_covers_every_query_once() -> None:
 def test_plan_splits_prompts_that_do_not_fill_the_device() -> None:
     (launch,) = plan((128,), (8192,), 4, 8, 128, FEW, 132)
     assert (launch.kernel, launch.count) == ("decode", 4)
+
+
+@pytest.mark.parametrize("shared", [48 << 10, 64 << 10, 99 << 10, 163 << 10, 227 << 10])
+def test_tiles_fit_the_device_or_there_are_none(shared: int) -> None:
+    device = attention.Device(132, shared, converts_fp8=True)
+    for dim, group, dtype in itertools.product((2, 64, 80, 128, 256, 512), (1, 3, 8, 16, 64, 128), TOLERANCES):
+        shapes = {queries: attention.shape(queries * group, queries, dim, dtype, device) for queries in range(1, 129)}
+        found = attention.tiling(group, dim, dtype, device)
+        if found is None:
+            assert not shapes[1].fits(dtype, device)
+            continue
+        lines, few = found
+        assert 1 <= few <= FEW
+        for queries in (few, max(1, lines // group)):
+            assert shapes[queries].shared(dtype, device) <= shared
+        if shared >= 99 << 10 and group * dim <= 2048 and dtype != torch.float32:
+            assert few == FEW, "as models have them"
+
+
+def test_what_fits_no_tile_is_the_reference_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "described", lambda device: attention.Device(8, 48 << 10, converts_fp8=False))
+    arguments = inputs([(1, 9), (7, 12)], heads=2, kv_heads=1, dim=512, dtype=torch.float32)
+    expected = reference(**arguments)
+    asked = []
+    monkeypatch.setattr(attention.reference, "paged_attention", lambda *_: asked.append(1) or expected)
+    assert attention.paged_attention(**arguments) is expected
+    assert asked == [1]
