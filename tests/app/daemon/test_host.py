@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +20,8 @@ import psutil
 import pytest
 
 from localllm.app import paths
-from localllm.app.daemon import host
+from localllm.app.daemon import host, process
+from localllm.app.daemon.frames import Load
 from localllm.app.daemon.host import CHECK
 from localllm.app.errors import NoBackend
 from localllm.app.store import catalog
@@ -247,6 +249,21 @@ def test_a_load_that_takes_long_is_left_alone(start_daemon: Callable[..., Daemon
         assert not asking.done()
         wait.unlink()
         assert asking.result().status_code == 200
+
+
+async def test_a_load_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A daemon that was itself stopped finds the time over before it has read what the worker says."""
+    monkeypatch.setattr(process, "LOAD_SECONDS", 0.02)
+    ended: list[process.Worker] = []
+    worker = process.Worker(Load(model="some/model", path="/"), log_dir=tmp_path, on_over=ended.append)
+    loaded = asyncio.get_running_loop().create_future()
+    watching = asyncio.create_task(worker._watch_load(loaded))
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+        worker._told.set()
+    watching.cancel()
+    assert not loaded.done()
+    assert ended == []
 
 
 def test_what_does_not_hang_is_left_alone(start_daemon: Callable[..., Daemon]) -> None:
