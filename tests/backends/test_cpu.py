@@ -157,3 +157,9 @@ def test_torch_s_threads_do_not_compete_with_the_kernels(canary_files) -> None:
         assert (torch.ops.localllm.threads(), torch.get_num_threads()) == (2, 1)
     finally:
         torch.ops.localllm.use_threads(before)
+
+
+def test_threads_that_are_asked_for_are_used_without_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_device, "MISSING", "not built")
+    assert cpu_device._use_threads(3) == 3
+    assert cpu_device._use_threads(None) == machine.cores()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -313,6 +314,29 @@ def test_an_attention_without_readers_is_still_computed() -> None:
     assert [node.target for node in graph.graph.nodes].count(opaque.attend) == 1
     written = {one.name for one in opaque.attend._schema.arguments if one.alias_info and one.alias_info.is_write}
     assert written == {"qkv", "out"}, "a device's append may write over its qkv"
+
+
+def test_where_it_looked_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = SimpleNamespace(sloc=SimpleNamespace(framework_loc=None))
+    shapes = SimpleNamespace(replacements={"s0": 23}, guards=[guard])
+    monkeypatch.setattr(cutting, "make_fx", lambda *_, **__: lambda *_: SimpleNamespace(shape_env=shapes))
+    with pytest.raises(SettingRefused, match="23 tokens only"):
+        cutting.traced(lambda x: x, torch.zeros(23))
+
+
+def test_products_are_those_of_the_model_under_way() -> None:
+    x, weight = torch.ones(1, 4), torch.ones(2, 4)
+    one, other = (Model({weight.data_ptr(): Product("dense", weight * times)}, Ops()) for times in (1, 2))
+
+    def found() -> float:
+        return float(opaque.product(x, weight, 2, torch.float32)[0, 0])
+
+    with computing(one):
+        with computing(other):
+            inner = found()
+        assert (inner, found()) == (8.0, 4.0)
+    with pytest.raises(LookupError):
+        found()
 
 
 def test_ops_keep_what_torch_asks_of_them() -> None:
