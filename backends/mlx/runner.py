@@ -160,15 +160,19 @@ class MlxRunner:
         prompt, several = min(PROMPT, self._spec.max_context // 2), min(caches.FEW, self._spec.max_rows)
         with suppress(OutOfMemory), failures(), shortages(), self._computing, mx.stream(self._stream):
             try:
-                alone = self._warmed(Group.empty(self._loaded.shapes, 2 * PROMPT), prompt)
-                self._warmed(alone, min(caches.FEW, prompt))  # behind others: more than one warp answers each
-                others = [Group.empty(self._loaded.shapes, 2, rows) for rows in {min(2, several), several}]
-                for group in (alone, *others):
-                    self._warmed(group, 1)
-                    self._warmed(group, 1, self._loaded.turns_late)
+                self._warm(prompt, several)
             finally:
                 self._before = None
-                mx.clear_cache()
+                mx.clear_cache()  # of caches that only those calls had
+
+    def _warm(self, prompt: int, several: int) -> None:
+        """The calls for a prompt of so many tokens, then for steps of one row and of up to `several`."""
+        alone = self._warmed(Group.empty(self._loaded.shapes, 2 * PROMPT), prompt)
+        self._warmed(alone, min(caches.FEW, prompt))  # behind others: more than one warp answers each
+        others = [Group.empty(self._loaded.shapes, 2, rows) for rows in {min(2, several), several}]
+        for group in (alone, *others):
+            self._warmed(group, 1)
+            self._warmed(group, 1, self._loaded.turns_late)
 
     def _warmed(self, group: Group, new: int, in_place: bool = False) -> Group:
         rows = len(group.padding)

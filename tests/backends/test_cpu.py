@@ -16,11 +16,11 @@ from localllm.backends.cpu.device import device_for
 from localllm.engine.errors import ModelRefused, RunnerFailed
 from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget, DeviceInfo
+from localllm.engine.runner import Budget, DeviceInfo, RunnerSpec, page_bytes
 
 from . import canary
 from .batches import Row, Solo, make_batch
-from .conformance import Conformance
+from .conformance import BUDGET, Conformance
 
 XEON = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -31,6 +31,9 @@ flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni amx_bf16 amx_tile amx_int8
 
 class TestCpu(Conformance):
     backend = "cpu"
+
+    def test_the_cache_takes_what_it_may(self, spec: RunnerSpec) -> None:
+        assert spec.cache_bytes == spec.num_pages * page_bytes(spec.page_size, 1, 64, 1, 4) == BUDGET.cache_bytes
 
 
 def test_looking_at_the_machine_imports_no_torch() -> None:

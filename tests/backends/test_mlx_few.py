@@ -138,6 +138,7 @@ def test_calls_that_warm_leave_nothing_behind(
 
     monkeypatch.setattr(caches.Forward, "__init__", told)
     runner.warm()
+    assert mx.get_cache_memory() == 0
     assert {(1, True), (1, False)} <= set(kinds)
     assert shapes[-1].groups[0][2] > few_tokens.SHARE, "several warps share the columns of a query"
     assert runner._before is None
