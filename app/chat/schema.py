@@ -159,7 +159,7 @@ class _Rewriter:
             elif keyword != "type":
                 simple |= self._simple(place, keyword, kinds)
         self._check_object(place)
-        _check_multiples(simple, "number" not in kinds, f"{place.pointer}/multipleOf")
+        simple = _narrow_to_multiples(simple, "number" not in kinds, f"{place.pointer}/multipleOf")
         patterns_of_format = simple.pop("format patterns", ())
         rewritten = before | simple | after
         self._merges |= (
@@ -380,28 +380,30 @@ def _check_exact(value: object, pointer: str, *, limit: int = _SAFE_INT) -> int 
 
 
 def _bound(schema: dict[str, Any], side: str, fractions: bool, pointer: str) -> dict[str, Any]:
-    """The minimum or maximum, as `side` names it, of both keywords for it: an inclusive one. `fractions`: the schema
-    takes numbers, not integers alone.
-
+    """The minimum or maximum, as `side` names it, of both keywords for it. `fractions`: the schema takes numbers, not
+    integers alone. An exclusive bound becomes an inclusive one but where numbers end there that are farther from 0:
     llguidance lets 0 pass as a number above 0 and up to 0.5.
     """
     outwards, tighter = (-1, max) if side == "minimum" else (1, min)
     exclusive = "exclusive" + side.capitalize()
-    bounds: list[int | float] = []
+    bounds: dict[str, int | float] = {}
     if side in schema:
         number = _check_exact(schema[side], f"{pointer}/{side}")
-        bounds.append(number if fractions else _whole_within(number, outwards))
+        bounds[side] = number if fractions else _whole_within(number, outwards)
     limit = schema.get(exclusive)
     if limit is True and bounds:  # draft 4: the other keyword's value is excluded
         limit = schema[side]
-    if limit is not None and not isinstance(limit, bool):
-        number = _check_exact(limit, f"{pointer}/{exclusive}", limit=_SAFE_FLOAT)
-        if fractions:
-            bounds.append(_neighbour(number, -outwards))
-        else:
-            whole = _whole_within(number, outwards)
-            bounds.append(whole - outwards if whole == number else whole)
-    return {side: tighter(bounds)} if bounds else {}
+    if limit is None or isinstance(limit, bool):
+        return bounds
+    number = _check_exact(limit, f"{pointer}/{exclusive}", limit=_SAFE_FLOAT)
+    if fractions and number * outwards > 0:
+        return bounds | {exclusive: number}
+    if fractions:
+        within: int | float = _neighbour(number, -outwards)
+    else:
+        whole = _whole_within(number, outwards)
+        within = whole - outwards if whole == number else whole
+    return {side: tighter(within, bounds.get(side, within))}
 
 
 def _neighbour(number: float, direction: int) -> float:
@@ -457,22 +459,40 @@ def _step(value: object, pointer: str) -> _Step:
     return _Step(int(scaled), digits, pointer)
 
 
-def _check_multiples(simple: dict[str, Any], whole: bool, pointer: str) -> None:
-    """llguidance looks for a multiple between the bounds in double precision; raises where it would be mistaken.
-    `whole`: the schema takes integers alone."""
-    if not {"multipleOf", "minimum", "maximum"} <= simple.keys():
-        return
-    step, low, high = (Fraction(str(simple[name])) for name in ("multipleOf", "minimum", "maximum"))
-    exact = math.ceil(low / step) * step <= math.floor(high / step) * step
-    rough_step, rough_low, rough_high = float(step), float(low), float(high)
-    first = math.ceil(rough_low / rough_step) * rough_step
-    last = math.floor(rough_high / rough_step) * rough_step
-    rough = math.ceil(first) <= math.floor(last) if whole else first <= last
-    if whole and exact:
+def _narrow_to_multiples(simple: dict[str, Any], whole: bool, pointer: str) -> dict[str, Any]:
+    """The bounds moved to the outermost multiples, which have no more digits than the step. `whole`: the schema takes
+    integers alone.
+
+    llguidance writes numbers near a bound with all of the bound's digits, and a multiple only with those of the step;
+    and it looks for a multiple between the bounds in double precision. Raises where that is mistaken.
+    """
+    bounds = simple.keys() & BOUNDS.keys()
+    if "multipleOf" not in simple or not bounds:
+        return simple
+    step = Fraction(str(simple["multipleOf"]))
+    if whole:
         step = Fraction(math.lcm(step.numerator, step.denominator), step.denominator)
-        exact = math.ceil(low / step) * step <= math.floor(high / step) * step
-    if exact != rough:
-        _refuse(pointer, "whether a multiple lies between the bounds cannot be decided exactly")
+    outermost: dict[str, Fraction] = {}
+    for keyword in bounds:
+        count = Fraction(str(simple[keyword])) / step
+        if BOUNDS[keyword] == "minimum":
+            multiple = (math.floor(count) + 1 if keyword != "minimum" else math.ceil(count)) * step
+            outermost["minimum"] = max(multiple, outermost.get("minimum", multiple))
+        else:
+            multiple = (math.ceil(count) - 1 if keyword != "maximum" else math.floor(count)) * step
+            outermost["maximum"] = min(multiple, outermost.get("maximum", multiple))
+    narrowed = {keyword: value for keyword, value in simple.items() if keyword not in BOUNDS}
+    for side, multiple in outermost.items():
+        number = int(multiple) if multiple.denominator == 1 else float(multiple)
+        if Fraction(str(number)) != multiple:
+            _refuse(pointer, "the multiple next to a bound has too many digits")
+        narrowed[side] = _check_exact(number, pointer)
+    if len(outermost) == 2 and outermost["minimum"] <= outermost["maximum"]:
+        rough = float(simple["multipleOf"])
+        first, last = (float(narrowed[side]) / rough for side in ("minimum", "maximum"))
+        if math.ceil(first) * rough > math.floor(last) * rough:
+            _refuse(pointer, "a multiple between the bounds would not be found")
+    return narrowed
 
 
 def _pattern(value: object, pointer: str) -> str:

@@ -330,6 +330,31 @@ class Schemas:
         return schema
 
 
+def _target(reference: str, root: dict[str, Any]) -> Any:
+    definitions = root["$defs"]
+    if reference in ("#", "#far"):
+        return root if reference == "#" else definitions["f"]
+    return definitions["d~/%" if "d~" in reference else "e"]
+
+
+def _is_endless(root: dict[str, Any]) -> bool:
+    """Whether a reference leads to itself without a step into the value."""
+
+    def in_place(schema: Any, trail: tuple[int, ...]) -> bool:
+        if not isinstance(schema, dict):
+            return False
+        if id(schema) in trail:
+            return True
+        trail = (*trail, id(schema))
+        subs = [each for keyword in ("allOf", "anyOf", "oneOf") for each in schema.get(keyword, ())]
+        subs += [schema.get(keyword) for keyword in ("not", "if")]
+        if "$ref" in schema:
+            subs.append(_target(schema["$ref"], root))
+        return any(in_place(each, trail) for each in subs)
+
+    return any(in_place(schema, ()) for schema in (root, *root.get("$defs", {}).values()))
+
+
 class Instances:
     """Values near a schema: mostly what it asks for, with mistakes."""
 
@@ -344,10 +369,7 @@ class Instances:
         for keyword in ("allOf", "anyOf", "oneOf"):
             options += [lambda sub=sub: self.one(sub, depth + 1) for sub in schema.get(keyword, ())]
         if "$ref" in schema:
-            definitions = self.root.get("$defs", {})
-            target = {"#": self.root, "#far": definitions["f"]}.get(schema["$ref"])
-            named = definitions["d~/%"] if "d~" in schema["$ref"] else definitions["e"]
-            options.append(lambda: self.one(named if target is None else target, depth + 1))
+            options.append(lambda: self.one(_target(schema["$ref"], self.root), depth + 1))
         if "const" in schema:
             options.append(lambda: schema["const"])
         if schema.get("enum"):
@@ -489,11 +511,10 @@ def examine(schema: dict[str, Any], seed: int, report: Report, instances: int = 
     judge = Judge(schema, format_checker=FORMAT_CHECKER)
     near = Instances(chance, schema)
     values = [near.one(schema) for _ in range(instances)]
-    try:
-        valid = [judge.is_valid(value) for value in values]
-    except RecursionError:  # a reference that leads to itself says nothing
+    if _is_endless(schema):  # jsonschema would follow a reference that leads to itself for ever
         report.counts["endless"] += 1
         return
+    valid = [judge.is_valid(value) for value in values]
     report.counts["schemas"] += 1
     about = f"seed {seed}: {json.dumps(schema, ensure_ascii=False)}"
     try:
