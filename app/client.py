@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from . import paths
-from .config import Settings
+from .config import Settings, describe
 from .daemon.admin import LoadedModel, LoadProgress, ModelEntry, Status
 from .daemon.frames import Fault
 from .daemon.owner import owner_pid
@@ -120,6 +120,10 @@ class Client:
                 await client.close()
                 raise DaemonUnreachable(words, hint="localllm stop ends it; the next command starts the new one")
             say(words)
+        if start and (others := _other_settings(settings, status.settings)):
+            say(
+                f"the running daemon has other settings ({others}); after localllm stop the next command starts it anew"
+            )
         return client
 
     async def __aenter__(self) -> Client:
@@ -248,6 +252,14 @@ class Client:
                         yield event
         except httpx.HTTPError as error:
             raise _lost(error) from None
+
+
+def _other_settings(ours: Settings, theirs: dict[str, Any]) -> str:
+    """Settings that are set here, and that the daemon loads models without; empty without any."""
+    defaults = {setting.name: setting.default for setting in describe()}
+    set_here = {name: getattr(ours, name) for name in theirs if getattr(ours, name) != defaults[name]}
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in set_here.items()}
+    return ", ".join(f"{name} is {theirs[name]}, not {value}" for name, value in lists.items() if value != theirs[name])
 
 
 class _Calls:

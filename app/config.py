@@ -28,6 +28,11 @@ DEFAULT_PORT = 11811
 PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
 # For work on kernels, see docs/add-a-kernel.md.
 KERNELS = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY LOCALLLM_METAL_KERNELS".split())
+# How the daemon loads models: a running one keeps to those that it was started with.
+LOADING = tuple(
+    "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs compiler attention threads "
+    "reference_ops self_test".split()
+)
 CLIENT_ONLY = frozenset({"model"})  # read by commands; the daemon has no use for it
 
 Count = Annotated[int, Meta(ge=1)]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ..client import Client
+from ..client import Client, LoadedModel
 from ..config import Settings
 from .console import say
 
@@ -28,8 +28,20 @@ def opening(system: str | None) -> list[dict[str, Any]]:
 async def loaded(settings: Settings, model: str, backend: str | None, quant: str | None) -> AsyncIterator[Client]:
     """A client of the daemon, started where none runs, with the model ready to answer.
 
-    `backend` and `quant` are for this model only; the daemon keeps to the settings for others.
+    `backend` and `quant` are for this model only; the daemon keeps to the settings for others. A model that is loaded
+    already is not loaded anew for a call without them; what another call asked for is said.
     """
     async with await Client.connect(settings, on_status=say) as client:
-        await client.load(model, backend=backend, quant=quant)
+        ready = await client.load(model, backend=backend, quant=quant)
+        if others := _options_of_others(ready, backend, quant):
+            say(
+                f"{ready.id} is loaded with {others}, as an earlier call asked; "
+                f"after localllm stop {ready.id} it is loaded by the settings"
+            )
         yield client
+
+
+def _options_of_others(ready: LoadedModel, backend: str | None, quant: str | None) -> str:
+    """The options that an earlier call loaded the model with and this one does not ask for; empty without any."""
+    asked = {"--backend": backend not in (None, "auto"), "--quant": quant is not None}
+    return " ".join(option for option in ready.options if not asked[option.split()[0]])

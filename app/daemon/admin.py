@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,6 +40,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     idle: float = 0.0  # seconds since the last request ended
     unload_in: float | None = None  # seconds; None: never, or busy
     remarks: tuple[str, ...] = ()  # what had to be done worse than it could be
+    options: tuple[str, ...] = ()  # of the call that loaded it, where they differ from the settings: "--quant int8"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +50,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     url: str  # of the TCP endpoint
     stopping: bool = False
+    settings: dict[str, Any] = {}  # of config.LOADING: how models are loaded
 
 
 class LoadBody(WireBody):

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import AppError, Stopping
 from .answers import KEEP_ALIVE, Answer, ChatAnswer, CompletionAnswer, Head, error_event
 from .body import ClientGone, read_json
-from .frames import Finished, Generate, Piece
+from .frames import Finished, Generate, ModelInfo, Piece
 from .guards import is_local
 from .host import Host
 from .metrics import Metrics, Watch
@@ -46,7 +46,7 @@ class Exchange:
         worker = await self.host.worker(body.model or self.host.only(), local=is_local(scope))
         assert worker.info is not None
         check_tokens(requests, worker.info.vocab)
-        head = Head(request_id, worker.model, f"localllm-{self.version}-{worker.info.backend}-{worker.info.dtype}")
+        head = Head(request_id, worker.model, _fingerprint(self.version, worker.info))
         kind = ChatAnswer if isinstance(body, ChatBody) else CompletionAnswer
         choices = len(requests) * requests[0].n
         answer = kind(head, choices, logprobs=body.shows_logprobs, usage=body.wants_usage)
@@ -110,6 +110,11 @@ async def _collect(answer: Answer, tally: _Tally) -> bytes:
         for choice, piece in pieces:
             answer.take(choice, piece)
     return answer.whole(tally.usage)
+
+
+def _fingerprint(version: str, info: ModelInfo) -> str:
+    """What computes the answers: an earlier call may have loaded the model with another backend or quant."""
+    return "-".join(filter(None, ("localllm", version, info.backend, info.dtype, info.quant)))
 
 
 async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:

@@ -134,7 +134,11 @@ class Host:
 
     async def loaded(self) -> list[LoadedModel]:
         limit = self.settings.idle_unload
-        return [_describe(worker, stats, limit) for worker, stats in await self.stats() if worker.state != "over"]
+        return [
+            _describe(worker, stats, limit, _options(worker.load_frame, self.settings))
+            for worker, stats in await self.stats()
+            if worker.state != "over"
+        ]
 
     async def unload(self, name: str) -> None:
         """End a model's worker, giving its requests `drain` seconds. Raises ModelNotFound when it is not loaded."""
@@ -206,9 +210,7 @@ class Host:
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
     def _over(self, worker: Worker) -> None:
-        slot = self._slots.get(worker.model)
-        if slot is not None and slot.worker is worker:
-            del self._slots[worker.model]
+        del self._slots[worker.model]  # a worker is over once, and until then no other has its place
         self._over_now.append(worker)
         if worker.expected_end is None and worker.info is not None:
             self.deaths[worker.model] = self.deaths.get(worker.model, 0) + 1
@@ -277,10 +279,16 @@ def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, q
     )
 
 
-def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedModel:
+def _options(load: Load, settings: Settings) -> tuple[str, ...]:
+    """What the call that loaded the model asked for and the settings do not."""
+    asked = (("--backend", load.backend, settings.backend), ("--quant", load.quant, settings.quant))
+    return tuple(f"{flag} {value}" for flag, value, usual in asked if value != usual)
+
+
+def _describe(worker: Worker, stats: Stats | None, idle_limit: float, options: tuple[str, ...]) -> LoadedModel:
     info = worker.info
     if info is None:
-        return LoadedModel(id=worker.model, state="loading", pid=worker.pid)
+        return LoadedModel(id=worker.model, state="loading", pid=worker.pid, options=options)
     return LoadedModel(
         id=worker.model,
         state="ready",
@@ -298,4 +306,5 @@ def _describe(worker: Worker, stats: Stats | None, idle_limit: float) -> LoadedM
         idle=worker.idle,
         unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.held else None,
         remarks=info.remarks,
+        options=options,
     )

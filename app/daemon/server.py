@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..config import LOADING
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import catalog
 from ..version import VERSION
@@ -181,7 +182,10 @@ class _Api:
         return replies[0], worker.info
 
     async def status(self, request: Request) -> Response:
-        return _json(Status(version=VERSION, pid=os.getpid(), url=self.door.url, stopping=self.host.stopping))
+        settings = {name: getattr(self.host.settings, name) for name in LOADING}
+        return _json(
+            Status(version=VERSION, pid=os.getpid(), url=self.door.url, stopping=self.host.stopping, settings=settings)
+        )
 
     async def available(self, request: Request) -> Response:
         known = await asyncio.to_thread(catalog.available)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -69,6 +70,25 @@ def test_argument_and_piped_text_are_one_prompt(localllm: Shell) -> None:
     nothing = localllm("run", "guide", given=" \n")
     assert nothing.returncode == 2
     assert "there is no prompt" in nothing.stderr
+
+
+def test_a_loop_over_the_lines_of_a_file_asks_once_for_each(
+    localllm: Shell, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_text("one\ntwo\nthree\n")
+    run = f'{shlex.join([*COMMAND, "run", "guide"])} "$line" --max-tokens 1 --json'
+    loop = ["bash", "-c", f"while read -r line; do {run}; done < {tmp_path / 'lines'}"]
+    done = subprocess.run(loop, env=environment, capture_output=True, text=True, timeout=100)
+    assert [json.loads(line)["finish"] for line in done.stdout.splitlines()] == ["length"] * 3, done.stderr
+
+
+def test_options_of_another_call_are_said(localllm: Shell) -> None:
+    ask = ("run", "guide", "hi", "--max-tokens", "1")
+    localllm("stop", "guide")
+    assert "earlier" not in localllm(*ask, "--quant", "int8").stderr
+    assert "guide is loaded with --quant int8, as an earlier call asked" in localllm(*ask).stderr
+    assert "earlier" not in localllm(*ask, "--quant", "none").stderr
+    assert "earlier" not in localllm(*ask).stderr
 
 
 def test_what_structured_output_promises_holds(localllm: Shell, tmp_path: Path) -> None:

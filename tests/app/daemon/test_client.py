@@ -174,6 +174,19 @@ async def test_another_version_is_said(client: Client, monkeypatch: pytest.Monke
     assert len(told) == 1
 
 
+async def test_settings_that_the_running_daemon_does_not_have_are_said(client: Client) -> None:
+    async def said(**settings: Any) -> list[str]:
+        told: list[str] = []
+        async with await Client.connect(Settings(**settings), on_status=told.append):
+            return told
+
+    assert await said(port=1, idle_unload=5.0) == [], "it loads models all the same"
+    (words,) = await said(context=4096, reference_ops=("norm",))
+    assert "context is 0, not 4096" in words
+    assert "reference_ops is [], not ['norm']" in words
+    assert "localllm stop" in words
+
+
 async def test_a_daemon_that_dies_in_the_middle(short_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(short_folder())
     monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", daemon.env["LOCALLLM_RUNTIME_DIR"])

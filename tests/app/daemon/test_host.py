@@ -117,6 +117,14 @@ def test_looking_at_a_backend_may_end_badly(monkeypatch: pytest.MonkeyPatch, scr
         asyncio.run(looked)
 
 
+def test_options_of_the_call_that_loaded_a_model_are_told(daemon: Daemon) -> None:
+    assert load(daemon, "test/other")[-1]["options"] == []
+    load(daemon, "test/other", quant="int8", backend="cuda")
+    assert load(daemon, "test/other")[-1]["options"] == ["--backend cuda", "--quant int8"]
+    assert daemon.chat("echo a", model="test/other").json()["system_fingerprint"].endswith("-cuda-float32-int8")
+    unload(daemon, "test/other")
+
+
 def test_asking_for_another_quant_loads_anew(daemon: Daemon) -> None:
     first = load(daemon, "test/other")[-1]
     second = load(daemon, "test/other", quant="int8")[-1]
