@@ -138,8 +138,8 @@ def chat(model: str | None, backend: str | None, quant: str | None, **asked: Any
 def run(model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, **asked: Any) -> int:
     """Answer one prompt and print the answer as it comes.
 
-    Piped input is added after PROMPT, or is the prompt when there is none. --json prints one object with text, finish,
-    usage and timings.
+    Piped input is added after PROMPT, or is the prompt when there is none. A file that a loop of the shell reads line
+    by line is left to the loop. --json prints one object with text, finish, usage and timings.
 
     \b
     Examples:

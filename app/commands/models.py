@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from .. import config
 from ..errors import InvalidRequest
 from ..sizes import size
 from ..store import catalog
@@ -15,6 +16,7 @@ from .console import say, table
 
 def list_models(as_json: bool) -> int:
     """The models on this machine."""
+    config.load()
     models = catalog.available()
     if as_json:
         entries = [
@@ -55,6 +57,7 @@ def list_models(as_json: bool) -> int:
 
 def pull(name: str) -> int:
     """Download, or complete, a model."""
+    config.load()
     from ..store import download
 
     model = download.pull(name, say)
@@ -64,6 +67,7 @@ def pull(name: str) -> int:
 
 def remove(name: str, packed: bool, yes: bool) -> int:
     """Delete a downloaded model, or only what was kept of it in smaller weights, after asking."""
+    config.load()
     from ..store import hub
 
     plan = hub.plan_unpacking(name) if packed else hub.plan_removal(name)

@@ -87,12 +87,26 @@ async def _collect(client: Client, model: str, messages: list[dict[str, Any]], b
 
 
 def _prompt(prompt: str | None) -> str:
-    """The argument and what was piped in, in this order, with an empty line between them."""
-    piped = "" if sys.stdin.isatty() else text_of(sys.stdin.buffer.read(), "standard input").strip("\n")
+    """The argument and standard input, in this order, with an empty line between them."""
+    piped = ""
+    if prompt and _read_by_another():
+        say("standard input, a file that was read in part before, is not part of the prompt")
+    elif not sys.stdin.isatty():
+        piped = text_of(sys.stdin.buffer.read(), "standard input").strip("\n")
+    if prompt and piped:  # in a loop that reads a pipe line by line, it holds the other lines
+        say(f"standard input ({len(piped)} characters) is part of the prompt; < /dev/null leaves it out")
     whole = "\n\n".join(part for part in (prompt, piped) if part)
     if not whole.strip():
         raise InvalidRequest("there is no prompt", hint='give one: localllm run guide "hello", or pipe it in')
     return whole
+
+
+def _read_by_another() -> bool:
+    """Standard input is a file read in part: by a shell's loop, which goes on with the next line."""
+    try:
+        return sys.stdin.buffer.seekable() and sys.stdin.buffer.tell() > 0
+    except OSError:
+        return False
 
 
 def _format(schema: IO[bytes] | None, regex: str | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,10 +120,24 @@ def _at_path(folder: Path) -> ModelRef:
     folder = folder.absolute()
     if not folder.is_dir():
         raise ModelNotFound(f"no folder {folder}", hint="a path must lead to a folder with config.json", param="model")
-    return _describe(str(folder), folder)
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(
+            f"{folder} is no model folder: it has no config.json",
+            hint="a model's folder has config.json, tokenizer.json and *.safetensors, as on Hugging Face",
+            param="model",
+        )
+    return _describe(str(folder), folder, files=folder.glob("*"))  # what lies deeper may be the whole disk
 
 
-def _describe(name: str, folder: Path, *, bundled: bool = False, revision: str = "", description: str = "") -> ModelRef:
+def _describe(
+    name: str,
+    folder: Path,
+    *,
+    bundled: bool = False,
+    revision: str = "",
+    description: str = "",
+    files: Iterable[Path] | None = None,
+) -> ModelRef:
     config, packed = _read_json(folder / "config.json"), paths.packed_dir(folder)
     text = config.get("text_config")
     context = (text if isinstance(text, dict) else config).get("max_position_embeddings")
@@ -132,7 +146,9 @@ def _describe(name: str, folder: Path, *, bundled: bool = False, revision: str =
         path=folder,
         bundled=bundled,
         revision=revision,
-        size=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and packed not in file.parents),
+        size=sum(
+            file.stat().st_size for file in files or folder.rglob("*") if file.is_file() and packed not in file.parents
+        ),
         packed=sum(file.stat().st_size for file in packed.glob("*")),
         context=context if isinstance(context, int) else 0,
         description=description or str(config.get("model_type", "")),

@@ -14,9 +14,11 @@ from pathlib import Path
 import click
 import pytest
 
-from localllm.app import config, errors
+from localllm.app import config, errors, paths
 from localllm.app.cli import cli, main
 from localllm.app.commands import console
+from localllm.app.commands.run import _prompt
+from localllm.app.errors import ConfigError
 from localllm.app.version import VERSION
 
 COMMANDS = [
@@ -125,6 +127,46 @@ def test_an_error_is_json_where_json_was_asked_for(capsys: pytest.CaptureFixture
     assert error["code"] == "invalid_request"
     assert "--nonsense" in error["message"]
     assert error["hint"]
+
+
+@pytest.mark.parametrize("command", [*cli.commands])
+def test_every_command_refuses_a_settings_file_that_is_wrong(
+    command: str, own_folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = paths.config_file()
+    file.parent.mkdir(parents=True)
+    file.write_text("prot = 1\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    names = [
+        param.name for param in cli.commands[command].params if isinstance(param, click.Argument) and param.required
+    ]
+    given = {"model": "guide", "name": "org/none", "shell": "bash"}
+    code = main([command, *(given[str(name)] for name in names)])
+    out, err = capsys.readouterr()
+    if command == "completion":  # a shell that starts has no use for an error
+        assert (code, err) == (0, "")
+        return
+    assert (code, out) == (ConfigError("").exit_code, "")
+    assert "unknown setting 'prot'" in err
+
+
+def prompt_from(stdin: Path, prompt: str | None, read_before: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    with stdin.open("rb") as file:
+        file.seek(read_before)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
+        return _prompt(prompt)
+
+
+def test_a_file_that_a_loop_reads_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    assert prompt_from(tmp_path / "lines", "one", 4, monkeypatch) == "one"
+    assert "not part of the prompt" in capsys.readouterr().err
+    assert prompt_from(tmp_path / "lines", "ask", 0, monkeypatch) == "ask\n\none\ntwo"
+    assert "standard input (7 characters) is part of the prompt" in capsys.readouterr().err
+    assert prompt_from(tmp_path / "lines", None, 4, monkeypatch) == "two"
+    assert capsys.readouterr().err == ""
 
 
 def test_an_unknown_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:

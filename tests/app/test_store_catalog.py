@@ -116,6 +116,19 @@ def test_a_name_longer_than_any_file_name_is_only_unknown() -> None:
         assert len(str(caught.value)) < 300
 
 
+def test_a_folder_without_a_config_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(*_: object) -> None:
+        raise AssertionError("the folder may be a whole disk")
+
+    monkeypatch.setattr(Path, "rglob", walk)
+    with pytest.raises(ModelNotFound, match=r"no model folder: it has no config\.json"):
+        catalog.resolve(str(tmp_path), allow_path=True)
+    (tmp_path / "config.json").write_text(CONFIG)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").write_bytes(b"x" * 1000)
+    assert catalog.resolve(str(tmp_path), allow_path=True).size == len(CONFIG)
+
+
 def test_paths_are_models_only_where_allowed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(CONFIG)
     assert catalog.resolve(str(tmp_path), allow_path=True).path == tmp_path
