@@ -81,6 +81,26 @@ async def test_hosts_refused(host: str) -> None:
     assert (await ask(headers=[("Host", host)], server=("/run/daemon.sock", None))).status_code == 200
 
 
+async def test_an_ipv4_client_of_an_ipv6_socket() -> None:
+    """A socket for both sees its own address as ::ffff:192.168.7.7, and the client names 192.168.7.7."""
+    for server in ("::ffff:192.168.7.7", "::ffff:192.168.7.7%eth0"):
+        assert (await ask(headers=[("Host", "192.168.7.7:11811")], server=(server, 11811))).status_code == 200
+        assert (await ask(headers=[("Host", "192.168.7.8")], server=(server, 11811))).status_code == 403
+    assert (await ask(headers=[("Host", "[fd00::7]")], server=("fd00::7", 11811))).status_code == 200
+
+
+@pytest.mark.parametrize("part", ["path", "query", "name", "value", "many"])
+async def test_every_part_of_a_head_counts(part: str) -> None:
+    async def status(size: int) -> int:
+        text = "x" * size
+        headers = {"name": [(text, "1")], "value": [("X-Long", text)], "many": [("X", "y")] * (size // 6)}
+        path = {"path": f"/{text}", "query": f"/health?{text}"}.get(part, "/health")
+        return (await ask(path, headers=headers.get(part))).status_code
+
+    assert await status(connections.MAX_HEAD - 500) == (404 if part == "path" else 200)
+    assert await status(connections.MAX_HEAD) == 400
+
+
 @pytest.mark.parametrize(
     ("origins", "status"),
     [
