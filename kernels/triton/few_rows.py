@@ -71,14 +71,10 @@ def few_rows_kernel(
             held = tl.load(from_x + k[None, :], mask=wanted, other=0)
             if FORMAT == "int4":
                 at = base // 2 + tl.arange(0, BLOCK_K // 2)
-                place = at
-                if RECORDS == "turned":  # words of 64 bytes, a 4 x 4 matrix
-                    word = at % 64 // 4
-                    place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
                 if EVEN:
-                    pair = tl.load(from_data + place[None, :])
+                    pair = tl.load(from_data + at[None, :])
                 else:
-                    pair = tl.load(from_data + place[None, :], mask=(2 * at < stop)[None, :], other=0)
+                    pair = tl.load(from_data + at[None, :], mask=(2 * at < stop)[None, :], other=0)
                 even, odd = tl.split(held.reshape(BLOCK_M, BLOCK_K // 2, 2))
                 low, high = nibbles(pair, shift, held.dtype, PTX)
                 if ONE:
@@ -137,7 +133,7 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, turned: bool, amd: bool = AMD) -> Blocks:
+def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, amd: bool = AMD) -> Blocks:
     """`wide`: of float32 activations, which are multiplied without tensor cores. Those of `amd` wait for a device to be
     tuned on; they are such that no register spills."""
     k = 128 if sub >= ins or sub % 128 == 0 else 64 if sub % 64 == 0 else 32
@@ -147,8 +143,6 @@ def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, turned: bool, amd: bo
         return Blocks(64, 64 if fmt == "int8" else 32, 1, 4, 2)
     if fmt == "int8":
         return Blocks(64, 256, 1, 4, 3)
-    if turned:
-        return Blocks(64, min(k, 64), 1, 8, 3)
     turns = 1 if ins % 128 else 128 // k  # masks take registers
     return Blocks(128, k, turns, 4, 3) if fmt == "int4" else Blocks(64, k, turns, 4, 3)
 
@@ -171,7 +165,6 @@ def few_rows(
     fmt: Format,
     outs: int,
     sub: int,
-    turned: bool = False,
     x_scale: Tensor | None = None,
 ) -> Tensor:
     """x [1…16 rows, ins] times the weight [outs, ins], whose records of scale (and zero) are each of `sub` inputs: a
@@ -182,8 +175,8 @@ def few_rows(
     rows, ins = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, outs, dtype=dtype)
-    records = records_of(scale, turned)
-    n, k, turns, warps, stages = blocks_of(fmt, sub, ins, x.dtype == torch.float32, turned)
+    records = records_of(scale, turned=False)
+    n, k, turns, warps, stages = blocks_of(fmt, sub, ins, x.dtype == torch.float32)
     step, blocks = k * turns, triton.cdiv(outs, n)
     steps = triton.cdiv(ins, step)
     shares = shares_of(blocks, steps, described(x.device).processors)

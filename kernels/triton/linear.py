@@ -17,6 +17,7 @@ from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8
 from ..ops.linear import Fp8, Int4, Int8, Weight
 from .few_rows import MOST, MOST_INS, few_rows
+from .few_rows_turned import few_rows_turned
 from .round_rows import as_rounded, round_rows, scale_back
 from .widen import widened
 
@@ -70,8 +71,10 @@ def product(
     dtype = dtype or x.dtype
     if rows == 0 or outs == 0:
         return x.new_empty(rows, outs, dtype=dtype)
+    if rows <= MOST and turned:
+        return few_rows_turned(x, data, scale, bias, dtype, outs, sub)
     if rows <= MOST:
-        return few_rows(x, data, scale, zero, bias, dtype, "int4" if nibbles else "fp8", outs, sub, turned)
+        return few_rows(x, data, scale, zero, bias, dtype, "int4" if nibbles else "fp8", outs, sub)
     out = x.new_empty(rows, outs, dtype=dtype)
     for start, weights in widened(data, scale, zero, outs, ins, sub, x.dtype, turned, nibbles):
         to = slice(start, start + len(weights))

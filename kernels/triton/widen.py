@@ -115,13 +115,20 @@ def records_of(scale: Tensor, turned: bool) -> Records:
 
 
 @triton.jit
-def _nibbles(data, outputs, first, ins, pitch, TURNED: tl.constexpr, BLOCK_K: tl.constexpr):
+def _nibbles(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr):
     """[BLOCK_N, BLOCK_K] whole numbers 0…15 of the inputs from `first` on."""
     at = first // 2 + tl.arange(0, BLOCK_K // 2)
-    place = at
-    if TURNED:  # words of 64 bytes, a 4 x 4 matrix
-        word = at % 64 // 4
-        place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
+    to = data + outputs.to(tl.int64)[:, None] * pitch + at[None, :]
+    pair = tl.load(to, mask=(2 * at < ins)[None, :], other=0)
+    return tl.interleave(pair & 15, pair >> 4)
+
+
+@triton.jit
+def turned_nibbles(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr):
+    """The same where the words of each 64 bytes are a 4 x 4 matrix turned."""
+    at = first // 2 + tl.arange(0, BLOCK_K // 2)
+    word = at % 64 // 4
+    place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
     to = data + outputs.to(tl.int64)[:, None] * pitch + place[None, :]
     pair = tl.load(to, mask=(2 * at < ins)[None, :], other=0)
     return tl.interleave(pair & 15, pair >> 4)
@@ -140,8 +147,11 @@ def _widen(
     k = first + tl.arange(0, BLOCK_K)
     factor, shift = record_of(scale, zero, outputs, first // sub, outs, subs, NIBBLES, RECORDS)
     if NIBBLES:
-        weights = _nibbles(data, outputs, first, ins, pitch, RECORDS == "turned", BLOCK_K).to(tl.float32)
-        weights -= shift[:, None]
+        if RECORDS == "turned":
+            whole = turned_nibbles(data, outputs, first, ins, pitch, BLOCK_K)
+        else:
+            whole = _nibbles(data, outputs, first, ins, pitch, BLOCK_K)
+        weights = whole.to(tl.float32) - shift[:, None]
     else:
         to = data + outputs.to(tl.int64)[:, None] * pitch + k[None, :]
         weights = e4m3(tl.load(to, mask=(k < ins)[None, :], other=0), tl.float32, False)

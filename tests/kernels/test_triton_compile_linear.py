@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import TARGETS, Build, Target, compile_for, spilled
 
-from localllm.kernels.triton import few_rows, round_rows, widen
+from localllm.kernels.triton import few_rows, few_rows_turned, round_rows, widen
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 
@@ -36,9 +36,10 @@ RECORDS: dict[str, tuple[dict[str, str], bool, str]] = {  # types of scale and z
 def few_rows_builds(target: Target) -> Iterator[Build]:
     """As blocks_of chooses: the records that models have, and every type of activations; shapes that are even, as those
     of models are, and others, of weights that are packed."""
-    groups = {"turned": (32, 64, 128), "across": (32, 64, 128, 4096), "int4": (64, 128), "fp8": (64, 128, 4096)}
-    for label, (types, is_int4, records) in RECORDS.items():
-        for group in groups[label]:
+    groups = {"across": (32, 64, 128, 4096), "int4": (64, 128), "fp8": (64, 128, 4096)}
+    for label, per_label in groups.items():
+        types, is_int4, records = RECORDS[label]
+        for group in per_label:
             yield _few_rows(target, label, "int4" if is_int4 else "fp8", types, records, group, "*bf16")
     for x in ("*fp16", "*fp32"):
         yield _few_rows(target, "across", "int4", ACROSS, "across", 64, x)
@@ -53,7 +54,7 @@ def _few_rows(
     target: Target, label: str, fmt: Any, types: dict[str, str], records: str, sub: int, x: str, even: bool = True
 ) -> Build:
     n, k, turns, warps, stages = few_rows.blocks_of(
-        fmt, sub, 4096 if even else 4000, x == "*fp32", records == "turned", amd=target.backend == "hip"
+        fmt, sub, 4096 if even else 4000, x == "*fp32", amd=target.backend == "hip"
     )
     pointers = {"out": "*fp32" if x == "*i8" else x, "x": x, "bias": "*fp32", "counters": "*i32", "x_scale": "*fp32"}
     pointers |= {"data": "*i8" if fmt == "int8" else "*u8", "partial": "*i32" if fmt == "int8" else "*fp32", **types}
@@ -64,6 +65,14 @@ def _few_rows(
     name = f"few-rows-{label}-{sub}-{x[1:]}{'' if even else '-odd'}"
     kernel = few_rows.few_rows_kernel
     return Build(name, kernel, {**NUMBERS, **pointers}, constants, warps, stages, EVEN if even else frozenset())
+
+
+def turned_build() -> Build:
+    """Of the CUDA library's weights, which AMD's GPUs never see."""
+    types = {"out": "*bf16", "x": "*bf16", "data": "*u8", "records": "*i32", "bias": "*fp32"}
+    constants = {"HAS_BIAS": True, "BLOCK_M": 16, "BLOCK_N": few_rows_turned.BLOCK_N, "BLOCK_K": 64}
+    kernel = few_rows_turned.few_rows_turned_kernel
+    return Build("turned", kernel, {**NUMBERS, **types}, constants, few_rows_turned.WARPS, few_rows_turned.STAGES)
 
 
 def widening(label: str) -> Build:
@@ -93,7 +102,12 @@ SOME = ("few-rows-across-64-bf16", "few-rows-int8-4096-i8", "few-rows-fp8-128-bf
 
 def runs() -> Iterator[Any]:
     for target in ALL:
-        for build in (*few_rows_builds(target), *map(widening, RECORDS), *rounding()):
+        for build in (
+            *few_rows_builds(target),
+            *([turned_build()] * (target.backend == "cuda")),
+            *map(widening, RECORDS),
+            *rounding(),
+        ):
             often = build.label in SOME if build.label.startswith("few-rows") else target in TARGETS
             often = often and (str(target) in OFTEN or not build.label.startswith("few-rows"))
             yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])

@@ -1,0 +1,61 @@
+"""Products of up to 16 rows with int4 weights as kernels/cuda/linear.py packs them, which turns nibbles and records.
+
+They are read where CUDA C++ finds too little shared memory. few_rows.py reads weights that lie in order, and faster: 16
+bytes of an output at a time, where here there are 4.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .widen import record_of, turned_nibbles
+
+BLOCK_N, WARPS, STAGES = 64, 8, 3
+
+
+@triton.jit(do_not_specialize=["rows"])
+def few_rows_turned_kernel(
+    out, x, data, records, bias, rows, outs, ins, subs, sub, x_stride, pitch,
+    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid: blocks of outputs. BLOCK_K inputs are all of one record, of `sub` inputs."""
+    row = tl.arange(0, BLOCK_M)
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = output < outs
+    near = tl.minimum(output, outs - 1)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, ins, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        inside = (row < rows)[:, None] & (k < ins)[None, :]
+        held = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
+        factor, shift = record_of(records, records, near, first // sub, outs, subs, True, "turned")
+        whole = turned_nibbles(data, near, first, ins, pitch, BLOCK_K).to(tl.float32)
+        weights = (whole - shift[:, None]).to(held.dtype)
+        sums += tl.dot(held, tl.trans(weights), input_precision="ieee") * factor[None, :]
+    if HAS_BIAS:
+        sums += tl.load(bias + near).to(tl.float32)[None, :]
+    to = out + row.to(tl.int64)[:, None] * outs + output[None, :]
+    tl.store(to, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None, :])
+
+
+def depth(sub: int, ins: int) -> int:
+    """Inputs of a block, all of one record."""
+    return 64 if sub >= ins or sub % 64 == 0 else 32
+
+
+def few_rows_turned(
+    x: Tensor, data: Tensor, records: Tensor, bias: Tensor | None, dtype: torch.dtype, outs: int, sub: int
+) -> Tensor:
+    """x [1…16 rows, ins] times the weight; a record for each `sub` inputs: 32, 64, or a multiple of 128."""
+    rows, ins = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = x.new_empty(rows, outs, dtype=dtype)
+    few_rows_turned_kernel[(triton.cdiv(outs, BLOCK_N),)](
+        out, x, data, records, records if bias is None else bias, rows, outs, ins, triton.cdiv(ins, sub), sub,
+        x.stride(0), data.stride(0), bias is not None, 16, BLOCK_N, depth(sub, ins),
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return out
