@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from ..daemon.frames import ResponseFormat
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, UnsupportedParameter
 from .bounded import BoundedChild, ChildLost
 from .grammar_child import Vocabulary
 from .matcher import make_matcher, make_tokens
@@ -32,6 +32,7 @@ MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choi
 MAX_DEPTH = 64  # nested objects and arrays in a schema
 MAX_NODES = 20_000  # values in a schema
 MAX_CHOICES = 4096
+MAX_COMPARED = 4096  # tokens whose bytes are compared with the library's
 CPU_BOUND, WALL_BOUND = 0.4, 5.0  # seconds of one trial
 MEMORY_BOUND = 2 * 2**30  # bytes of address space, the vocabulary's tables counted in
 
@@ -82,7 +83,11 @@ class GrammarCompiler:
             raise InvalidRequest("this model names no end-of-sequence token, so structured output could never end")
         self._vocab_size = vocab_size
         vocabulary = Vocabulary(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), sorted(tokenizer.eos_ids))
-        self._tokens = make_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_ids)
+        try:
+            self._tokens = make_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_ids)
+        except ValueError as error:
+            raise _unreadable(tokenizer, str(error)) from None
+        self._compare_bytes(tokenizer)
         self._call_marks = [
             mark if tokenizer.id_of(mark) is not None else json.dumps(mark) for mark in (CALL, END_CALL)
         ]
@@ -99,6 +104,15 @@ class GrammarCompiler:
             memory=MEMORY_BOUND,
             hello=lambda: msgspec.msgpack.encode(vocabulary),
         )
+
+    def _compare_bytes(self, tokenizer: ChatTokenizer) -> None:
+        """A decoder that the library reads otherwise would let through text that the grammar forbids."""
+        for token in range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // MAX_COMPARED):
+            if token in tokenizer.added_ids or self._tokens.is_special_token(token):
+                continue
+            theirs, ours = self._tokens.decode_bytes([token]), tokenizer.token_bytes(token)
+            if theirs != ours:
+                raise _unreadable(tokenizer, f"token {token} is {ours!r}, the library says {theirs!r}")
 
     def close(self) -> None:
         self._trials.close()
@@ -170,6 +184,13 @@ class GrammarCompiler:
 
 def _unusable(where: str, problem: object) -> InvalidRequest:
     return InvalidRequest(f"{where} cannot be used for structured output: {problem}", param=where)
+
+
+def _unreadable(tokenizer: ChatTokenizer, problem: str) -> UnsupportedParameter:
+    kind = "+".join(tokenizer.decoders) or "none"
+    return UnsupportedParameter(
+        f"structured output is not supported for this model's tokenizer (decoder {kind}): {problem:.200}"
+    )
 
 
 def _json_grammar(schema: object, where: str) -> str:

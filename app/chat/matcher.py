@@ -17,8 +17,16 @@ LIMITS = Limits(
 
 
 def make_tokens(tokenizer_json: str, vocab_size: int, eos_ids: list[int]) -> LLTokenizer:
-    """`tokenizer_json` is the text of tokenizer.json; takes about a second for 150,000 tokens."""
-    return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos_ids)
+    """`tokenizer_json` is the text of tokenizer.json; takes about a second for 150,000 tokens.
+
+    Raises ValueError for a tokenizer that the library cannot read.
+    """
+    try:
+        return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos_ids)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library's Rust, which is no Exception
+            raise
+        raise ValueError(str(error)) from None
 
 
 def make_matcher(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:

@@ -128,6 +128,7 @@ class ChatTokenizer:
             token: "".join(_LETTER_OF[byte] for byte in text.encode())
             for token, text in added.items()
             if not text.isascii() and all(letter in _BYTE_OF for letter in text)
+            if self._rust.model.token_to_id(text) is None  # the model knows the others as bytes
         }
 
     def token_bytes(self, token: int) -> bytes:
@@ -149,8 +150,22 @@ class ChatTokenizer:
         return frozenset(self._rust.get_added_tokens_decoder())
 
     def to_json(self) -> str:
-        """The tokenizer as tokenizer.json text, without truncation or padding (for the grammar compiler)."""
-        return self._rust.to_str()
+        """The tokenizer as tokenizer.json text, without truncation or padding, for the grammar compiler.
+
+        That takes added tokens for bytes as the ByteLevel decoder does: these become special tokens, which no text
+        holds. And it knows no Metaspace: there it gets a chain of the same meaning (but for a text's first space).
+        """
+        text = self._rust.to_str()
+        if not self._respelled and "Metaspace" not in self.decoders:
+            return text
+        value = json.loads(text)
+        for entry in value["added_tokens"]:
+            if entry["id"] in self._respelled:
+                entry |= {"content": f"{PROTECT}{entry['id']}", "special": True}
+        if "Metaspace" in self.decoders:
+            spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+            value["decoder"] = {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+        return json.dumps(value, ensure_ascii=False)
 
 
 def _encode(rust: RustTokenizer, text: str, add_special_tokens: bool) -> list[int]:

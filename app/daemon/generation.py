@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...engine.request import Delta, Request
@@ -76,9 +76,11 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
         if max_tokens < 1:
             raise too_long(spec.max_context, len(prompt.ids), where)
     stop_ids = frozenset(asked.stop_ids) | (frozenset() if asked.ignore_eos else model.tokenizer.eos_ids)
-    generation = Generation(asked, prompt, [], {})
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     compiled = _grammar(asked, model, prompt, tools, forced)
+    if asked.response_format is not None:
+        prompt = replace(prompt, goes_on=True)  # a first space that a regex asks for is no decoration
+    generation = Generation(asked, prompt, [], {})
     for index in range(asked.n):
         name = f"{asked.id}/{index}"
         grammar = compiled.copy() if compiled else None

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.daemon import frames
 from localllm.app.daemon.frames import Failed, Finished, Generate, ResponseFormat, Started
 
+from .chat.vocabularies import vocabulary
 from .tiny_qwen import VOCAB, write_model
 from .worker_process import Result, WorkerProcess
 
@@ -150,6 +152,38 @@ def test_a_chat(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     again = one(worker, temperature=0.0, max_tokens=24)
     assert again.text() == result.text()
     assert again.end.cached_tokens > 0
+
+
+def test_text_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
+    """Characters of several byte tokens side by side, and spaces in front of an answer that goes on."""
+    folder = write_model(tmp_path / "model")
+    words = vocabulary("llama", tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "llama" / file, folder / file)
+    worker = WorkerProcess()
+    worker.load(folder, cache_mib=1)
+    flags = one(
+        worker,
+        prompt="a",
+        max_tokens=60,
+        logprobs=0,
+        response_format=ResponseFormat(kind="choice", choices=["🇫🇷🇯🇵 ok"]),
+    )
+    assert flags.text() == "🇫🇷🇯🇵 ok"
+    assert b"".join(bytes(entry.bytes) for entry in flags.logprobs()).decode() == "🇫🇷🇯🇵 ok"
+    cut = one(worker, prompt="a", max_tokens=6, response_format=ResponseFormat(kind="choice", choices=["🇫🇷🇯🇵 ok"]))
+    assert cut.text() == "🇫\ufffd\ufffd"
+    spaced = one(worker, prompt="the", max_tokens=60, response_format=ResponseFormat(kind="regex", regex=" fox, (ü|ö)"))
+    assert spaced.text() in (" fox, ü", " fox, ö")
+    ids = words.encode("🇫🇷 ok", add_special_tokens=False)
+    assert worker.ask(frames.Detokenize(id="d", tokens=ids)).text == "🇫🇷 ok"
+    assert worker.ask(frames.Detokenize(id="e", tokens=ids[:-3])).text.startswith("🇫")
+    (free,) = worker.generate(ask(prompt="the quick", max_tokens=60, temperature=2.0, seed=1, logprobs=0))
+    before = words.encode("the quick", add_special_tokens=False)
+    given = [entry.id for entry in free.logprobs()]
+    whole = words.decode(before + given, hidden=words.special_ids)
+    assert "the quick" + free.text() == whole
+    assert worker.close()[0] == 0
 
 
 def test_text_equals_the_whole_decoding(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:

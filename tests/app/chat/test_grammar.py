@@ -4,21 +4,24 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
+from tokenizers import models
 
 from localllm.app.chat import grammar
 from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
 from localllm.app.chat.parsers import CallPart, OutputParser
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.daemon.frames import ResponseFormat
-from localllm.app.errors import InvalidRequest
+from localllm.app.errors import InvalidRequest, UnsupportedParameter
 from localllm.engine.grammar import unpack_mask
 
 from ..tiny_qwen import VOCAB, write_tokenizer
+from .vocabularies import KINDS, vocabulary
 
 Marked = tuple[ChatTokenizer, GrammarCompiler]  # with the marks of a call as tokens, or as text
 
@@ -571,6 +574,36 @@ def test_waiting_is_bounded(
     with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
         impatient.compile(ResponseFormat(kind="regex", regex="(a{1000}){1000}"))
     impatient.close()
+
+
+@pytest.mark.parametrize("kind", ["byte level", "llama", "gemma", "metaspace after bytes", "metaspace"])
+def test_every_kind_of_vocabulary(kind: str, tmp_path: Path) -> None:
+    """A token's bytes are those that it adds to a text: spaces, characters of several tokens."""
+    tokenizer = vocabulary(kind, tmp_path)
+    compiler = GrammarCompiler(tokenizer, VOCAB)
+    pattern = "the( fox| isn't| 日本| é)+" if kind == "metaspace" else "the( fox| größer🇫🇷| 日本|\n\t)+"
+    compiled = compiler.compile(ResponseFormat(kind="regex", regex=pattern))
+    for seed in range(12):
+        text = walk(tokenizer, compiled.copy(), seed)
+        assert re.fullmatch(pattern, text), text
+    compiler.close()
+
+
+@pytest.mark.parametrize("kind", ["byte level, word ends", "wordpiece", "suffixes", "words"])
+def test_vocabularies_without_bytes_of_their_own_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    tokenizer = vocabulary(kind, tmp_path)
+    name = re.escape("+".join(tokenizer.decoders) or "none")
+    with pytest.raises(UnsupportedParameter, match=rf"structured output.*decoder {name}\)"):
+        GrammarCompiler(tokenizer, VOCAB)
+
+
+def test_a_vocabulary_that_the_library_panics_at_is_refused(tmp_path: Path) -> None:
+    made = KINDS["llama"]()
+    vocab = {**json.loads(made.to_str())["model"]["vocab"], "<0x1>": made.get_vocab_size()}
+    made.model = models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True)
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedParameter, match="structured output"):
+        GrammarCompiler(ChatTokenizer(tmp_path, [END]), VOCAB)
 
 
 def test_a_model_without_an_end_is_refused(tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

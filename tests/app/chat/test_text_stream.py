@@ -140,6 +140,13 @@ def test_the_bytes_of_tokens_join_to_the_text(folder: Path) -> None:
             assert told + raw.decode("utf-8", "replace") == tokenizer.decode(before + tokens), (kind, tokens)
 
 
+def test_letters_that_are_added_as_tokens_come_out_as_they_went_in(folder: Path) -> None:
+    tokenizer = vocabulary("byte level", folder)
+    text = "für naïve õ÷ 日本語"
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert in_pieces(tokenizer, tokens, random.Random(0)) == (text, len(tokens))
+
+
 def test_a_character_that_begins_in_the_prompt_is_whole(folder: Path) -> None:
     tokenizer = vocabulary("llama", folder)
     tokens = tokenizer.encode("🇫🇷", add_special_tokens=False)

@@ -83,13 +83,13 @@ def test_token_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
 
 def test_added_tokens_keep_their_letters(tmp_path: Path) -> None:
     made = make_tokenizer()
-    made.add_tokens(["ü", "naïve", "é b"])
+    made.add_tokens(["naïve", "é b", "è"])
     made.save(str(tmp_path / "tokenizer.json"))
     tokenizer = ChatTokenizer(tmp_path)
-    ids = tokenizer.encode("für naïve é b 🙂", add_special_tokens=False)
-    assert {tokenizer.id_of("ü"), tokenizer.id_of("naïve"), tokenizer.id_of("é b")} <= set(ids)
-    assert tokenizer.decode(ids) == "für naïve é b 🙂"
-    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "für naïve é b 🙂"
+    ids = tokenizer.encode("so naïve é b 語", add_special_tokens=False)
+    assert {tokenizer.id_of("naïve"), tokenizer.id_of("é b"), tokenizer.id_of("è")} <= set(ids)
+    assert tokenizer.decode(ids) == "so naïve é b 語", "è is the first byte of 語"
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "so naïve é b 語"
 
 
 def test_hidden_tokens(folder: Path) -> None:

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from localllm.app.chat.tokenizer import ChatTokenizer
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
+NO_BYTES = "ÀÁõö÷øùúûüýþÿ"  # letters of bytes that UTF-8 does not have; DeepSeek's vocabularies add them as text
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 CORPUS = [
@@ -62,12 +63,12 @@ def _byte_level() -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         min_frequency=1,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(NO_BYTES)),
         special_tokens=SPECIAL,
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens(["ü", "naïve", AddedToken("日本", normalized=False)])
+    tokenizer.add_tokens([*NO_BYTES, "naïve", AddedToken("日本", normalized=False)])
     return tokenizer
 
 
