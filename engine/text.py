@@ -104,7 +104,7 @@ class TextStream:
         self._window = [token for token in self._window if self._has_text(token)][-SHORT_WINDOW:]
         self._fresh = min(self._fresh, len(self._window))
         text = self._decode(self._window)
-        self._shown = text[: max(len(text) - waiting, 0)]
+        self._shown = text[: len(text) - waiting]
 
     def _has_text(self, token: int) -> bool:
         """Some have none as the first token only: a space that is dropped there."""

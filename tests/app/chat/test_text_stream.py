@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -121,11 +121,11 @@ def test_after_each_token_all_text_that_is_certain_is_there_and_its_tokens_are_c
 def test_what_goes_on_from_a_prompt_is_what_it_adds_to_the_prompt(tokenizer: ChatTokenizer) -> None:
     hidden = tokenizer.special_ids
     before = tokenizer.encode(CORPUS[0] + " and", add_special_tokens=True)
-    told = tokenizer.decode(before, hidden=hidden)
+    prompt_text = tokenizer.decode(before, hidden=hidden)
     for tokens, _ in samples(tokenizer, SOME):
         stream = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), before=before)
         text = stream.push(tokens).text + stream.finish().text
-        assert told + text == tokenizer.decode(before + tokens, hidden=hidden), tokens
+        assert prompt_text + text == tokenizer.decode(before + tokens, hidden=hidden), tokens
 
 
 def test_the_bytes_of_tokens_join_to_the_text(folder: Path) -> None:
@@ -133,11 +133,11 @@ def test_the_bytes_of_tokens_join_to_the_text(folder: Path) -> None:
     for kind in sorted(KINDS.keys() - {"suffixes"}):
         tokenizer = vocabulary(kind, folder)
         before = tokenizer.encode("the fox", add_special_tokens=False)
-        told = tokenizer.decode(before)
+        prompt_text = tokenizer.decode(before)
         for seed in range(SOME):
             tokens = tokenizer.encode(make_text(random.Random(seed)), add_special_tokens=False)
             raw = b"".join(tokenizer.token_bytes(token) for token in tokens)
-            assert told + raw.decode("utf-8", "replace") == tokenizer.decode(before + tokens), (kind, tokens)
+            assert prompt_text + raw.decode("utf-8", "replace") == tokenizer.decode(before + tokens), (kind, tokens)
 
 
 def test_letters_that_are_added_as_tokens_come_out_as_they_went_in(folder: Path) -> None:
@@ -247,17 +247,37 @@ def test_the_decoder_of_tokenizers_itself_gives_whole_characters(kind: str, fold
 def test_the_window_stays_short_whatever_is_broken(kind: str, folder: Path) -> None:
     tokenizer = vocabulary(kind, folder)
     single = byte_ids(tokenizer)
-    longest = 0
+    sizes: list[int] = []
 
-    def decode(ids: list[int]) -> str:
-        nonlocal longest
-        longest = max(longest, len(ids))
+    def decode(ids: Sequence[int]) -> str:
+        sizes.append(len(ids))
         return tokenizer.decode(ids, hidden=tokenizer.special_ids)
 
     end = sorted(tokenizer.special_ids)[0]
     for raw in (b"\x80", b"\xf0", b"\xf0\x9f\x98", b"\x98\xf0\x9f", "語".encode(), b"\xf0\x9f\x87"):
         tokens = [single[byte] for byte in raw * 60] + [end] * 40 + [single[byte] for byte in raw]
+        sizes.clear()
         stream = TextStream(decode)
         text = "".join([stream.push([token]).text for token in tokens]) + stream.finish().text
-        assert longest <= 2 * LONGEST_WINDOW + 2
+        assert max(sizes) <= 2 * LONGEST_WINDOW + 2
+        assert sum(sizes) <= 25 * len(tokens)
         assert text == tokenizer.decode(tokens, hidden=tokenizer.special_ids)
+
+
+@pytest.mark.parametrize("kind", ["llama", "metaspace", "metaspace after bytes"])
+def test_a_first_space_among_many_tokens_without_text_counts_as_the_first(kind: str, folder: Path) -> None:
+    tokenizer = vocabulary(kind, folder)
+    (end, *_), space = sorted(tokenizer.special_ids), tokenizer.id_of("▁")
+    assert space is not None
+    tokens = [*[end] * 40, space, *[end] * 40, *tokenizer.encode("fox", add_special_tokens=False)]
+    assert in_pieces(tokenizer, tokens, random.Random(0)) == (" fox", len(tokens))
+
+
+def test_broken_bytes_come_out_although_tokenizers_takes_characters_back(folder: Path) -> None:
+    tokenizer = vocabulary("llama", folder)
+    theirs = Tokenizer.from_file(str(folder / "llama" / "tokenizer.json"))
+    single = byte_ids(tokenizer)
+    stream = TextStream(theirs.decode)
+    shown = "".join([stream.push([single[byte]]).text for byte in "é".encode() + b"\xff" * 100])
+    assert len(shown.removeprefix("é").strip(BROKEN)) == 0
+    assert len(shown) > 90
