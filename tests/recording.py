@@ -24,6 +24,8 @@ TIERS = ("real", "real_otherdevice", "contract", "emulated", "compile")
 BACKENDS = {**{name: name for name in backends.ORDER}, "amx": "cpu", "triton": "cuda", "metal": "mlx"}
 GENERATED = (":!tests/results.jsonl", ":!README.md")
 
+PROPERTY = "recorded"  # of a report: its test's Key, which pytest-xdist sends to the process that writes
+
 Key = tuple[str, str, str, str, str, bool]  # Record's fields up to the counts
 
 
@@ -88,8 +90,15 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def in_worker() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
 class Recorder:
-    """Writes each test file's counts as soon as all of its tests have ended: a session may be cut off."""
+    """Writes each test file's counts as soon as all of its tests have ended: a session may be cut off.
+
+    With pytest-xdist the workers know the tests and only the controller writes, at the end of a whole session.
+    """
 
     def __init__(self, file: Path, commit: str) -> None:
         self._file, self._commit = file, commit
@@ -101,10 +110,14 @@ class Recorder:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             if key := key_of(item):
+                item.user_properties.append((PROPERTY, key))
                 self._keys[item.nodeid] = key
                 self._left[key[4]] += 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == PROPERTY:
+                self._keys[report.nodeid] = tuple(value)
         said = report.when == "call" or report.outcome != "passed"
         if said and report.nodeid in self._keys and self._outcomes.get(report.nodeid) != "failed":
             self._outcomes[report.nodeid] = report.outcome
@@ -114,8 +127,15 @@ class Recorder:
             return
         file = self._keys[nodeid][4]
         self._left[file] -= 1
-        if not self._left[file]:
+        if self._left[file] == 0 and not in_worker():
             self._write(file)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if whole and not in_worker():
+            for file in {key[4] for key in self._keys.values()}:
+                if self._left[file] < 0:  # the workers collected its tests
+                    self._write(file)
 
     def _write(self, file: str) -> None:
         from scripts.results import Record, merge

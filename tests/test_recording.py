@@ -29,7 +29,7 @@ APPLE = DeviceInfo("mlx", "Apple M1", 2, 1)
 
 def item(name: str, *tiers: str, file: str = "tests/backends/test_cuda.py", backend: str = "", **params: str) -> Any:
     cls = SimpleNamespace(backend=backend) if backend else None
-    made = SimpleNamespace(nodeid=f"{file}::{name}", path=ROOT / file, cls=cls)
+    made = SimpleNamespace(nodeid=f"{file}::{name}", path=ROOT / file, cls=cls, user_properties=[])
     made.get_closest_marker = lambda tier: tier in tiers
     if params:
         made.callspec = SimpleNamespace(params=params)
@@ -43,6 +43,10 @@ def here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Non
     monkeypatch.setattr(recording, "device", found.get)
 
 
+def report(of: Any, when: str, outcome: str) -> Any:
+    return SimpleNamespace(nodeid=of.nodeid, when=when, outcome=outcome, user_properties=of.user_properties)
+
+
 def record(file: Path, items: Sequence[Any], outcomes: dict[str, str]) -> list[Record]:
     """A session of these; outcomes by test, of its call, or "when outcome"."""
     recorder = Recorder(file, "abc1234")
@@ -50,8 +54,7 @@ def record(file: Path, items: Sequence[Any], outcomes: dict[str, str]) -> list[R
     for one in items:
         for said in outcomes.get(one.nodeid.partition("::")[2], "passed").split(", "):
             when, _, outcome = said.rpartition(" ")
-            report: Any = SimpleNamespace(nodeid=one.nodeid, when=when or "call", outcome=outcome)
-            recorder.pytest_runtest_logreport(report)
+            recorder.pytest_runtest_logreport(report(one, when or "call", outcome))
         recorder.pytest_runtest_logfinish(one.nodeid)
     return read(file)
 
@@ -110,7 +113,7 @@ def test_a_file_that_was_cut_off_is_not_counted(here: None, tmp_path: Path) -> N
     recorder = Recorder(tmp_path / "results", "abc")
     recorder.pytest_collection_modifyitems([whole, cut, item("c", "real", file="tests/backends/test_cuda_split.py")])
     for one in (whole, cut):
-        recorder.pytest_runtest_logreport(SimpleNamespace(nodeid=one.nodeid, when="call", outcome="passed"))  # type: ignore[arg-type]
+        recorder.pytest_runtest_logreport(report(one, "call", "passed"))
         recorder.pytest_runtest_logfinish(one.nodeid)
     assert [each.file for each in read(tmp_path / "results")] == ["tests/backends/test_cuda.py"]
 
@@ -130,6 +133,28 @@ def counted(**changes: Any) -> Record:
         "commit": "abc1234",
     }
     return Record(**{**values, **changes})
+
+
+@pytest.mark.parametrize("here", [[GPU, CPU]], indirect=True)
+@pytest.mark.parametrize("exitstatus", [pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED])
+def test_workers_of_xdist_are_counted_by_their_controller(
+    here: None, exitstatus: pytest.ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = [item(name, "real") for name in ("a", "b", "c")]
+    controller, worker = Recorder(tmp_path / "controller", "abc1234"), Recorder(tmp_path / "worker", "abc1234")
+    worker.pytest_collection_modifyitems(tests)
+    for one in tests:
+        each = report(one, "call", "failed" if one is tests[0] else "passed")
+        controller.pytest_runtest_logreport(each)
+        controller.pytest_runtest_logfinish(one.nodeid)
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+        worker.pytest_runtest_logreport(each)
+        worker.pytest_runtest_logfinish(one.nodeid)
+        monkeypatch.delenv("PYTEST_XDIST_WORKER")
+    controller.pytest_sessionfinish(exitstatus)
+    whole = exitstatus == pytest.ExitCode.TESTS_FAILED
+    assert [(one.passed, one.failed) for one in read(tmp_path / "controller")] == ([(2, 1)] if whole else [])
+    assert not (tmp_path / "worker").exists()
 
 
 def test_a_later_run_replaces_an_earlier_one(tmp_path: Path) -> None:
