@@ -196,7 +196,10 @@ def _unreadable(tokenizer: ChatTokenizer, problem: str) -> UnsupportedParameter:
 def _json_grammar(schema: object, where: str) -> str:
     parts = _self_contained(schema, where)
     whole = {"$defs": parts.definitions} | (parts.root if isinstance(parts.root, dict) else {})
-    return LLMatcher.grammar_from_json_schema(json.dumps(whole), defaults=_JSON)
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(whole), defaults=_JSON)
+    except ValueError as error:  # a name that is no Unicode text
+        raise _unusable(where, error) from None
 
 
 def _self_contained(schema: object, where: str) -> SelfContained:
@@ -214,7 +217,7 @@ def _choice_grammar(choices: Sequence[str]) -> str:
     if len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"choice holds {len(choices)} texts, the limit is {MAX_CHOICES}", param="choice")
     _check_size(sum(map(len, choices)), "choice")
-    quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
+    quoted = (json.dumps(choice, ensure_ascii=False).replace("\x7f", "\\u007f") for choice in choices)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
 
 

@@ -126,9 +126,9 @@ def test_regex(tokenizer: ChatTokenizer, compiler: GrammarCompiler, pattern: str
 
 
 def test_choice(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
-    choices = ["yes", "yes, but", 'a "quoted" \\ one', "größer\n", "🙂", "/x/", "%json {}"]
+    choices = ["yes", "yes, but", 'a "quoted" \\ one', "größer\n", "🙂", "/x/", "%json {}", "\x01\x7f"]
     compiled = compiler.compile(ResponseFormat(kind="choice", choices=choices))
-    found = {walk(tokenizer, compiled.copy(), seed) for seed in range(80)}
+    found = {walk(tokenizer, compiled.copy(), seed) for seed in range(120)}
     assert found == set(choices)
 
 
@@ -502,6 +502,7 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
             ("reference to text", {"$ref": "#/title", "title": "x"}, "#/title"),
             ("reference that is no text", {"$ref": 1}, "#/$ref"),
             ("a control character", {"enum": ["a", "\x01"]}, "U+0001"),
+            ("a name that is no text", {"properties": {"\ud800": {}}}, "cannot be used"),
             ("word boundary", {"type": "string", "pattern": r"\bfoo"}, r"\b"),
             ("anchors of Python", {"type": "string", "pattern": r"\Afoo\Z"}, r"\A"),
             ("an empty set", {"type": "string", "pattern": "[]a]"}, "empty set"),

@@ -23,6 +23,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from localllm.app.chat.grammar import _json_grammar
 from localllm.app.chat.matcher import make_matcher
+from localllm.app.chat.patterns import translate
 from localllm.app.errors import InvalidRequest
 
 BYTES = LLTokenizer("byte")
@@ -574,3 +575,62 @@ def test_generated_schemas_sample() -> None:
 @pytest.mark.parametrize("part", range(20))
 def test_generated_schemas(part: int) -> None:
     _check(_run(range(1000 + 1000 * part, 2000 + 1000 * part)))
+
+
+class Patterns:
+    """Random patterns of ECMA-262, each with the same in Python's syntax."""
+
+    ATOMS = (
+        ("a", "a"), ("b", "b"), ("1", "1"), (".", "[^\n\r\u2028\u2029]"), (r"\d", "[0-9]"), (r"\D", "[^0-9]"),
+        (r"\w", "[0-9A-Za-z_]"), (r"\W", "[^0-9A-Za-z_]"), ("[ab]", "[ab]"), ("[^a]", "[^a]"),
+        (r"[^\d\-x]", "[^0-9x-]"),
+        (r"[\w-]", "[0-9A-Za-z_-]"), ("[a-c1]", "[a-c1]"), (r"[\]^-]", r"[\]^-]"), ("é", "é"), (r"\u{1F642}", "🙂"),
+        ("[[]", r"[\[]"), (r"\.", r"\."), (r"\/", "/"), ("-", "-"), ("]", r"\]"), ("}", r"\}"), (r"[\b]", "[\b]"),
+        (r"\p{Lu}", "[A-ZÉ]"), ("(?i:k)", "[kK]"), (r"\cJ", "\n"), ("[+--]", "[+,-]"), ("[a&&b]", "[ab&]"),
+    )  # fmt: skip
+    LETTERS = "ab1kKx_ .é🙂[]-^/}\n\r\u2028٣A&+,\x85"
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+
+    def one(self, depth: int = 0) -> tuple[str, str]:
+        chance = self.chance
+        kind = chance.random()
+        if depth > 3 or kind < 0.35:
+            return chance.choice(self.ATOMS)
+        if kind < 0.65:
+            return self._joined(depth, "")
+        if kind < 0.8:
+            ours, theirs = self._joined(depth, "|")
+            return f"(?:{ours})", f"(?:{theirs})"
+        ours, theirs = self.one(depth + 1)
+        times = chance.choice(["*", "+", "?", "{2}", "{1,2}", "{0,}", "??"])
+        opening = chance.choice(["(?:", "(", "(?<n>"])
+        return f"{opening}{ours}){times}", f"(?:{theirs}){times}"
+
+    def _joined(self, depth: int, between: str) -> tuple[str, str]:
+        parts = [self.one(depth + 1) for _ in range(self.chance.randint(1, 3))]
+        return between.join(ours for ours, _ in parts), between.join(theirs for _, theirs in parts)
+
+    def texts(self) -> list[str]:
+        return ["".join(self.chance.choices(self.LETTERS, k=self.chance.randint(0, 4))) for _ in range(20)]
+
+
+@pytest.mark.parametrize("patterns", [150, pytest.param(6000, marks=pytest.mark.slow)])
+def test_generated_patterns(patterns: int) -> None:
+    counts: Counter[bool] = Counter()
+    for seed in range(patterns):
+        chance = random.Random(seed)
+        generated = Patterns(chance)
+        ours, theirs = generated.one()
+        matcher, problem = make_matcher(BYTES, LLMatcher.grammar_from_regex(translate(ours)))
+        assert not problem, (ours, problem)
+        reader = Reader(matcher)
+        texts = [*generated.texts(), *(text for text in (walk(matcher, chance) for _ in range(3)) if len(text) < 40)]
+        for text in texts:
+            fits = re.fullmatch(theirs, text) is not None
+            # What walks write may be letters of another script that this judge does not know.
+            known = set(text) <= set(Patterns.LETTERS) or "p{" not in ours
+            assert not known or reader.takes_text(text) == fits, (ours, theirs, text)
+            counts[fits] += 1
+    assert min(counts[True], counts[False]) > patterns
