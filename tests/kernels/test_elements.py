@@ -130,6 +130,37 @@ def test_store_converts_and_reads_rows_that_lie_apart(dtype: torch.dtype, cache:
     assert (written[:, left] == 7.0).all()
 
 
+EDGES = [
+    0.0,
+    -0.0,
+    INF,
+    -INF,
+    NAN,
+    65504.0,
+    65519.99,
+    65520.0,
+    -1e5,
+    3.3895e38,
+    3.4e38,
+    6.1e-5,
+    6e-8,
+    3e-8,
+    -2.9e-8,
+    1e-40,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_at_the_edges_of_a_type_are_converted_as_torch_does(dtype: torch.dtype, cache: torch.dtype) -> None:
+    """But for bfloat16's subnormal numbers: AVX-512 has none."""
+    x = torch.tensor([*EDGES, 1.0]).to(dtype).view(1, 1, -1)  # in whole vectors, and behind them
+    pages = torch.zeros(2, 1, 1, *x.shape[1:], dtype=cache)
+    FAST.kv.store(x, -x, *pages, torch.tensor([0]))
+    for found, expected in zip(pages.flatten(1), (x, -x), strict=True):
+        torch.testing.assert_close(found, expected.flatten().to(cache), rtol=0, atol=1e-38, equal_nan=True)
+
+
 def test_embedding_scales_as_the_reference_does() -> None:
     tokens = torch.tensor([3, 0, 49, 3], dtype=torch.int32)
     for stored in (torch.float32, torch.bfloat16, torch.float16):
