@@ -42,7 +42,7 @@ from localllm.engine.batch import Want
 from localllm.engine.engine import Engine
 from localllm.engine.errors import ModelRefused, OutOfMemory, RunnerFailed, SettingRefused
 from localllm.engine.modelfiles import read_model
-from localllm.engine.request import Delta, Request
+from localllm.engine.request import Delta, Request, Sampling
 from localllm.engine.runner import Budget, DeviceInfo, Runner
 
 from .batches import Row, make_batch
@@ -156,6 +156,18 @@ def test_sampler_equals_the_oracle(seed: int) -> None:
     np.testing.assert_allclose(np.array(drawn.chosen), expected.logprobs[answers], rtol=0, atol=2e-5)
     np.testing.assert_array_equal(np.array(drawn.top_tokens), expected.top_tokens[answers, :most])
     np.testing.assert_allclose(np.array(drawn.top), expected.top_logprobs[answers, :most], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [({"top_p": 0.5}, {1}), ({"top_p": 0.5 + 2**-20}, {0, 1}), ({"top_k": 1}, {1}), ({"min_p": 1.0}, {1})],
+    ids=str,
+)
+def test_filters_that_are_reached_exactly(filters: dict[str, Any], kept: set[int]) -> None:
+    """Two tokens of probability 1/2 each, the first a little less likely."""
+    rows = [Row([1], 0, [1], sampling=Sampling(temperature=1.0, seed=seed, **filters)) for seed in range(64)]
+    drawn = sampler.sample(mx.array([[-1e-30, 0.0]] * 64), make_batch(rows, 2), np.arange(64))
+    assert set(np.array(drawn.tokens).tolist()) == kept
 
 
 def test_guide_equals_the_torch_runner_token_for_token() -> None:
