@@ -8,22 +8,22 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import activation as reference
-from . import FLOATS
+from . import takes
 
 SPAN = 1024  # numbers of the answer for each program
 _SILU, _GELU, _GELU_TANH = range(3)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    return _gated(gate_up, _SILU) if gate_up.dtype in FLOATS else reference.silu_and_mul(gate_up)
+    return _gated(gate_up, _SILU) if takes(gate_up) else reference.silu_and_mul(gate_up)
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    return _gated(gate_up, _GELU) if gate_up.dtype in FLOATS else reference.gelu_and_mul(gate_up)
+    return _gated(gate_up, _GELU) if takes(gate_up) else reference.gelu_and_mul(gate_up)
 
 
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
-    return _gated(gate_up, _GELU_TANH) if gate_up.dtype in FLOATS else reference.gelu_tanh_and_mul(gate_up)
+    return _gated(gate_up, _GELU_TANH) if takes(gate_up) else reference.gelu_tanh_and_mul(gate_up)
 
 
 def _gated(gate_up: Tensor, kind: int) -> Tensor:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import norm as reference
-from . import FLOATS
+from . import takes
 
 WIDEST = 8192  # a program holds a row
 
@@ -33,7 +33,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def _covered(x: Tensor) -> bool:
-    return x.dtype in FLOATS and x.shape[-1] <= WIDEST and x.stride(-1) == 1
+    return takes(x) and x.shape[-1] <= WIDEST and x.stride(-1) == 1
 
 
 def _normalised(

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import rope as reference
-from . import FLOATS
+from . import takes
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,13 +24,7 @@ def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tu
 
 
 def _covered(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    return (
-        x.dtype in FLOATS
-        and x.stride(2) == 1
-        and cos.dtype == torch.float32
-        and cos.is_contiguous()
-        and sin.is_contiguous()
-    )
+    return takes(x) and x.stride(2) == 1 and cos.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, neox: bool) -> Tensor:

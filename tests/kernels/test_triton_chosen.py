@@ -9,9 +9,13 @@ from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from localllm import kernels
-from localllm.kernels.ops import Ops
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.judge import answer
 
 pytest.importorskip("triton")
 FOLDER = Path(next(iter(kernels.__path__))) / "triton"
@@ -35,6 +39,23 @@ def test_without_the_library_triton_computes_what_it_has_kernels_for() -> None:
     expected = {name: has[reference.__name__] for name, reference in Ops() if reference.__name__ in has}
     assert {"linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"} <= set(expected)
     assert {name: chosen[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.op.split(".")[0] in ("norm", "activation", "rope")], ids=str
+)
+def test_a_trace_goes_through_the_references(case: Case) -> None:
+    """graphs=split traces a forward with tensors that have no memory."""
+    from localllm.backends.cuda.ops import _with_triton
+
+    arguments = case.make(torch.Generator().manual_seed(1), torch.float32)
+    expected = answer(case, dict(Ops())[case.op], dict(arguments))
+    with FakeTensorMode() as mode:
+        fake = {
+            name: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for name, one in arguments.items()
+        }
+        found = answer(case, dict(_with_triton(Ops()))[case.op], fake)
+    assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in expected]
 
 
 def test_its_version_is_known_where_its_package_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
