@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from localllm.engine.runner import Runner
 
 from .batches import Row, make_batch
-from .tiny import VOCAB
+from .tiny import VOCAB, Tiny
 
 
 def logprobs(runner: Runner, rows: Sequence[Row]) -> Tensor:
@@ -56,3 +58,22 @@ def forced(runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple
     step((1, length - 3, length - 2, pages[1]), (0, 0, 5, pages[3]), (0, length - 3, length, cached))
     step((1, length - 2, length - 1, pages[1]))
     return places, torch.cat(found)
+
+
+def prompts_of(shape: Tiny) -> list[list[int]]:
+    return torch.randint(3, VOCAB, (2, shape.length), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def expected(shape: Tiny, folder: Path, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Saves the model in `dtype`; what transformers gives for its prompts in float32, each [tokens, vocab]."""
+    shape.save(folder, dtype)  # and rounds its own rotary frequencies with the weights: read it anew
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return [model(torch.tensor([prompt])).logits[0] for prompt in prompts_of(shape)]
+
+
+def difference(runner: Runner, shape: Tiny, logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """[answers, vocab] of log-probabilities: what the runner's are off by, and what they should be."""
+    places, found = forced(runner, prompts_of(shape))
+    right = torch.stack([logits[prompt][position] for prompt, position in places]).log_softmax(-1)
+    return found - right, right

@@ -19,13 +19,15 @@ from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Sampling
-from localllm.engine.runner import Graphs, Runner
+from localllm.engine.runner import Budget, Graphs, Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.layer import Layer
 
 from . import canary
 from .batches import Row, make_batch
 from .conformance import BUDGET, Conformance, Conversation, Planned, check_crowd, crowd
+from .shapes import SHAPES
+from .teacher import difference, expected
 
 TAPED = replace(DEVICE, recorder=Tape)
 
@@ -174,6 +176,18 @@ def test_what_is_recorded_was_called_before(tmp_path: Path, graphs: Graphs) -> N
     else:
         runner.capture_in_pieces(16, Answers())
     assert not tape.recording
+
+
+@pytest.mark.parametrize("label", ["llama-d512-h2x1", "gemma3-d16-h8x4-w2-tie-ropes", "qwen2-d20-h4x4-w5-default"])
+@pytest.mark.parametrize("graphs", ["full", "breakable", "split"])
+def test_odd_shapes_that_no_kernel_covers(tmp_path: Path, label: str, graphs: Graphs) -> None:
+    """What every device does with them: references, captured."""
+    (shape,) = (one for one in SHAPES if one.label == label)
+    logits = expected(shape, tmp_path)
+    budget = Budget(cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8, graphs=graphs, compiler="eager")
+    device = replace(TAPED, ops=Ops())
+    off, _ = difference(open_runner(read_model(tmp_path), budget, device, 2**30), shape, logits)
+    assert off.abs().max() < 1e-4
 
 
 def test_no_graphs_where_none_are_wanted(tmp_path: Path) -> None:
