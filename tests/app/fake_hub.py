@@ -21,6 +21,7 @@ class Hub:
     revisions: dict[str, dict[str, str]] = field(default_factory=dict)  # repo → branch → commit
     gated: frozenset[str] = frozenset()
     breaks_in: str = ""  # a file whose body ends half-way, once
+    fails_with: int = 0  # a status for whatever is asked
     stalls_in: str = ""  # a file whose body never goes on
     log: list[tuple[str, str]] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
@@ -58,7 +59,9 @@ def serving(hub: Hub) -> Iterator[Hub]:
             hub.log.append((self.command, path))
             info = re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path)
             file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-            if info:
+            if hub.fails_with:
+                self._send(hub.fails_with, b"{}")
+            elif info:
                 self._info(info[1], unquote(info[2]))
             elif file:
                 self._file(*file.groups())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,11 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import XetDownloadError
 
 from localllm.app import paths
 from localllm.app.daemon.frames import Load
 from localllm.app.daemon.opening import open_model
-from localllm.app.errors import ModelUnusable, StorageFailed
+from localllm.app.errors import AppError, DownloadFailed, ModelUnusable, StorageFailed
 from localllm.app.store import catalog, download
 from localllm.app.store import hub as hub_module
 from localllm.app.store.download import RemoteFile, choose
@@ -206,6 +209,28 @@ def test_offline_and_unreachable_hubs_are_told_apart(hub: Hub) -> None:
     gone = localllm(hub, "pull", "org/whole", HF_ENDPOINT="http://127.0.0.1:9")
     assert gone.returncode == 10
     assert "cannot reach http://127.0.0.1:9" in gone.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (OSError(errno.ENOSPC, "no space"), StorageFailed, "is full"),
+        (OSError(errno.EDQUOT, "quota"), StorageFailed, "is full"),
+        (PermissionError(errno.EACCES, "not yours"), StorageFailed, "cannot write the model cache: .*not yours"),
+        (XetDownloadError("gone"), DownloadFailed, "the download of org/x broke off: gone"),
+    ],
+)
+def test_errors_of_the_disk_and_the_line_are_ours(error: Exception, kind: type[AppError], words: str) -> None:
+    with pytest.raises(kind, match=words), hub_module.translated(hub_module.parse("org/x")):
+        raise error
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "refuses access.*401"), (500, "answered 500 for org/whole")])
+def test_what_the_hub_answers_is_said(hub: Hub, status: int, words: str) -> None:
+    hub.fails_with = status
+    done = localllm(hub, "pull", "org/whole")
+    assert done.returncode == 10, done.stderr
+    assert re.search(words, done.stderr)
 
 
 def test_a_full_disk_is_refused_before_the_first_byte(hub: Hub) -> None:
