@@ -142,6 +142,9 @@ def test_revisions_stand_side_by_side_and_go_one_by_one(hub: Hub) -> None:
     assert {model.id for model in catalog.available()} >= {"org/tags", "org/tags@fresh"}
     assert catalog.resolve("org/tags@fresh").revision == commit_of("fresh")
     assert catalog.resolve(f"org/tags@{commit_of('old')[:8]}").id == "org/tags"
+    for unknown in ("nothing", commit_of("fresh")[:6]):
+        refused = localllm(hub, "rm", f"org/tags@{unknown}", "--yes")
+        assert (refused.returncode, f"no revision {unknown!r}" in refused.stderr) == (3, True), refused.stderr
     assert localllm(hub, "rm", "org/tags@fresh", "--yes").returncode == 0
     assert [model.id for model in catalog.available() if not model.bundled] == ["org/tags"]
 
@@ -187,6 +190,7 @@ def test_kept_weights_are_listed_and_go_alone_or_with_the_model(hub: Hub, monkey
         (("pull", "org/tags@nothing"), 3, ["nothing", "main branch"]),
         (("pull", "plain"), 2, ["org/repo"]),
         (("pull", "../../etc/passwd"), 2, ["org/repo"]),
+        (("pull", "org/whole@a/../../../b"), 2, ["org/repo"]),
         (("rm", "guide"), 2, ["built in"]),
         (("rm", "org/missing"), 3, ["org/missing"]),
         (("rm", "org/missing@main"), 3, ["org/missing"]),
