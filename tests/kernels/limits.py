@@ -182,12 +182,13 @@ LIMITS = tuple(_limits())
 _SLOW = ("65537", "151936", "16384", "16416", "16392", "-129")  # to interpret
 
 
-def sample(cases: tuple[Case, ...], each: int = 3) -> tuple[Case, ...]:
-    """All, or of every op the first, the last and some between, as the environment has it."""
-    if os.environ.get(EVERY_SHAPE) == "1":
-        return cases
+def sample(each: int) -> tuple[Case, ...]:
+    """Of every op the first, the last and some between."""
     chosen = []
-    for op in dict.fromkeys(case.op for case in cases):
-        own = [case for case in cases if case.op == op and not case.label.endswith(_SLOW)]
+    for op in dict.fromkeys(case.op for case in LIMITS):
+        own = [case for case in LIMITS if case.op == op and not case.label.endswith(_SLOW)]
         chosen += own if len(own) <= each else [own[at * (len(own) - 1) // (each - 1)] for at in range(each)]
     return tuple(chosen)
+
+
+CHOSEN = LIMITS if os.environ.get(EVERY_SHAPE) == "1" else sample(3)
