@@ -3,10 +3,10 @@ answer is as right there as within."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import pytest
 import torch
 
 from localllm.kernels.ops import (
@@ -24,7 +24,6 @@ from localllm.kernels.ops import (
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.sampling import Draws
 
-EVERY_SHAPE = "LOCALLLM_EVERY_SHAPE"  # 1: tests take all of them, not the sample
 _PAGES, _WEIGHT = ("key_pages", "value_pages"), ("weight",)
 _F32 = {torch.float32: 2e-5}
 _LAYER = {torch.float32: 5e-5, torch.bfloat16: 4e-2}
@@ -191,4 +190,5 @@ def sample(each: int) -> tuple[Case, ...]:
     return tuple(chosen)
 
 
-CHOSEN = LIMITS if os.environ.get(EVERY_SHAPE) == "1" else sample(3)
+_SAMPLED = {str(case) for case in sample(3)}
+PARAMETERS = [pytest.param(case, marks=() if str(case) in _SAMPLED else pytest.mark.slow) for case in LIMITS]

@@ -15,7 +15,7 @@ from localllm.kernels.ops import Ops
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.judge import answer, asked, fault, given
 
-from .limits import CHOSEN, LIMITS, sample
+from .limits import LIMITS, PARAMETERS, sample
 
 CUDA, INTERPRETED = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
 # Arguments that may lie apart, as views of something wider.
@@ -46,7 +46,7 @@ def lying_apart(x: Tensor) -> Tensor:
 
 @pytest.mark.real
 @pytest.mark.skipif(INTERPRETED, reason="the CPU's own kernels need no interpreter")
-@pytest.mark.parametrize("case", CHOSEN, ids=str)
+@pytest.mark.parametrize("case", PARAMETERS, ids=str)
 def test_on_the_cpu(case: Case) -> None:
     for dtype in case.tolerances:
         assert not wrong(case, OPS, "cpu", dtype)
