@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.runner import Budget
-from . import families
+from . import families, strangers
 from .attention import Ragged, hook_attention
 from .caches import LayerShape
 from .experts import use_kernels
@@ -47,7 +47,11 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
     _refuse_code(files)
     context = budget.context or files.config.max_positions
     try:
-        model, config = load_model(files.path, lazy=True, **families.loading(files.config, context))
+        model, config = load_model(files.path, lazy=True, **_how(files, context))
+        if families.describes(files.config):
+            families.verify(model, files.config, context)
+        else:
+            strangers.verify(model, config, context)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
     except (ImportError, SystemExit) as error:  # some of its modules leave where a package of theirs is missing
@@ -61,8 +65,6 @@ def load(files: ModelFiles, budget: Budget) -> Loaded:
         _quantise(model, files, budget, quant)
         quant = budget.quant
     mx.eval(model.parameters())
-    if families.describes(files.config):
-        families.verify(model, files.config, context)
     use_kernels(model)
     windows = _windows(model, files)
     trunk = Trunk(model)
@@ -104,9 +106,21 @@ def _format(config: Mapping[str, Any]) -> str:
     return f"mlx {table['bits']}-bit" if mode == "affine" else f"mlx {mode}"
 
 
-def _refuse_code(files: ModelFiles) -> None:
+def _how(files: ModelFiles, context: int) -> dict[str, Any]:
+    """Arguments for load_model."""
+    if families.describes(files.config):
+        return families.loading(files.config, context)
+    return {"model_config": strangers.arguments(_values(files))}
+
+
+def _values(files: ModelFiles) -> dict[str, Any]:
     with (files.path / "config.json").open(encoding="utf-8") as file:
-        named = json.load(file).get("model_file")
+        values: dict[str, Any] = json.load(file)
+        return values
+
+
+def _refuse_code(files: ModelFiles) -> None:
+    named = _values(files).get("model_file")
     if named is not None:
         raise ModelRefused(
             f"{files.name} asks to run code of its own ({named!s:.50} in config.json), which is never done",

@@ -1,0 +1,191 @@
+"""Architectures of mlx-lm that ModelConfig does not describe.
+
+Their classes read transformers 4's spelling of config.json, and drop keys that they do not know. So `arguments` adds
+the old spelling, and `verify` refuses by name a key whose value the class leaves out: one that transformers' own config
+class has, with another value than its default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.rope_utils import Llama3RoPE, SuScaledRoPE, YarnRoPE
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ...engine.errors import ModelRefused
+from ...engine.modelconfig import Rope, parse_config
+from .ropes import frequencies
+
+KINDS: Mapping[type, str] = {Llama3RoPE: "llama3", YarnRoPE: "yarn", SuScaledRoPE: "longrope"}
+# Keys that no inference reads, or that a difference in weights would show: those are loaded strictly.
+HARMLESS = frozenset(
+    "architectures dtype torch_dtype transformers_version initializer_range use_cache pretraining_tp text_config "
+    "vision_config audio_config max_position_embeddings model_max_length max_window_layers router_aux_loss_coef "
+    "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_logits_to_keep tie_word_embeddings head_dim "
+    "num_local_experts num_experts n_routed_experts num_key_value_heads qk_head_dim id2label label2id model_type "
+    "layer_types sliding_window rope_parameters rope_scaling rope_theta partial_rotary_factor rope_local_base_freq "
+    "quantization_config hidden_size intermediate_size num_hidden_layers num_attention_heads vocab_size is_decoder "
+    "chunk_size_feed_forward output_attentions output_hidden_states output_router_logits return_dict problem_type "
+    "is_encoder_decoder use_bias use_mamba_kernels mamba_chunk_size chunk_size mlp_layer_types sliding_window_pattern "
+    "image_size patch_size num_channels vision_feature_layer".split()
+)
+HARMLESS_ENDS = (
+    "_bias",
+    "_dropout",
+    "_pdrop",
+    "_token_id",
+    "_token_index",
+    "_loss_coef",
+    "_mlp_layer_types",
+    "_name_or_path",
+)
+
+
+def arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys to add to config.json: rope as transformers 4 spells it, other names of a key, and defaults."""
+    more: dict[str, Any] = {}
+    defaults, names = _defaults(values)
+    for alias, name in names.items():
+        if name in values:
+            more[alias] = values[name]
+    more |= {
+        key: value for key, value in defaults.items() if isinstance(value, bool | float) and not key.startswith("_")
+    }
+    written, usual = values.get("rope_parameters") or {}, defaults.get("rope_parameters") or {}
+    full = written.get("full_attention", written) or {}
+    more["rope_theta"] = values.get("rope_theta", usual.get("full_attention", usual).get("rope_theta"))
+    if "sliding_attention" in written:
+        more["rope_local_base_freq"] = (written["sliding_attention"] or {}).get("rope_theta")
+    if kind := _kind(full):
+        scaling = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        more["rope_scaling"] = None if kind == "default" else {**scaling, "type": kind, "rope_type": kind}
+    if "partial_rotary_factor" in full:
+        more["partial_rotary_factor"] = full["partial_rotary_factor"]
+    more["sliding_window_pattern"] = _pattern(values.get("layer_types") or [])
+    more = {key: value for key, value in more.items() if value is not None and values.get(key) is None}
+    if "rope_theta" in full:  # transformers prefers it to the key outside
+        more["rope_theta"] = full["rope_theta"]
+    if isinstance(values.get("text_config"), dict):
+        more["text_config"] = {**values["text_config"], **arguments(values["text_config"])}
+    return more
+
+
+def verify(model: nn.Module, values: Mapping[str, Any], context: int) -> None:
+    """Compare a loaded model with config.json. Raises ModelRefused naming the key."""
+    for own, fields in _readers(model, values):
+        _verify_keys(own, fields)
+    own = values["text_config"] if isinstance(values.get("text_config"), dict) else values
+    _verify_windows(model, own, context)
+    _verify_ropes(model, own, context)
+
+
+def _pattern(kinds: Sequence[str]) -> int | None:
+    """The distance of full layers, where every other layer slides. `verify` refuses what has no such pattern."""
+    return kinds.index("full_attention") + 1 if "full_attention" in kinds and "sliding_attention" in kinds else None
+
+
+def _kind(scaling: Mapping[str, Any]) -> str:
+    return str(scaling.get("rope_type") or scaling.get("type") or ("default" if scaling else ""))
+
+
+def _defaults(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Of transformers' config class: its fields, and other names of them. Empty where transformers has none."""
+    model_type = str(values.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        return {}, {}
+    config = CONFIG_MAPPING[model_type]()
+    return config.to_dict(), dict(config.attribute_map)
+
+
+def _readers(model: nn.Module, values: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], set[str]]]:
+    """Tables of config.json, and the keys that a class reads of each."""
+    for part, own in ((model, values), (getattr(model, "language_model", None), values.get("text_config"))):
+        arguments = getattr(part, "args", None)
+        if own is not None and dataclasses.is_dataclass(arguments):
+            yield own, {field.name for field in dataclasses.fields(arguments)}
+
+
+def _verify_keys(values: Mapping[str, Any], fields: set[str]) -> None:
+    defaults, names = _defaults(values)
+    read = fields | {names.get(field, field) for field in fields}
+    for key, default in defaults.items():
+        value = values.get(key)
+        if key in read or key in HARMLESS or key.endswith(HARMLESS_ENDS) or value is None or value == default:
+            continue
+        if value or default:
+            raise _left_out(values, key, value, f"only {default!s:.50}")
+
+
+def _verify_windows(model: nn.Module, values: Mapping[str, Any], context: int) -> None:
+    window, layers = values.get("sliding_window"), len(model.layers)
+    kinds = values.get("layer_types")
+    if not window or window >= context or values.get("use_sliding_window") is False:
+        return
+    caches = model.make_cache() if hasattr(model, "make_cache") else [KVCache()] * layers
+    sliding = [isinstance(cache, RotatingKVCache) for cache in caches]
+    if kinds is None:  # the class has a pattern, or no windows at all
+        if not any(sliding):
+            raise _left_out(values, "sliding_window", window, "layers that see all positions")
+    elif len(kinds) == len(caches) and [kind == "sliding_attention" for kind in kinds] != sliding:
+        raise _left_out(values, "layer_types", kinds, "another order of layers")
+    if any(cache.max_size != window for cache in caches if isinstance(cache, RotatingKVCache)):
+        raise _left_out(values, "sliding_window", window, "another window")
+
+
+def _verify_ropes(model: nn.Module, values: Mapping[str, Any], context: int) -> None:
+    """Plain ropes must have a base of config.json; those with frequencies get ModelConfig's, which know truncate,
+    attention_factor and the short factors."""
+    written = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    tables = [table for table in written.values() if isinstance(table, dict)] or [written]
+    thetas = {table.get("rope_theta", values.get("rope_theta")) for table in tables}
+    thetas |= {values.get("rope_theta"), values.get("rope_local_base_freq")}
+    kinds = {kind: table for table in tables if (kind := _kind(table)) not in ("", "default", "mrope")}
+    modules: list[nn.Module] = model.modules()
+    ropes = [part for part in modules if isinstance(part, nn.RoPE) or type(part) in KINDS]
+    others = sum("rope" in type(part).__name__.lower() for part in modules) > len(ropes)  # of a class's own
+    met = set[str]()
+    for part in ropes:
+        if isinstance(part, nn.RoPE):
+            if part.scale != 1.0 and "linear" in kinds:
+                met.add("linear")
+            if thetas != {None} and not any(theta and abs(part.base / theta - 1) < 1e-6 for theta in thetas):
+                raise _left_out(values, "rope_theta", thetas - {None}, part.base)
+        elif KINDS[type(part)] in kinds:
+            met.add(KINDS[type(part)])
+            _set(part, kinds[KINDS[type(part)]], values, context)
+    if ropes and not others and (missing := kinds.keys() - met):
+        raise _left_out(values, "the rope type", " and ".join(sorted(missing)), "plain rotation")
+
+
+def _set(part: nn.Module, scaling: Mapping[str, Any], values: Mapping[str, Any], context: int) -> None:
+    dims = getattr(part, "dims", None) or part.dim
+    rope = _rope(scaling, dims, values)
+    part._freqs = mx.array(1.0 / frequencies(rope, context))
+    if isinstance(part, YarnRoPE):
+        part.mscale = rope.attention_factor
+    elif isinstance(part, SuScaledRoPE):
+        part._scale = rope.attention_factor
+
+
+def _rope(scaling: Mapping[str, Any], dims: int, values: Mapping[str, Any]) -> Rope:
+    """Of a llama whose heads rotate so many dimensions, as ModelConfig reads it."""
+    scaling = {key: value for key, value in scaling.items() if key != "partial_rotary_factor"}
+    sizes = dict.fromkeys(("hidden_size", "head_dim"), dims) | dict.fromkeys(
+        ("num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size"), 1
+    )
+    keys = ("rope_theta", "max_position_embeddings", "original_max_position_embeddings")
+    shared = {key: values[key] for key in keys if values.get(key) is not None}
+    return parse_config({"model_type": "llama", **sizes, **shared, "rope_parameters": scaling}).ropes["full"]
+
+
+def _left_out(values: Mapping[str, Any], key: str, value: Any, instead: Any) -> ModelRefused:
+    return ModelRefused(
+        f"mlx-lm does not compute {values.get('model_type')} as config.json says: {key} is {value!s:.100}, but its "
+        f"class has {instead!s:.100}",
+        "choose another backend, or another release of mlx-lm",
+    )

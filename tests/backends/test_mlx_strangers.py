@@ -1,0 +1,101 @@
+"""Architectures of mlx-lm that ModelConfig does not describe: as transformers computes them, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
+
+from safetensors.torch import load_file, save_file
+
+from localllm.backends import mlx
+from localllm.engine.errors import ModelRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.runner import Budget
+
+from .batches import Row
+from .test_mlx_shapes import OF, PAGE, Forced, agrees, near, texts
+from .tiny import Rewrite, Tiny, old_spelling
+
+pytestmark = pytest.mark.real_otherdevice
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500_000.0, **more}}
+
+
+EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12}
+LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False, attention_factor=1.3)
+WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize("spelling", [None, old_spelling], ids=["transformers-5", "transformers-4"])
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        Tiny("qwen3_moe", "qwen3_moe", {**EXPERTS, "norm_topk_prob": True, **rope("default")}),
+        Tiny("mixtral", "mixtral", {"num_local_experts": 4, **rope("default")}),
+        Tiny("olmo2-llama3", "olmo2", LLAMA3),
+        Tiny("seed_oss-yarn", "seed_oss", {"head_dim": 12, **YARN}),
+    ],
+    ids=str,
+)
+def test_strangers_equal_transformers(tmp_path: Path, tiny: Tiny, spelling: Rewrite | None) -> None:
+    agrees(replace(tiny, rewrite=spelling), tmp_path)
+
+
+@pytest.mark.parametrize("full", [rope("default"), rope("linear", factor=4.0), YARN], ids=["default", "linear", "yarn"])
+def test_ropes_by_layer_type(tmp_path: Path, full: dict[str, Any]) -> None:
+    kinds = {"full_attention": full["rope_parameters"], "sliding_attention": rope("default")["rope_parameters"]}
+    agrees(Tiny("olmo3", "olmo3", {**WINDOWS, "rope_parameters": kinds}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "name"),
+    [
+        ("qwen3_moe", {**EXPERTS, **YARN}, "the rope type is yarn"),
+        ("qwen3_moe", {**EXPERTS, "hidden_act": "gelu"}, "hidden_act is gelu"),
+        ("starcoder2", {"sliding_window": 7}, "sliding_window is 7"),
+    ],
+)
+@pytest.mark.parametrize("spelling", [None, old_spelling], ids=["transformers-5", "transformers-4"])
+def test_keys_that_a_class_leaves_out_are_refused(
+    tmp_path: Path, model_type: str, more: dict[str, Any], name: str, spelling: Rewrite | None
+) -> None:
+    Tiny(model_type, model_type, more, rewrite=spelling).save(tmp_path)
+    with pytest.raises(ModelRefused, match=name):
+        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
+
+
+def as_seeing(folder: Path) -> None:
+    """A text model's files as those of a model that also sees."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({f"language_model.{name}": weight for name, weight in weights.items()}, folder / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "gemma3", "vocab_size": text["vocab_size"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize("spelling", [None, old_spelling], ids=["transformers-5", "transformers-4"])
+def test_the_text_of_a_model_that_sees(tmp_path: Path, spelling: Rewrite | None) -> None:
+    """Its table is in text_config. The root of its hidden size has no rounding in bfloat16."""
+    forced = Forced(replace(OF["gemma3"], more={**OF["gemma3"].more, "hidden_size": 64}, rewrite=spelling), tmp_path)
+    as_seeing(tmp_path)
+    forced.runner = mlx.open(read_model(tmp_path), Budget(dtype="float32", cache_bytes=2**22, page_size=PAGE))
+    text = texts(OF["gemma3"])[0]
+    near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
+
+
+def test_layers_without_a_pattern_are_refused(tmp_path: Path) -> None:
+    """mlx-lm's Gemma 3 has windows by a pattern."""
+    kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    replace(OF["gemma3"], more={**OF["gemma3"].more, "layer_types": kinds}).save(tmp_path)
+    as_seeing(tmp_path)
+    with pytest.raises(ModelRefused, match="layer_types"):
+        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
