@@ -138,6 +138,21 @@ def test_asking_for_another_quant_loads_anew(daemon: Daemon) -> None:
     unload(daemon, "test/other")
 
 
+@pytest.mark.parametrize(("asked", "how"), [({"backend": "cuda"}, "on cpu"), ({"quant": "int8"}, "with quant none")])
+def test_a_busy_model_is_not_loaded_anew(daemon: Daemon, asked: dict[str, str], how: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer, end = until(pool, daemon, model="test/other")
+        try:
+            wait_until(lambda: daemon.loaded().get("test/other", {}).get("cache_used") == 1)
+            error = load(daemon, "test/other", **asked)[-1]["error"]
+        finally:
+            end()
+        assert answer.result().status_code == 200, "it was not interrupted"
+    assert error["message"] == f"test/other is busy {how}: stop it first"
+    assert error["param"] in asked
+    unload(daemon, "test/other")
+
+
 @pytest.mark.parametrize(("model", "status", "code"), [("broken", 422, "model_unusable"), ("dies", 500, "worker_died")])
 def test_a_load_that_fails_says_why(daemon: Daemon, model: str, status: int, code: str) -> None:
     before = set(worker_pids(daemon))
