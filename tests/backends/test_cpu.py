@@ -85,6 +85,8 @@ def test_container_limits_count(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     assert machine.memory(tmp_path) == (1000000, 600000)
+    (tmp_path / "memory.current").write_text("1000001\n")
+    assert machine.memory(tmp_path) == (1000000, 0), "a lowered limit leaves nothing"
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.memory(tmp_path)[0] > 1000000
 

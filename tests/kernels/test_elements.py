@@ -196,6 +196,15 @@ def only(how: Draws, rows: slice) -> Draws:
     )
 
 
+def test_a_large_team_draws_a_row_together() -> None:
+    """What its members know of the row takes more than a line of the cache."""
+    assert torch.ops.localllm.use_threads(20) == 20
+    logits = numbers(2, 9_001, seed=4)
+    for filters in ({"top_p": 0.9}, {"top_k": 3000}, {"min_p": 0.02}):
+        how = draws(2, **filters)
+        assert FAST.sampling.draw(logits.clone(), how).tolist() == [expected_token(logits, how, row) for row in (0, 1)]
+
+
 @pytest.mark.parametrize("vocab", [2, 127, 129, 1000])
 def test_draws_over_few_tokens(vocab: int) -> None:
     logits = numbers(4, vocab + 3)[:, :vocab]  # rows lie apart
