@@ -22,6 +22,7 @@ from ...engine.modelconfig import Rope, parse_config
 from .ropes import frequencies
 
 KINDS: Mapping[type, str] = {Llama3RoPE: "llama3", YarnRoPE: "yarn", SuScaledRoPE: "longrope"}
+ROPE_TYPES = ("full_attention", "sliding_attention")
 # Keys that no inference reads, or that a difference in weights would show: those are loaded strictly.
 HARMLESS = frozenset(
     "architectures dtype torch_dtype transformers_version initializer_range use_cache pretraining_tp text_config "
@@ -59,11 +60,12 @@ def arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     written, usual = values.get("rope_parameters") or {}, defaults.get("rope_parameters") or {}
     full = written.get("full_attention", written) or {}
     more["rope_theta"] = values.get("rope_theta", usual.get("full_attention", usual).get("rope_theta"))
-    if "sliding_attention" in written:
-        more["rope_local_base_freq"] = (written["sliding_attention"] or {}).get("rope_theta")
+    local = written.get("sliding_attention") or usual.get("sliding_attention") or {}
+    more["rope_local_base_freq"] = local.get("rope_theta")
     if kind := _kind(full):
-        scaling = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
-        more["rope_scaling"] = None if kind == "default" else {**scaling, "type": kind, "rope_type": kind}
+        known = ("rope_theta", "partial_rotary_factor", "type", "rope_type", *ROPE_TYPES)
+        scaling = {key: value for key, value in full.items() if key not in known}
+        more["rope_scaling"] = {**scaling, "type": kind, "rope_type": kind} if scaling or kind != "default" else None
     if "partial_rotary_factor" in full:
         more["partial_rotary_factor"] = full["partial_rotary_factor"]
     more["sliding_window_pattern"] = _pattern(values.get("layer_types") or [])
@@ -117,8 +119,15 @@ def _verify_keys(values: Mapping[str, Any], fields: set[str]) -> None:
         value = values.get(key)
         if key in read or key in HARMLESS or key.endswith(HARMLESS_ENDS) or value is None or value == default:
             continue
+        if _same_gelu(value, default):
+            continue
         if value or default:
             raise _left_out(values, key, value, f"only {default!s:.50}")
+
+
+def _same_gelu(value: Any, default: Any) -> bool:
+    """Approximations of one function: transformers names five, and mlx-lm's classes do not follow the names."""
+    return str(value).startswith("gelu") and str(default).startswith("gelu")
 
 
 def _verify_windows(model: nn.Module, values: Mapping[str, Any], context: int) -> None:
@@ -130,7 +139,7 @@ def _verify_windows(model: nn.Module, values: Mapping[str, Any], context: int) -
     sliding = [isinstance(cache, RotatingKVCache) for cache in caches]
     if kinds is None:  # the class has a pattern, or no windows at all
         if not any(sliding):
-            raise _left_out(values, "sliding_window", window, "layers that see all positions")
+            raise _left_out(values, "sliding_window", window, f"none: a context of at most {window} is right")
     elif len(kinds) == len(caches) and [kind == "sliding_attention" for kind in kinds] != sliding:
         raise _left_out(values, "layer_types", kinds, "another order of layers")
     if any(cache.max_size != window for cache in caches if isinstance(cache, RotatingKVCache)):
@@ -168,8 +177,9 @@ def _set(part: nn.Module, scaling: Mapping[str, Any], values: Mapping[str, Any],
     part._freqs = mx.array(1.0 / frequencies(rope, context))
     if isinstance(part, YarnRoPE):
         part.mscale = rope.attention_factor
-    elif isinstance(part, SuScaledRoPE):
-        part._scale = rope.attention_factor
+    elif isinstance(part, SuScaledRoPE):  # Phi-3.5-MoE writes its own factors
+        length = "long" if context > rope.original_positions else "short"
+        part._scale = scaling.get(f"{length}_mscale") or rope.attention_factor
 
 
 def _rope(scaling: Mapping[str, Any], dims: int, values: Mapping[str, Any]) -> Rope:

@@ -92,6 +92,37 @@ def test_the_text_of_a_model_that_sees(tmp_path: Path, spelling: Rewrite | None)
     near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
 
 
+def _published(config: dict[str, Any]) -> None:
+    """As Google writes it: most values are the defaults of transformers, and not there."""
+    old_spelling(config)
+    for key in ("rope_theta", "rope_local_base_freq", "rms_norm_eps"):
+        del config[key]
+    config["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    ropes = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    more = {**OF["gemma3"].more, "hidden_size": 64, "rms_norm_eps": 1e-6, "rope_parameters": ropes}
+    forced = Forced(replace(OF["gemma3"], more=more, rewrite=_published), tmp_path)
+    as_seeing(tmp_path)
+    forced.runner = mlx.open(read_model(tmp_path), Budget(dtype="float32", cache_bytes=2**22, page_size=PAGE))
+    text = texts(OF["gemma3"])[0]
+    near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
+
+
+def test_long_rope_has_short_factors_up_to_the_original_context(tmp_path: Path) -> None:
+    """mlx-lm has the long ones only."""
+    factors = {"short_factor": [1.0 + 0.1 * at for at in range(6)], "long_factor": [1.0 + 0.5 * at for at in range(6)]}
+    scaling = {**factors, "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 64}
+    experts = {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True, "sliding_window": 128}
+    tiny = Tiny("phimoe", "phimoe", {**experts, **rope("longrope", **scaling)}, context=64, length=20)
+    forced, text = Forced(tiny, tmp_path), texts(tiny)[0]
+    near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
+
+
 def test_layers_without_a_pattern_are_refused(tmp_path: Path) -> None:
     """mlx-lm's Gemma 3 has windows by a pattern."""
     kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
