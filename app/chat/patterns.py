@@ -68,8 +68,6 @@ class _Translation:
             case "|":
                 return char
             case "^" | "$":
-                if self._peek_quantifier():
-                    self._refuse(f"{char} cannot be repeated")
                 return char
             case "(":
                 return self._open()
@@ -113,9 +111,6 @@ class _Translation:
         self._outer.append(outer)
         return "(?:"
 
-    def _peek_quantifier(self) -> bool:
-        return _QUANTIFIER.match(self._pattern, self._at) is not None
-
     def _quantifier(self) -> str:
         """What repeats the item before; greedy or lazy is the same language."""
         match = self._match(_QUANTIFIER)
@@ -125,8 +120,6 @@ class _Translation:
             return ""
         if self._pattern.startswith("?", self._at):
             self._at += 1
-        if self._peek_quantifier():
-            self._refuse("two quantifiers in a row")
         return match[0]
 
     def _one(self, code: int) -> str:

@@ -191,7 +191,7 @@ class _Rewriter:
         assert isinstance(place.value, dict)
         value = place.value[keyword]
         alone = keyword in ("then", "else") and "if" not in place.value
-        if not alone and not any(value == none and type(value) is type(none) for none in UNSUPPORTED[keyword]):
+        if not alone and value not in UNSUPPORTED[keyword]:
             _refuse(place.pointer, f'the keyword "{keyword}" is not supported')
 
     def _applicator(self, place: _Place, keyword: str) -> object:
@@ -317,8 +317,7 @@ class _Rewriter:
             child = value[int(name)]
         else:
             _refuse(pointer, f"{reference[:200]!r} leads nowhere: {place.pointer} has no {name[:80]!r}")
-        base = self._index.bases.get(id(child), place.base) if isinstance(child, dict) else place.base
-        return _Place(child, base, f"{place.pointer}/{_escape(name)}")
+        return _Place(child, place.base, f"{place.pointer}/{_escape(name)}")
 
 
 def _refuse(pointer: str, problem: str) -> NoReturn:

@@ -273,9 +273,10 @@ REFERENCES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"b": {"a": 1}}', '{"b": 1}'],
     ),
     "escapes": (
-        closed(a={"$ref": "#/$defs/~0~1%25%7e1%C3%A4"}) | {"$defs": {"~/%/ä": {"const": 1}, "~1": {"const": 2}}},
-        ['{"a": 1}'],
-        ['{"a": 2}'],
+        closed(a={"$ref": "#/$defs/~0~1%25%7e1%C3%A4"}, b={"$ref": "#/$defs/~01"})
+        | {"$defs": {"~/%/ä": {"const": 1}, "~1": {"const": 2}, "/": {"const": 3}}},
+        ['{"a": 1, "b": 2}'],
+        ['{"a": 2}', '{"b": 3}'],
     ),
     "an item": (
         closed(a={"$ref": "#/properties/b/anyOf/1"}, b={"anyOf": [{"type": "null"}, {"type": "boolean"}]}),
@@ -296,6 +297,32 @@ REFERENCES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
     "an anchor": (
         closed(a={"$ref": "#far"}) | {"$defs": {"x": {"$anchor": "far", "const": 1}}},
+        ['{"a": 1}'],
+        ['{"a": 2}'],
+    ),
+    "a dynamic anchor": (
+        closed(a={"$ref": "#far"}) | {"$defs": {"x": {"$dynamicAnchor": "far", "const": 1}}},
+        ['{"a": 1}'],
+        ['{"a": 2}'],
+    ),
+    "an anchor of draft 7": (
+        closed(a={"$ref": "#far"})
+        | {"definitions": {"x": {"$id": "#far", "const": 1}}, "$schema": "http://json-schema.org/draft-07/schema#"},
+        ['{"a": 1}'],
+        ['{"a": 2}'],
+    ),
+    "an embedded schema of draft 4": (
+        closed(a={"$ref": "http://a.example/b#/definitions/y"})
+        | {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "definitions": {
+                "x": {
+                    "id": "http://a.example/b",
+                    "definitions": {"y": {"$ref": "#/definitions/z"}, "z": {"enum": [1]}},
+                },
+                "z": {"enum": [2]},
+            },
+        },
         ['{"a": 1}'],
         ['{"a": 2}'],
     ),
@@ -377,6 +404,14 @@ EXACT: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "above 0": ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.2", "0.5"], ["0", "0.0", "-0"]),
     "below 0": ({"type": "number", "exclusiveMaximum": 0, "minimum": -0.5}, ["-0.5"], ["-0", "0", "-0.0"]),
     "above 5 and 7": ({"type": "number", "exclusiveMinimum": 7, "minimum": 5}, ["7.5"], ["7", "6"]),
+    "below 1": ({"type": "number", "exclusiveMaximum": 1, "minimum": 0}, ["0.9", "0.99", "0"], ["1", "1.0"]),
+    "multiples up to a bound with more digits": (
+        {"type": "number", "multipleOf": 0.1, "minimum": 0, "maximum": 0.15},
+        ["0.1", "0"],
+        ["0.2", "0.15"],
+    ),
+    "a format of numbers": ({"type": "integer", "format": "int64"}, ["1"], ["1.5"]),
+    "then without if": ({"then": False, "const": 1}, ["1"], ["2"]),
     "integers above a fraction": ({"type": "integer", "exclusiveMinimum": 0.5, "maximum": 2.5}, ["1", "2"], ["0", "3"]),
     "2^53": ({"type": "integer", "minimum": 2**53}, [str(2**53), str(10**30)], [str(2**53 - 1)]),
     "draft 4": (
@@ -464,6 +499,15 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
+def nested_definitions() -> dict[str, Any]:
+    """References to each of many levels, each of which would be written with all below it."""
+    schema: dict[str, Any] = {"properties": {f"p{number}": {"type": "null"} for number in range(800)}}
+    for _ in range(28):
+        schema = {"properties": {"a": schema}}
+    levels = ["#" + "/properties/a" * depth for depth in range(28)]
+    return schema | {"anyOf": [{"$ref": level} for level in levels]}
+
+
 JSON = "response_format.json_schema.schema"
 REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
     "no schema": (ResponseFormat(kind="json_schema"), JSON, "object"),
@@ -493,6 +537,28 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
             ("a const beyond 2^64", {"properties": {"a/b": {"const": {"x": 2**64}}}}, "#/properties/a~1b/const/x"),
             ("counting names", {"type": "object", "minProperties": 2}, "one name twice"),
             ("large steps", {"allOf": [{"multipleOf": 100_000}, {"multipleOf": 100_000}]}, "#/allOf/0/multipleOf"),
+            (
+                "large steps beside alternatives",
+                {"type": "integer", "multipleOf": 100_000, "anyOf": [{"multipleOf": 100_000}]},
+                "multipleOf",
+            ),
+            (
+                "large steps of a name and its pattern",
+                {"properties": {"a": {"multipleOf": 65537}}, "patternProperties": {"a": {"multipleOf": 65539}}},
+                "multipleOf",
+            ),
+            ("a const that is read as another", {"const": 0.24391087688713198}, "#/const"),
+            ("a step that is read as another", {"type": "number", "multipleOf": 895.7299999999999}, "too many digits"),
+            (
+                "a multiple that is not found",
+                {"type": "number", "minimum": 1029.86, "maximum": 1029.86, "multipleOf": 2.21},
+                "would not be found",
+            ),
+            ("DEL", {"const": "\x7f"}, "U+007F"),
+            ("half a character", {"const": "\ud83d"}, "U+D83D"),
+            ("definitions within each other", nested_definitions(), "with its references"),
+            ("two quantifiers", {"type": "string", "pattern": "a++"}, "nothing to repeat"),
+            ("a repeated anchor", {"type": "string", "pattern": "^*a"}, "nothing to repeat"),
             ("a long step", {"type": "number", "multipleOf": 0.123456789012}, "too many digits"),
             ("the format unknown", {"type": "string", "format": "unknown"}, "unknown format"),
             ("dynamic reference", {"$dynamicRef": "#a"}, "$dynamicRef"),

@@ -550,6 +550,15 @@ def examine(schema: dict[str, Any], seed: int, report: Report, instances: int = 
             report.mistakes.append(f"{about}\n  writes {text}")
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_text_of_a_format(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    matcher, problem = make_matcher(BYTES, _json_grammar(schema, "schema"))
+    assert not problem
+    for text in [*FORMATS[name], *FORMATS["email"], *FORMATS["hostname"], *TEXTS]:
+        assert Reader(matcher).takes(text) == bool(JUDGES[name](text)), text
+
+
 def _run(seeds: range) -> Report:
     report = Report()
     for seed in seeds:
@@ -586,7 +595,8 @@ class Patterns:
         (r"[^\d\-x]", "[^0-9x-]"),
         (r"[\w-]", "[0-9A-Za-z_-]"), ("[a-c1]", "[a-c1]"), (r"[\]^-]", r"[\]^-]"), ("é", "é"), (r"\u{1F642}", "🙂"),
         ("[[]", r"[\[]"), (r"\.", r"\."), (r"\/", "/"), ("-", "-"), ("]", r"\]"), ("}", r"\}"), (r"[\b]", "[\b]"),
-        (r"\p{Lu}", "[A-ZÉ]"), ("(?i:k)", "[kK]"), (r"\cJ", "\n"), ("[+--]", "[+,-]"), ("[a&&b]", "[ab&]"),
+        (r"\p{Lu}", "[A-ZÉ]"), ("(?i:k)", "[kK]"),
+        ("(?i:(?:k)x)", "[kK][xX]"), (r"\ud83d\ude42", "🙂"), (r"\cJ", "\n"), ("[+--]", "[+,-]"), ("[a&&b]", "[ab&]"),
     )  # fmt: skip
     LETTERS = "ab1kKx_ .é🙂[]-^/}\n\r\u2028٣A&+,\x85"
 
