@@ -464,7 +464,13 @@ def test_a_schema_means_what_it_says(tokenizer: ChatTokenizer, compiler: Grammar
 
 @pytest.mark.parametrize(
     ("pattern", "texts", "others"),
-    [(r"\d+", ["12"], ["٣"]), (r"\w", ["_"], ["é"]), ("(?i)k", ["K"], ["\u212a"]), ("a|[[b]", ["[", "b"], ["]"])],
+    [
+        (r"\d+", ["12"], ["٣"]),
+        (r"\w", ["_"], ["é"]),
+        ("(?i:(?:k)x)k", ["KXk"], ["KXK", "Kk"]),
+        ("(?i)k", ["K"], ["\u212a"]),
+        ("a|[[b]", ["[", "b"], ["]"]),
+    ],
 )
 def test_a_regex_is_of_ecma_262(
     tokenizer: ChatTokenizer, compiler: GrammarCompiler, pattern: str, texts: list[str], others: list[str]
