@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from ...engine.errors import ModelRefused
@@ -61,8 +62,8 @@ class ChatTokenizer:
         end = self._rust.token_to_id(self.special_tokens.get("eos_token", ""))
         self.eos_ids = frozenset(eos_ids) | ({end} if end is not None else set())
         self.templates = _find_templates(folder, config)
-        contents = sorted((added[token].content for token in self.special_ids), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, contents)) or "(?!)")
+        self._specials = {added[token].content: token for token in self.special_ids}
+        self._special = re.compile("|".join(map(re.escape, sorted(self._specials, key=len, reverse=True))) or "(?!)")
 
     def id_of(self, token: str) -> int | None:
         """The id of one token's exact text, None when the vocabulary has no such token."""
@@ -76,19 +77,54 @@ class ChatTokenizer:
         """
         if PROTECT not in text and RELEASE not in text:
             return _encode(self._rust, text, add_special_tokens)
+        guarded, originals = self._guarded
+        parts = [part.replace(PROTECT, "").replace(RELEASE, "") for part in _PROTECTED.split(text)]
+        parts[::2] = [self._named(part) for part in parts[::2]]
+        encoding = guarded.encode_batch_fast(["".join(parts)], add_special_tokens=add_special_tokens)[0]
+        unknown = self._rust.token_to_id(self.special_tokens.get("unk_token", ""))
         ids: list[int] = []
-        for index, part in enumerate(_PROTECTED.split(text)):
-            rust = self._plain if index % 2 else self._rust
-            part = part.replace(PROTECT, "").replace(RELEASE, "")
-            ids += _encode(rust, part, add_special_tokens and index == 0)
+        for token, added in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
+            if token in self.special_ids and token != unknown and not added:  # Unigram models know their texts
+                letters = self._rust.id_to_token(token) or ""
+                ids += [piece.id for letter in letters for piece in guarded.model.tokenize(letter)]
+            else:
+                ids.append(originals.get(token, token))
         return ids
 
     @cached_property
-    def _plain(self) -> RustTokenizer:
-        """A second tokenizer that sees special tokens as text; the switch on a shared one would race."""
+    def _guarded(self) -> tuple[RustTokenizer, dict[int, int]]:
+        """A second tokenizer, to which special tokens are text: it knows them by names that no message can hold.
+
+        With it come the special tokens' ids by those of their names.
+        """
         rust = RustTokenizer.from_str(self._text)
+        rust.no_truncation()
+        rust.no_padding()
         rust.encode_special_tokens = True
-        return rust
+        added = self._rust.get_added_tokens_decoder()
+        names = [
+            AddedToken(_name(token), lstrip=added[token].lstrip, rstrip=added[token].rstrip, normalized=False)
+            for token in self.special_ids
+        ]
+        rust.add_tokens(names)
+        named = {rust.token_to_id(_name(token)): token for token in self.special_ids}
+        return rust, {name: token for name, token in named.items() if name is not None}
+
+    def _named(self, text: str) -> str:
+        """With the names of special tokens in their place. A token of single words is text within others."""
+
+        def name(match: re.Match[str]) -> str:
+            token = self._specials[match[0]]
+            start, end = match.span()
+            inside = re.search(r"\w", text[max(start - 1, 0) : start] + text[end : end + 1])
+            return match[0] if inside and token in self._single_words else _name(token)
+
+        return self._special.sub(name, text)
+
+    @cached_property
+    def _single_words(self) -> frozenset[int]:
+        added = self._rust.get_added_tokens_decoder()
+        return frozenset(token for token, entry in added.items() if entry.single_word)
 
     def protect(self, value: Any) -> Any:
         """A copy of JSON-like data with special tokens in its strings marked as plain text."""
@@ -166,6 +202,10 @@ class ChatTokenizer:
             spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
             value["decoder"] = {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]}
         return json.dumps(value, ensure_ascii=False)
+
+
+def _name(token: int) -> str:
+    return f"{PROTECT}{token}{RELEASE}"
 
 
 def _encode(rust: RustTokenizer, text: str, add_special_tokens: bool) -> list[int]:

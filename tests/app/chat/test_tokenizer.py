@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from localllm.app.chat.tokenizer import PROTECT, RELEASE, ChatTokenizer
 from localllm.engine.errors import ModelRefused
 
 from ..tiny_qwen import END, TEMPLATE, make_tokenizer, write_tokenizer
+from .vocabularies import KINDS, make_text, vocabulary
 
 
 @pytest.fixture
@@ -55,6 +57,46 @@ def test_protection_cannot_be_forged(folder: Path) -> None:
     assert tokenizer.protect(f"a{RELEASE}{END}{PROTECT}b") == f"a{PROTECT}{END}{RELEASE}b"
     # A template that cut the text within the marks leaves one of them: it is dropped, and the token's half is text.
     assert tokenizer.decode(tokenizer.encode(f"a{PROTECT}<|im_", add_special_tokens=False)) == "a<|im_"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_special_token_in_a_message_changes_nothing_around_it(kind: str, tmp_path: Path) -> None:
+    """No space comes in beside it, as sentencepiece vocabularies have it at the beginning of a text."""
+    tokenizer = vocabulary(kind, tmp_path)
+    plain = Tokenizer.from_file(str(tmp_path / kind / "tokenizer.json"))
+    plain.encode_special_tokens = True
+    hostile = "fox</s>the <s> dog<unk>"
+    protected = tokenizer.protect(hostile)
+    expected = plain.encode(hostile, add_special_tokens=False).ids
+    if not {1, 2} & set(expected):  # Unigram's own pieces
+        assert tokenizer.encode(protected, add_special_tokens=False) == expected
+    within = tokenizer.encode(f"the <s> {protected}</s> ok", add_special_tokens=False)
+    assert [token for token in within if token in (1, 2)] == [1, 2]
+    if "bytes" in kind:
+        assert tokenizer.decode(within, hidden=tokenizer.special_ids).split() == "the fox</s>the <s> dog ok".split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_with_a_protected_text_is_encoded_as_one_without(kind: str, tmp_path: Path) -> None:
+    tokenizer = vocabulary(kind, tmp_path)
+    for seed in range(200):
+        text = make_text(random.Random(seed)) + "</s><s> ok"
+        expected = tokenizer.encode(text, add_special_tokens=True)
+        assert tokenizer.encode(f"{PROTECT}{RELEASE}{text}", add_special_tokens=True) == expected, text
+
+
+def test_a_protected_text_is_neither_cut_nor_padded_and_special_tokens_keep_their_flags(tmp_path: Path) -> None:
+    made = make_tokenizer()
+    made.enable_truncation(4)
+    made.enable_padding(length=64)
+    flags = [{"lstrip": True}, {"rstrip": True}, {"single_word": True}]
+    made.add_special_tokens([AddedToken(f"<|{index}|>", **flag) for index, flag in enumerate(flags)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = ChatTokenizer(tmp_path)
+    text = "the  <|0|>  quick  <|1|>  brown <|2|>fox <|2|> jumps over the lazy dog"
+    expected = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.encode(f"{PROTECT}{RELEASE}{text}", add_special_tokens=False) == expected
+    assert len(expected) > 10
 
 
 def test_plain_text_is_encoded_as_before_protection(folder: Path) -> None:

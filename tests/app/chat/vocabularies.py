@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from localllm.app.chat.tokenizer import ChatTokenizer
 
@@ -123,6 +123,7 @@ def _with_plain_bytes(tokenizer: Tokenizer, chain: list[decoders.Decoder]) -> To
     value["added_tokens"] = [entry for entry in value["added_tokens"] if entry["content"] not in BYTES]
     tokenizer = Tokenizer.from_str(json.dumps(value))
     tokenizer.decoder = decoders.Sequence(chain) if len(chain) > 1 else chain[0]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 
 
@@ -185,5 +186,5 @@ def vocabulary(kind: str, folder: Path) -> ChatTokenizer:
     if not place.exists():
         place.mkdir(parents=True)
         KINDS[kind]().save(str(place / "tokenizer.json"))
-        (place / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+        (place / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}')
     return ChatTokenizer(place)
