@@ -55,6 +55,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 _OLD_DRAFT = re.compile(r"/draft-0[467]/")  # in these, what stands beside $ref has no meaning
 _SAFE_FLOAT = 2**53  # integers up to here, and their neighbours, are exact in double precision, which llguidance uses
 _SAFE_INT = 2**63
+_MAX_INT = _SAFE_INT - 1
 _MAX_COEFFICIENT = 2**32
 _SMALLEST = 1e-30  # the neighbour of 0, which has nearer ones, but llguidance makes a deep regex of every digit
 
@@ -89,6 +90,7 @@ class _Place:
 class _Index:
     """What references may name: resources by URI, and subschemas by URI and anchor."""
 
+    old_draft: bool  # what stands beside $ref has no meaning
     old_id: bool  # draft 4, which says id for $id
     resources: dict[str, _Place] = field(default_factory=dict)
     anchors: dict[tuple[str, str], _Place] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class _Index:
             return
         base = place.base
         name = schema.get("id" if self.old_id else "$id")
-        if isinstance(name, str):
+        if isinstance(name, str) and not (self.old_draft and "$ref" in schema):
             uri, _, fragment = name.partition("#")
             if uri:
                 base = _join(base, uri)
@@ -119,7 +121,7 @@ class _Rewriter:
     def __init__(self, schema: dict[str, Any]) -> None:
         draft = str(schema.get("$schema", ""))
         self._old_draft = bool(_OLD_DRAFT.search(draft))
-        self._index = _Index(old_id="/draft-04/" in draft)
+        self._index = _Index(self._old_draft, old_id="/draft-04/" in draft)
         root = _Place(schema, "", "#")
         self._index.resources[""] = root
         self._index.add(root)
@@ -386,7 +388,9 @@ def _bound(schema: dict[str, Any], side: str, fractions: bool, pointer: str) -> 
     outwards, tighter = (-1, max) if side == "minimum" else (1, min)
     exclusive = "exclusive" + side.capitalize()
     bounds: dict[str, int | float] = {}
-    if side in schema:
+    if side in schema and schema[side] == _MAX_INT and side == "maximum" and not fractions:
+        bounds[side] = _MAX_INT  # is read as 2^63, and that as the greatest integer there is
+    elif side in schema:
         number = _check_exact(schema[side], f"{pointer}/{side}")
         bounds[side] = number if fractions else _whole_within(number, outwards)
     limit = schema.get(exclusive)

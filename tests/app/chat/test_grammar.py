@@ -343,6 +343,16 @@ REFERENCES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": 4}'],
         ['{"a": 2}', '{"a": 6}'],
     ),
+    "a URI beside a reference of draft 7": (
+        closed(a={"$ref": "x", "$id": "http://a.example/b/"})
+        | {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "$id": "http://a.example/a/",
+            "definitions": {"x": {"$id": "x", "const": 1}, "y": {"$id": "http://a.example/b/x", "const": 2}},
+        },
+        ['{"a": 1}'],
+        ['{"a": 2}'],
+    ),
     "beside a reference of draft 7": (
         closed(a={"$ref": "#/definitions/x", "maximum": 5})
         | {
@@ -414,6 +424,11 @@ EXACT: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "then without if": ({"then": False, "const": 1}, ["1"], ["2"]),
     "integers above a fraction": ({"type": "integer", "exclusiveMinimum": 0.5, "maximum": 2.5}, ["1", "2"], ["0", "3"]),
     "2^53": ({"type": "integer", "minimum": 2**53}, [str(2**53), str(10**30)], [str(2**53 - 1)]),
+    "64 bits": (
+        {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+        [str(2**63 - 1), "0"],
+        [str(2**63), str(10**19), "-1"],
+    ),
     "draft 4": (
         {"minimum": 5, "anyOf": [{"type": "integer"}], "exclusiveMinimum": True, "type": "integer"},
         ["6"],
