@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
 from localllm.backends.pytorch import checksums, loading
 from localllm.backends.pytorch import quant as formats
+from localllm.backends.pytorch.packed import fingerprint
 from localllm.backends.pytorch.quant import Loaded, fp8, int4, int8, slices
 from localllm.backends.pytorch.quant.floats import Floats
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
@@ -22,7 +25,9 @@ from localllm.kernels.cpu import linear
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import changed, parts
 from localllm.kernels.ops.linear_int4 import spread
+from localllm.kernels.ops.linear_int8 import Int8
 
+from . import canary
 from .batches import Row, make_batch
 from .tiny import TINIES
 
@@ -241,3 +246,33 @@ class TestKept:
     def test_weights_as_stored_are_not_kept(self, tmp_path: Path) -> None:
         self.open(files_of("llama", tmp_path / "model"), tmp_path / "packed", "none")
         assert not (tmp_path / "packed").exists()
+
+
+class Renamed(NamedTuple):
+    """The tensors of an Int8 that lie in another order."""
+
+    data: torch.Tensor
+    scale: torch.Tensor
+
+
+def test_what_is_kept_is_known_by_all_that_it_was_made_from(tmp_path: Path) -> None:
+    canary.save(tmp_path)
+    weights, sample = tmp_path / "model.safetensors", (torch.zeros(2, 32, dtype=torch.int8), torch.ones(2))
+
+    def mark(quant: str = "int8", made: Any = Int8(*sample)) -> str:
+        return fingerprint(read_model(tmp_path), quant, made)
+
+    known = [mark()]
+    assert mark() == known[0]
+    known += [mark("int4"), mark(made=Renamed(*sample)), mark(made=Int8(sample[0] + 1, sample[1]))]
+    known.append(mark(made=Int8(sample[0], sample[1] * 2)))
+    os.utime(weights, ns=(0, 7))
+    known.append(mark())
+    before = weights.read_bytes()
+    weights.write_bytes(before.replace(b'"F32"', b'"I32"', 1))
+    os.utime(weights, ns=(0, 7))
+    known.append(mark())
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text() + " ")
+    known.append(mark())
+    assert len(set(known)) == len(known)
