@@ -113,10 +113,16 @@ def _fp8(table: Fields) -> Quantization:
     _no_small_cache(table)
     if "weight_block_size" not in table:
         return Quantization("fp8", "fp8")
-    outs, ins = (int(size) for size in table.numbers("weight_block_size", 2))
-    if ins % SINGLE_GROUP:
-        raise table.refuse("weight_block_size", f"blocks of a multiple of {SINGLE_GROUP} inputs")
+    outs, ins = _blocks(table, "weight_block_size")
     return Quantization("fp8", "fp8", ins, outs)
+
+
+def _blocks(table: Fields, key: str) -> tuple[int, int]:
+    """Outputs and inputs that share a scale."""
+    outs, ins = table.numbers(key, 2)
+    if outs % 1 or ins % SINGLE_GROUP:
+        raise table.refuse(key, f"whole outputs and a multiple of {SINGLE_GROUP} inputs")
+    return int(outs), int(ins)
 
 
 def _no_small_cache(table: Fields) -> None:
@@ -169,7 +175,7 @@ def _compressed(table: Fields) -> Quantization:
         _strategy(weights, strategy, "channel", "tensor", "block")
         if strategy != "block":
             return Quantization("compressed-tensors", "fp8")
-        outs, ins = (int(size) for size in weights.numbers("block_structure", 2))
+        outs, ins = _blocks(weights, "block_structure")
         return Quantization("compressed-tensors", "fp8", ins, outs)
     raise table.refuse("format", "pack-quantized, int-quantized or float-quantized")
 

@@ -133,16 +133,22 @@ def compressed_int8(outs: int, ins: int, random: np.random.Generator) -> Stored:
     return {"weight": data, "weight_scale": scale}, data.float() * scale.float()
 
 
-def fp8(scale_name: str, shape: Callable[[int, int], tuple[int, ...]], block: int = 0) -> Callable[..., Stored]:
+def fp8(
+    scale_name: str, shape: Callable[[int, int], tuple[int, ...]], block: tuple[int, int] = (0, 0)
+) -> Callable[..., Stored]:
     def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
         data = torch.from_numpy(random.standard_normal((outs, ins)) * 60).to(torch.float8_e4m3fn)
         scale = torch.from_numpy((random.random(shape(outs, ins)) + 0.5) / 60 / ins**0.5).float()
         spread = scale.unsqueeze(1) if scale.shape == (outs,) else scale
-        if block:
-            spread = scale.repeat_interleave(block, 0)[:outs].repeat_interleave(block, 1)[:, :ins]
+        if any(block):
+            spread = scale.repeat_interleave(block[0], 0)[:outs].repeat_interleave(block[1], 1)[:, :ins]
         return {"weight": data, scale_name: scale}, data.float() * spread
 
     return make
+
+
+def fp8_blocks(scale_name: str, high: int, wide: int) -> Callable[..., Stored]:
+    return fp8(scale_name, lambda outs, ins: (-(-outs // high), -(-ins // wide)), (high, wide))
 
 
 @dataclass(frozen=True)
@@ -257,6 +263,9 @@ CHECKPOINTS = [
         more=lambda name, outs: {"input_scale": torch.ones(1)},
     ),
     Checkpoint(
-        "fp8-blocks", _BLOCKS, fp8("weight_scale_inv", lambda outs, ins: (-(-outs // 32), -(-ins // 32)), block=32)
+        "compressed-fp8-blocks",
+        _compressed("float-quantized", {**_FLOAT, "strategy": "block", "block_structure": [16, 32]}),
+        fp8_blocks("weight_scale", 16, 32),
     ),
+    Checkpoint("fp8-blocks", _BLOCKS, fp8_blocks("weight_scale_inv", 32, 32)),
 ]
