@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -156,7 +157,7 @@ class ChatTokenizer:
 
     @cached_property
     def _respelled(self) -> dict[int, str]:
-        """Added tokens that a ByteLevel decoder would take for bytes, in its spelling."""
+        """Added tokens that a ByteLevel decoder would take for bytes that no text has, in its spelling."""
         if "ByteLevel" not in self.decoders:
             return {}
         added = {token: entry.content for token, entry in self._rust.get_added_tokens_decoder().items()}
@@ -164,7 +165,7 @@ class ChatTokenizer:
             token: "".join(_LETTER_OF[byte] for byte in text.encode())
             for token, text in added.items()
             if not text.isascii() and all(letter in _BYTE_OF for letter in text)
-            if self._rust.model.token_to_id(text) is None  # the model knows the others as bytes
+            if not _in_utf8(bytes(_BYTE_OF[letter] for letter in text))
         }
 
     def token_bytes(self, token: int) -> bytes:
@@ -188,16 +189,21 @@ class ChatTokenizer:
     def to_json(self) -> str:
         """The tokenizer as tokenizer.json text, without truncation or padding, for the grammar compiler.
 
-        That takes added tokens for bytes as the ByteLevel decoder does: these become special tokens, which no text
-        holds. And it knows no Metaspace: there it gets a chain of the same meaning (but for a text's first space).
+        That takes added tokens for bytes as the ByteLevel decoder does, and would write them itself: they become bytes
+        that no text has, or special tokens. And it knows no Metaspace: it gets a chain of the same meaning (but for a
+        text's first space).
         """
         text = self._rust.to_str()
         if not self._respelled and "Metaspace" not in self.decoders:
             return text
         value = json.loads(text)
-        for entry in value["added_tokens"]:
-            if entry["id"] in self._respelled:
-                entry |= {"content": f"{PROTECT}{entry['id']}", "special": True}
+        for entry in list(value["added_tokens"]):
+            if entry["id"] not in self._respelled:
+                continue
+            if self._rust.model.token_to_id(entry["content"]) is not None:
+                value["added_tokens"].remove(entry)
+            else:
+                entry |= {"content": _name(entry["id"]), "special": True}
         if "Metaspace" in self.decoders:
             spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
             value["decoder"] = {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]}
@@ -222,6 +228,16 @@ def _byte_alphabet() -> dict[str, int]:
 
 _BYTE_OF = _byte_alphabet()
 _LETTER_OF = {byte: letter for letter, byte in _BYTE_OF.items()}
+
+
+def _in_utf8(part: bytes) -> bool:
+    """Some text has these bytes side by side."""
+    start = next((at for at, byte in enumerate(part[:4]) if byte & 0xC0 != 0x80), 4)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(part[start:])
+    except UnicodeDecodeError:
+        return False
+    return start < 4
 
 
 def _kinds(decoder: dict[str, Any]) -> tuple[str, ...]:

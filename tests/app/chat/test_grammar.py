@@ -20,7 +20,7 @@ from localllm.app.daemon.frames import ResponseFormat
 from localllm.app.errors import InvalidRequest, UnsupportedParameter
 from localllm.engine.grammar import unpack_mask
 
-from ..tiny_qwen import VOCAB, write_tokenizer
+from ..tiny_qwen import VOCAB, make_tokenizer, write_tokenizer
 from .vocabularies import KINDS, vocabulary
 
 Marked = tuple[ChatTokenizer, GrammarCompiler]  # with the marks of a call as tokens, or as text
@@ -674,6 +674,18 @@ def test_every_kind_of_vocabulary(kind: str, tmp_path: Path) -> None:
     for seed in range(12):
         text = walk(tokenizer, compiled.copy(), seed)
         assert re.fullmatch(pattern, text), text
+    compiler.close()
+
+
+def test_letters_that_are_added_as_tokens_are_neither_forced_nor_refused(tmp_path: Path) -> None:
+    """Whether the model's own vocabulary has the letter (for a byte that no text has) or not."""
+    made = make_tokenizer()
+    made.add_tokens(["ü", "naïve"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = ChatTokenizer(tmp_path, [END])
+    compiler = GrammarCompiler(tokenizer, VOCAB)
+    compiled = compiler.compile(ResponseFormat(kind="choice", choices=["für x", "so naïve x"]))
+    assert {walk(tokenizer, compiled.copy(), seed) for seed in range(30)} == {"für x", "so naïve x"}
     compiler.close()
 
 
