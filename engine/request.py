@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class Sequence:
     """
 
     request: Request
+    _: KW_ONLY
     tokens: list[int] = field(init=False)
     limit: int = field(init=False)  # length at which it ends
     computed: int = 0

@@ -39,7 +39,6 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()  # oldest first
         self._launched: deque[list[Row]] = deque()  # planned and not committed, two at most
         self._ended: list[Delta] = []  # ends that no step brought about
-        self._arrivals = 0
         self._blocked = False  # the first that waits found no room, and none was freed since
         self._stats = Stats(cache_tokens=cache.total_tokens)
 
@@ -64,10 +63,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Take a request in. Raises RequestRefused (and its kinds) for what can never run."""
         self._refuse_impossible(request)
-        sequence = Sequence(request, self._arrivals)
+        sequence = Sequence(request)
         if request.sampling.reads_history:
             sequence.history = TokenHistory(request.prompt)
-        self._arrivals += 1
         self._sequences[request.id] = sequence
         self._waiting.append(sequence)
 
