@@ -142,8 +142,6 @@ def _verify_windows(model: nn.Module, values: Mapping[str, Any], context: int) -
             raise _left_out(values, "sliding_window", window, f"none: a context of at most {window} is right")
     elif len(kinds) == len(caches) and [kind == "sliding_attention" for kind in kinds] != sliding:
         raise _left_out(values, "layer_types", kinds, "another order of layers")
-    if any(cache.max_size != window for cache in caches if isinstance(cache, RotatingKVCache)):
-        raise _left_out(values, "sliding_window", window, "another window")
 
 
 def _verify_ropes(model: nn.Module, values: Mapping[str, Any], context: int) -> None:

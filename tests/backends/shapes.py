@@ -136,7 +136,7 @@ SAMPLED = (
     "qwen2-d20-h4x4-w5-default",
     "qwen3-d88-h4x1-yarn",
     "gemma3-d16-h8x4-w2-tie-ropes",
-    "gemma3-d256-h4x1-w300-tie",
+    "gemma3-d168-h4x2-w12-tie-attention",
     "phi3-d12-h3x1-w9-default",
     "phi3-d20-h8x4-longrope",
 )

@@ -112,6 +112,33 @@ def test_shapes_in_the_spelling_of_transformers_4_equal_transformers(tiny: Tiny,
     agrees(replace(tiny, rewrite=old_spelling), tmp_path)
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "phi3"])
+def test_heads_that_do_not_divide_the_hidden_size(tmp_path: Path, model_type: str) -> None:
+    """mlx-lm's classes derive the size of a head."""
+    agrees(Tiny(model_type, model_type, {"head_dim": 20}), tmp_path)
+
+
+def test_long_rope_has_the_factors_of_the_context_that_the_cache_holds(tmp_path: Path) -> None:
+    """The model allows 128 tokens, the cache 64: short factors."""
+    tiny = replace(OF["phi3-longrope-long"], length=45)
+    forced, text = Forced(tiny, tmp_path), texts(tiny)[0]
+    wide = Budget(cache_bytes=2**22, page_size=PAGE, dtype="float32")
+    token_bytes = mlx.open(read_model(tmp_path), wide).spec.cache_bytes // 2
+    pages = mlx.open(read_model(tmp_path), wide).spec.num_pages
+    forced.runner = mlx.open(read_model(tmp_path), replace(wide, cache_bytes=2 * 8 * (token_bytes // pages)))
+    assert forced.runner.spec.max_context == 64
+    near(forced.step(Row(text, 0, [*range(1, 7)])), forced.expected(text)[-1:])
+
+
+def test_tables_of_rope_in_the_files_are_no_weights(tmp_path: Path) -> None:
+    forced, text = Forced(OF["phi3"], tmp_path), [5, 9, 77, 30]
+    weights = load_file(tmp_path / "model.safetensors")
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
+    save_file(weights | table, tmp_path / "model.safetensors")
+    forced.runner = mlx.open(read_model(tmp_path), Budget(dtype="float32", cache_bytes=2**22))
+    near(forced.step(Row(text, 0, forced.pages(4))), forced.expected(text)[-1:])
+
+
 def _other_scale(model: Any) -> None:
     model.layers[1].self_attn.scale = 1.0
 

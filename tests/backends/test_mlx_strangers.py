@@ -14,6 +14,7 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 from safetensors.torch import load_file, save_file
 
 from localllm.backends import mlx
+from localllm.backends.mlx import strangers
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Budget
@@ -42,6 +43,7 @@ WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_atten
         Tiny("qwen3_moe", "qwen3_moe", {**EXPERTS, "norm_topk_prob": True, **rope("default")}),
         Tiny("mixtral", "mixtral", {"num_local_experts": 4, **rope("default")}),
         Tiny("olmo2-llama3", "olmo2", LLAMA3),
+        Tiny("starcoder2-gelu", "starcoder2", {"sliding_window": None, "hidden_act": "gelu", **rope("default")}),
         Tiny("seed_oss-yarn", "seed_oss", {"head_dim": 12, **YARN}),
     ],
     ids=str,
@@ -54,6 +56,25 @@ def test_strangers_equal_transformers(tmp_path: Path, tiny: Tiny, spelling: Rewr
 def test_ropes_by_layer_type(tmp_path: Path, full: dict[str, Any]) -> None:
     kinds = {"full_attention": full["rope_parameters"], "sliding_attention": rope("default")["rope_parameters"]}
     agrees(Tiny("olmo3", "olmo3", {**WINDOWS, "rope_parameters": kinds}), tmp_path)
+
+
+def _switched_off(config: dict[str, Any]) -> None:
+    config.update(sliding_window=7, use_sliding_window=False)
+    del config["layer_types"]
+
+
+def test_a_window_that_is_switched_off(tmp_path: Path) -> None:
+    sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "num_experts": 4}
+    tiny = Tiny("qwen2_moe", "qwen2_moe", {**sizes, "num_experts_per_tok": 2, **rope("default")})
+    agrees(replace(tiny, rewrite=_switched_off), tmp_path)
+
+
+def test_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a class that reads it from elsewhere."""
+    monkeypatch.setattr(strangers, "arguments", lambda values: {})
+    Tiny("mixtral", "mixtral", {"num_local_experts": 4, **rope("default")}).save(tmp_path)
+    with pytest.raises(ModelRefused, match=r"rope_theta is \{500000"):
+        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
 
 
 @pytest.mark.parametrize(
