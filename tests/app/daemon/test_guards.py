@@ -46,12 +46,10 @@ async def ask(
     transport = httpx.ASGITransport(on_socket, raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         request = client.build_request(method, path, **more)
-        request.headers = httpx.Headers([("Host", "localhost"), *request.headers.multi_items()[1:]])
-        for name, value in headers or []:
-            if name == "Host":
-                request.headers["Host"] = value
-            else:
-                request.headers = httpx.Headers([*request.headers.multi_items(), (name, value)])
+        sent = headers or []
+        others = [(name, value) for name, value in sent if name != "Host"]
+        request.headers = httpx.Headers([("Host", "localhost"), *request.headers.multi_items()[1:], *others])
+        request.headers["Host"] = dict(sent).get("Host", "localhost")
         return await client.send(request)
 
 
