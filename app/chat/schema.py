@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+from itertools import combinations
 from typing import Any, NoReturn
 from urllib.parse import unquote, urljoin
 
 from . import formats, patterns
+from .disjoint import are_disjoint
 
 # Values of a schema with a copy of each definition for every reference that names it in another way.
 MAX_REWRITTEN = 20_000
@@ -57,6 +59,7 @@ _SAFE_FLOAT = 2**53  # integers up to here, and their neighbours, are exact in d
 _SAFE_INT = 2**63
 _MAX_INT = _SAFE_INT - 1
 _MAX_COEFFICIENT = 2**32
+_LONGEST_CHAIN = 16  # references that lead to one another
 _SMALLEST = 1e-30  # the neighbour of 0, which has nearer ones, but llguidance makes a deep regex of every digit
 
 
@@ -155,7 +158,8 @@ class _Rewriter:
         kinds = self._kinds(place)
         for keyword in schema:
             if keyword in APPLICATORS:
-                (after if simple else before)[keyword] = self._applicator(place, keyword)
+                written = "anyOf" if keyword == "oneOf" and self._is_choice(place) else keyword
+                (after if simple else before)[written] = self._applicator(place, keyword)
             elif keyword in UNSUPPORTED:
                 self._unsupported(place, keyword)
             elif keyword != "type":
@@ -211,6 +215,27 @@ class _Rewriter:
                 _check_literal(literal, f"{pointer}/{index}")
             return value
         return self._list(value, place.base, pointer)
+
+    def _is_choice(self, place: _Place) -> bool:
+        """No value fits two of oneOf, and anyOf is free: llguidance does not look behind references to see it."""
+        assert isinstance(place.value, dict)
+        options = place.value["oneOf"]
+        if not isinstance(options, list) or "anyOf" in place.value:
+            return False
+        targets = [
+            self._target(_Place(option, place.base, f"{place.pointer}/oneOf/{index}"))
+            for index, option in enumerate(options)
+        ]
+        return all(are_disjoint(one, other) for one, other in combinations(targets, 2))
+
+    def _target(self, place: _Place) -> object:
+        """The schema that a chain of references leads to; a value that fits the chain fits it."""
+        for _ in range(_LONGEST_CHAIN):
+            if not isinstance(place.value, dict) or not isinstance(reference := place.value.get("$ref"), str):
+                break
+            base = self._index.bases.get(id(place.value), place.base)
+            place = self._resolve(reference, base, f"{place.pointer}/$ref")
+        return place.value
 
     def _list(self, value: list[object], base: str, pointer: str) -> list[dict[str, Any] | bool]:
         return [self._schema(_Place(each, base, f"{pointer}/{index}")) for index, each in enumerate(value)]

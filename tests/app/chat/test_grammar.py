@@ -400,7 +400,40 @@ def any_of(*schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 # A schema, texts that fit, and texts that do not and that llguidance alone would take (or the other way round).
+def pets(**more: Any) -> dict[str, Any]:
+    """A union that a property tells apart, as pydantic and OpenAPI write it."""
+    kinds = {name: {"type": "object", "properties": {"kind": {"const": name}}} for name in ("cat", "dog")}
+    return {
+        "$defs": {name: kind | {"required": ["kind"]} for name, kind in kinds.items()} | {"any": {"type": "object"}},
+        "type": "object",
+        "properties": {"pet": {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], **more}},
+        "required": ["pet"],
+    }
+
+
 EXACT: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "one of, told apart by a property": (
+        pets(discriminator={"propertyName": "kind", "mapping": {"cat": "#/$defs/cat", "dog": "#/$defs/dog"}}),
+        ['{"pet": {"kind": "cat"}}', '{"pet": {"kind": "dog", "age": 1}}'],
+        ['{"pet": {"kind": "cow"}}', '{"pet": {}}'],
+    ),
+    "one of, told apart by the type": (
+        {"$defs": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/c"}, "c": {"type": ["string", "null"]}}}
+        | {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+        ["1", '"a"', "null"],
+        ["true", "[]"],
+    ),
+    "one of beside any of": (
+        {"anyOf": [{"const": 1}, {"const": "x"}], "oneOf": [{"type": "integer"}, {"type": "string"}]},
+        ["1", '"x"'],
+        ["2", '"y"'],
+    ),
+    "one of, told apart by their texts": (
+        {"$defs": {"a": {"enum": ["x", "y"]}, "b": {"const": "z"}}}
+        | {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+        ['"x"', '"z"'],
+        ['"w"'],
+    ),
     "another spelling of a name": (
         {"properties": {"a": {"type": "integer"}}, "type": "object"},
         ['{"a": 1}', '{"b": []}'],
@@ -529,6 +562,25 @@ def nested_definitions() -> dict[str, Any]:
     return schema | {"anyOf": [{"$ref": level} for level in levels]}
 
 
+def overlapping() -> dict[str, Any]:
+    """Definitions of which a value may fit two."""
+    kind = {"type": "object", "properties": {"kind": {"const": "a"}}}
+    return {
+        "$defs": {
+            "a": kind | {"required": ["kind"]},
+            "b": {"type": "object", "properties": {"kind": {"const": "b"}}},  # or no kind
+            "c": {"type": "object", "properties": {"kind": {"enum": ["a", "c"]}}, "required": ["kind"]},
+            "d": {"type": "integer"},
+            "e": {"type": "number"},
+            "f": {"$ref": "#/$defs/f"},
+            "g": {"type": ["integer", "null"]},
+            "h": {"type": ["string", "null"]},
+            "i": {"properties": {"kind": {"const": "a"}}, "required": ["kind"]},  # or no object
+            "j": {"properties": {"kind": {"const": "b"}}, "required": ["kind"]},
+        }
+    }
+
+
 JSON = "response_format.json_schema.schema"
 REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
     "no schema": (ResponseFormat(kind="json_schema"), JSON, "object"),
@@ -585,6 +637,17 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
             ("dynamic reference", {"$dynamicRef": "#a"}, "$dynamicRef"),
             ("recursive reference", {"items": {"$recursiveRef": "#"}}, "#/items"),
             ("lost reference", {"$ref": "#/$defs/x"}, "leads nowhere"),
+            ("one of, two may fit", {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]} | overlapping(), "oneOf"),
+            (
+                "one of, a discriminator that tells nothing",
+                {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/c"}], "discriminator": {"propertyName": "kind"}}
+                | overlapping(),
+                "oneOf",
+            ),
+            ("one of numbers", {"oneOf": [{"$ref": "#/$defs/d"}, {"$ref": "#/$defs/e"}]} | overlapping(), "oneOf"),
+            ("one of, both null", {"oneOf": [{"$ref": "#/$defs/g"}, {"$ref": "#/$defs/h"}]} | overlapping(), "oneOf"),
+            ("one of, no object", {"oneOf": [{"$ref": "#/$defs/i"}, {"$ref": "#/$defs/j"}]} | overlapping(), "oneOf"),
+            ("one of itself", {"oneOf": [{"$ref": "#/$defs/f"}, {"$ref": "#/$defs/f"}]} | overlapping(), ""),
             ("lost anchor", {"$ref": "#x"}, "anchor"),
             ("reference to text", {"$ref": "#/title", "title": "x"}, "#/title"),
             ("reference that is no text", {"$ref": 1}, "#/$ref"),
