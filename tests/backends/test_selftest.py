@@ -107,6 +107,35 @@ def test_a_later_start_tests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run(tmp_path, with_rms(wrong)) == first
 
 
+def test_another_release_of_the_kernels_is_tested_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only a file's text changed, in a folder of them."""
+    (tmp_path / "kernels" / "triton").mkdir(parents=True)
+    file = tmp_path / "kernels" / "triton" / "norm.py"
+    monkeypatch.setattr(selftest.kernels, "__path__", [str(tmp_path / "kernels")])
+    monkeypatch.setattr(selftest, "_sources", selftest._sources.__wrapped__)
+    for count, text in enumerate(("one", "two", "one"), 1):
+        file.write_text(text, "utf-8")
+        run(tmp_path / "found", with_rms(right))
+        assert len(list((tmp_path / "found").iterdir())) == min(count, 2)
+
+
+@pytest.mark.parametrize(("seconds", "cases"), [(0.0, 8), (0.15, 2), (0.3, 1)])
+def test_cases_that_take_long_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, cases: int
+) -> None:
+    """A first start that compiles each kernel for each case would take minutes."""
+    now, calls = 0.0, 0
+
+    def rms(*arguments: Any, **named: Any) -> Any:
+        nonlocal now, calls
+        now, calls = now + seconds, calls + 1
+        return right(*arguments, **named)
+
+    monkeypatch.setattr(selftest.time, "perf_counter", lambda: now)
+    assert run(tmp_path, with_rms(rms))[1] == ()
+    assert calls == cases
+
+
 def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
     first = run(tmp_path, with_rms(wrong))
     (file,) = tmp_path.iterdir()
