@@ -81,6 +81,15 @@ def test_machine_is_described(tmp_path: Path) -> None:
     assert found.features["kernels"].split(",")[0] in {*machine.LANES, "none"}
 
 
+@pytest.mark.parametrize(("physical", "allowed", "cores"), [(4, 8, 4), (4, 2, 2), (None, 8, 1)])
+def test_cores_are_physical_ones_that_the_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, physical: int | None, allowed: int, cores: int
+) -> None:
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda logical=True: 8 if logical else physical)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(allowed)), raising=False)
+    assert machine.cores() == cores
+
+
 def test_container_limits_count(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
