@@ -303,6 +303,25 @@ def test_a_forward_that_looks_at_a_length_is_refused() -> None:
     assert "breakable" in refused.value.hint
 
 
+@pytest.mark.parametrize(("weight", "kinds"), [(torch.zeros(8), 1), (torch.zeros(1), 2), (torch.zeros(8).half(), 2)])
+def test_pieces_with_weights_of_another_type_are_of_another_kind(weight: torch.Tensor, kinds: int) -> None:
+    """What was compiled for one layer's weights would be compiled once more for the other's, while people wait."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        x = x[:, None] + torch.zeros(8)
+        for at, held in enumerate((torch.ones(8), weight, torch.ones(8))):
+            out = torch.empty_like(x)
+            opaque.attend(x, x, x, out, at)
+            x = out * held
+        return x
+
+    graph = cutting.traced(forward, torch.zeros(23))
+    parts = cutting.cut(graph, lambda node: node.target is opaque.attend, lambda node: node.args[3])
+    _, first, second, _ = (part for part in parts if part.op is None)
+    assert str(first.graph.code) == str(second.graph.code)
+    assert len({first.kind, second.kind}) == kinds
+
+
 def test_an_attention_without_readers_is_still_computed() -> None:
     """It writes the cache: a pass over the graph must not take it for dead code."""
 

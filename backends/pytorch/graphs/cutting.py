@@ -52,9 +52,6 @@ def traced(forward: Callable[..., Tensor], *examples: Tensor) -> Graph:
             "choose graphs breakable, full or off",
         )
     graph.graph.eliminate_dead_code()
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            node.meta["val"] = getattr(graph, str(node.target))
     return graph
 
 
