@@ -233,6 +233,25 @@ def test_a_process_that_is_stopped_while_it_tests_blames_no_kernel(tmp_path: Pat
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
 
 
+def test_a_process_that_is_about_to_look_reads_no_name_of_one_that_ended_well(tmp_path: Path) -> None:
+    """It may have opened the file before that was removed, and lock it after."""
+    file = tmp_path / "chip.running"
+    with findings.UnderTest(file) as under_test:
+        under_test.name("norm.rms: right")
+        opened = file.open()
+    with opened:
+        assert not file.exists()
+        assert opened.read() == ""
+
+
+def test_a_name_that_was_left_goes_also_where_nothing_is_tested(tmp_path: Path) -> None:
+    file = tmp_path / "chip.running"
+    file.write_text("norm.rms: right", "utf-8")
+    with findings.UnderTest(file) as under_test:
+        assert (under_test.left, under_test.twice) == ("norm.rms: right", False)
+    assert not file.exists()
+
+
 def test_another_process_that_tests_just_now_is_no_sign(tmp_path: Path) -> None:
     testing = start_of(f"Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)", tmp_path / "found", 60.0)
     try:
