@@ -533,9 +533,9 @@ def _pattern(value: object, pointer: str) -> str:
 
 
 def _format(value: object, pointer: str) -> dict[str, Any]:
+    known = formats.BUILT_IN | formats.PATTERNS.keys()
+    if not isinstance(value, str) or value not in known:
+        _refuse(pointer, f"unknown format: {str(value)[:80]}; the formats are {', '.join(sorted(known))}")
     if value in formats.BUILT_IN:
         return {"format": value}
-    if not isinstance(value, str) or value not in formats.PATTERNS:
-        known = ", ".join(sorted({*formats.BUILT_IN, *formats.PATTERNS}))
-        _refuse(pointer, f"unknown format: {str(value)[:80]}; the formats are {known}")
     return {"format patterns": tuple(map(patterns.translate, formats.PATTERNS[value]))}

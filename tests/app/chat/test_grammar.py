@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from tokenizers import models
 from localllm.app.chat import grammar
 from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
 from localllm.app.chat.parsers import CallPart, OutputParser
+from localllm.app.chat.schema import APPLICATORS, BOUNDS, COUNTS, TYPES, UNSUPPORTED, SchemaProblem, rewrite
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.daemon.frames import ResponseFormat
 from localllm.app.errors import InvalidRequest, UnsupportedParameter
@@ -518,6 +521,9 @@ def test_a_schema_means_what_it_says(tokenizer: ChatTokenizer, compiler: Grammar
         ("(?i:(?:k)x)k", ["KXk"], ["KXK", "Kk"]),
         ("(?i)k", ["K"], ["\u212a"]),
         ("a|[[b]", ["[", "b"], ["]"]),
+        (r"\ud800\udc00", ["\U00010000"], ["\U00010001", "\U00010400"]),
+        (r"\udbff\udfff", ["\U0010ffff"], ["\U0010fffe", "\U0010fbff"]),
+        (r"\ud7ff\ue000", ["\ud7ff\ue000"], ["\ue000"]),
     ],
 )
 def test_a_regex_is_of_ecma_262(
@@ -688,6 +694,8 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
     "empty regex": (ResponseFormat(kind="regex", regex=""), "regex", "empty"),
     "broken regex": (ResponseFormat(kind="regex", regex="(a"), "regex", "("),
     "back-reference": (ResponseFormat(kind="regex", regex=r"(a)\1"), "regex", "backreference"),
+    "the first half of a pair": (ResponseFormat(kind="regex", regex=r"\ud800"), "regex", "no character"),
+    "the second half of a pair": (ResponseFormat(kind="regex", regex=r"\udfff"), "regex", "no character"),
     "regex of nothing": (ResponseFormat(kind="regex", regex=r"[^\s\S]"), "regex", "nothing can match"),
     "long regex": (ResponseFormat(kind="regex", regex="a" * 300_000), "regex", "characters"),
     "no choice": (ResponseFormat(kind="choice", choices=[]), "choice", "at least one"),
@@ -705,6 +713,59 @@ def test_refused_by_name(compiler: GrammarCompiler, tokenizer: ChatTokenizer, na
     assert words in caught.value.message
     # and the next one works
     assert walk(tokenizer, compiler.compile(ResponseFormat(kind="choice", choices=["ok"])), 0) == "ok"
+
+
+def test_as_many_choices_as_the_limit_allows(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+    """llguidance's own limits end the matcher of such a grammar after its first token."""
+    chance = random.Random(0)
+    choices = ["".join(chance.choices("abcdefghij", k=30)) for _ in range(grammar.MAX_CHOICES)]
+    compiled = compiler.compile(ResponseFormat(kind="choice", choices=choices))
+    assert {walk(tokenizer, compiled.copy(), seed) for seed in range(3)} <= set(choices)
+
+
+MALFORMED: tuple[object, ...] = (
+    None, True, -1, 1.5, math.nan, 10**400, "x", "#", "#/", "#/%ff", "//[", "(", "\ud800", [], {}, [[]], [{}], [None],
+    ["a"], [1], {"a": 1}, {"a": []}, {"a": {}}, {"a": {"type": [[]]}}, [{"a": []}], {"a": {"$ref": ["x"]}},
+)  # fmt: skip
+KEYWORDS = (
+    *APPLICATORS, *COUNTS, *BOUNDS, *UNSUPPORTED, "type", "properties",
+    "patternProperties", "required", "additionalProperties", "items", "prefixItems", "additionalItems", "pattern",
+    "format", "multipleOf", "$id", "id", "$anchor", "$defs", "definitions", "$schema", "title", "default", "nullable",
+    "x-guidance",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_value_of_any_kind_is_taken_or_refused(keyword: str) -> None:
+    """An exception of another type would be answered as an internal error."""
+    for value in MALFORMED:
+        for kind in (None, *TYPES):
+            for beside in ({}, {"items": [{}]}, {"properties": {"a": {}}}, {"minimum": 1}, {"multipleOf": 2}):
+                tried = beside | ({} if kind is None else {"type": kind}) | {keyword: value}
+                with contextlib.suppress(SchemaProblem):
+                    rewrite({"properties": {"p": tried}})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"properties": ["a"]}, "#/properties: must be an object"),
+        ({"patternProperties": 1}, "#/patternProperties: must be an object"),
+        ({"required": ["a", 1]}, "#/required: must be an array of names"),
+        ({"prefixItems": {"type": "null"}}, "#/prefixItems: must be an array"),
+        ({"anyOf": {"type": "null"}}, "#/anyOf: must be an array"),
+        ({"items": 1}, "#/items: a schema must be an object or a boolean"),
+        ({"pattern": ["a"]}, "#/pattern: must be a string"),
+        ({"format": ["date"]}, "#/format: unknown format"),
+        ({"maxLength": -1}, "#/maxLength: must be a whole number, not below 0"),
+        ({"minimum": "1"}, "#/minimum: must be a number"),
+        ({"multipleOf": 0}, "#/multipleOf: must be above 0"),
+        ({"multipleOf": 2**32}, "#/multipleOf: must be below 2^32"),
+    ],
+)
+def test_a_malformed_value_is_refused_by_name(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(SchemaProblem, match=re.escape(words)):
+        rewrite(wrong)
 
 
 def test_bad_tool_parameters(compiler: GrammarCompiler) -> None:
