@@ -183,6 +183,7 @@ def test_a_killed_worker_is_an_error_within_a_second_and_then_replaced(daemon: D
     assert daemon.chat("echo a").status_code == 200
     assert daemon.loaded()["test/echo"]["pid"] != pid
     assert deaths(daemon) >= 1
+    wait_until(lambda: f"worker of test/echo (pid {pid}) ended: SIGKILL" in daemon.log)
 
 
 def test_a_worker_that_crashes_over_a_request(daemon: Daemon) -> None:
@@ -422,6 +423,7 @@ def test_who_comes_while_a_model_leaves_gets_it_anew(start_daemon: Callable[...,
         end()
         assert (coming.result().status_code, leaving.result()) == (200, 200)
         assert running.result().status_code == 200  # it had the time of the drain
+    assert f"(pid {pid}) ended" not in daemon.log, "only an unexpected end is an error"
     assert daemon.loaded()["test/echo"]["pid"] != pid
 
 

@@ -125,6 +125,19 @@ def test_nul_and_repeated_names_are_json(daemon: Daemon) -> None:
     assert talk(daemon, post(again))[0] == 200
 
 
+@pytest.mark.parametrize("chunks", [0, 7])
+def test_a_body_of_exactly_the_limit_is_taken(daemon: Daemon, chunks: int) -> None:
+    body = chat_body().ljust(2**20)
+    sent = post(body)
+    if chunks:
+        size = len(body) // chunks
+        parts = [body[start : start + size] for start in range(0, len(body), size)]
+        sent = post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        sent += b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in [*parts, b""])
+    status, answer = talk(daemon, sent)
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "a ")
+
+
 def test_chunked_body_over_the_limit_ends_while_it_is_read(daemon: Daemon) -> None:
     head = post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     with socket.create_connection(("127.0.0.1", daemon.port), timeout=20) as connection:
