@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import threading
@@ -291,3 +292,55 @@ async def test_the_loop_stays_responsive_while_a_template_hangs(bench: Bench) ->
     failed = (await bench.until_end("slow"))[-1]
     assert failed.fault.code == "chat_template_failed"
     assert time.monotonic() > began
+
+
+async def test_the_engine_is_a_fixed_number_of_steps_ahead() -> None:
+    """Also after steps whose output is on its way."""
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=ours)
+    box = outbox.Outbox(writer)
+    ahead = 0
+
+    def engine() -> None:
+        nonlocal ahead
+        for _ in range(outbox.STEPS_AHEAD + 1):
+            box.enter()
+            ahead += 1
+
+    for _ in range(3):
+        box.enter()
+        box.leave()
+    thread = threading.Thread(target=engine)
+    thread.start()
+    await asyncio.to_thread(thread.join, 0.2)
+    assert (ahead, thread.is_alive()) == (outbox.STEPS_AHEAD, True)
+    box.let_all_pass()
+    await asyncio.to_thread(thread.join)
+    writer.close()
+    await writer.wait_closed()
+    theirs.close()
+
+
+async def test_the_worker_waits_until_its_last_byte_is_out() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    _, writer = await asyncio.open_connection(sock=ours)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(4096))
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(b"x")
+    box = outbox.Outbox(writer)
+    writer.write(b"!")  # stays here: the socket is full
+    flushed = asyncio.create_task(box.flush())
+    await asyncio.sleep(0.05)
+    assert not flushed.done()
+    received = b""
+    while not received.endswith(b"!"):
+        received = await asyncio.to_thread(theirs.recv, 2**20)
+    await flushed
+    assert writer.transport.get_write_buffer_size() == 0
+    writer.close()
+    await writer.wait_closed()
+    theirs.close()
