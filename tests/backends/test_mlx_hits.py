@@ -422,6 +422,51 @@ def test_who_gives_way_is_gone_while_a_row_passes(loaded: Loaded, monkeypatch: p
     assert used[0] < before - size / 2
 
 
+@pytest.mark.parametrize(("rooms", "waits"), [(99, 0), (0, 2)], ids=["room for all", "none"])
+def test_only_rows_that_pass_are_waited_for(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, rooms: int, waits: int
+) -> None:
+    """A step whose rows lie in groups is on its way when it is asked for."""
+    held, runner, own, waited = residents(loaded.runner), loaded.runner, mx.synchronize, list[Any]()
+
+    def synchronize(*given: Any) -> None:
+        waited.append(given)
+        own(*given)
+
+    as_is(runner)._give_back()
+    monkeypatch.setattr(held.groups, "room", rooms * STEP)
+    monkeypatch.setattr(mx, "synchronize", synchronize)
+    pending = runner.run(make_batch([Row(tokens(17, 9), 0, [1, 2]), Row(tokens(18, 5), 0, [3])], 131))
+    assert len(waited) == waits
+    pending.result()
+
+
+def test_on_cuda_a_step_begins_when_the_last_one_has_its_tokens(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX would copy the arrays that a running step reads, before the next one writes them."""
+    runner, order, own_eval, own_begin = loaded.runner, list[str](), mx.eval, mx.async_eval
+
+    def waits(*given: Any) -> None:
+        order.extend("ended" for one in given if one is last)
+        own_eval(*given)
+
+    def begins(*given: Any) -> None:
+        order.append("begun")
+        own_begin(*given)
+
+    residents(runner).rest()
+    monkeypatch.setattr(runner_module, "DECODES", True)
+    pending, text = [runner.run(make_batch([Row(tokens(19, 9), 0, [1, 2])], 131))], tokens(20, 3)
+    last = as_is(runner)._last.tokens
+    monkeypatch.setattr(mx, "eval", waits)
+    monkeypatch.setattr(mx, "async_eval", begins)
+    pending.append(runner.run(make_batch([Row(text, 9, [1, 2])], 131)))
+    assert order == ["ended", "begun"]
+    for one in pending:
+        one.result()
+
+
 def test_a_row_goes_on_after_equal_pages_took_the_place_of_its_own(loaded: Loaded) -> None:
     """What it has computed of a page since is nowhere but in its old arrays."""
     text, runner = tokens(10, 20), loaded.runner
