@@ -441,32 +441,6 @@ def test_only_rows_that_pass_are_waited_for(
     pending.result()
 
 
-def test_on_cuda_a_step_begins_when_the_last_one_has_its_tokens(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MLX would copy the arrays that a running step reads, before the next one writes them."""
-    runner, order, own_eval, own_begin = loaded.runner, list[str](), mx.eval, mx.async_eval
-
-    def waits(*given: Any) -> None:
-        order.extend("ended" for one in given if one is last)
-        own_eval(*given)
-
-    def begins(*given: Any) -> None:
-        order.append("begun")
-        own_begin(*given)
-
-    residents(runner).rest()
-    monkeypatch.setattr(runner_module, "DECODES", True)
-    pending, text = [runner.run(make_batch([Row(tokens(19, 9), 0, [1, 2])], 131))], tokens(20, 3)
-    last = as_is(runner)._last.tokens
-    monkeypatch.setattr(mx, "eval", waits)
-    monkeypatch.setattr(mx, "async_eval", begins)
-    pending.append(runner.run(make_batch([Row(text, 9, [1, 2])], 131)))
-    assert order == ["ended", "begun"]
-    for one in pending:
-        one.result()
-
-
 def test_a_row_goes_on_after_equal_pages_took_the_place_of_its_own(loaded: Loaded) -> None:
     """What it has computed of a page since is nowhere but in its old arrays."""
     text, runner = tokens(10, 20), loaded.runner
