@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from localllm import backends
-from localllm.backends import cuda, hip, llamacpp, mlx, npu, xpu
+from localllm.backends import cpu, cuda, hip, llamacpp, mlx, npu, xpu
+from localllm.backends.cpu import machine as machine_of_cpu
+from localllm.backends.cpu.kernels import kernels
+from localllm.backends.cuda.driver import Driver
+from localllm.backends.mlx import machine as machine_of_apple
 from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
 
@@ -183,6 +189,7 @@ class FakeCuda:
 
     def __init__(self, status: int = 0, count: int = 2, capability: tuple[int, int] = (9, 0)) -> None:
         self.status, self.count, self.capability = status, count, capability
+        self.address_status = 0
 
     def load(self, name: str) -> FakeCuda:
         if name != "libcuda.so.1":
@@ -203,6 +210,14 @@ class FakeCuda:
     def cuDeviceTotalMem_v2(self, total: Any, device: int) -> int:
         total._obj.value = 141 * 2**30
         return 0
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 13000
+        return 0
+
+    def cuDeviceGetPCIBusId(self, address: Any, length: int, device: int) -> int:
+        address.value = b"0000:19:00.0"
+        return self.address_status
 
     def cuDeviceGetAttribute(self, value: Any, number: int, device: int) -> int:
         value._obj.value = self.capability[number - 75]
@@ -239,3 +254,176 @@ def test_an_nvidia_gpu_needs_a_torch_with_cuda(tmp_path: Path, monkeypatch: pyte
     assert features(cuda.probe())["kernels"] == said
     library.touch()
     assert features(cuda.probe())["kernels"] == str(library)
+
+
+class FakeManagement:
+    """The few calls of libnvidia-ml; `fails` names one that gives an error."""
+
+    def __init__(self, free: int, fails: str = "") -> None:
+        self.free, self.fails = free, fails
+
+    def _answer(self, call: str) -> int:
+        return 1 if call == self.fails else 0
+
+    def nvmlInit_v2(self) -> int:
+        return self._answer("init")
+
+    def nvmlSystemGetDriverVersion(self, text: Any, length: int) -> int:
+        text.value = b"580.65.06"
+        return self._answer("version")
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, address: Any, device: Any) -> int:
+        assert address.value == b"0000:19:00.0"
+        device._obj.value = 1234
+        return self._answer("handle")
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, info: Any) -> int:
+        assert device.value == 1234
+        info._obj.total, info._obj.free, info._obj.used = 150 * 2**30, self.free, 1
+        return self._answer("memory")
+
+
+@pytest.mark.parametrize(
+    ("fails", "free", "version"),
+    [
+        ("", 17, "580.65.06"),
+        ("init", 141, "CUDA 13000"),
+        ("version", 17, "CUDA 13000"),
+        ("address", 141, "580.65.06"),
+        ("handle", 141, "580.65.06"),
+        ("memory", 141, "580.65.06"),
+    ],
+)
+def test_the_management_library_tells_what_is_free(
+    fails: str, free: int, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, management = FakeCuda(), FakeManagement(17 * 2**30, fails)
+    fake.address_status = 1 if fails == "address" else 0
+    monkeypatch.setattr("ctypes.CDLL", lambda name: management if name == "libnvidia-ml.so.1" else fake.load(name))
+    driver = Driver()
+    assert driver.first().free == free * 2**30
+    assert driver.version() == version
+
+
+def test_no_more_is_free_than_the_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, management = FakeCuda(capability=(8, 6)), FakeManagement(149 * 2**30)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: management if name == "libnvidia-ml.so.1" else fake.load(name))
+    gpu = Driver().first()
+    assert (gpu.memory, gpu.free, gpu.count, gpu.capability) == (141 * 2**30, 141 * 2**30, 2, (8, 6))
+
+
+def test_without_the_management_library_the_driver_says_which_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", FakeCuda().load)
+    assert Driver().version() == "CUDA 13000"
+
+
+def test_no_nvidia_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", absent)
+    assert reason(cuda.probe()) == "no NVIDIA driver (libcuda.so.1 not found)"
+
+
+def test_nvidia_gpus_without_torch_or_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", FakeCuda(capability=(8, 0)).load)
+    modules: dict[str, Any] = {}
+    monkeypatch.setattr(cuda, "find_spec", modules.get)
+    assert reason(cuda.probe()) == "NVIDIA H200 is present, but torch is not installed"
+    modules["torch"] = SimpleNamespace(origin=None)
+    assert reason(cuda.probe()) == "NVIDIA H200 is present, but torch is not installed"
+    modules["torch"] = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    found = features(cuda.probe())
+    assert found["compute capability"] == "8.0"
+    assert found["Triton"] == "no, references compute what it would"
+    assert cuda.read_bandwidth() is None
+    modules["triton"] = object()
+    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "absent.so"))
+    found = features(cuda.probe())
+    assert found["Triton"] == "yes"
+    assert found["kernels"].startswith("none, Triton computes what they would")
+
+
+def test_names_far_from_all_get_the_list() -> None:
+    with pytest.raises(backends.BackendUnavailable) as caught:
+        backends.choose("zzz")
+    assert caught.value.hint == f"known backends: {', '.join(backends.ORDER)}"
+    with pytest.raises(backends.BackendUnavailable) as caught:
+        backends.choose("CPU")
+    assert caught.value.hint == "did you mean cpu?"
+
+
+@pytest.mark.parametrize("machine", [Machine({"cpu": ""})], indirect=True)
+def test_one_that_was_asked_for_and_is_not_there(machine: Machine) -> None:
+    with pytest.raises(backends.BackendUnavailable, match="backend cuda cannot be used: not there") as caught:
+        backends.choose("cuda")
+    assert (caught.value.reasons, caught.value.hint) == ({"cuda": "not there"}, "leave out --backend")
+
+
+@pytest.mark.parametrize("machine", [Machine({"cuda": ""})], indirect=True)
+def test_the_first_of_all_passed_nothing_over(machine: Machine) -> None:
+    assert backends.choose().reason == "cuda is the first backend and runs here"
+
+
+@pytest.mark.parametrize("machine", [Machine({})], indirect=True)
+def test_files_are_refused_only_where_a_backend_looked_at_them(machine: Machine) -> None:
+    files: Any = SimpleNamespace(name="mine")
+    with pytest.raises(backends.BackendUnavailable, match="no backend can run this here"):
+        backends.choose(files=files)
+
+
+@pytest.mark.parametrize("machine", [Machine({"hip": "", "mlx": ""}, second="hip")], indirect=True)
+def test_a_second_choice_that_is_passed_over_says_how_to_get_it(machine: Machine) -> None:
+    choice = backends.choose()
+    assert choice.info.backend == "mlx"
+    assert choice.reason == "mlx is the first that works here; not cuda, not hip, not npu, not xpu"
+
+
+def test_the_cpu_needs_torch_and_lends_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cpu.probe()
+    assert isinstance(found, DeviceInfo)
+    assert found.main_memory
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    assert reason(cpu.probe()) == "torch is not installed"
+
+
+def test_threads_are_counted_as_the_kernels_count_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LOCALLLM_THREADS", "OMP_NUM_THREADS", "LOCALLLM_CPU_LANE"):
+        monkeypatch.delenv(variable, raising=False)
+    library = tmp_path / "localllm_cpu.so"
+    library.touch()
+    monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(library))
+    monkeypatch.setattr(sys.modules[kernels.__module__], "cores", lambda: 6)
+    told = kernels(machine_of_cpu.LANES["avx2"])
+    assert told == {"kernels": "avx2, the best of this processor", "threads": "6, one for each physical core"}
+    for value, threads in (("0", "6, one for each physical core"), ("3,2", "3, from OMP_NUM_THREADS")):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert kernels(frozenset())["threads"] == threads
+    monkeypatch.setenv("LOCALLLM_THREADS", "5")
+    assert kernels(frozenset())["threads"] == "5, from LOCALLLM_THREADS"
+    monkeypatch.setenv("LOCALLLM_CPU_LANE", "generic")
+    assert kernels(machine_of_cpu.LANES["avx2"])["kernels"] == "generic, forced by LOCALLLM_CPU_LANE"
+    library.unlink()
+    told = kernels(frozenset())
+    assert told["kernels"].startswith("none, torch alone computes")
+    assert told["threads"] == "6"
+
+
+def test_apple_chips_are_named_where_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(command: list[str], **how: Any) -> SimpleNamespace:
+        assert how["check"]
+        assert how["timeout"] <= 10
+        return SimpleNamespace(stdout="Apple M4 Pro\n")
+
+    monkeypatch.setattr("subprocess.run", told)
+    assert machine_of_apple.apple_chip() == "Apple M4 Pro"
+
+    def hangs(command: list[str], **how: Any) -> None:
+        raise subprocess.TimeoutExpired(command, 5)
+
+    monkeypatch.setattr("subprocess.run", hangs)
+    assert machine_of_apple.apple_chip() == "Apple silicon"
+    total, free = machine_of_apple.memory()
+    assert 0 < free < total == psutil.virtual_memory().total

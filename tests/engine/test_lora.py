@@ -51,6 +51,15 @@ def test_one_in_use_is_never_evicted_and_of_the_others_the_least_recently_used()
     assert loads == [(1, A), (2, B), (2, C)]
 
 
+def test_one_that_is_used_again_is_not_evicted() -> None:
+    pool = AdapterPool(2, 2, Loads())
+    for adapter in (A, B):
+        pool.acquire(adapter)
+        pool.release(adapter)
+    assert pool.acquire(A) == 1
+    assert pool.acquire(C) == 2, "A was let go of first, but is in use"
+
+
 def test_no_more_at_once_than_a_step_can_hold() -> None:
     pool = AdapterPool(4, 2, Loads())
     assert pool.acquire(A) == 1

@@ -1,0 +1,55 @@
+"""Tensors as views of their file: every dtype, wherever they lie in it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.backends.pytorch.mapped import DTYPES, MappedFiles
+from localllm.engine.errors import ModelRefused
+from localllm.engine.tensorfiles import ITEM_BYTES, StoredTensor, read_header
+
+
+def written(file: Path, tensors: dict[str, tuple[str, list[int], bytes]], padding: int = 0) -> Path:
+    header: dict[str, object] = {}
+    end = 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    text = json.dumps(header).encode() + b" " * padding
+    file.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+    return file
+
+
+@pytest.mark.parametrize("padding", range(8))
+def test_every_dtype_is_read_bit_by_bit_wherever_it_lies(padding: int, tmp_path: Path) -> None:
+    stored = {
+        name: (name, [3, 2], bytes(range(at, at + 6 * ITEM_BYTES[name]))) for at, name in enumerate(DTYPES, start=1)
+    }
+    stored["BOOL"] = ("BOOL", [3, 2], bytes([1, 0, 0, 1, 1, 0]))
+    files = MappedFiles()
+    for name, tensor in read_header(written(tmp_path / "model.safetensors", stored, padding)).items():
+        found = files.tensor(tensor)
+        assert found.dtype.itemsize == ITEM_BYTES[name]
+        assert (found.dtype, found.shape) == (DTYPES[name], (3, 2))
+        assert bytes(found.view(torch.uint8).flatten().tolist()) == stored[name][2]
+        files.drop(tensor)
+        assert bytes(found.view(torch.uint8).flatten().tolist()) == stored[name][2], "read from the file anew"
+
+
+def test_a_tensor_without_values_and_a_number(tmp_path: Path) -> None:
+    file = written(tmp_path / "m.safetensors", {"none": ("F32", [0, 5], b""), "one": ("I64", [], bytes([7] + [0] * 7))})
+    tensors, files = read_header(file), MappedFiles()
+    assert files.tensor(tensors["none"]).shape == (0, 5)
+    assert files.tensor(tensors["one"]).item() == 7
+
+
+def test_what_was_never_read_may_be_dropped_and_what_is_gone_is_refused(tmp_path: Path) -> None:
+    stored, files = StoredTensor(tmp_path / "gone.safetensors", "F32", (1,), 8, 12), MappedFiles()
+    files.drop(stored)
+    with pytest.raises(ModelRefused, match=r"gone\.safetensors cannot be read"):
+        files.tensor(stored)
