@@ -131,6 +131,24 @@ def test_a_token_that_is_held_back_in_part_is_not_reported_yet(tokenizer: ChatTo
     assert text_of(pieces) == "the lazy dog"
 
 
+def test_what_is_held_back_at_the_end_is_reported_with_it(tokenizer: ChatTokenizer) -> None:
+    ids = tokenizer.encode("the lazy dog", add_special_tokens=False)
+    choice = Choice("a", 0, tokenizer, CHAT, stop=["dog!"])
+    assert (choice.generated, choice.cached) == (0, 0)
+    pieces = feed(choice, ids, finish="length", logprobs=True)
+    assert text_of(pieces) == "the lazy dog"
+    assert [entry.id for entry in pieces[-1].logprobs][-1] == ids[-1]
+    assert sum(piece.tokens for piece in pieces) == sum(len(piece.logprobs) for piece in pieces) == len(ids)
+
+
+def test_what_follows_the_only_call_is_not_reported(tokenizer: ChatTokenizer) -> None:
+    ids = tokenizer.encode(f"{CALL} dog", add_special_tokens=False)
+    choice = Choice("a", 0, tokenizer, CHAT, stop=["dog!"], parallel_tool_calls=False)
+    (piece,) = feed(choice, ids, step=999, logprobs=True)
+    assert piece.finish == "tool_calls"
+    assert piece.tokens == len(piece.logprobs) < len(ids)
+
+
 def test_a_stop_token_has_no_logprob(tokenizer: ChatTokenizer) -> None:
     ids = [*tokenizer.encode("hi", add_special_tokens=False), 2]
     choice = Choice("a", 0, tokenizer, CHAT, stop_ids=frozenset({2}))

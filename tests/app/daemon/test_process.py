@@ -1,0 +1,244 @@
+"""What the daemon keeps of a worker, without a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from localllm.app.daemon import frames, process
+from localllm.app.daemon.frames import AskStats, Cancel, Finished, Generate, Load, Loading, ModelInfo, Stats
+from localllm.app.daemon.process import Worker
+from localllm.app.errors import BodyTooLarge, InvalidRequest, Stopping, WorkerDied
+
+INFO = ModelInfo(
+    model="m",
+    backend="b",
+    device="d",
+    dtype="float32",
+    architecture="a",
+    context=1,
+    vocab=1,
+    weight_bytes=1,
+    cache_bytes=1,
+    cache_tokens=1,
+)
+
+
+@dataclass
+class Bench:
+    """A worker that is ready, the far end of its socket, and how often it said that it is over."""
+
+    worker: Worker
+    reader: asyncio.StreamReader
+    over: list[Worker]
+
+    async def sent(self) -> frames.ToWorker:
+        return await asyncio.wait_for(frames.read_to_worker(self.reader), 10)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    ours, theirs = socket.socketpair()
+    over: list[Worker] = []
+    worker = Worker(Load(model="some/model", path="/"), log_dir=tmp_path, on_over=over.append)
+    _, worker._writer = await asyncio.open_connection(sock=ours)
+    reader, far = await asyncio.open_connection(sock=theirs)
+    worker.state = "ready"
+    yield Bench(worker, reader, over)
+    for writer in (worker._writer, far):
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_leaving_a_stream_cancels_what_still_runs(bench: Bench) -> None:
+    worker = bench.worker
+    async with worker.open([Generate(id="a"), Generate(id="b")], weight=2) as stream:
+        assert [frame.id for frame in (await bench.sent(), await bench.sent()) if isinstance(frame, Generate)] == [
+            "a",
+            "b",
+        ]
+        assert (worker.held, worker.idle) == (2, 0.0)
+        stream.put(Finished(id="a"))
+    assert await bench.sent() == Cancel(id="b")
+    assert (worker.held, worker._streams) == (0, {})
+    worker._close(stream)
+    assert worker.held == 0, "closed once"
+
+
+async def test_asking_for_figures_is_no_request(bench: Bench) -> None:
+    """One who looks at /metrics every second would keep a model loaded for ever."""
+    worker = bench.worker
+    worker._idle_since -= 100
+    async with worker.open([AskStats(id="a")], weight=0):
+        assert worker._quiet.is_set()
+        assert worker.held == 0
+    assert worker.idle >= 100
+    async with worker.open([Generate(id="b")]):
+        assert not worker._quiet.is_set()
+    assert worker._quiet.is_set()
+    assert worker.idle < 50
+
+
+@pytest.mark.parametrize(
+    ("frame", "error"),
+    [
+        (Generate(id="a", seed=2**70), InvalidRequest),
+        (Generate(id="a", prompt="\ud800"), InvalidRequest),
+        (Generate(id="a", prompt="x" * 100), BodyTooLarge),
+    ],
+)
+async def test_what_cannot_be_sent_is_refused_and_held_by_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, frame: Generate, error: type[Exception]
+) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME", 100)
+    with pytest.raises(error):
+        bench.worker.open([Generate(id="b"), frame])
+    assert (bench.worker.held, bench.worker._streams) == (0, {})
+
+
+async def test_the_end_is_told_once_to_all(bench: Bench) -> None:
+    worker = bench.worker
+    streams = [worker.open([Generate(id=name)]) for name in "ab"]
+    worker._end(WorkerDied("first"))
+    worker._end(WorkerDied("second"))
+    assert bench.over == [worker]
+    assert (worker.state, worker.held, worker._quiet.is_set(), worker._over.is_set()) == ("over", 0, True, True)
+    for stream in streams:
+        with pytest.raises(WorkerDied, match="first"):
+            await stream.take()
+        worker._close(stream)
+    assert worker.held == 0
+    assert await worker.stats(10) is None
+    worker.expected_end = Stopping("it was unloaded")
+    with pytest.raises(Stopping):
+        worker.open([Generate(id="c")])
+
+
+async def test_a_process_that_cannot_be_started(tmp_path: Path) -> None:
+    over: list[Worker] = []
+    worker = Worker(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append, command=[str(tmp_path / "none")])
+    with pytest.raises(WorkerDied, match="no engine process could be started"):
+        await worker.start()
+    assert (worker.state, over) == ("over", [worker])
+
+
+@pytest.mark.parametrize(
+    ("limit", "stats", "says"),
+    [
+        (2.0, 3.0, "a step took more than 2 s"),
+        (2.0, 2.0, ""),
+        (0.0, 3.0, ""),
+        (2.0, None, "it gave no answer for 30 s"),
+    ],
+)
+async def test_how_it_hangs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: float, stats: float | None, says: str
+) -> None:
+    async def told(_: float) -> Stats | None:
+        one = Stats(id="a", running=1, waiting=0, cache_tokens=1, cache_used=1)
+        return None if stats is None else frames.msgspec.structs.replace(one, step_age=stats)
+
+    monkeypatch.setattr(bench.worker, "stats", told)
+    assert await bench.worker._look(limit) == says
+
+
+@pytest.mark.parametrize(
+    ("looks", "held", "over"),
+    [("hx" * 4, 1, False), ("xhh", 1, True), ("hhh", 0, False)],
+    ids=["by turns", "two", "idle"],
+)
+async def test_it_is_ended_after_two_looks_in_a_row(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, looks: str, held: int, over: bool
+) -> None:
+    monkeypatch.setattr(process, "WATCH_SECONDS", 0.001)
+    worker, left = bench.worker, [look == "h" for look in looks]
+    worker.held = held
+
+    async def look(_: float) -> str:
+        if not left:
+            worker.state = "over"
+            return ""
+        return "it hangs" if left.pop(0) else ""
+
+    monkeypatch.setattr(worker, "_look", look)
+    watching = asyncio.create_task(worker._watch(INFO))
+    await asyncio.wait([watching], timeout=0.3)
+    watching.cancel()
+    assert bool(bench.over) == over
+
+
+async def test_a_load_that_says_nothing_is_ended_with_its_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LOAD_SECONDS", 0.01)
+    monkeypatch.setattr(process, "WATCH_SECONDS", 0.01)
+    over: list[Worker] = []
+    worker = Worker(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append)
+    loaded = asyncio.get_running_loop().create_future()
+    await worker._watch_load(loaded)
+    assert over == [worker]
+    with pytest.raises(WorkerDied, match=r"starting took more than 0\.01 s") as caught:
+        await loaded
+    assert worker.log_name in caught.value.hint
+
+    patient = Worker(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append)
+    patient._stage = Loading(stage="reading", more=60.0)
+    watching = asyncio.create_task(patient._watch_load(loaded))
+    await asyncio.sleep(0.1)
+    assert (watching.done(), patient.state) == (False, "loading")
+    assert patient.idle == 0.0
+    watching.cancel()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("some/model", "worker-some--model.log"),
+        ("/a b/ü.1", "worker-a--b--.1.log"),
+        ("../../etc/x", "worker-..--..--etc--x.log"),
+        ("x" * 300, f"worker-{'x' * 100}.log"),
+    ],
+)
+def test_a_log_has_the_name_of_its_model(tmp_path: Path, model: str, name: str) -> None:
+    assert Worker(Load(model=model, path="/"), log_dir=tmp_path, on_over=lambda _: None).log_name == name
+
+
+async def printing(text: str) -> asyncio.subprocess.Process:
+    """A process that prints what this expression is."""
+    script = f"import sys; sys.stdout.write({text}); sys.stdout.flush()"
+    return await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", script, stdout=asyncio.subprocess.PIPE)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("'a\\nb'", [1, 1]), ("'x' * 200 + '\\n'", [200]), ("'y' * 250_000", [])],
+    ids=["no end of line", "line", "a line too long"],
+)
+async def test_all_that_a_worker_prints_is_kept(tmp_path: Path, text: str, lines: list[int]) -> None:
+    worker = Worker(Load(model="m", path="/"), log_dir=tmp_path / "new", on_over=lambda _: None)
+    child = await printing(text)
+    await worker._keep_log(child)
+    await child.wait()
+    kept = [len(line) for line in (tmp_path / "new" / "worker-m.log").read_text().splitlines()]
+    assert kept == lines or (not lines and sum(kept) == 250_000 and 0 < max(kept) <= 2 * process.LOG_READ)
+
+
+async def test_a_log_that_cannot_be_written_does_not_stop_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    worker = Worker(Load(model="m", path="/"), log_dir=tmp_path / "file", on_over=lambda _: None)
+    child = await printing("'x' * 200_000")
+    await asyncio.wait_for(worker._keep_log(child), 20)
+    assert await child.wait() == 0
+
+
+def test_the_key_of_the_clients_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
+    assert {**process.worker_environment(), "LOCALLLM_API_KEY": "secret"} == dict(os.environ)
+    assert "LOCALLLM_API_KEY" not in process.worker_environment()

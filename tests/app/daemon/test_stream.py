@@ -1,0 +1,88 @@
+"""What a worker answers to one request, on its way to the client."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from localllm.app.daemon import stream
+from localllm.app.daemon.frames import Failed, Fault, Finished, Piece, PieceLogprob, Started
+from localllm.app.daemon.stream import Stream
+from localllm.app.errors import ModelNotFound, Overloaded, WorkerDied
+
+
+def made(*names: str) -> tuple[Stream, list[Stream]]:
+    """Of these frames, and the streams that were closed."""
+    closed: list[Stream] = []
+    return Stream(names, len(names), closed.append), closed
+
+
+async def test_it_has_started_once_every_frame_was_accepted() -> None:
+    both, closed = made("a", "b")
+    starting = asyncio.create_task(both.started())
+    both.put(Started(id="a", prompt_tokens=2))
+    await asyncio.sleep(0)
+    assert not starting.done()
+    both.put(Started(id="b", prompt_tokens=3))
+    await starting
+    assert (both.prompt_tokens, both.running, closed) == (5, {"a", "b"}, [])
+
+
+async def test_it_has_started_once_there_is_something_to_read() -> None:
+    """An error that comes after it ends the answer; it does not take the place of one."""
+    both, _ = made("a", "b")
+    piece = Piece(id="a", text="x")
+    both.put(piece)
+    both.put(Failed(id="b", fault=Fault(code="worker_died", message="gone")))
+    await both.started()
+    assert await both.take() == [piece]
+    with pytest.raises(WorkerDied):
+        await both.take()
+    assert both.running == {"a"}
+
+
+async def test_an_answer_without_a_start_ends_too() -> None:
+    one, _ = made("a")
+    one.put(Finished(id="a", cancelled=True))
+    await one.started()
+    assert one.running == set()
+    assert len(await one.take()) == 1
+    assert await one.take() == []
+
+
+async def test_the_first_error_counts() -> None:
+    one, _ = made("a")
+    one.fail(ModelNotFound("first"))
+    one.fail(WorkerDied("second"))
+    for reading in (one.started(), one.take()):
+        with pytest.raises(ModelNotFound, match="first"):
+            await reading
+
+
+async def test_what_is_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces, their log-probabilities and the likeliest tokens of each count; what was read does not."""
+    monkeypatch.setattr(stream, "MAX_UNREAD", 8)
+    top = PieceLogprob(token="t", id=1, bytes=[], logprob=-1.0)
+    heavy = Piece(id="a", logprobs=[PieceLogprob(token="t", id=1, bytes=[], logprob=-1.0, top=[top, top])])  # 4
+    one, closed = made("a")
+    for _ in range(2):
+        one.put(heavy)
+        one.put(heavy)
+        assert closed == []
+        assert len(await one.take()) == 2
+    for _ in range(2):
+        one.put(heavy)
+    for _ in range(2):
+        one.put(Piece(id="a"))
+    assert closed == [one], "given up once"
+    assert len(await one.take()) == 4
+    with pytest.raises(Overloaded):
+        await one.take()
+
+
+async def test_leaving_it_closes_it() -> None:
+    one, closed = made("a")
+    async with one:
+        assert closed == []
+    assert closed == [one]
