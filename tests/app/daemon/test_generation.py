@@ -1,0 +1,125 @@
+"""What the engine is given for a request, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localllm.app.chat.prompt import PromptMaker
+from localllm.app.chat.template import TemplateRenderer
+from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.daemon.frames import Generate, ModelInfo
+from localllm.app.daemon.generation import prepare
+from localllm.app.daemon.opening import OpenModel
+from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from localllm.engine.request import Delta
+from localllm.engine.runner import RunnerSpec
+
+from ..tiny_qwen import VOCAB, write_tokenizer
+
+SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=256, cache="pages", num_pages=100)
+INFO = ModelInfo(
+    model="m",
+    backend="b",
+    device="d",
+    dtype="float32",
+    architecture="a",
+    context=256,
+    vocab=VOCAB,
+    weight_bytes=1,
+    cache_bytes=1,
+    cache_tokens=1,
+)
+HI = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenModel]:
+    tokenizer = ChatTokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")), [2])
+    renderer = TemplateRenderer()
+    runner: Any = SimpleNamespace(spec=SPEC)
+    made = OpenModel(INFO, runner, tokenizer, renderer, PromptMaker(tokenizer, renderer), {"temperature": 0.5})
+    yield made
+    made.close()
+
+
+def ids(count: int) -> list[int]:
+    return [5] * count
+
+
+def test_choices_differ_in_name_and_seed_alone(model: OpenModel) -> None:
+    made = prepare(Generate(id="a", prompt=ids(3), n=2, seed=7, max_tokens=9, stop_ids=[4]), model)
+    first, second = made.requests
+    assert (first.id, second.id) == ("a/0", "a/1")
+    assert (first.sampling.seed, second.sampling.seed) == (7, 8)
+    assert replace(second, id="a/0", sampling=first.sampling) == first
+    assert (first.prompt, first.max_tokens, first.stop_ids) == ((5, 5, 5), 9, {2, 4})
+    assert (first.sampling.temperature, first.grammar) == (0.5, None)
+    assert made.live == ["a/0", "a/1"]
+
+
+def test_the_end_of_sequence_may_be_ignored_but_not_what_is_asked_for(model: OpenModel) -> None:
+    (request,) = prepare(Generate(id="a", prompt=ids(1), ignore_eos=True, stop_ids=[4]), model).requests
+    assert request.stop_ids == {4}
+
+
+@pytest.mark.parametrize(("pages", "room"), [(100, 256), (2, 32)])
+def test_an_answer_without_a_limit_takes_what_is_left(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch, pages: int, room: int
+) -> None:
+    """Of the context, or of a cache that is smaller."""
+    monkeypatch.setattr(model.runner, "spec", replace(SPEC, num_pages=pages))
+    (request,) = prepare(Generate(id="a", prompt=ids(room - 1)), model).requests
+    assert request.max_tokens == 1
+    with pytest.raises(ContextTooLong) as caught:
+        prepare(Generate(id="a", prompt=ids(room)), model)
+    assert (caught.value.param, caught.value.numbers) == ("prompt", {"n_prompt_tokens": room, "n_ctx": 256})
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "param"),
+    [
+        ({"prompt": [-1]}, InvalidRequest, "prompt"),
+        ({"prompt": [VOCAB]}, InvalidRequest, "prompt"),
+        ({"prompt": []}, InvalidRequest, "prompt"),
+        ({"prompt": [5], "max_tokens": 0}, InvalidRequest, "max_tokens"),
+        ({"prompt": [5], "adapter": "x"}, UnsupportedParameter, "adapter"),
+        ({"messages": HI, "echo": True}, UnsupportedParameter, "echo"),
+        ({"prompt": [5], "echo": True, "logprobs": 0}, UnsupportedParameter, "echo"),
+        ({"messages": HI, "tools": [*TOOLS, {"function": {"name": ""}}]}, InvalidRequest, "tools[2].function.name"),
+        ({"messages": HI, "tools": [{}]}, InvalidRequest, "tools[0].function.name"),
+        ({"messages": HI, "tools": TOOLS, "tool_choice": {"function": {"name": "h"}}}, InvalidRequest, "tool_choice"),
+        ({"messages": HI, "tool_choice": "required"}, InvalidRequest, "tool_choice"),
+        ({"messages": HI, "tools": TOOLS, "tool_choice": "always"}, InvalidRequest, "tool_choice"),
+    ],
+)
+def test_refused_by_name(model: OpenModel, asked: dict[str, Any], kind: type[InvalidRequest], param: str) -> None:
+    with pytest.raises(kind) as caught:
+        prepare(Generate(id="a", **asked), model)
+    assert (type(caught.value), caught.value.param) == (kind, param)
+
+
+def test_tools_that_may_not_be_called_are_not_shown(model: OpenModel) -> None:
+    shown, hidden = (
+        prepare(Generate(id="a", messages=HI, tools=TOOLS, tool_choice=choice), model) for choice in ("auto", "none")
+    )
+    assert (shown.prompt.tools, hidden.prompt.tools) == (True, False)
+    assert hidden.prompt == prepare(Generate(id="a", messages=HI), model).prompt
+    assert (shown.requests[0].grammar, shown.requests[0].max_tokens) == (None, 256 - len(shown.prompt.ids))
+
+
+def test_what_it_cost(model: OpenModel) -> None:
+    made = prepare(Generate(id="a", prompt=ids(3), n=2, max_tokens=9), model)
+    made.take(Delta("a/0", (6, 7), finish="length", cached=3))
+    made.take(Delta("a/1", (6,), cached=2))
+    assert made.live == ["a/1"]
+    end = made.finished()
+    assert (end.id, end.prompt_tokens, end.completion_tokens, end.cached_tokens) == ("a", 3, 3, 2)
+    assert not end.cancelled
+    assert made.finished(cancelled=True).cancelled
+    assert [(piece.choice, piece.text, piece.tokens) for piece in made.echo("x")] == [(0, "x", 0), (1, "x", 0)]

@@ -1,0 +1,102 @@
+"""What a runner is opened with, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localllm.app.daemon import opening
+from localllm.app.daemon.frames import Load
+from localllm.engine.runner import Budget, RunnerSpec
+
+from ..tiny_qwen import write_tokenizer
+
+SPEC = RunnerSpec(
+    vocab_size=11,
+    max_tokens=64,
+    max_rows=8,
+    max_context=13,
+    cache="slots",
+    num_slots=3,
+    dtype="float32",
+    quant="int8",
+    weight_bytes=17,
+    token_bytes=19,
+    cache_bytes=23,
+    step_seconds=29.0,
+    remarks=("slow",),
+)
+
+
+def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> tuple[opening.OpenModel, Budget, list[Any]]:
+    budgets: list[Budget] = []
+
+    def open_(_: object, budget: Budget) -> object:
+        budgets.append(budget)
+        return SimpleNamespace(spec=SPEC)
+
+    files = SimpleNamespace(
+        path=write_tokenizer(folder),
+        eos_ids=[2],
+        weight_bytes=40e6,
+        config=SimpleNamespace(model_type="qwen3"),
+        generation={"top_k": 20},
+    )
+    choice = SimpleNamespace(
+        backend=SimpleNamespace(name="b", open=open_), info=SimpleNamespace(name="d"), reason="the first that works"
+    )
+    monkeypatch.setattr(opening, "read_model", lambda path, name: files)
+    monkeypatch.setattr(opening.backends, "choose", lambda name, files: choice)
+    told: list[Any] = []
+    model = opening.open_model(Load(model="m", path="x", **asked), lambda *stage: told.append(stage))
+    model.close()
+    return model, budgets[0], told
+
+
+def test_settings_that_are_not_set_are_the_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened(tmp_path, monkeypatch)[1] == Budget()
+
+
+def test_every_setting_reaches_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    same: dict[str, Any] = {
+        "context": 5,
+        "cache_share": 0.5,
+        "max_rows": 7,
+        "dtype": "bfloat16",
+        "cache_dtype": "fp8",
+        "quant": "int4",
+        "graphs": "split",
+        "compiler": "eager",
+        "threads": 3,
+        "reference_ops": ("norm",),
+        "attention": "ours",
+    }
+    folders = {name: f"/{name}" for name in ("packed_dir", "compiled_dir", "self_test_dir")}
+    budget = asdict(opened(tmp_path, monkeypatch, cache_mib=2, **same, **folders)[1])
+    expected = same | {name: Path(folder) for name, folder in folders.items()} | {"cache_bytes": 2 * 2**20}
+    assert {name: budget[name] for name in expected} == expected
+    assert set(budget) - set(expected) == {"max_step_tokens", "page_size"}
+
+
+def test_what_is_said_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, told = opened(tmp_path, monkeypatch)
+    info = model.info
+    assert (info.model, info.backend, info.device, info.architecture) == ("m", "b", "d", "qwen3")
+    assert (info.dtype, info.quant, info.reason, info.remarks) == (
+        "float32",
+        "int8",
+        "the first that works",
+        ("slow",),
+    )
+    assert (info.vocab, info.context, info.weight_bytes, info.token_bytes) == (11, 13, 17, 19)
+    assert (info.cache_bytes, info.cache_tokens, info.step_seconds) == (23, 39, 29.0)
+    assert info.has_chat_template
+    assert model.recommended == {"top_k": 20}
+    assert model.tokenizer.eos_ids == {2}
+    assert [more for _, _, more in told] == [0, 0, 2.0, 0], "seconds at the slowest"
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert told[-1][1] == 1.0
