@@ -63,6 +63,7 @@ def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError], t
         raise error
     assert text in str(raised.value)
     assert "PYTORCH_ALLOC_CONF" not in str(raised.value)
+    assert "GPU 0" not in str(raised.value), "two sentences are enough"
     assert "stacktrace" not in str(raised.value)
     assert raised.value.__cause__ is error
 
@@ -70,6 +71,9 @@ def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError], t
 def test_a_bug_of_ours_stays_what_it_is() -> None:
     with pytest.raises(KeyError), failures("it broke"):
         raise KeyError("no such row")
+    for error in (KeyError("out of memory"), RuntimeError("no such layer")):
+        with pytest.raises(type(error)), load_failures("it"):
+            raise error
 
 
 @pytest.mark.parametrize("telling", [failures, load_failures])

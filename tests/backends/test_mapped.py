@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +37,8 @@ def test_every_dtype_is_read_bit_by_bit_wherever_it_lies(padding: int, tmp_path:
     for name, tensor in read_header(written(tmp_path / "model.safetensors", stored, padding)).items():
         found = files.tensor(tensor)
         assert found.dtype.itemsize == ITEM_BYTES[name]
+        copied = bool(tensor.start % ITEM_BYTES[name])
+        assert (files.tensor(tensor).data_ptr() != found.data_ptr()) == copied, "memory only where it must be"
         assert (found.dtype, found.shape) == (DTYPES[name], (3, 2))
         assert bytes(found.view(torch.uint8).flatten().tolist()) == stored[name][2]
         files.drop(tensor)
@@ -46,6 +50,21 @@ def test_a_tensor_without_values_and_a_number(tmp_path: Path) -> None:
     tensors, files = read_header(file), MappedFiles()
     assert files.tensor(tensors["none"]).shape == (0, 5)
     assert files.tensor(tensors["one"]).item() == 7
+
+
+def test_what_is_dropped_are_the_pages_of_that_tensor(tmp_path: Path) -> None:
+    page = mmap.PAGESIZE
+    stored = {name: ("U8", [3 * page], bytes(3 * page)) for name in "ab"}
+    tensors = read_header(written(tmp_path / "model.safetensors", stored))
+    files, advised = MappedFiles(), []
+    files.tensor(tensors["a"])
+    files._maps[tensors["b"].file] = SimpleNamespace(madvise=lambda *given: advised.append(given))  # type: ignore[assignment]
+    files.drop(tensors["b"])
+    ((advice, start, length),) = advised
+    assert advice == mmap.MADV_DONTNEED
+    assert start % page == 0
+    assert start <= tensors["b"].start < start + page
+    assert start + length == tensors["b"].stop
 
 
 def test_what_was_never_read_may_be_dropped_and_what_is_gone_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localllm.backends import cpu
+from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch.runner import open_runner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Budget
+from localllm.kernels.ops import Ops
 
 from .tiny import TINIES, VOCAB
 
@@ -99,6 +103,17 @@ def test_sharded_weights_may_lie_in_any_file(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 3
     cpu.open(read_model(tmp_path), BUDGET).close()
+
+
+@pytest.mark.parametrize("label", ["llama", "llama-tied", "qwen2"])
+def test_bytes_are_counted_as_they_lie_in_memory(label: str, tmp_path: Path) -> None:
+    """Of the embedding, one token reads a row; a tied head is a second copy."""
+    BY_LABEL[label].save(tmp_path)
+    files = read_model(tmp_path)
+    spec = open_runner(files, BUDGET, replace(DEVICE, ops=Ops()), 2**30).spec
+    embedding = files.tensors["model.embed_tokens.weight"].num_bytes
+    assert spec.weight_bytes == files.weight_bytes + (embedding if files.config.tie_embeddings else 0)
+    assert spec.token_bytes == spec.weight_bytes - embedding
 
 
 class TestBudget:
