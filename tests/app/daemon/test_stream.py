@@ -51,6 +51,18 @@ async def test_an_answer_without_a_start_ends_too() -> None:
     assert await one.take() == []
 
 
+async def test_a_reader_waits_until_there_is_something() -> None:
+    one, _ = made("a")
+    for frame in (Piece(id="a", text="x"), Finished(id="a")):
+        reading = asyncio.create_task(one.take())
+        for _ in range(3):
+            one.put(Started(id="a", prompt_tokens=1))
+            await asyncio.sleep(0)
+        assert not reading.done()
+        one.put(frame)
+        assert await reading == [frame]
+
+
 async def test_the_first_error_counts() -> None:
     one, _ = made("a")
     one.fail(ModelNotFound("first"))

@@ -1,0 +1,182 @@
+"""Pieces as OpenAI's answers, byte by byte."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from localllm.app.daemon.answers import ChatAnswer, CompletionAnswer, Head, error_event, event
+from localllm.app.daemon.frames import Piece, PieceLogprob, ToolCallPiece
+from localllm.app.daemon.replies import UsageReport
+from localllm.app.errors import AppError, ContextTooLong
+
+from .conftest import events
+
+HEAD = Head("id", "m", "f", created=7)
+COMMON = {"id": "id", "created": 7, "model": "m", "system_fingerprint": "f"}
+USAGE = UsageReport(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+
+
+def logprob(token: str, value: float, *top: PieceLogprob) -> PieceLogprob:
+    return PieceLogprob(token=token, id=1, bytes=list(token.encode()), logprob=value, top=list(top))
+
+
+def told(data: bytes) -> list[Any]:
+    return events(data.decode())
+
+
+def test_line_breaks_of_some_clients_are_escaped() -> None:
+    data = event("a\u2028b\u2029c\x85d\ne")
+    assert data == rb'data: "a\u2028b\u2029c\u0085d\ne"' + b"\n\n"
+    assert len(data.decode().splitlines()) == 2
+
+
+def test_a_streamed_chat() -> None:
+    answer = ChatAnswer(HEAD, 2, logprobs=False, usage=True)
+    role = {"role": "assistant", "content": ""}
+    assert [chunk["choices"] for chunk in told(answer.opening())] == [
+        [{"index": index, "delta": role, "logprobs": None, "finish_reason": None}] for index in (0, 1)
+    ]
+    (chunk,) = told(answer.part(1, Piece(id="a", text="x", logprobs=[logprob("x", -1.0)])))
+    assert chunk == COMMON | {
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 1, "delta": {"content": "x"}, "logprobs": None, "finish_reason": None}],
+        "usage": None,
+    }
+    (thought,) = told(answer.part(0, Piece(id="a", reasoning="hm")))
+    assert thought["choices"][0]["delta"] == {"reasoning": "hm", "reasoning_content": "hm"}
+    text, end = told(answer.part(0, Piece(id="a", text="y", finish="length")))
+    assert text["choices"][0]["finish_reason"] is None
+    assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "length")
+    assert answer.part(0, Piece(id="a", tokens=1)) == b""
+    with pytest.raises(AppError):
+        answer.closing(USAGE)  # one has not ended
+    answer.part(1, Piece(id="a", finish="stop"))
+    closing = answer.closing(USAGE)
+    (last,) = told(closing)
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
+    assert closing.endswith(b"\n\ndata: [DONE]\n\n")
+
+
+def test_a_token_without_text_is_told_where_log_probabilities_are_wanted() -> None:
+    answer = ChatAnswer(HEAD, 1, logprobs=True, usage=False)
+    entry = logprob("t", -math.inf, logprob("u", -math.inf))
+    (chunk,) = told(answer.part(0, Piece(id="a", logprobs=[entry])))
+    assert "usage" not in chunk
+    assert chunk["choices"][0]["delta"] == {"content": ""}
+    assert chunk["choices"][0]["logprobs"]["content"] == [
+        {
+            "token": "t",
+            "logprob": -9999.0,
+            "bytes": [116],
+            "top_logprobs": [{"token": "u", "logprob": -9999.0, "bytes": [117]}],
+        }
+    ]
+    (bare,) = told(answer.part(0, Piece(id="a", text="x")))
+    assert bare["choices"][0]["logprobs"] is None
+    answer.part(0, Piece(id="a", finish="stop"))
+    assert answer.closing(USAGE) == b"data: [DONE]\n\n"
+
+
+def test_streamed_calls_have_their_name_once() -> None:
+    answer = ChatAnswer(HEAD, 1, logprobs=False, usage=False)
+    pieces = [
+        ToolCallPiece(index=1, id="c", name="f"),
+        ToolCallPiece(index=1, name="f"),
+        ToolCallPiece(index=1, arguments="{}"),
+    ]
+    deltas = [told(answer.part(0, Piece(id="a", tool_calls=[call])))[0]["choices"][0]["delta"] for call in pieces]
+    assert [delta["tool_calls"] for delta in deltas] == [
+        [{"index": 1, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}],
+        [{"index": 1, "id": "", "type": "function", "function": {"name": "f", "arguments": ""}}],
+        [{"index": 1, "function": {"arguments": "{}"}}],
+    ]
+
+
+@pytest.mark.parametrize(("text", "content"), [("", None), ("hi", "hi")])
+def test_a_whole_chat_with_calls(text: str, content: str | None) -> None:
+    answer = ChatAnswer(HEAD, 1, logprobs=True, usage=False)
+    answer.take(0, Piece(id="a", text=text, tool_calls=[ToolCallPiece(index=1, id="d", name="g", arguments="{}")]))
+    answer.take(0, Piece(id="a", tool_calls=[ToolCallPiece(index=0, id="c", name="f", arguments='{"a":')]))
+    answer.take(0, Piece(id="a", tool_calls=[ToolCallPiece(index=0, arguments="1}")], finish="tool_calls"))
+    answer.take(0, Piece(id="a"))
+    whole = json.loads(answer.whole(USAGE))
+    (choice,) = whole["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["logprobs"] is None
+    assert "reasoning" not in choice["message"]
+    assert choice["message"]["content"] == content
+    assert [
+        (call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in choice["message"]["tool_calls"]
+    ] == [
+        ("c", "f", '{"a":1}'),
+        ("d", "g", "{}"),
+    ]
+    assert {name: whole[name] for name in COMMON} == COMMON
+    assert whole["usage"]["total_tokens"] == 3
+
+
+def test_a_whole_chat_that_is_empty_has_text() -> None:
+    answer = ChatAnswer(HEAD, 2, logprobs=True, usage=False)
+    answer.take(1, Piece(id="a", reasoning="h", logprobs=[logprob("t", -1.0)], finish="stop"))
+    with pytest.raises(AppError):
+        answer.whole(USAGE)
+    answer.take(0, Piece(id="a", finish="length"))
+    empty, thought = json.loads(answer.whole(USAGE))["choices"]
+    assert (empty["index"], empty["message"]["content"], empty["finish_reason"]) == (0, "", "length")
+    assert "tool_calls" not in empty["message"]
+    assert (thought["message"]["reasoning"], thought["message"]["reasoning_content"]) == ("h", "h")
+    assert [entry["token"] for entry in thought["logprobs"]["content"]] == ["t"]
+
+
+def test_offsets_go_on_from_piece_to_piece() -> None:
+    pieces = [
+        Piece(id="a", text="ab", logprobs=[logprob("ab", -1.0, logprob("c", -2.0))]),
+        Piece(id="a", text="éd", logprobs=[logprob("é", -math.inf), logprob("d", -3.0)], finish="stop"),
+    ]
+    streamed, whole = (CompletionAnswer(HEAD, 1, logprobs=True, usage=False) for _ in range(2))
+    assert streamed.opening() == b""
+    parts = [told(streamed.part(0, piece))[0]["choices"][0] for piece in pieces]
+    assert [part["logprobs"]["text_offset"] for part in parts] == [[0], [2, 3]]
+    assert [part["finish_reason"] for part in parts] == [None, "stop"]
+    for piece in pieces:
+        whole.take(0, piece)
+    (choice,) = json.loads(whole.whole(USAGE))["choices"]
+    assert choice["text"] == "abéd"
+    assert choice["logprobs"] == {
+        "tokens": ["ab", "é", "d"],
+        "token_logprobs": [-1.0, -9999.0, -3.0],
+        "top_logprobs": [{"c": -2.0, "ab": -1.0}, {"é": -9999.0}, {"d": -3.0}],
+        "text_offset": [0, 2, 3],
+    }
+
+
+def test_a_streamed_completion_tells_only_news() -> None:
+    answer = CompletionAnswer(HEAD, 1, logprobs=False, usage=True)
+    assert answer.part(0, Piece(id="a", tokens=1)) == b""
+    (chunk,) = told(answer.part(0, Piece(id="a", text="x")))
+    assert (chunk["usage"], chunk["choices"][0]["logprobs"], chunk["object"]) == (None, None, "text_completion")
+    with pytest.raises(AppError):
+        answer.closing(USAGE)
+    answer.part(0, Piece(id="a", finish="stop"))
+    (last,) = told(answer.closing(USAGE))
+    assert (last["choices"], last["usage"]["prompt_tokens"]) == ([], 1)
+
+
+def test_an_error_as_an_event() -> None:
+    (error,) = told(error_event(ContextTooLong("too long", hint="less", param="messages", n_ctx=4)))
+    assert error == {
+        "error": {
+            "message": "too long",
+            "type": "invalid_request_error",
+            "param": "messages",
+            "code": "context_length_exceeded",
+            "hint": "less",
+            "n_ctx": 4,
+        }
+    }
+    assert "hint" not in told(error_event(AppError("x")))[0]["error"]
