@@ -4,6 +4,7 @@ tested again."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -300,3 +301,60 @@ def test_what_doctor_tells(tmp_path: Path) -> None:
     ((device, line),) = findings.told(tmp_path).items()
     assert device == "a chip"
     assert line.startswith("norm.rms: reference instead of ")
+
+
+def test_findings_are_kept_in_a_folder_that_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "folder" / "chip.json"
+    findings.Findings(file, "a chip", {"norm.rms: right": "", "kv.store: wrong": "is off"}).write(["kv.store: wrong"])
+    kept = findings.Findings.read(file, "a chip")
+    assert kept.verdicts == {"norm.rms: right": "", "kv.store: wrong": "is off"}
+    assert json.loads(file.read_text("utf-8"))["fallbacks"] == ["kv.store: wrong"]
+    assert [each.name for each in file.parent.iterdir()] == ["chip.json"]
+
+
+def test_findings_that_cannot_take_their_place_leave_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "chip.json"
+    (file / "in the way").mkdir(parents=True)
+    findings.Findings(file, "a chip", {}).write()
+    assert [each.name for each in tmp_path.iterdir()] == ["chip.json"]
+
+
+def test_doctor_tells_of_the_newest_outcome_of_a_device(tmp_path: Path) -> None:
+    outcomes = (("one", 300, ["x is off", "y is off"]), ("two", 100, []), ("three", 200, []))
+    for name, at, fallbacks in outcomes:
+        file = tmp_path / f"{name}.json"
+        findings.Findings(file, "a chip", {"norm.rms: right": ""}).write(fallbacks)
+        os.utime(file, (at, at))
+    findings.Findings(tmp_path / "other.json", "another", {}).write()
+    told = findings.told(tmp_path)
+    assert set(told) == {"a chip", "another"}
+    assert told["a chip"].startswith("x is off; y is off (")
+
+
+def test_a_name_is_kept_while_its_test_goes_on_and_says_whether_it_was_left_before(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "chip.running"
+    with findings.UnderTest(file) as under_test:
+        assert not file.exists(), "nothing is tested yet"
+        under_test.name("norm.rms: right, with a long name")
+        under_test.name("kv.store: right")
+        assert file.read_text("utf-8") == "kv.store: right"
+        assert file.stat().st_mode & 0o777 == 0o600
+        with findings.UnderTest(file) as other:
+            assert (other.left, other.twice) == ("", False), "it is another's that still runs"
+            other.name("norm.rms: right")
+            assert file.read_text("utf-8") == "kv.store: right"
+        assert file.exists()
+    assert not file.exists()
+    file.write_text("kv.store: right", "utf-8")
+    with findings.UnderTest(file) as under_test:
+        assert (under_test.left, under_test.twice) == ("kv.store: right", False)
+        under_test.name("norm.rms: right")
+        assert file.read_text("utf-8") == "norm.rms: right"
+        under_test.name("kv.store: right")
+        assert file.read_text("utf-8") == "kv.store: right\nagain"
+    file.write_text("kv.store: right\nagain", "utf-8")
+    under_test = findings.UnderTest(file)
+    with pytest.raises(ValueError, match="broken"), under_test:
+        raise ValueError("broken")
+    assert (under_test.left, under_test.twice) == ("kv.store: right", True)
+    assert not file.exists(), "an error did not end the process"
