@@ -197,6 +197,7 @@ class FakeCuda:
         return self
 
     def cuInit(self, flags: int) -> int:
+        assert flags == 0
         return self.status
 
     def cuDeviceGetCount(self, count: Any) -> int:
@@ -204,10 +205,12 @@ class FakeCuda:
         return 0
 
     def cuDeviceGetName(self, title: Any, length: int, device: int) -> int:
+        assert device == 0
         title.value = b"NVIDIA H200"
         return 0
 
     def cuDeviceTotalMem_v2(self, total: Any, device: int) -> int:
+        assert device == 0
         total._obj.value = 141 * 2**30
         return 0
 
@@ -216,10 +219,12 @@ class FakeCuda:
         return 0
 
     def cuDeviceGetPCIBusId(self, address: Any, length: int, device: int) -> int:
+        assert device == 0
         address.value = b"0000:19:00.0"
         return self.address_status
 
     def cuDeviceGetAttribute(self, value: Any, number: int, device: int) -> int:
+        assert device == 0
         value._obj.value = self.capability[number - 75]
         return 0
 

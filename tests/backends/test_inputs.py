@@ -94,3 +94,10 @@ def test_the_last_layer_is_told_of_the_rows_that_are_answered() -> None:
         assert found.query_lens == (1,) * len(answered)
         assert found.row_starts.tolist() == list(range(len(answered) + 1))
         assert len(step.last) == len(answered)
+
+
+def test_what_is_fetched_stays_when_the_next_step_is_computed() -> None:
+    computed = torch.arange(3)
+    fetched = DEVICE.fetch(computed)
+    computed.zero_()
+    assert fetched.tolist() == [0, 1, 2]
