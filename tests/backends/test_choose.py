@@ -259,6 +259,8 @@ def test_an_nvidia_gpu_needs_a_torch_with_cuda(tmp_path: Path, monkeypatch: pyte
     assert features(cuda.probe())["kernels"] == said
     library.touch()
     assert features(cuda.probe())["kernels"] == str(library)
+    monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(tmp_path / "absent.so"))
+    assert features(cuda.probe())["kernels"].startswith("none, "), "one does not come without the other"
 
 
 class FakeManagement:

@@ -239,6 +239,27 @@ def test_config_that_is_no_object_is_refused(content: str | bytes, told: str, tm
 
 
 @pytest.mark.parametrize(
+    ("key", "least", "most"),
+    [
+        ("temperature", 0.0, 100.0),
+        ("top_k", 0.0, 2.0**31 - 1),
+        ("top_p", 0.0, 1.0),
+        ("min_p", 0.0, 1.0),
+        ("repetition_penalty", 1e-6, 100.0),
+    ],
+)
+def test_recommended_sampling_may_be_at_its_limits(key: str, least: float, most: float, tmp_path: Path) -> None:
+    path = sound(tmp_path)
+    for value in (least, most):
+        (path / "generation_config.json").write_text(json.dumps({key: value}))
+        assert read_model(path).generation == {key: value}
+    for value in (least - 1e-7, most * 1.001):
+        (path / "generation_config.json").write_text(json.dumps({key: value}))
+        with pytest.raises(ModelRefused, match=key):
+            read_model(path)
+
+
+@pytest.mark.parametrize(
     ("values", "told"),
     [
         ({"eos_token_id": 5000}, "eos_token_id"),

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from localllm.engine import tensorfiles
 from localllm.engine.errors import ModelRefused
-from localllm.engine.tensorfiles import read_header
+from localllm.engine.tensorfiles import ITEM_BYTES, read_header
 
 SOUND = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -110,6 +111,36 @@ def test_sound_file_is_read(tmp_path: Path) -> None:
     assert tensors["b"].shape == (4,)
     assert tensors["b"].num_bytes == 8
     assert tensors["b"].stop == file.stat().st_size
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_values_are_as_long_as_their_dtype_says(size: int, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    names = [name for name, item in ITEM_BYTES.items() if item == size]
+    assert {
+        name: int("".join(filter(str.isdigit, name.partition("_")[0])) or 8) // 8 for name in names
+    } == dict.fromkeys(names, size)
+    for name in names:
+        file.write_bytes(
+            pack({"a": {"dtype": name, "shape": [1] * 7 + [3], "data_offsets": [0, 3 * size]}}, bytes(3 * size))
+        )
+        assert read_header(file)["a"].shape == (1, 1, 1, 1, 1, 1, 1, 3)
+
+
+def test_a_header_may_be_as_long_as_the_format_s_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, length = tmp_path / "model.safetensors", len(json.dumps(SOUND))
+    file.write_bytes(pack(SOUND))
+    monkeypatch.setattr(tensorfiles, "MAX_HEADER", length)
+    assert read_header(file)
+    monkeypatch.setattr(tensorfiles, "MAX_HEADER", length - 1)
+    with pytest.raises(ModelRefused, match=f"its header should have {length} bytes"):
+        read_header(file)
+
+
+def test_a_file_may_end_with_its_header(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(pack({}, b""))
+    assert read_header(file) == {}
 
 
 def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
