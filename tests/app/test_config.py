@@ -36,6 +36,48 @@ def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> Non
     assert load("", tmp_path, {"LOCALLLM_ALLOWED_HOSTS": "a, b,,"}).allowed_hosts == ("a", "b")
 
 
+def test_numbers_in_the_environment_may_have_fractions_where_the_setting_has(tmp_path: Path) -> None:
+    settings = load("", tmp_path, {"LOCALLLM_IDLE_UNLOAD": "1.5", "LOCALLLM_CACHE_SHARE": "0", "LOCALLLM_THREADS": "3"})
+    assert (settings.idle_unload, settings.cache_share, settings.threads) == (1.5, 0.0, 3)
+
+
+def test_where_a_setting_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("port = 1\ndrain = 1.0\nmodel = 'a'")
+    env = {"LOCALLLM_PORT": "2", "LOCALLLM_DRAIN": "2"}
+    assert config.explain({"port": 3, "quant": None, "max_rows": 9}, env, file)[1] == {
+        "port": "--port",
+        "drain": "LOCALLLM_DRAIN",
+        "model": str(file),
+        "max_rows": "--max-rows",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("port = 0", True),
+        ("port = 65535", True),
+        ("port = 65536", False),
+        ("cache_share = 0.95", True),
+        ("cache_share = 0.96", False),
+        ("max_rows = 1", True),
+        ("max_queue = 0", False),
+        ("max_body_mib = 0", False),
+        ("drain = 0", True),
+        ("context = -1", False),
+        ("threads = -1", False),
+        ("step_timeout = -0.5", False),
+    ],
+)
+def test_ranges_end_where_they_should(text: str, good: bool, tmp_path: Path) -> None:
+    if good:
+        load(text, tmp_path)
+        return
+    with pytest.raises(ConfigError, match=text.split()[0]):
+        load(text, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "env", "flags", "says"),
     [

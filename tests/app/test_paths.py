@@ -76,3 +76,43 @@ def test_what_torch_compiled_is_where_torch_is_told_to_keep_it(monkeypatch: pyte
     assert paths.compiled_dir() == paths.cache_dir() / "compiled"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     assert paths.compiled_dir() == Path("/elsewhere")
+
+
+def test_every_file_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCALLLM_CONFIG", raising=False)
+    for kind in ("config", "data", "cache", "log"):
+        monkeypatch.setattr(paths.platformdirs, f"user_{kind}_path", lambda app, kind=kind: tmp_path / kind / app)
+    monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    ours = {
+        "config_file": "config/localllm/config.toml",
+        "history_file": "data/localllm/history.sqlite3",
+        "api_key_file": "data/localllm/api-key",
+        "compiled_dir": "cache/localllm/compiled",
+        "self_test_dir": "cache/localllm/self-test",
+        "log_dir": "log/localllm",
+        "socket_file": "run/daemon.sock",
+        "pid_file": "run/daemon.pid",
+        "port_file": "run/daemon.port",
+    }
+    assert {name: str(getattr(paths, name)().relative_to(tmp_path)) for name in ours} == ours
+    monkeypatch.setenv("LOCALLLM_CONFIG", "/elsewhere.toml")
+    assert paths.config_file() == Path("/elsewhere.toml")
+
+
+def test_the_folder_of_the_session_is_used_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCALLLM_RUNTIME_DIR")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert paths.runtime_dir() == tmp_path / "localllm"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert paths.runtime_dir() == tmp_path / "temporary" / f"localllm-{os.getuid()}"
+
+
+def test_a_runtime_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", str(tmp_path / "run"))
+    paths.runtime_dir()
+    mine = os.getuid()
+    monkeypatch.setattr(paths.os, "getuid", lambda: mine + 1)
+    with pytest.raises(PermissionError):
+        paths.runtime_dir()

@@ -280,6 +280,91 @@ async def test_a_daemon_that_does_not_read_makes_the_engine_wait(bench: Bench) -
     assert sum(piece.tokens for piece in pieces if isinstance(piece, Piece)) == total
 
 
+@pytest.mark.parametrize("sent", [Generate(id="r0", prompt="x"), frames.Load(model="m", path="x")])
+async def test_a_daemon_that_breaks_the_protocol_is_left(bench: Bench, sent: frames.Frame) -> None:
+    """An id that is in use, and a second model."""
+    await bench.started()
+    bench.send(sent)
+    assert await asyncio.wait_for(bench.served, 20) == 2
+    bench.engine.closed = False  # it was, in good order; the engine is not what broke
+
+
+async def test_a_bug_of_ours_beside_a_request_ends_the_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Better restarted than half alive."""
+    monkeypatch.setattr(bench.engine, "stats", lambda: 1 / 0)
+    bench.send(frames.AskStats(id="s"))
+    assert await asyncio.wait_for(bench.served, 20) == 2
+    assert "ZeroDivisionError" in caplog.text
+    bench.engine.closed = False
+
+
+async def test_what_is_cancelled_while_it_is_prepared_never_starts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, prepare = threading.Event(), worker.prepare
+
+    def slowly(*asked: Any) -> Any:
+        goes_on.wait(20)
+        return prepare(*asked)
+
+    monkeypatch.setattr(worker, "prepare", slowly)
+    bench.send(Generate(id="a", prompt="x"))
+    bench.send(Generate(id="b", prompt="x"))
+    bench.send(frames.Cancel(id="a"))
+    assert await bench.read() == Finished(id="a", cancelled=True)
+    goes_on.set()
+    assert (await bench.read()) == frames.Started(id="b", prompt_tokens=1)
+    assert [request.id for request in bench.engine.submitted] == ["b/0"]
+    bench.send(frames.Cancel(id="b"))
+    assert (await bench.read()) == Finished(id="b", prompt_tokens=1, cancelled=True)
+    assert bench.engine.cancelled == ["b/0"]
+    bench.send(frames.Cancel(id="b"))
+    bench.send(frames.AskStats(id="s"))
+    assert isinstance(await bench.read(), frames.Stats), "ended once"
+
+
+async def test_what_is_being_prepared_is_lost_with_the_engine(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(worker, "prepare", lambda *_: goes_on.wait(20))
+    bench.send(Generate(id="a", prompt="x"))
+    bench.send(frames.AskStats(id="s"))
+    await bench.read()
+    await asyncio.to_thread(bench.engine.on_failure, RunnerFailed("device lost"))
+    failed = await bench.read()
+    assert (failed.id, failed.fault.code) == ("a", "worker_died")
+    assert await asyncio.wait_for(bench.served, 20) == 1
+    goes_on.set()
+
+
+@pytest.mark.parametrize("prompt", ["<|im_start|>hi", [5, 6]])
+async def test_echo_comes_first(bench: Bench, prompt: str | list[int]) -> None:
+    name = await bench.started(prompt=prompt, echo=True, n=2)
+    text = prompt if isinstance(prompt, str) else bench.tokenizer.decode(prompt)
+    for choice in (0, 1):
+        assert await bench.read() == Piece(id=name, choice=choice, text=text)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB])
+async def test_a_token_that_there_is_not_has_no_text(bench: Bench, token: int) -> None:
+    bench.send(frames.Detokenize(id="a", tokens=[5, token]))
+    failed = await bench.read()
+    assert (failed.fault.code, failed.fault.param) == ("invalid_request", "tokens")
+    assert str(token) in failed.fault.message
+    bench.send(frames.Detokenize(id="a", tokens=[0, VOCAB - 9]))
+    assert isinstance(await bench.read(), frames.Text)
+
+
+async def test_an_engine_that_closes_says_so(bench: Bench) -> None:
+    name = await bench.started(n=2)
+    for choice in (0, 1):
+        await asyncio.to_thread(bench.engine.on_deltas, [Delta(f"{name}/{choice}", (), finish="cancelled")])
+    (end,) = await bench.until_end(name)
+    assert end.cancelled
+    assert bench.engine.cancelled == []
+
+
 async def test_the_loop_stays_responsive_while_a_template_hangs(bench: Bench) -> None:
     templates = bench.tokenizer.templates
     templates["default"] = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -165,3 +165,20 @@ def test_what_may_fit_is_tokenized_to_its_end(prompts: PromptMaker, text: str) -
     """The last one does not, and so few tokens for its length are no case for an estimate."""
     assert prompts.from_text(text, context=100) == prompts.from_text(text)
     assert prompts.from_text(text).goes_on
+
+
+def test_the_template_alone_says_what_begins_a_conversation(
+    prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A raw text gets the tokens that begin a text, unless that is not wanted; a rendered one has them already."""
+    encode, added = prompts.tokenizer.encode, []
+
+    def counted(text: str, *, add_special_tokens: bool) -> list[int]:
+        added.append(add_special_tokens)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(prompts.tokenizer, "encode", counted)
+    prompts.from_messages(HI)
+    prompts.from_text("hi")
+    prompts.from_text("hi", add_special_tokens=False)
+    assert added == [False, True, False]

@@ -92,6 +92,7 @@ def test_an_answer_without_a_limit_takes_what_is_left(
         ({"messages": HI, "echo": True}, UnsupportedParameter, "echo"),
         ({"prompt": [5], "echo": True, "logprobs": 0}, UnsupportedParameter, "echo"),
         ({"messages": HI, "tools": [*TOOLS, {"function": {"name": ""}}]}, InvalidRequest, "tools[2].function.name"),
+        ({"messages": HI, "tools": [{"function": {"name": 5}}]}, InvalidRequest, "tools[0].function.name"),
         ({"messages": HI, "tools": [{}]}, InvalidRequest, "tools[0].function.name"),
         ({"messages": HI, "tools": TOOLS, "tool_choice": {"function": {"name": "h"}}}, InvalidRequest, "tool_choice"),
         ({"messages": HI, "tool_choice": "required"}, InvalidRequest, "tool_choice"),

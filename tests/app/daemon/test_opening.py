@@ -100,3 +100,16 @@ def test_what_is_said_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [more for _, _, more in told] == [0, 0, 2.0, 0], "seconds at the slowest"
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
     assert told[-1][1] == 1.0
+
+
+def test_closing_it_ends_its_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = opened(tmp_path, monkeypatch)[0]
+    assert model.renderer.render("a", {}) == "a"
+    child = model.renderer._child._child
+    assert child is not None
+    grammars = SimpleNamespace(closed=0)
+    grammars.close = lambda: setattr(grammars, "closed", 1)
+    model._grammars = grammars
+    model.close()
+    assert child.returncode is not None
+    assert grammars.closed

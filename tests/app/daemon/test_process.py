@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
+from msgspec import structs
 
 from localllm.app.daemon import frames, process
 from localllm.app.daemon.frames import AskStats, Cancel, Finished, Generate, Load, Loading, ModelInfo, Stats
 from localllm.app.daemon.process import Worker
-from localllm.app.errors import BodyTooLarge, InvalidRequest, Stopping, WorkerDied
+from localllm.app.errors import BodyTooLarge, InvalidRequest, ModelUnusable, Stopping, WorkerDied
 
 INFO = ModelInfo(
     model="m",
@@ -81,7 +84,7 @@ async def test_asking_for_figures_is_no_request(bench: Bench) -> None:
         assert worker.held == 0
     assert worker.idle >= 100
     async with worker.open([Generate(id="b")]):
-        assert not worker._quiet.is_set()
+        assert (worker.held, worker._quiet.is_set()) == (1, False)
     assert worker._quiet.is_set()
     assert worker.idle < 50
 
@@ -143,7 +146,7 @@ async def test_how_it_hangs(
 ) -> None:
     async def told(_: float) -> Stats | None:
         one = Stats(id="a", running=1, waiting=0, cache_tokens=1, cache_used=1)
-        return None if stats is None else frames.msgspec.structs.replace(one, step_age=stats)
+        return None if stats is None else structs.replace(one, step_age=stats)
 
     monkeypatch.setattr(bench.worker, "stats", told)
     assert await bench.worker._look(limit) == says
@@ -236,6 +239,116 @@ async def test_a_log_that_cannot_be_written_does_not_stop_the_worker(tmp_path: P
     child = await printing("'x' * 200_000")
     await asyncio.wait_for(worker._keep_log(child), 20)
     assert await child.wait() == 0
+
+
+@pytest.mark.parametrize(("setting", "own", "limit"), [(0.0, 7.0, 7.0), (3.0, 7.0, 3.0), (0.0, 0.0, 0.0)])
+async def test_how_long_a_step_may_take(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, setting: float, own: float, limit: float
+) -> None:
+    """The setting, else what the backend says. It is looked at often enough to notice."""
+    looked: list[float] = []
+    paused: list[float] = []
+    worker = bench.worker
+    worker._step_timeout, worker.held = setting, 1
+
+    async def look(limit: float) -> str:
+        looked.append(limit)
+        worker.state = "over"
+        return ""
+
+    async def pause(seconds: float) -> None:
+        paused.append(seconds)
+
+    monkeypatch.setattr(worker, "_look", look)
+    monkeypatch.setattr(process.asyncio, "sleep", pause)
+    await worker._watch(structs.replace(INFO, step_seconds=own))
+    assert looked == [limit]
+    assert paused == [min(5.0, limit / 4 or 5.0)]
+
+
+def worker_of(folder: Path, model: str, over: list[Worker]) -> Worker:
+    fake = Path(__file__).parent / "fake_worker.py"
+    load = Load(model=f"test/{model}", path=str(folder))
+    return Worker(load, log_dir=folder, on_over=over.append, command=[sys.executable, str(fake)])
+
+
+async def test_from_start_to_stop(tmp_path: Path) -> None:
+    over: list[Worker] = []
+    worker = worker_of(tmp_path, "slow", over)
+    told: list[float] = []
+    worker.listeners.append(lambda _, done: told.append(done))
+    assert (await worker.start()).model == "test/slow"
+    assert told == [0, 0.25, 0.5, 0.75]
+    assert (worker.state, worker.info is not None, over) == ("ready", True, [])
+    stats = await worker.stats(10)
+    assert stats is not None
+    assert stats.running == 0
+    assert worker.held == 0
+    running = worker.open([Generate(id="a", prompt="slow 100000")])
+    await running.started()
+    async with asyncio.timeout(process.STOP_SECONDS / 2):  # it does as it is told
+        await worker.stop(Stopping("it was unloaded"))
+    assert worker._process is not None
+    assert worker._process.returncode is not None
+    assert (worker.state, over) == ("over", [worker])
+    running._replies.clear()
+    with pytest.raises(Stopping):
+        await running.take()
+    assert worker._watching is not None
+    await asyncio.wait([worker._watching], timeout=5)
+    assert worker._watching.cancelled()
+    assert len(asyncio.all_tasks()) == 1, "nothing goes on"
+
+
+@pytest.mark.parametrize(("model", "error"), [("broken", ModelUnusable), ("dies", WorkerDied)])
+async def test_a_load_that_fails_leaves_no_process(tmp_path: Path, model: str, error: type[Exception]) -> None:
+    over: list[Worker] = []
+    worker = worker_of(tmp_path, model, over)
+    with pytest.raises(error):
+        await worker.start()
+    assert worker._process is not None
+    assert worker._process.returncode is not None
+    assert (worker.state, over) == ("over", [worker])
+    assert await worker.stats(10) is None
+    await worker.stop(Stopping("once more"))
+    assert over == [worker]
+
+
+async def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STOP_SECONDS", 0.1)
+    over: list[Worker] = []
+    worker = worker_of(tmp_path, "stubborn", over)
+    await worker.start()
+    running = worker.open([Generate(id="a", prompt="hang")])
+    await running.started()
+    await worker.quiet(0.01)
+    assert worker.state == "ready"
+    await worker.stop(Stopping("it was unloaded"))
+    assert worker._process is not None
+    assert worker._process.returncode == -9
+    with pytest.raises(Stopping):
+        await running.take()
+    assert over == [worker]
+
+
+async def test_what_a_worker_started_goes_with_it(tmp_path: Path) -> None:
+    over: list[Worker] = []
+    worker = worker_of(tmp_path, "echo", over)
+    fake = worker._command[1]
+    script = (
+        "import runpy, subprocess; subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL,"
+        " stderr=subprocess.DEVNULL); runpy.run_path({!r}, run_name='__main__')"
+    )
+    worker._command = [sys.executable, "-c", script.format(fake)]
+    await worker.start()
+    (helper,) = psutil.Process(worker.pid).children()
+    os.kill(worker.pid, signal.SIGKILL)
+    await asyncio.wait(worker._tasks, timeout=10)
+    assert over == [worker]
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [helper], 10)
+    assert alive == []
+    with pytest.raises(WorkerDied, match="ended unexpectedly"):
+        worker.open([Generate(id="a")])
 
 
 def test_the_key_of_the_clients_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

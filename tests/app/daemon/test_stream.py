@@ -63,6 +63,16 @@ async def test_a_reader_waits_until_there_is_something() -> None:
         assert await reading == [frame]
 
 
+async def test_an_error_wakes_who_waits() -> None:
+    one, _ = made("a")
+    waiting = [asyncio.create_task(one.take()), asyncio.create_task(one.started())]
+    await asyncio.sleep(0)
+    one.fail(WorkerDied("gone"))
+    for task in waiting:
+        with pytest.raises(WorkerDied):
+            await asyncio.wait_for(task, 5)
+
+
 async def test_the_first_error_counts() -> None:
     one, _ = made("a")
     one.fail(ModelNotFound("first"))

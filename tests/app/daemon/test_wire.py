@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -168,6 +169,22 @@ def test_a_head_that_never_ends_is_dropped(start_daemon: Callable[..., Daemon], 
         while connection.recv(65536):
             pass
     assert daemon.chat("echo a").status_code == 200
+
+
+def test_only_a_head_has_to_hurry(start_daemon: Callable[..., Daemon]) -> None:
+    """Not an answer, and not the next request of a connection that is kept."""
+    daemon = start_daemon(env={"TEST_HEAD_SECONDS": "0.3"})
+    daemon.chat("echo a")
+    request = post(chat_body(messages=[{"role": "user", "content": "slow 25"}])).replace(b"Connection: close\r\n", b"")
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
+        for _ in range(2):
+            connection.sendall(request)
+            answer = b""
+            while b'"usage"' not in answer:
+                data = connection.recv(65536)
+                assert data, answer
+                answer += data
+            time.sleep(0.5)
 
 
 def test_two_requests_in_one_packet(daemon: Daemon) -> None:
