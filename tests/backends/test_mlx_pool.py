@@ -53,19 +53,21 @@ def test_pieces_are_as_long_as_pages_lie_together() -> None:
     assert len(pool.places(SCATTERED, 0, 40)) > PIECES
 
 
-def test_several_rows_are_written_from_where_each_begins() -> None:
+@pytest.mark.parametrize("rows", [(2,), (1, 3), (1, 2, 3)])
+def test_several_rows_are_written_from_where_each_begins(rows: tuple[int, ...]) -> None:
     pool, group = Pool(SHAPES, 24, PAGE), filled([0, 7, 13, 10], [13, 6, 0, 3])
-    pages = [np.array([5, 2], np.int32), np.array([9, 10, 12, 1], np.int32), np.array([20, 3, 4], np.int32)]
-    before = [mx.array(x) for x in (*pool.keys, *pool.values)]
-    pool.write(group, [1, 2, 3], pages, [4, 0, 9], [7, 13, 10])
-    expected = [np.array(x) for x in before]
-    for row, owned, start, end in zip((1, 2, 3), pages, (4, 0, 9), (7, 13, 10), strict=True):
-        for position in range(start, end):
-            place = owned[position // PAGE] * PAGE + position % PAGE
-            for own, held in zip(expected, (*group.keys, *group.values), strict=True):
-                own[0, :, place] = np.array(held[row, :, group.padding[row] + position])
-    for own, right in zip((*pool.keys, *pool.values), expected, strict=True):
-        assert np.array_equal(np.array(own), right)
+    pages = {1: np.array([5, 2], np.int32), 2: np.array([9, 10, 12, 1], np.int32), 3: np.array([20, 3, 4], np.int32)}
+    starts, ends = {1: 4, 2: 0, 3: 9}, {1: 7, 2: 13, 3: 10}
+    expected = [np.array(x) for x in (*pool.keys, *pool.values)]
+    starting, ending = [starts[row] for row in rows], [ends[row] for row in rows]
+    pool.write(group, list(rows), [pages[row] for row in rows], starting, ending)
+    for row in rows:
+        for position in range(starts[row], ends[row]):
+            place = pages[row][position // PAGE] * PAGE + position % PAGE
+            for right, held in zip(expected, (*group.keys, *group.values), strict=True):
+                right[0, :, place] = np.array(held[row, :, group.padding[row] + position])
+    for found, right in zip((*pool.keys, *pool.values), expected, strict=True):
+        assert np.array_equal(np.array(found), right)
 
 
 def test_all_sources_are_read_before_any_target_is_written() -> None:
@@ -80,5 +82,5 @@ def test_all_sources_are_read_before_any_target_is_written() -> None:
             own[:, :, target * PAGE : target * PAGE + PAGE] = old[:, :, source * PAGE : source * PAGE + PAGE]
     pool.copy(copies)
     assert pool.changed
-    for own, right in zip((*pool.keys, *pool.values), expected, strict=True):
-        assert np.array_equal(np.array(own), right)
+    for found, right in zip((*pool.keys, *pool.values), expected, strict=True):
+        assert np.array_equal(np.array(found), right)

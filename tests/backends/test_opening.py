@@ -1,0 +1,164 @@
+"""What CPU and CUDA devices make of a model and a budget before it is loaded; no GPU is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.backends import cpu
+from localllm.backends.cpu import device as on_cpu
+from localllm.backends.cuda import device as on_cuda
+from localllm.backends.cuda import ops as cuda_ops
+from localllm.backends.pytorch.device import Device
+from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.runner import Budget
+from localllm.kernels.library import LibraryMissing
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.norm import Norm
+
+from . import canary
+
+GIB = 2**30
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Device, int]]:
+    """The device that a model is opened on, and how much memory is free there."""
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(on_cuda, "open_runner", lambda files, budget, device, free: (device, free))
+
+    def open_with(files: ModelFiles, budget: Budget, free: int = 5 * GIB) -> Any:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80 * GIB))
+        return on_cuda.open_on_cuda(files, budget)
+
+    return open_with
+
+
+def files_of(folder: Path, dtype: torch.dtype) -> ModelFiles:
+    folder.mkdir()
+    return read_model(canary.save(folder, dtype))
+
+
+def test_a_gpu_computes_in_bfloat16_but_for_models_of_float32(
+    opened: Callable[..., tuple[Device, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for dtype, computes in (
+        (torch.float32, torch.float32),
+        (torch.float16, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+    ):
+        device, free = opened(files_of(tmp_path / str(dtype), dtype), Budget())
+        assert (device.dtype, free) == (computes, 4 * GIB)
+        assert device.ops is on_cuda.DEVICE.ops
+    files = files_of(tmp_path / "model", torch.bfloat16)
+    assert opened(files, Budget(), GIB - 1)[1] == 0
+    monkeypatch.setattr(on_cuda, "MISSING", "not built")
+    assert opened(files, Budget())[0].remarks == ("its own kernels are not used, which is slower: not built",)
+    monkeypatch.setattr(on_cuda, "MISSING", "")
+    assert opened(files, Budget())[0].remarks == ()
+
+
+def test_a_gpu_s_kernels_are_tested_in_the_dtype_that_is_computed_in(
+    opened: Callable[..., tuple[Device, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def tested(*given: Any) -> tuple[Ops, tuple[str, ...]]:
+        asked.append(given)
+        return Ops(), ("one is replaced",)
+
+    monkeypatch.setattr(on_cuda, "self_tested", tested)
+    monkeypatch.setattr(on_cuda, "MISSING", "not built")
+    files = files_of(tmp_path / "model", torch.bfloat16)
+    device, _ = opened(files, Budget(self_test_dir=tmp_path))
+    assert device.ops == Ops()
+    assert device.remarks == ("its own kernels are not used, which is slower: not built", "one is replaced")
+    opened(files, Budget(self_test_dir=tmp_path, dtype="float32"))
+    assert [given[:5] for given in asked] == [
+        (on_cuda.LANES, "cuda", dtype, tmp_path, "a GPU") for dtype in (torch.bfloat16, torch.float32)
+    ]
+
+
+def test_kernels_are_tested_anew_where_driver_compiler_or_library_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, version = tmp_path / "localllm_cuda.so", ["580.1"]
+
+    class Driver:
+        def version(self) -> str:
+            return version[0]
+
+    monkeypatch.setattr(on_cuda, "Driver", Driver)
+    monkeypatch.setattr(on_cuda, "MISSING", "")
+    monkeypatch.setattr(on_cuda, "find_cuda_library", lambda: library)
+    library.write_bytes(b"one")
+    seen = [tuple(on_cuda._versions())]
+    library.write_bytes(b"two")
+    seen.append(tuple(on_cuda._versions()))
+    version[0] = "580.2"
+    seen.append(tuple(on_cuda._versions()))
+    monkeypatch.setattr(on_cuda, "find_spec", lambda name: None)
+    seen.append(tuple(on_cuda._versions()))
+    assert seen[-1][1] == "no Triton"
+    monkeypatch.setattr(on_cuda, "MISSING", "not built")
+    seen.append(tuple(on_cuda._versions()))
+    assert len(set(seen)) == len(seen)
+
+
+def test_lanes_of_a_gpu_begin_with_what_was_built_and_end_with_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_library(ops: Ops) -> Ops:
+        return replace(ops, norm=Norm(rms=canary.save))
+
+    def without_library(ops: Ops) -> Ops:
+        raise LibraryMissing("not built")
+
+    triton = replace(Ops(), norm=Norm(add_rms=canary.save))
+    monkeypatch.setattr(cuda_ops, "_with_triton", lambda ops: triton)
+    for specified, library, lanes in (
+        (None, without_library, (Ops(),)),
+        (None, with_library, (with_library(Ops()), Ops())),
+        (object(), without_library, (triton, Ops())),
+        (object(), with_library, (with_library(triton), triton, Ops())),
+    ):
+        monkeypatch.setattr(cuda_ops, "find_spec", lambda name, found=specified: found)
+        monkeypatch.setattr(cuda_ops, "_with_library", library)
+        assert cuda_ops._lanes() == (lanes, "not built" if library is without_library else "")
+
+
+@pytest.mark.parametrize(("missing", "references"), [(True, False), (False, True), (False, False)])
+def test_the_cpu_s_threads_are_those_asked_for(
+    missing: bool, references: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch has one thread only where kernels compute: two teams fight for the cores."""
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr(on_cpu, "MISSING", "not built" if missing else "")
+    monkeypatch.setattr(on_cpu, "cores", lambda: 6)
+    if not missing:
+        monkeypatch.setattr(on_cpu, "_use_threads", lambda count: count or 6)
+    monkeypatch.setattr(on_cpu, "open_runner", lambda files, budget, device, free: free)
+    budget = Budget(reference_ops=("norm",) if references else ())
+    files = files_of(tmp_path / "model", torch.float32)
+    assert on_cpu.open_on_cpu(files, replace(budget, threads=3), 77) == 77
+    on_cpu.open_on_cpu(files, budget, 77)
+    assert set_to == ([3, 6] if missing or references else [3, 1, 6, 1])
+
+
+def test_the_cpu_is_given_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(cpu, "memory", lambda: (100, 60))
+    monkeypatch.setattr(on_cpu, "open_on_cpu", lambda files, budget, free: free)
+    files: Any = None
+    assert cpu.open(files, Budget()) == 60  # type: ignore[comparison-overlap]
+    assert os.environ.pop("GOMP_SPINCOUNT") == cpu.SPIN
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    cpu.open(files, Budget())
+    assert "GOMP_SPINCOUNT" not in os.environ
