@@ -341,7 +341,12 @@ def test_a_name_is_kept_while_its_test_goes_on_and_says_whether_it_was_left_befo
         assert file.stat().st_mode & 0o777 == 0o600
         with findings.UnderTest(file) as other:
             assert (other.left, other.twice) == ("", False), "it is another's that still runs"
+            free = os.dup(0)
+            os.close(free)
             other.name("norm.rms: right")
+            again = os.dup(0)
+            os.close(again)
+            assert again == free, "nothing is left open"
             assert file.read_text("utf-8") == "kv.store: right"
         assert file.exists()
     assert not file.exists()
