@@ -185,6 +185,8 @@ def test_only_a_head_has_to_hurry(start_daemon: Callable[..., Daemon]) -> None:
                 assert data, answer
                 answer += data
             time.sleep(0.5)
+        connection.sendall(b"GET /")
+        assert connection.recv(65536) == b"", "but the next one has to, once it began"
 
 
 def test_two_requests_in_one_packet(daemon: Daemon) -> None:
