@@ -245,6 +245,51 @@ async def test_a_failing_engine_takes_the_worker_with_it(bench: Bench) -> None:
     assert await asyncio.wait_for(bench.served, 20) == 1
 
 
+async def test_the_last_words_go_out_before_it_leaves(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing does afterwards: the process ends without closing anything."""
+    flushed, flush = [], outbox.Outbox.flush
+
+    async def recorded(box: outbox.Outbox) -> None:
+        flushed.append(not bench.served.done())
+        await flush(box)
+
+    monkeypatch.setattr(outbox.Outbox, "flush", recorded)
+    await asyncio.to_thread(bench.engine.on_failure, RunnerFailed("device lost"))
+    assert await asyncio.wait_for(bench.served, 20) == 1
+    assert flushed == [True]
+
+
+async def test_a_load_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(Exception):
+        pass
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    loading, goes_on = threading.Event(), threading.Event()
+
+    def load(*_: Any) -> None:
+        loading.set()
+        goes_on.wait(20)
+        raise ValueError
+
+    monkeypatch.setattr(worker, "open_model", load)
+    monkeypatch.setattr(worker.os, "_exit", leave)
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=ours)
+    reader, far = await asyncio.open_connection(sock=theirs)
+    served = asyncio.create_task(Worker(reader, far).serve())
+    writer.write(frames.pack(frames.Load(model="m", path="x")))
+    await asyncio.to_thread(loading.wait, 20)
+    writer.close()
+    with pytest.raises(Left, match="0"):
+        await asyncio.wait_for(served, 10)
+    goes_on.set()
+    far.close()
+    for end in (writer, far):
+        await end.wait_closed()
+
+
 async def test_a_step_that_never_ends_does_not_keep_the_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the daemon was killed, nobody is left who would end it."""
     monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from localllm.app import client as clients
@@ -211,3 +213,102 @@ async def test_a_stranger_at_the_port_is_said(short_folder: Any, monkeypatch: py
     monkeypatch.setattr(background, "start", lambda _: (_ for _ in ()).throw(clients.PortTaken("port 1 is taken")))
     with pytest.raises(clients.PortTaken):
         await Client.connect(Settings())
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, parts: list[bytes], status: int = 200) -> tuple[Client, list[Any]]:
+    """A client of a daemon that answers everything with these parts, and what it was asked."""
+    asked: list[Any] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, request.url.path, request.headers.get("content-type"), request.content))
+        return httpx.Response(status, content=body())
+
+    monkeypatch.setattr(clients.paths, "socket_file", lambda: Path("/nowhere"))
+    client = Client(Settings())
+    client._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://localhost")
+    return client, asked
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 2},
+    "decode_seconds": 2.0,
+}
+ANSWER = b"".join(
+    [
+        b": keep-alive\n\n",
+        event(choices=[{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]),
+        event(choices=[{"delta": {"reasoning": "h", "content": "é"}, "finish_reason": None}]),
+        event(
+            choices=[
+                {"delta": {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f"}}]}, "finish_reason": None}
+            ]
+        ),
+        event(
+            choices=[{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}, "finish_reason": None}]
+        ),
+        event(choices=[{"delta": {}, "finish_reason": "tool_calls"}]),
+        event(choices=[], usage=USAGE),
+        b"data: [DONE]\n\n",
+    ]
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_events_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    client, asked = answering(monkeypatch, [ANSWER[start : start + size] for start in range(0, len(ANSWER), size)])
+    *pieces, done = [event async for event in client.chat("m", say("hi"), top_k=3)]
+    assert pieces == [ReasoningPiece("h"), TextPiece("é"), ToolCall(id="c", name="f", arguments="{}")]
+    assert (done.finish, done.usage) == (
+        "tool_calls",
+        clients.Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2),
+    )
+    ((method, path, kind, body),) = asked
+    assert (method, path, kind) == ("POST", "/v1/chat/completions", "application/json")
+    assert json.loads(body) == {
+        "model": "m",
+        "messages": say("hi"),
+        "top_k": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    await client.close()
+
+
+async def test_an_answer_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = event(choices=[{"delta": {"content": "x"}, "finish_reason": None}])
+    client, _ = answering(monkeypatch, [piece])
+    with pytest.raises(DaemonUnreachable, match="in the middle of the answer"):
+        await answer(client, "hi")
+    error = {"message": "gone", "type": "server_error", "param": None, "code": "worker_died"}
+    client, _ = answering(monkeypatch, [piece, event(error=error)])
+    with pytest.raises(WorkerDied, match="gone"):
+        await answer(client, "hi")
+    client, _ = answering(monkeypatch, [event(stage="reading", done=0.5)])
+    with pytest.raises(DaemonUnreachable, match="while the model was loading"):
+        await client.load("m")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}"])
+async def test_an_answer_of_something_else(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    client, asked = answering(monkeypatch, [body], status=400)
+    for asking in (client.models(), client.unload("m"), client.load("m")):
+        with pytest.raises(DaemonUnreachable, match="does not understand"):
+            await asking
+    assert [method for method, *_ in asked] == ["GET", "POST", "POST"]
+    assert json.loads(asked[1][3]) == {"model": "m"}
+
+
+def test_the_rate_is_that_of_the_tokens_after_the_first() -> None:
+    usage = clients.Usage(completion_tokens=5)
+    assert Done(finish="stop", usage=usage, ttft=1.0, seconds=3.0).tokens_per_second == 2.0
+    assert Done(finish="stop", usage=usage, ttft=3.0, seconds=3.0).tokens_per_second == 0.0

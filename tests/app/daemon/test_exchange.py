@@ -77,6 +77,17 @@ async def test_a_stream_that_ends_well() -> None:
     assert all(part["body"] for part in parts)
 
 
+async def test_nothing_is_sent_for_a_piece_without_news() -> None:
+    made = tally(Piece(id="a", tokens=1))
+    streaming = asyncio.create_task(streamed(made))
+    await asyncio.sleep(0)
+    made._stream.put(Piece(id="a", finish="stop"))
+    made._stream.put(Finished(id="a"))
+    _, (_, *parts) = await streaming
+    assert len(parts) == 3
+    assert all(part["body"] for part in parts)
+
+
 @pytest.mark.parametrize("finish", [None, "stop"])
 async def test_a_stream_that_breaks(finish: Any) -> None:
     made = tally(Piece(id="a", text="x", finish=finish))

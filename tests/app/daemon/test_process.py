@@ -284,6 +284,9 @@ async def test_from_start_to_stop(tmp_path: Path) -> None:
     assert stats is not None
     assert stats.running == 0
     assert worker.held == 0
+    async with worker.open([Generate(id="gone", prompt="slow 100000")]) as left:
+        await left.started()
+    assert await worker.stats(10) is not None, "what comes late for somebody who left harms nobody"
     running = worker.open([Generate(id="a", prompt="slow 100000")])
     await running.started()
     async with asyncio.timeout(process.STOP_SECONDS / 2):  # it does as it is told
