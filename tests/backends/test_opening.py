@@ -20,6 +20,7 @@ from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.runner import Budget
 from localllm.kernels.library import LibraryMissing
 from localllm.kernels.ops import Ops
+from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.norm import Norm
 
 from . import canary
@@ -119,7 +120,7 @@ def test_lanes_of_a_gpu_begin_with_what_was_built_and_end_with_references(monkey
     def without_library(ops: Ops) -> Ops:
         raise LibraryMissing("not built")
 
-    triton = replace(Ops(), norm=Norm(add_rms=canary.save))
+    triton = replace(Ops(), activation=Activation(silu_and_mul=canary.save))
     monkeypatch.setattr(cuda_ops, "_with_triton", lambda ops: triton)
     for specified, library, lanes in (
         (None, without_library, (Ops(),)),
