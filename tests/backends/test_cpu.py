@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,6 +99,18 @@ def test_container_limits_count(tmp_path: Path) -> None:
     assert machine.memory(tmp_path) == (1000000, 0), "a lowered limit leaves nothing"
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.memory(tmp_path)[0] > 1000000
+
+
+def test_containers_have_no_more_than_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = SimpleNamespace(total=1000, available=300)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: system)
+    assert machine.memory(tmp_path) == (1000, 300)
+    (tmp_path / "memory.max").write_text("800\n")
+    assert machine.memory(tmp_path) == (1000, 300), "what is used is not known"
+    (tmp_path / "memory.current").write_text("100\n")
+    assert machine.memory(tmp_path) == (800, 300)
+    (tmp_path / "memory.max").write_text("2000\n")
+    assert machine.memory(tmp_path) == (1000, 300)
 
 
 def test_dtype_is_the_fastest_that_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
