@@ -272,7 +272,7 @@ def worker_of(folder: Path, model: str, over: list[Worker]) -> Worker:
     return Worker(load, log_dir=folder, on_over=over.append, command=[sys.executable, str(fake)])
 
 
-async def test_from_start_to_stop(tmp_path: Path) -> None:
+async def test_from_start_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over: list[Worker] = []
     worker = worker_of(tmp_path, "slow", over)
     told: list[float] = []
@@ -289,11 +289,18 @@ async def test_from_start_to_stop(tmp_path: Path) -> None:
     assert await worker.stats(10) is not None, "what comes late for somebody who left harms nobody"
     running = worker.open([Generate(id="a", prompt="slow 100000")])
     await running.started()
+    kill, by_itself = worker.kill, []
+
+    async def recorded() -> None:
+        by_itself.append(worker._over.is_set())
+        await kill()
+
+    monkeypatch.setattr(worker, "kill", recorded)
     async with asyncio.timeout(process.STOP_SECONDS / 2):  # it does as it is told
         await worker.stop(Stopping("it was unloaded"))
     assert worker._process is not None
     assert worker._process.returncode is not None
-    assert (worker.state, over) == ("over", [worker])
+    assert (worker.state, over, by_itself) == ("over", [worker], [True])
     running._replies.clear()
     with pytest.raises(Stopping):
         await running.take()
