@@ -97,6 +97,18 @@ def test_equals_the_oracle(device: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+@pytest.mark.parametrize("listed", [0, 1])
+def test_logprobs_are_those_before_a_bias(device: Any, listed: int) -> None:
+    logits = np.random.default_rng(2).normal(size=(1, VOCAB)).astype(np.float32)
+    drawn, expected = draw(
+        device, logits, [Row([1], 0, [1], sampling=Sampling(logit_bias=((7, 50.0),), logprobs=listed))]
+    )
+    assert drawn.logprobs is not None
+    assert drawn.tokens.tolist() == [7]
+    np.testing.assert_allclose(drawn.logprobs.chosen.numpy(), expected.logprobs, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 def test_draws_do_not_depend_on_the_rows_beside_them(device: Any) -> None:
     rng = np.random.default_rng(5)
     rows = [random_row(rng) for _ in range(9)]
