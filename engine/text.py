@@ -80,9 +80,8 @@ class TextStream:
         new = text[len(self._shown) :]
         waiting = _waiting(new)
         if waiting and self._fresh <= LONGEST_WINDOW and not text.startswith(self._shown):
-            waiting = len(
-                new
-            )  # `tokenizers` takes back whole characters before an incomplete one, and gives them again
+            # `tokenizers` takes back whole characters before an incomplete one, and gives them again.
+            waiting = len(new)
         else:
             self._shown = text[: len(text) - waiting]
         certain = self._screen(new[: len(new) - waiting])

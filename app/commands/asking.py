@@ -29,7 +29,7 @@ async def loaded(settings: Settings, model: str, backend: str | None, quant: str
     """A client of the daemon, started where none runs, with the model ready to answer.
 
     `backend` and `quant` are for this model only; the daemon keeps to the settings for others. A model that is loaded
-    already is not loaded anew for a call without them; what another call asked for is said.
+    already is not loaded again for a call without them; the options of the earlier call are printed.
     """
     async with await Client.connect(settings, on_status=say) as client:
         ready = await client.load(model, backend=backend, quant=quant)

@@ -102,7 +102,7 @@ def _prompt(prompt: str | None) -> str:
 
 
 def _read_by_another() -> bool:
-    """Standard input is a file read in part: by a shell's loop, which goes on with the next line."""
+    """Whether standard input is a file that another program has read in part, such as the loop of a shell."""
     try:
         return sys.stdin.buffer.seekable() and sys.stdin.buffer.tell() > 0
     except OSError:

@@ -280,9 +280,9 @@ def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, q
 
 
 def _options(load: Load, settings: Settings) -> tuple[str, ...]:
-    """What the call that loaded the model asked for and the settings do not."""
-    asked = (("--backend", load.backend, settings.backend), ("--quant", load.quant, settings.quant))
-    return tuple(f"{flag} {value}" for flag, value, usual in asked if value != usual)
+    """Options of the call that loaded the model, where they differ from the settings."""
+    options = (("--backend", load.backend, settings.backend), ("--quant", load.quant, settings.quant))
+    return tuple(f"{flag} {value}" for flag, value, usual in options if value != usual)
 
 
 def _describe(worker: Worker, stats: Stats | None, idle_limit: float, options: tuple[str, ...]) -> LoadedModel:

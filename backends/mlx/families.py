@@ -178,8 +178,8 @@ class _Head:
             weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}
         elif "lm_head.weight" not in weights:
             raise ModelRefused("its files have no lm_head.weight, but tie_word_embeddings is false in config.json")
-        own = getattr(super(), "sanitize", None)
-        return weights if own is None else own(weights)
+        sanitize = getattr(super(), "sanitize", None)
+        return weights if sanitize is None else sanitize(weights)
 
 
 def set_context(model: nn.Module, config: ModelConfig, context: int) -> None:

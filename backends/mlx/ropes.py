@@ -45,10 +45,10 @@ def rotation(rope: Rope, context: int) -> nn.Module:
     """The module that rotates queries and keys of a layer."""
     if rope.kind in ("default", "linear"):
         return nn.RoPE(rope.rotary_dim, traditional=False, base=rope.theta, scale=1.0 / rope.factor)
-    found = frequencies(rope, context)
+    inverse = frequencies(rope, context)
     if rope.attention_factor == 1.0 and rope.kind != "longrope":
-        return Frequencies(found)
-    return ScaledFrequencies(found, rope.attention_factor)
+        return Frequencies(inverse)
+    return ScaledFrequencies(inverse, rope.attention_factor)
 
 
 def frequencies(rope: Rope, context: int) -> NDArray[np.float32]:

@@ -81,9 +81,9 @@ def verify(model: nn.Module, values: Mapping[str, Any], context: int) -> None:
     """Compare a loaded model with config.json. Raises ModelRefused naming the key."""
     for own, fields in _readers(model, values):
         _verify_keys(own, fields)
-    own = values["text_config"] if isinstance(values.get("text_config"), dict) else values
-    _verify_windows(model, own, context)
-    _verify_ropes(model, own, context)
+    text = values["text_config"] if isinstance(values.get("text_config"), dict) else values
+    _verify_windows(model, text, context)
+    _verify_ropes(model, text, context)
 
 
 def _pattern(kinds: Sequence[str]) -> int | None:
