@@ -1,6 +1,6 @@
-"""Writes the tables of README.md from what they describe. `python scripts/tables.py [--check]`
+"""Writes the generated tables of README.md and docs/*.md. `python scripts/tables.py [--check]`
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`. --check changes nothing and exits 1 when one is stale.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. --check changes no file and exits 1 if one is stale.
 """
 
 from __future__ import annotations
@@ -142,15 +142,19 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    file = ROOT / "README.md"
-    before = file.read_text("utf-8")
-    after = REGION.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], before)
-    if "--check" in sys.argv[1:]:
+    stale = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        before = page.read_text("utf-8")
+        after = REGION.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], before)
         if after != before:
-            print("README.md has stale tables: run python scripts/tables.py", file=sys.stderr)
-        return int(after != before)
-    file.write_text(after, "utf-8")
-    return 0
+            stale.append(page)
+            if "--check" not in sys.argv[1:]:
+                page.write_text(after, "utf-8")
+    if "--check" not in sys.argv[1:]:
+        return 0
+    for page in stale:
+        print(f"{page.relative_to(ROOT)} has stale tables: run python scripts/tables.py", file=sys.stderr)
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

@@ -77,3 +77,9 @@ def test_every_dependency_is_pinned_to_one_version() -> None:
     names = {re.split(r"[><=\[]", requirement)[0].replace("_", "-").lower() for requirement in asked}
     assert names <= set(pins)
     assert f"torch=={pins['torch']}" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_the_glossary_is_short_and_sorted() -> None:
+    terms = re.findall(r"^\| ([^|]+?) \|", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.MULTILINE)[2:]
+    assert terms == sorted(set(terms), key=str.lower)
+    assert len(terms) <= 50
