@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .quantization import Quant
-
 if TYPE_CHECKING:
     from .batch import Batch
     from .lora import Adapter
     from .modelfiles import ModelFiles
-
-
-CacheDtype = Literal["auto", "fp8"]
-AttentionChoice = Literal["auto", "ours", "flashinfer"]
-# Recorded are decode steps only; longer ones as well, by what was traced and compiled or as they are computed; none.
-Graphs = Literal["auto", "full", "split", "breakable", "off"]
-Compiler = Literal["inductor", "eager"]
+    from .options import LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +120,6 @@ class Unavailable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What a runner may take."""
-
-    context: int | None = None  # positions of one sequence; None: the model's own limit, if it fits
-    cache_bytes: int | None = None  # KV memory; None: sized from what is free
-    cache_share: float | None = None  # of the memory free once the weights are in; None: the device's habit
-    max_rows: int = 64
-    max_step_tokens: int | None = None  # tokens in one step; None: what suits the device
-    page_size: int = 16
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    cache_dtype: CacheDtype = "auto"  # of the KV cache; auto: that of computing
-    quant: Quant = "none"  # make the weights smaller while loading
-    packed_dir: Path | None = None  # where weights made smaller are kept for the next time; None: nowhere
-    graphs: Graphs = "auto"  # whether steps are captured and replayed, where the device can
-    compiler: Compiler = "inductor"  # of the pieces of split graphs
-    compiled_dir: Path | None = None  # where what it made is kept for the next time; None: where torch keeps it
-    threads: int | None = None  # CPU threads; None: physical cores
-    reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute plainly: finds a wrong kernel
-    attention: AttentionChoice = "auto"  # whose attention computes, where there is a choice
-    self_test_dir: Path | None = None  # where the result of the kernels' self-test is kept; None: none is made
-
-
 class Backend(Protocol):
     """One way to run models. A module `backends.<name>` that has these names is one."""
 
@@ -165,7 +133,7 @@ class Backend(Protocol):
         """Why these files cannot be loaded here; empty when they can."""
         ...
 
-    def open(self, files: ModelFiles, budget: Budget) -> Runner:
+    def open(self, files: ModelFiles, options: LoadOptions) -> Runner:
         """Load the weights. Raises ModelRefused or SettingRefused."""
         ...
 

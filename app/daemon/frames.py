@@ -7,11 +7,12 @@ request carries its id; a request ends with exactly one Finished or Failed.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from ...engine.quantization import Quant
+from ...engine.options import LoadOptions
 from ..errors import BY_CODE, AppError
 
 MAX_FRAME = 64 * 2**20
@@ -50,21 +51,7 @@ class Load(Frame):
     model: str  # the id clients use
     path: str
     backend: str = "auto"
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    cache_dtype: Literal["auto", "fp8"] = "auto"
-    quant: Quant = "none"
-    packed_dir: str = ""  # where weights made smaller on load are kept for the next time; empty: nowhere
-    context: int = 0
-    cache_mib: int = 0
-    cache_share: float = 0.0
-    max_rows: int = 64
-    graphs: Literal["auto", "full", "split", "breakable", "off"] = "auto"
-    compiler: Literal["inductor", "eager"] = "inductor"
-    compiled_dir: str = ""  # where what it made is kept for the next time; empty: where torch keeps it
-    threads: int = 0
-    reference_ops: tuple[str, ...] = ()
-    attention: Literal["auto", "ours", "flashinfer"] = "auto"
-    self_test_dir: str = ""  # where the result of the kernels' self-test is kept; empty: none is made
+    options: LoadOptions = LoadOptions()
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -248,8 +235,22 @@ class Stats(Frame):
 ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | AskStats | Shutdown
 FromWorker = Loading | Loaded | LoadFailed | Started | Piece | Finished | Failed | Tokens | Text | Stats
 
-_encoder = msgspec.msgpack.Encoder()
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
+
+def _encoded(value: Any) -> str:
+    """msgspec has no Path."""
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"a frame cannot carry a {type(value).__name__}")
+
+
+def _decoded(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(f"a frame cannot carry a {kind.__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encoded)
+_to_worker = msgspec.msgpack.Decoder(ToWorker, dec_hook=_decoded)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 

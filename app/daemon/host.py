@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...engine.options import LoadOptions
 from ...engine.quantization import Quant
 from .. import paths
 from ..config import Settings
@@ -78,7 +79,7 @@ class Host:
             await asyncio.shield(slot.loading)
             info = slot.worker.info
             other = info is not None and backend not in (None, "auto", info.backend)
-            made = slot.worker.load_frame.quant
+            made = slot.worker.load_frame.options.quant
             if backend is not None and other and not checked:
                 await check_backend(backend, ref)  # before anything makes way for it
                 checked = True
@@ -256,32 +257,35 @@ async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
 
 
 def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:
-    """What a worker is told to load, a request's own wishes before the settings."""
-    return Load(
-        model=ref.id,
-        path=str(ref.path),
-        backend=backend or settings.backend,
+    """The frame that makes a worker load this model; backend and quant of a request precede those of the settings."""
+    options = load_options(settings, ref.path, quant or settings.quant)
+    return Load(model=ref.id, path=str(ref.path), backend=backend or settings.backend, options=options)
+
+
+def load_options(settings: Settings, model: Path, quant: Quant) -> LoadOptions:
+    """The settings as a runner takes them: 0 in the settings means automatic."""
+    return LoadOptions(
+        context=settings.context or None,
+        cache_bytes=settings.cache_mib * 2**20 or None,
+        cache_share=settings.cache_share or None,
+        max_rows=settings.max_rows,
         dtype=settings.dtype,
         cache_dtype=settings.cache_dtype,
-        quant=quant or settings.quant,
-        packed_dir=str(paths.packed_dir(ref.path)),
-        context=settings.context,
-        cache_mib=settings.cache_mib,
-        cache_share=settings.cache_share,
-        max_rows=settings.max_rows,
+        quant=quant,
+        packed_dir=paths.packed_dir(model),
         graphs=settings.graphs,
         compiler=settings.compiler,
-        compiled_dir=str(paths.compiled_dir()),
-        threads=settings.threads,
+        compiled_dir=paths.compiled_dir(),
+        threads=settings.threads or None,
         reference_ops=settings.reference_ops,
         attention=settings.attention,
-        self_test_dir=str(paths.self_test_dir()) if settings.self_test == "on" else "",
+        self_test_dir=paths.self_test_dir() if settings.self_test == "on" else None,
     )
 
 
 def _options(load: Load, settings: Settings) -> tuple[str, ...]:
     """Options of the call that loaded the model, where they differ from the settings."""
-    options = (("--backend", load.backend, settings.backend), ("--quant", load.quant, settings.quant))
+    options = (("--backend", load.backend, settings.backend), ("--quant", load.options.quant, settings.quant))
     return tuple(f"{flag} {value}" for flag, value, usual in options if value != usual)
 
 

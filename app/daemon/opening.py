@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ... import backends
 from ...engine.modelfiles import read_model
-from ...engine.runner import Budget, Runner
+from ...engine.runner import Runner
 from ..chat.grammar import GrammarCompiler
 from ..chat.prompt import PromptMaker
 from ..chat.template import TemplateRenderer
@@ -57,26 +57,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
     progress("choosing a backend", 0.05, 0.0)
     choice = backends.choose(load.backend, files)
     progress(f"loading the weights ({choice.backend.name})", 0.1, files.weight_bytes / SLOWEST)
-    runner = choice.backend.open(
-        files,
-        Budget(
-            context=load.context or None,
-            cache_bytes=load.cache_mib * 2**20 or None,
-            cache_share=load.cache_share or None,
-            max_rows=load.max_rows,
-            dtype=load.dtype,
-            cache_dtype=load.cache_dtype,
-            quant=load.quant,
-            packed_dir=Path(load.packed_dir) if load.packed_dir else None,
-            graphs=load.graphs,
-            compiler=load.compiler,
-            compiled_dir=Path(load.compiled_dir) if load.compiled_dir else None,
-            threads=load.threads or None,
-            reference_ops=load.reference_ops,
-            attention=load.attention,
-            self_test_dir=Path(load.self_test_dir) if load.self_test_dir else None,
-        ),
-    )
+    runner = choice.backend.open(files, load.options)
     progress("ready", 1.0, 0.0)
     renderer = TemplateRenderer()
     prompts = PromptMaker(tokenizer, renderer)

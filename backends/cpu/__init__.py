@@ -6,7 +6,8 @@ import os
 from importlib.util import find_spec
 
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, DeviceInfo, Runner, Unavailable
+from ...engine.options import LoadOptions
+from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..pytorch.models import accepts as accepted_by_torch
 from .kernels import kernels
 from .machine import cpu_flags, cpu_name, features, memory
@@ -30,12 +31,12 @@ def accepts(files: ModelFiles) -> str:
     return accepted_by_torch(files)
 
 
-def open(files: ModelFiles, budget: Budget) -> Runner:
+def open(files: ModelFiles, options: LoadOptions) -> Runner:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # read once, when torch is imported
     from .device import open_on_cpu
 
-    return open_on_cpu(files, budget, memory()[1])
+    return open_on_cpu(files, options, memory()[1])
 
 
 def read_bandwidth() -> float:

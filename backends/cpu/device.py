@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, Runner
+from ...engine.options import LoadOptions
+from ...engine.runner import Runner
 from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
 from ..pytorch.device import Device
@@ -28,12 +29,12 @@ except LibraryMissing as error:  # right all the same, but slow
 DEVICE = Device("cpu", torch.cpu, OPS, dtype=torch.float32, step_seconds=3600.0)
 
 
-def open_on_cpu(files: ModelFiles, budget: Budget, free: int) -> Runner:
+def open_on_cpu(files: ModelFiles, options: LoadOptions, free: int) -> Runner:
     """Load a model. The number of threads is the whole process's."""
-    threads = _use_threads(budget.threads)
+    threads = _use_threads(options.threads)
     torch.set_num_threads(threads)
-    runner = open_runner(files, budget, device_for(files, cpu_flags()), free)
-    if not (MISSING or budget.reference_ops):
+    runner = open_runner(files, options, device_for(files, cpu_flags()), free)
+    if not (MISSING or options.reference_ops):
         torch.set_num_threads(1)  # what steps leave to torch is too little to share, and two teams fight for the cores
     return runner
 

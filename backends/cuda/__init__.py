@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, DeviceInfo, Runner, Unavailable
+from ...engine.options import LoadOptions
+from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ...kernels.library import LibraryMissing, find_cuda_library, find_library
 from ..pytorch.models import accepts as accepted_by_torch
 from .driver import Driver, DriverFailed
@@ -35,10 +36,10 @@ def accepts(files: ModelFiles) -> str:
     return accepted_by_torch(files)
 
 
-def open(files: ModelFiles, budget: Budget) -> Runner:
+def open(files: ModelFiles, options: LoadOptions) -> Runner:
     from .device import open_on_cuda
 
-    return open_on_cuda(files, budget)
+    return open_on_cuda(files, options)
 
 
 def read_bandwidth() -> float | None:

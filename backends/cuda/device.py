@@ -12,7 +12,8 @@ import torch
 
 from ...engine.errors import SettingRefused
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, Runner
+from ...engine.options import LoadOptions
+from ...engine.runner import Runner
 from ...kernels.library import find_cuda_library
 from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
@@ -72,7 +73,7 @@ def _versions() -> Iterator[str]:
         yield hashlib.sha256(find_cuda_library().read_bytes()).hexdigest()
 
 
-def open_on_cuda(files: ModelFiles, budget: Budget) -> Runner:
+def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model. Raises ModelRefused, SettingRefused or RunnerFailed."""
     torch.cuda.init()
     free, _ = torch.cuda.mem_get_info()
@@ -80,8 +81,8 @@ def open_on_cuda(files: ModelFiles, budget: Budget) -> Runner:
     dtype = torch.float32 if files.config.dtype == "float32" else torch.bfloat16
     remarks = (f"its own kernels are not used, which is slower: {MISSING}",) if MISSING else ()
     device = replace(DEVICE, dtype=dtype, remarks=remarks)
-    if budget.self_test_dir is not None:
-        gpu, own = torch.cuda.get_device_name(), DTYPES.get(budget.dtype, dtype)
-        ops, told = self_tested(LANES, device.name, own, budget.self_test_dir, gpu, _versions())
+    if options.self_test_dir is not None:
+        gpu, own = torch.cuda.get_device_name(), DTYPES.get(options.dtype, dtype)
+        ops, told = self_tested(LANES, device.name, own, options.self_test_dir, gpu, _versions())
         device = replace(device, ops=ops, remarks=remarks + told)
-    return open_runner(files, budget, device, max(0, free - WORKSPACE))
+    return open_runner(files, options, device, max(0, free - WORKSPACE))

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, DeviceInfo, Runner, Unavailable
+from ...engine.options import LoadOptions
+from ...engine.runner import DeviceInfo, Runner, Unavailable
 from .machine import apple_chip, memory
 
 name = "mlx"
@@ -47,7 +48,7 @@ def accepts(files: ModelFiles) -> str:
     return "" if wanted in MODEL_REMAPPING else f"mlx-lm has no architecture {wanted:.50}"
 
 
-def open(files: ModelFiles, budget: Budget) -> Runner:
+def open(files: ModelFiles, budget: LoadOptions) -> Runner:
     from .opening import open_on_mlx
 
     return open_on_mlx(files, budget)

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget
+from ...engine.options import LoadOptions
 from . import families, strangers
 from .attention import Ragged, hook_attention
 from .caches import LayerShape
@@ -42,7 +42,7 @@ class Loaded:
     turns_late: bool  # its layers take rotary.LATER for an offset
 
 
-def load(files: ModelFiles, budget: Budget) -> Loaded:
+def load(files: ModelFiles, budget: LoadOptions) -> Loaded:
     """Raises ModelRefused or SettingRefused."""
     _refuse_code(files)
     context = budget.context or files.config.max_positions
@@ -128,7 +128,7 @@ def _refuse_code(files: ModelFiles) -> None:
         )
 
 
-def _quantise(model: nn.Module, files: ModelFiles, budget: Budget, quantised: str) -> None:
+def _quantise(model: nn.Module, files: ModelFiles, budget: LoadOptions, quantised: str) -> None:
     if budget.quant not in BITS:
         raise SettingRefused(f"quant {budget.quant} is not for mlx", f"choose one of {', '.join(BITS)}")
     if quantised:

@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, Runner, RunnerSpec
+from ...engine.options import LoadOptions
+from ...engine.runner import Runner, RunnerSpec
 from .caches import DECODES
 from .families import describes, set_context
 from .loading import Loaded, load
@@ -28,7 +29,7 @@ THRASHING = "MLX_ENABLE_CACHE_THRASHING_CHECK"
 GROUP_COLUMNS: int | None = None if DECODES else 4096
 
 
-def open_on_mlx(files: ModelFiles, budget: Budget) -> Runner:
+def open_on_mlx(files: ModelFiles, budget: LoadOptions) -> Runner:
     """Load a model. Raises ModelRefused or SettingRefused."""
     _refuse_settings(budget)
     if not files.config.vocab_size:
@@ -66,7 +67,7 @@ def _memory() -> tuple[int, int]:
     return int(found["total_memory"]), int(found["free_memory"])
 
 
-def _refuse_settings(budget: Budget) -> None:
+def _refuse_settings(budget: LoadOptions) -> None:
     if budget.cache_dtype != "auto":
         raise SettingRefused(f"cache_dtype {budget.cache_dtype} is not for mlx", "leave it at auto")
     if budget.attention not in ("auto", "ours"):
@@ -84,7 +85,7 @@ def _limit_memory(total: int) -> None:
         mx.set_memory_limit(total)
 
 
-def _plan(files: ModelFiles, budget: Budget, loaded: Loaded, free: int) -> RunnerSpec:
+def _plan(files: ModelFiles, budget: LoadOptions, loaded: Loaded, free: int) -> RunnerSpec:
     """Half of the cache's memory are pages; the other is for sequences that are computed, which lie in groups too.
 
     Rows that share pages each have all of their positions there: those that find no room pass one by one, more slowly.

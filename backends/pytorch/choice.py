@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...engine.errors import SettingRefused
-from ...engine.runner import Budget
+from ...engine.options import LoadOptions
 from .device import Device
 
 
-def with_attention(device: Device, budget: Budget) -> Device:
-    """The device with the attention that the budget names. Raises SettingRefused where it has no such."""
-    name = budget.attention
+def with_attention(device: Device, options: LoadOptions) -> Device:
+    """The device with the attention that the options name. Raises SettingRefused where it has no such."""
+    name = options.attention
     if name in ("auto", "ours"):
         return device
     if name not in device.attentions:
         raise SettingRefused(f"attention {name} is not for {device.name}", "leave it at auto")
-    if budget.graphs == "full":
+    if options.graphs == "full":
         raise SettingRefused(
             f"attention {name} plans each step on the host, which graphs full records",
             "choose graphs breakable or off, or leave attention at auto",

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...engine.runner import Graphs
+from ...engine.options import Graphs
 from ...kernels.ops import Ops
 
 
@@ -50,7 +50,7 @@ class Device:
     name: str  # torch's device type
     module: ModuleType  # torch.cpu, torch.cuda, …: its Event marks the end of a step
     ops: Ops
-    dtype: torch.dtype  # what Budget.dtype "auto" means here, for the model at hand
+    dtype: torch.dtype  # what LoadOptions.dtype "auto" means here, for the model at hand
     overlap: bool = False  # a step runs beside the host, so planning ahead gains time
     pinned: bool = False  # copies to it want page-locked host memory
     cache_share: float = 0.25  # of the memory that is free once the weights are in; the rest is for everybody else
@@ -58,9 +58,9 @@ class Device:
     row_tokens: int | None = 512  # per row the cache is sized for when nothing is asked for; None: a whole context
     fp8_cache: bool = False  # its cache may be of float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
-    graphs: Graphs = "full"  # what Budget.graphs "auto" means then
+    graphs: Graphs = "full"  # what LoadOptions.graphs "auto" means then
     layer_work: float = float("inf")  # multiplications that it makes while the host launches a layer's kernels
-    # Its ops with another's attention, by Budget.attention's name; raises SettingRefused where that is not installed.
+    # From LoadOptions.attention to the ops with that attention; raises SettingRefused where it is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
     records_attention: bool = True  # in steps recorded whole; another's may need the host for every step
     remarks: tuple[str, ...] = ()  # what it does worse than it could, for people

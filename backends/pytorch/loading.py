@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget
+from ...engine.options import LoadOptions
 from .device import Device
 from .mapped import DTYPES
 from .packed import PackedFile, fingerprint
@@ -27,17 +27,17 @@ Model = TypeVar("Model")
 
 
 class Loader:
-    """For one model, budget and device; activations are of `dtype`. Raises ModelRefused for a format of weights that
+    """For one model, options and device; activations are of `dtype`. Raises ModelRefused for a format of weights that
     cannot be loaded."""
 
-    def __init__(self, files: ModelFiles, budget: Budget, device: Device, dtype: torch.dtype) -> None:
-        self._files, self._device, self._dtype, self._quant = files, device, dtype, budget.quant
-        self._scheme = scheme(budget.quant, files)
+    def __init__(self, files: ModelFiles, options: LoadOptions, device: Device, dtype: torch.dtype) -> None:
+        self._files, self._device, self._dtype, self._quant = files, device, dtype, options.quant
+        self._scheme = scheme(options.quant, files)
         self._packed: PackedFile | None = None
-        if budget.packed_dir is not None and self._quant != "none" and files.weight_bytes >= WORTH_KEEPING:
+        if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= WORTH_KEEPING:
             sample = self._sample(torch.float32)
             mark = fingerprint(files, self._quant, sample)
-            self._packed = PackedFile(budget.packed_dir / f"{self._quant}.safetensors", mark, type(sample))
+            self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", mark, type(sample))
 
     def expected_bytes(self) -> int:
         """What the weights will take in memory, within a few percent."""

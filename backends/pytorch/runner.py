@@ -17,7 +17,8 @@ from ...engine.batch import Batch, Want
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
-from ...engine.runner import Budget, Runner, RunnerSpec, StepResult
+from ...engine.options import LoadOptions
+from ...engine.runner import Runner, RunnerSpec, StepResult
 from ...kernels.ops import Ops
 from ...kernels.ops.attention import Attention
 from ...kernels.ops.sampling import Logprobs
@@ -206,7 +207,7 @@ class TorchRunner:
         del self.model, self.prompts, self.kv, self.inputs, self._recorder
 
 
-def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:
+def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
     """Load a model; `free` is the device's free memory in bytes.
 
     Raises ModelRefused, also where that does not suffice, SettingRefused, or RunnerFailed when the device breaks.
@@ -215,16 +216,16 @@ def open_runner(files: ModelFiles, budget: Budget, device: Device, free: int) ->
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
     with load_failures(files.name):
-        return _load(files, budget, device, free)
+        return _load(files, options, device, free)
 
 
-def _load(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runner:
+def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
     config = files.config
-    device = with_attention(device, budget)
-    device = replace(device, ops=with_references(device.ops, budget.reference_ops))
-    dtype = DTYPES.get(budget.dtype, device.dtype)
-    loader = Loader(files, budget, device, dtype)
-    spec = plan(files, budget, free, dtype, loader.expected_bytes(), device)
+    device = with_attention(device, options)
+    device = replace(device, ops=with_references(device.ops, options.reference_ops))
+    dtype = DTYPES.get(options.dtype, device.dtype)
+    loader = Loader(files, options, device, dtype)
+    spec = plan(files, options, free, dtype, loader.expected_bytes(), device)
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build
         model: Model
@@ -236,9 +237,9 @@ def _load(files: ModelFiles, budget: Budget, device: Device, free: int) -> Runne
             spec.page_size,
             config.num_kv_heads,
             config.head_dim,
-            cache_dtype(budget, dtype, device),
+            cache_dtype(options, dtype, device),
             device.name,
         )
-    compiler = Compiler(budget.compiler, budget.compiled_dir) if chosen_graphs(budget, device) == "split" else None
+    compiler = Compiler(options.compiler, options.compiled_dir) if chosen_graphs(options, device) == "split" else None
     runner = TorchRunner(model, kv, spec, device, compiler, recordable_tokens(config, spec.max_tokens, device))
     return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner

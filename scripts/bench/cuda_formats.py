@@ -20,7 +20,8 @@ from stepping import Stepped
 from weights import stand_in
 
 from localllm import backends
-from localllm.engine.runner import Budget, page_bytes
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import page_bytes
 
 FORMATS = {"int8": "int8", "int4": "int4", "fp8": "fp8", "bf16": "none"}  # the last is what others are compared with
 SPARE = 256  # positions beyond the context
@@ -37,7 +38,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         room = pages * page_bytes(16, shape.kv_heads, shape.head_dim, shape.layers, 2 if gpu else 4)
         ways = []
         for fmt in FORMATS:
-            budget = Budget(quant=FORMATS[fmt], context=tokens, max_rows=max(options.rows), cache_bytes=room)  # type: ignore[arg-type]
+            budget = LoadOptions(quant=FORMATS[fmt], context=tokens, max_rows=max(options.rows), cache_bytes=room)  # type: ignore[arg-type]
             ways.append(Stepped(fmt, choice.backend.open(files, budget)))
             stack.callback(ways[-1].close)
         cells = [(rows, options.context) for rows in options.rows]

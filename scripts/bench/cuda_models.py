@@ -32,8 +32,9 @@ from weights import stand_in
 from localllm import backends
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.engine.modelfiles import ModelFiles
+from localllm.engine.options import CacheDtype, Compiler, Graphs, LoadOptions
 from localllm.engine.request import Sampling
-from localllm.engine.runner import Backend, Budget, CacheDtype, Compiler, Graphs, Unavailable, page_bytes
+from localllm.engine.runner import Backend, Unavailable, page_bytes
 
 if TYPE_CHECKING:
     from localllm.kernels.benchmark.device_ceilings import Peaks
@@ -105,7 +106,7 @@ def measure(
     def told(name: str, ours: float, unit: str, **more: Any) -> Row:
         return row(f"{shape.name}, {held}, {name}", ours, unit, device=gpu, **more)
 
-    budget = Budget(
+    budget = LoadOptions(
         quant=FORMATS[fmt],  # type: ignore[arg-type]
         cache_dtype=options.cache_dtype,
         compiler=options.compiler,
@@ -199,7 +200,7 @@ def _peaks() -> Peaks:
 
 
 def _opened(
-    backend: Backend, files: ModelFiles, budget: Budget, way: Way, told: Callable[..., Row]
+    backend: Backend, files: ModelFiles, budget: LoadOptions, way: Way, told: Callable[..., Row]
 ) -> tuple[Stepped, Row]:
     """Ready to be timed, and what opening it took: seconds, also of recording, and memory beyond weights and cache."""
     free, start = _free(backend), time.perf_counter()

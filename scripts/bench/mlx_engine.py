@@ -43,8 +43,9 @@ from localllm.backends import mlx
 from localllm.backends.mlx import caches, opening, projections, rotary
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
 from localllm.engine.request import Delta, Request
-from localllm.engine.runner import Budget, DeviceInfo, Runner
+from localllm.engine.runner import DeviceInfo, Runner
 
 CONTEXT, STEPS, WARM = 128, 64, 8  # tokens
 LONG, QUESTION = 4096, 16  # tokens of a prefix and of what follows it
@@ -95,7 +96,7 @@ class Bench:
         """A runner with this many columns to a group (see opening.GROUP_COLUMNS), whose steps write in place or not."""
         own = opening.GROUP_COLUMNS, rotary.IN_PLACE
         opening.GROUP_COLUMNS, rotary.IN_PLACE = group_columns, in_place
-        budget = Budget(context=2 * LONG, max_rows=max(self.counts), cache_bytes=2**34, quant=self._quant)
+        budget = LoadOptions(context=2 * LONG, max_rows=max(self.counts), cache_bytes=2**34, quant=self._quant)
         runner = mlx.open(read_model(self._folder), budget)
         opening.GROUP_COLUMNS, rotary.IN_PLACE = own
         return runner

@@ -17,8 +17,9 @@ from weights import first_layers
 
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.request import Delta, Request, Sampling
-from localllm.engine.runner import Backend, Budget, Graphs, Runner
+from localllm.engine.runner import Backend, Runner
 
 PAGE = 16  # or a divisor of it
 PROMPTS, TOP = 32, 20
@@ -54,7 +55,7 @@ class Checks:
     """Of one shape with so many layers (0: all of them) in one format; what is right is found out once for all ways."""
 
     def __init__(
-        self, backend: Backend, shape: Shape, files: ModelFiles, fmt: str, budget: Budget, layers: int = 0
+        self, backend: Backend, shape: Shape, files: ModelFiles, fmt: str, budget: LoadOptions, layers: int = 0
     ) -> None:
         self.layers = min(layers or shape.layers, shape.layers)
         self._backend, self._fmt, self._budget = backend, fmt, budget
@@ -106,7 +107,7 @@ class Checks:
             raise WrongOutput("guide answers differently from its references")
         return sum(map(len, self._guide.values()))
 
-    def _given(self, budget: Budget) -> list[dict[int, float]]:
+    def _given(self, budget: LoadOptions) -> list[dict[int, float]]:
         shape = self._shape
         room = replace(
             budget,
@@ -117,7 +118,7 @@ class Checks:
         )
         return _forced(self._backend.open(self._files, room), shape.vocab)
 
-    def _guided(self, budget: Budget) -> dict[str, list[int]]:
+    def _guided(self, budget: LoadOptions) -> dict[str, list[int]]:
         from tokenizers import Tokenizer
 
         files = read_model(str(resources.files("localllm.assets") / "guide"), "guide")

@@ -20,8 +20,8 @@ from shapes import HOLLOW
 from localllm.backends import cpu
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
-from localllm.engine.runner import Budget
 
 TARGET = 1000.0  # µs
 
@@ -30,7 +30,7 @@ def microseconds(rows: int, steps: int) -> list[float]:
     """Of each step while `rows` rows decode."""
     with tempfile.TemporaryDirectory() as name:
         weights.write(HOLLOW, Path(name))
-        engine = Engine(cpu.open(read_model(name), Budget(context=steps + 64, max_rows=rows)))
+        engine = Engine(cpu.open(read_model(name), LoadOptions(context=steps + 64, max_rows=rows)))
     for number in range(rows):
         engine.submit(Request(str(number), (1, 2, 3), steps + 2))
     for _ in range(3):

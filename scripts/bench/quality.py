@@ -26,9 +26,9 @@ from localllm.backends.pytorch.inputs import Step
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
 from localllm.engine.quantization import Quant
 from localllm.engine.request import Request
-from localllm.engine.runner import Budget
 from localllm.kernels.ops.attention import Rows
 from scripts.train_guide import evaluate
 from scripts.train_guide.chatml import ASSISTANT, END
@@ -52,7 +52,7 @@ class Text(NamedTuple):
 
 
 def opened(folder: Path, quant: Quant) -> TorchRunner:
-    budget = Budget(context=CONTEXT, max_rows=32, page_size=PAGE, dtype="float32", quant=quant)
+    budget = LoadOptions(context=CONTEXT, max_rows=32, page_size=PAGE, dtype="float32", quant=quant)
     runner = cpu.open(read_model(folder), budget)
     assert isinstance(runner, TorchRunner)
     return runner

@@ -15,13 +15,13 @@ from contest import Answer, peak_memory, serve, settings
 from localllm.backends import cpu
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
-from localllm.engine.runner import Budget
 
 
 class Ours:
     def __init__(self, folder: str, threads: int, quant: str, packed: str | None, rows: int, context: int) -> None:
-        budget = Budget(
+        budget = LoadOptions(
             context=context,
             max_rows=rows,
             max_step_tokens=2048,

@@ -26,6 +26,7 @@ from localllm.app.store import catalog, download
 from localllm.app.store import hub as hub_module
 from localllm.app.store.download import RemoteFile, choose
 from localllm.engine.modelfiles import INDEX, SINGLE
+from localllm.engine.options import LoadOptions
 from localllm.engine.tensorfiles import read_header
 
 from .fake_hub import Hub, commit_of, serving
@@ -312,7 +313,9 @@ def test_all_that_a_loader_looks_for_is_fetched(sharded: bool, tmp_path: Path, m
 
     for module, name in ((os, "stat"), (os, "open"), (io, "open"), (builtins, "open")):
         monkeypatch.setattr(module, name, watch(name, getattr(module, name)))
-    model = open_model(Load(model="tiny", path=str(folder), backend="cpu", cache_mib=1), lambda *_: None)
+    model = open_model(
+        Load(model="tiny", path=str(folder), backend="cpu", options=LoadOptions(cache_bytes=2**20)), lambda *_: None
+    )
     monkeypatch.undo()
     model.close()
     files = {name for name in seen if not (folder / name).is_dir()} - ({SINGLE} if sharded else set())

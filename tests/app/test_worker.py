@@ -21,6 +21,7 @@ from localllm.app import paths
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.daemon import frames
 from localllm.app.daemon.frames import Failed, Finished, Generate, ResponseFormat, Started
+from localllm.engine.options import LoadOptions
 
 from .chat.vocabularies import vocabulary
 from .tiny_qwen import VOCAB, write_model
@@ -78,7 +79,7 @@ def one(worker: WorkerProcess, **asked: Any) -> Result:
 
 def test_what_it_says_of_itself(folder: Path) -> None:
     worker = WorkerProcess()
-    info = worker.load(folder, context=128, cache_mib=1).info
+    info = worker.load(folder, context=128, cache_bytes=2**20).info
     assert (info.model, info.backend, info.architecture, info.vocab) == ("tiny", "cpu", "qwen3", VOCAB)
     assert (info.context, info.has_chat_template) == (128, True)
     assert info.dtype
@@ -93,7 +94,9 @@ def test_what_it_says_of_itself(folder: Path) -> None:
 
 def test_the_more_weights_the_longer_a_load_may_take(folder: Path) -> None:
     worker, told = WorkerProcess(), list[frames.Loading]()
-    worker.send(frames.Load(model="tiny", path=str(folder), backend="cpu", threads=1, cache_mib=1))
+    worker.send(
+        frames.Load(model="tiny", path=str(folder), backend="cpu", options=LoadOptions(threads=1, cache_bytes=2**20))
+    )
     while isinstance(frame := worker.read(), frames.Loading):
         told.append(frame)
     size = (folder / "model.safetensors").stat().st_size
@@ -105,7 +108,7 @@ def test_the_more_weights_the_longer_a_load_may_take(folder: Path) -> None:
 
 def test_weights_are_made_smaller_when_asked(folder: Path) -> None:
     worker = WorkerProcess()
-    info = worker.load(folder, cache_mib=1, quant="int8").info
+    info = worker.load(folder, cache_bytes=2**20, quant="int8").info
     assert info.quant == "int8"
     assert info.weight_bytes < 1.6 * (folder / "model.safetensors").stat().st_size
     assert one(worker, temperature=0.0, max_tokens=8).end.completion_tokens == 8
@@ -115,7 +118,7 @@ def test_weights_are_made_smaller_when_asked(folder: Path) -> None:
 
 def test_ops_go_back_to_their_references(folder: Path) -> None:
     worker = WorkerProcess()
-    worker.load(folder, cache_mib=1, reference_ops=("all",))
+    worker.load(folder, cache_bytes=2**20, reference_ops=("all",))
     assert one(worker, temperature=0.0, max_tokens=8).end.completion_tokens == 8
     worker.send(frames.Shutdown())
     assert worker.close()[0] == 0
@@ -162,7 +165,7 @@ def test_text_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
         shutil.copy(tmp_path / "llama" / file, folder / file)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     worker = WorkerProcess()
-    worker.load(folder, cache_mib=1)
+    worker.load(folder, cache_bytes=2**20)
     flags = one(
         worker,
         prompt="a",
@@ -329,7 +332,7 @@ def test_a_strict_tool_where_calls_have_another_form(tmp_path: Path) -> None:
     table["added_tokens"] = [entry for entry in table["added_tokens"] if entry["special"]]
     (folder / "tokenizer.json").write_text(json.dumps(table))
     worker = WorkerProcess()
-    worker.load(folder, cache_mib=1)
+    worker.load(folder, cache_bytes=2**20)
     strict = [TOOLS[1], {"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
     result = one(worker, tools=strict)
     assert (result.end.fault.code, result.end.fault.param) == ("unsupported_parameter", "tools[1].function.strict")

@@ -13,6 +13,7 @@ import msgspec
 
 from localllm.app.daemon import frames
 from localllm.app.daemon.frames import Failed, Finished, Piece, PieceLogprob, Started
+from localllm.engine.options import LoadOptions
 
 _decoder = msgspec.msgpack.Decoder(frames.FromWorker)
 
@@ -85,10 +86,10 @@ class WorkerProcess:
         return data
 
     def load(self, path: object, **options: Any) -> Any:
-        """Loaded or LoadFailed."""
-        self.send(
-            frames.Load(model="tiny", path=str(path), backend=options.pop("backend", "cpu"), threads=1, **options)
-        )
+        """Loaded or LoadFailed. Options are those of LoadOptions, and the backend."""
+        backend = options.pop("backend", "cpu")
+        load = LoadOptions(threads=1, **options)
+        self.send(frames.Load(model="tiny", path=str(path), backend=backend, options=load))
         while isinstance(frame := self.read(), frames.Loading):
             pass
         return frame

@@ -16,15 +16,18 @@ from localllm.engine.batch import Batch, Want
 from localllm.engine.engine import Engine
 from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
-from localllm.engine.runner import Budget, Pending, Runner, RunnerSpec, Unavailable, page_bytes
+from localllm.engine.runner import Pending, Runner, RunnerSpec, Unavailable, page_bytes
 
 from . import canary
 from .batches import Row, make_batch
 
 PAGE = 8
 LENGTH = 24
-BUDGET = Budget(context=256, cache_bytes=120 * page_bytes(PAGE, 1, 64, 1, 4), max_rows=12, page_size=PAGE, threads=1)
+BUDGET = LoadOptions(
+    context=256, cache_bytes=120 * page_bytes(PAGE, 1, 64, 1, 4), max_rows=12, page_size=PAGE, threads=1
+)
 HOT = Sampling(temperature=6.0)  # the canary's margin is about 11: this draws anything
 
 
@@ -70,7 +73,7 @@ class Conversation:
         return self.tokens
 
 
-def crowd(rows: int) -> Budget:
+def crowd(rows: int) -> LoadOptions:
     """Room for so many rows of `check_crowd`, but not for all that they come to hold."""
     return replace(BUDGET, max_rows=rows, max_step_tokens=512, cache_bytes=6 * rows * page_bytes(PAGE, 1, 64, 1, 4))
 

@@ -16,7 +16,8 @@ import torch
 from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.modelfiles import ModelFiles
-from localllm.engine.runner import Budget, DeviceInfo, Runner, Unavailable
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import DeviceInfo, Runner, Unavailable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
@@ -29,7 +30,7 @@ from shapes import SHAPES, TINY
 from stepping import Stepped
 from weights import stand_in
 
-BUDGET = Budget(context=200, max_rows=8, max_step_tokens=128, cache_bytes=2**21)
+BUDGET = LoadOptions(context=200, max_rows=8, max_step_tokens=128, cache_bytes=2**21)
 
 
 def bits(files: ModelFiles, name: str) -> np.ndarray:
@@ -121,7 +122,7 @@ def test_a_wrong_output_is_found(tmp_path: Path) -> None:
         def accepts(self, files: ModelFiles) -> str:
             return ""
 
-        def open(self, files: ModelFiles, budget: Budget) -> Runner:
+        def open(self, files: ModelFiles, budget: LoadOptions) -> Runner:
             opened = cpu.open(files, budget)
             if not budget.reference_ops:
                 weight = opened.model.norm.weight  # type: ignore[attr-defined]
@@ -129,14 +130,14 @@ def test_a_wrong_output_is_found(tmp_path: Path) -> None:
             return opened
 
     files = stand_in(TINY, tmp_path)
-    checks = outputs.Checks(cpu, TINY, files, "bf16", Budget(dtype="float32"), layers=1)  # type: ignore[arg-type]
+    checks = outputs.Checks(cpu, TINY, files, "bf16", LoadOptions(dtype="float32"), layers=1)  # type: ignore[arg-type]
     right = checks.log_probabilities("full")
     assert right.mean < 1e-4
     assert right.compared > outputs.PROMPTS * outputs.TOP
     assert checks.canary("off", [3]) == 3 * outputs.ANSWER
     assert checks.guide("off") == len(outputs.SUBJECTS) * outputs.ANSWER
 
-    broken = outputs.Checks(Broken(), TINY, files, "bf16", Budget(dtype="float32"), layers=1)
+    broken = outputs.Checks(Broken(), TINY, files, "bf16", LoadOptions(dtype="float32"), layers=1)
     with pytest.raises(outputs.WrongOutput, match="tiny"):
         broken.log_probabilities("off")
     with pytest.raises(outputs.WrongOutput, match="guide"):

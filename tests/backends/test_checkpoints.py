@@ -17,13 +17,13 @@ from localllm.backends.pytorch import quant as formats
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 
 from .batches import Row, make_batch
 from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
 from .tiny import HIDDEN, VOCAB
 
-BUDGET = Budget(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
+BUDGET = LoadOptions(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
 BY_LABEL = {checkpoint.label: checkpoint for checkpoint in CHECKPOINTS}
 UP = "model.layers.1.mlp.up_proj"
 

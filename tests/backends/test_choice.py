@@ -18,7 +18,7 @@ from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Attention
 
@@ -43,7 +43,7 @@ CHOSEN = replace(BUDGET, attention="flashinfer")
 
 def test_ours_stays_where_nothing_is_asked_for() -> None:
     for name in ("auto", "ours"):
-        assert with_attention(TAPED, Budget(attention=name)) is TAPED
+        assert with_attention(TAPED, LoadOptions(attention=name)) is TAPED
 
 
 def test_a_device_without_it_refuses_by_name(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelconfig import FAMILIES
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 
 from .batches import Row
 from .test_parity import BOUND, logits_of, own_pages
@@ -149,7 +149,7 @@ def prompt_of(seed: int = 6) -> list[int]:
 def test_same_logits(label: str, tmp_path: Path) -> None:
     family, more, changes = SAME[label]
     folder, prompt = saved(tmp_path, family, more, changes), prompt_of()
-    budget = Budget(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1)
+    budget = LoadOptions(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1)
     runner = cpu.open(read_model(folder), budget)
     assert isinstance(runner, TorchRunner)
     found = logits_of(runner, [Row(prompt, 0, own_pages(0))])
@@ -176,7 +176,9 @@ def test_random_configs(seed: int, tmp_path: Path) -> None:
     changes = {key: draw.choice(CHOICES[key]) for key in draw.sample(list(CHOICES), draw.randrange(1, 6))}
     folder = saved(tmp_path, family, GEMMA if family == "gemma3_text" else {}, changes)
     try:
-        runner = cpu.open(read_model(folder), Budget(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1))
+        runner = cpu.open(
+            read_model(folder), LoadOptions(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1)
+        )
     except ModelRefused:
         return
     assert isinstance(runner, TorchRunner)

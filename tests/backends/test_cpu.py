@@ -17,7 +17,8 @@ from localllm.backends.cpu.device import device_for
 from localllm.engine.errors import ModelRefused, RunnerFailed
 from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget, DeviceInfo, RunnerSpec, page_bytes
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import DeviceInfo, RunnerSpec, page_bytes
 
 from . import canary
 from .batches import Row, Solo, make_batch
@@ -154,25 +155,25 @@ def canary_files(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.real
 def test_canary_walks_in_bfloat16_too(canary_files) -> None:
-    runner = cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1, dtype="bfloat16"))
+    runner = cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=1, dtype="bfloat16"))
     prompt = canary.prompt(4, 30, seed=0)
     assert Solo(runner, range(1, 20)).generate(prompt, 200) == canary.walk(prompt, 200)
 
 
 def test_failed_step_is_told_as_such(canary_files) -> None:
-    runner = cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1))
+    runner = cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=1))
     with pytest.raises(RunnerFailed, match="the step failed"):
         runner.run(make_batch([Row([canary.VOCAB + 5], 0, [1])], canary.VOCAB)).result()
 
 
 def test_adapters_are_refused_by_name(canary_files) -> None:
-    runner = cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1))
+    runner = cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=1))
     with pytest.raises(ModelRefused, match="adapter poet"):
         runner.load_adapter(1, Adapter("poet", "/nowhere", "1"))
 
 
 def test_number_of_threads_is_the_budget_s(canary_files) -> None:
-    cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=1)).close()
+    cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=1)).close()
     assert torch.get_num_threads() == 1
 
 
@@ -180,7 +181,7 @@ def test_number_of_threads_is_the_budget_s(canary_files) -> None:
 def test_torch_s_threads_do_not_compete_with_the_kernels(canary_files) -> None:
     before = torch.ops.localllm.threads()
     try:
-        cpu.open(canary_files, Budget(cache_bytes=2**20, max_rows=4, threads=2)).close()
+        cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=2)).close()
         assert (torch.ops.localllm.threads(), torch.get_num_threads()) == (2, 1)
     finally:
         torch.ops.localllm.use_threads(before)

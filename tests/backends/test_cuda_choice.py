@@ -15,7 +15,8 @@ from localllm.app import paths
 from localllm.backends import cuda
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget, DeviceInfo
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import DeviceInfo
 
 from . import canary
 from .batches import Row, make_batch
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}"),
 ]
 
-OFF = Budget(cache_bytes=2**26, max_rows=8, graphs="off")
+OFF = LoadOptions(cache_bytes=2**26, max_rows=8, graphs="off")
 
 
 def logits_of(runner: Any, rows: Sequence[Row]) -> torch.Tensor:

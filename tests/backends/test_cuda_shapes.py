@@ -10,8 +10,9 @@ import torch
 
 from localllm.backends import cuda
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.quantization import Quant
-from localllm.engine.runner import Budget, DeviceInfo, Graphs, Runner
+from localllm.engine.runner import DeviceInfo, Runner
 from localllm.kernels.ops import Ops
 
 from .batches import Row
@@ -19,7 +20,7 @@ from .shapes import SHAPES
 from .teacher import difference, expected, logprobs
 from .tiny import TINIES, VOCAB, Tiny
 
-BUDGET = Budget(cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8)
+BUDGET = LoadOptions(cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8)
 LANES = ("library", "triton", "references")
 EVERY = [*SHAPES, *TINIES]
 SPLIT = ("llama-d512-h2x1", "gemma3-d16-h8x4-w2-tie-ropes", "qwen2-d20-h4x4-w5-default", "phi3-d12-h3x1-w9-default")
@@ -39,7 +40,7 @@ def lanes() -> dict[str, Ops]:
 
 
 def opened(
-    folder: Path, shape: Tiny, lane: str, graphs: Graphs, monkeypatch: pytest.MonkeyPatch, budget: Budget = BUDGET
+    folder: Path, shape: Tiny, lane: str, graphs: Graphs, monkeypatch: pytest.MonkeyPatch, budget: LoadOptions = BUDGET
 ) -> Runner:
     from localllm.backends.cuda import device
 

@@ -13,7 +13,8 @@ import pytest
 from localllm.backends import cuda
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Compiler, DeviceInfo, Runner
+from localllm.engine.options import Compiler
+from localllm.engine.runner import DeviceInfo, Runner
 
 from . import canary
 from .conformance import BUDGET, Conformance

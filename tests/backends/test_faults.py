@@ -26,7 +26,8 @@ from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import TorchPending, TorchRunner, open_runner
 from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import DeviceInfo, Graphs, Runner
+from localllm.engine.options import Graphs
+from localllm.engine.runner import DeviceInfo, Runner
 from localllm.kernels.ops.layer import Layer
 
 from . import canary

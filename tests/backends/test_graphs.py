@@ -18,8 +18,9 @@ from localllm.backends.pytorch.inputs import Inputs
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.request import Sampling
-from localllm.engine.runner import Budget, Graphs, Runner
+from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.layer import Layer
 
@@ -184,7 +185,9 @@ def test_odd_shapes_that_no_kernel_covers(tmp_path: Path, label: str, graphs: Gr
     """What every device does with them: references, captured."""
     (shape,) = (one for one in SHAPES if one.label == label)
     logits = expected(shape, tmp_path)
-    budget = Budget(cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8, graphs=graphs, compiler="eager")
+    budget = LoadOptions(
+        cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8, graphs=graphs, compiler="eager"
+    )
     device = replace(TAPED, ops=Ops())
     off, _ = difference(open_runner(read_model(tmp_path), budget, device, 2**30), shape, logits)
     assert off.abs().max() < 1e-4

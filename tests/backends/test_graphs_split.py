@@ -30,8 +30,9 @@ from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.batch import Batch, Want
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
 from localllm.engine.quantization import Quant
-from localllm.engine.runner import Budget, Runner
+from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.layer import Layer
@@ -86,7 +87,7 @@ class TestSplitByInductor(TestSplit):
         assert prompts(opened).compiler.late == 0, "one compilation was for every number of tokens"
 
 
-def opened(tiny: str, folder: Path, budget: Budget = EAGER) -> TorchRunner:
+def opened(tiny: str, folder: Path, budget: LoadOptions = EAGER) -> TorchRunner:
     """A runner of which nothing is recorded yet."""
     (found,) = (one for one in TINIES if one.label == tiny)
     found.save(folder)

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from localllm.backends import cpu
 from localllm.engine.modelfiles import ModelFiles, read_model
-from localllm.engine.runner import Budget, Runner
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import Runner
 
 from .conformance import Conversation, Planned
 
@@ -41,7 +42,7 @@ def prompts(guide: ModelFiles) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def runner(guide: ModelFiles) -> Runner:
-    return cpu.open(guide, Budget(context=256, cache_bytes=64 * 2**20, max_rows=16, dtype="float32", threads=1))
+    return cpu.open(guide, LoadOptions(context=256, cache_bytes=64 * 2**20, max_rows=16, dtype="float32", threads=1))
 
 
 @pytest.fixture(scope="module")

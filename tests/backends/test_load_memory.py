@@ -27,13 +27,13 @@ from pathlib import Path
 import torch
 from localllm.backends.cpu.device import open_on_cpu
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 
 def held(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
-budget = Budget(cache_bytes=2**20, max_rows=1, quant=sys.argv[2])
+budget = LoadOptions(cache_bytes=2**20, max_rows=1, quant=sys.argv[2])
 open_on_cpu(read_model(sys.argv[3]), budget, 2**33).close()  # what is made once in a process is made
 Path("/proc/self/clear_refs").write_text("5")
 before = held("VmRSS:")

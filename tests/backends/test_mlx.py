@@ -42,8 +42,9 @@ from localllm.engine.batch import Want
 from localllm.engine.engine import Engine
 from localllm.engine.errors import ModelRefused, OutOfMemory, RunnerFailed, SettingRefused
 from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
 from localllm.engine.request import Delta, Request, Sampling
-from localllm.engine.runner import Budget, DeviceInfo, Runner
+from localllm.engine.runner import DeviceInfo, Runner
 
 from .batches import Row, make_batch
 from .conformance import Conformance, Conversation, Planned
@@ -53,7 +54,7 @@ from .tiny import TINIES, Tiny
 
 pytestmark = pytest.mark.real_otherdevice
 
-SMALL = Budget(context=128, cache_bytes=2**24, max_rows=16, page_size=8, dtype="float32")
+SMALL = LoadOptions(context=128, cache_bytes=2**24, max_rows=16, page_size=8, dtype="float32")
 ONE_GROUP = None
 SAME_BITS = not mx.cuda.is_available()  # its products choose their order by the number of rows
 
@@ -173,7 +174,7 @@ def test_filters_that_are_reached_exactly(filters: dict[str, Any], kept: set[int
 def test_guide_equals_the_torch_runner_token_for_token() -> None:
     with as_file(files("localllm.assets") / "guide") as folder:
         guide = read_model(folder, "guide")
-        budget = Budget(context=256, cache_bytes=2**26, max_rows=16, dtype="float32", threads=1)
+        budget = LoadOptions(context=256, cache_bytes=2**26, max_rows=16, dtype="float32", threads=1)
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(guide.path / "tokenizer.json"))
@@ -379,14 +380,14 @@ def test_weights_are_made_smaller_while_loading(tmp_path: Path, quant: Any, bits
 @pytest.mark.parametrize(
     ("budget", "told"),
     [
-        (Budget(quant="fp8"), "quant fp8"),
-        (Budget(cache_dtype="fp8"), "cache_dtype fp8"),
-        (Budget(attention="flashinfer"), "attention flashinfer"),
-        (Budget(graphs="full"), "graphs full"),
-        (Budget(reference_ops=("norm",)), "reference_ops"),
+        (LoadOptions(quant="fp8"), "quant fp8"),
+        (LoadOptions(cache_dtype="fp8"), "cache_dtype fp8"),
+        (LoadOptions(attention="flashinfer"), "attention flashinfer"),
+        (LoadOptions(graphs="full"), "graphs full"),
+        (LoadOptions(reference_ops=("norm",)), "reference_ops"),
     ],
 )
-def test_settings_it_cannot_honour_are_refused(tmp_path: Path, budget: Budget, told: str) -> None:
+def test_settings_it_cannot_honour_are_refused(tmp_path: Path, budget: LoadOptions, told: str) -> None:
     DENSE.save(tmp_path)
     with pytest.raises(SettingRefused, match=told):
         mlx.open(read_model(tmp_path), budget)
@@ -665,8 +666,8 @@ from localllm.backends import choose
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Request
-from localllm.engine.runner import Budget
-engine, told = Engine(choose("mlx").backend.open(read_model(Path({str(tmp_path)!r})), Budget(context=64))), []
+from localllm.engine.options import LoadOptions
+engine, told = Engine(choose("mlx").backend.open(read_model(Path({str(tmp_path)!r})), LoadOptions(context=64))), []
 engine.submit(Request("a", (5, 9, 77), 8))
 while engine.has_work:
     told += [token for delta in engine.step() for token in delta.tokens]

@@ -28,7 +28,7 @@ from localllm.backends import mlx
 from localllm.backends.mlx import families
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 
 from .batches import Row, make_batch
 from .shapes import PARAMETERS
@@ -46,7 +46,7 @@ class Forced:
 
     def __init__(self, tiny: Tiny, folder: Path) -> None:
         self.model = tiny.save(folder)
-        budget = Budget(context=tiny.context, cache_bytes=2**25, max_rows=8, page_size=PAGE, dtype="float32")
+        budget = LoadOptions(context=tiny.context, cache_bytes=2**25, max_rows=8, page_size=PAGE, dtype="float32")
         self.runner = mlx.open(read_model(folder), replace(budget, max_step_tokens=512))
         self._pages = 1
 
@@ -122,7 +122,7 @@ def test_long_rope_has_the_factors_of_the_context_that_the_cache_holds(tmp_path:
     """The model allows 128 tokens, the cache 64: short factors."""
     tiny = replace(OF["phi3-longrope-long"], length=45)
     forced, text = Forced(tiny, tmp_path), texts(tiny)[0]
-    wide = Budget(cache_bytes=2**22, page_size=PAGE, dtype="float32")
+    wide = LoadOptions(cache_bytes=2**22, page_size=PAGE, dtype="float32")
     token_bytes = mlx.open(read_model(tmp_path), wide).spec.cache_bytes // 2
     pages = mlx.open(read_model(tmp_path), wide).spec.num_pages
     forced.runner = mlx.open(read_model(tmp_path), replace(wide, cache_bytes=2 * 8 * (token_bytes // pages)))
@@ -135,7 +135,7 @@ def test_tables_of_rope_in_the_files_are_no_weights(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
     save_file(weights | table, tmp_path / "model.safetensors")
-    forced.runner = mlx.open(read_model(tmp_path), Budget(dtype="float32", cache_bytes=2**22))
+    forced.runner = mlx.open(read_model(tmp_path), LoadOptions(dtype="float32", cache_bytes=2**22))
     near(forced.step(Row(text, 0, forced.pages(4))), forced.expected(text)[-1:])
 
 
@@ -178,14 +178,14 @@ def test_a_model_that_differs_from_its_config_is_refused(
     monkeypatch.setattr(families, "build", otherwise)
     OF["llama-llama3"].save(tmp_path)
     with pytest.raises(ModelRefused, match=name):
-        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
+        mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
 
 
 def test_a_tied_head_is_the_embedding_whatever_else_the_files_hold(tmp_path: Path) -> None:
     forced, text = Forced(OF["llama-tied"], tmp_path), [5, 9, 77, 30]
     weights = load_file(tmp_path / "model.safetensors")
     save_file(weights | {"lm_head.weight": torch.ones(VOCAB, HIDDEN)}, tmp_path / "model.safetensors")
-    forced.runner = mlx.open(read_model(tmp_path), Budget(dtype="float32", cache_bytes=2**22))
+    forced.runner = mlx.open(read_model(tmp_path), LoadOptions(dtype="float32", cache_bytes=2**22))
     near(forced.step(Row(text, 0, forced.pages(4))), forced.expected(text)[-1:])
 
 
@@ -197,4 +197,4 @@ def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path, label: str) -> No
     del weights["lm_head.weight"]
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ModelRefused, match=r"no lm_head\.weight"):
-        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
+        mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))

@@ -18,7 +18,8 @@ from localllm.backends.mlx.caches import LayerShape
 from localllm.backends.mlx.failures import failures, shortages
 from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
 from localllm.engine.modelfiles import ModelFiles, read_model
-from localllm.engine.runner import Budget, RunnerSpec
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import RunnerSpec
 
 from . import canary
 
@@ -33,29 +34,29 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return read_model(canary.save(tmp_path_factory.mktemp("canary")))
 
 
-def planned(files: ModelFiles, budget: Budget, pages: int) -> RunnerSpec:
+def planned(files: ModelFiles, budget: LoadOptions, pages: int) -> RunnerSpec:
     """With memory for so many pages in all."""
     return opening._plan(files, budget, LOADED, pages * PAGE)
 
 
 def test_half_of_what_is_allowed_are_pages(files: ModelFiles) -> None:
-    spec = planned(files, Budget(max_rows=1, cache_share=0.5), 4000)
+    spec = planned(files, LoadOptions(max_rows=1, cache_share=0.5), 4000)
     assert (spec.num_pages, spec.cache_bytes) == (1000, 2000 * PAGE)
-    assert planned(files, Budget(max_rows=1, cache_bytes=21 * PAGE), 0).num_pages == 10
+    assert planned(files, LoadOptions(max_rows=1, cache_bytes=21 * PAGE), 0).num_pages == 10
     assert (spec.dtype, spec.quant, spec.weight_bytes, spec.token_bytes) == ("float16", "int4", 1000, 900)
 
 
 def test_no_more_is_taken_than_rows_need(files: ModelFiles) -> None:
-    assert planned(files, Budget(max_rows=1), 100).num_pages == 30, "of what is free, 0.6"
-    assert planned(files, Budget(max_rows=3), 4000).num_pages == 96
-    assert planned(files, Budget(max_rows=3, context=40), 4000).num_pages == 8
+    assert planned(files, LoadOptions(max_rows=1), 100).num_pages == 30, "of what is free, 0.6"
+    assert planned(files, LoadOptions(max_rows=3), 4000).num_pages == 96
+    assert planned(files, LoadOptions(max_rows=3, context=40), 4000).num_pages == 8
     long = replace(files, config=replace(files.config, max_positions=5000))
-    assert planned(long, Budget(max_rows=1), 4000).num_pages == 313, "one whole context"
-    assert planned(long, Budget(max_rows=2), 4000).num_pages == 512, "4096 tokens a row"
+    assert planned(long, LoadOptions(max_rows=1), 4000).num_pages == 313, "one whole context"
+    assert planned(long, LoadOptions(max_rows=2), 4000).num_pages == 512, "4096 tokens a row"
 
 
 def test_a_context_may_be_all_that_fits(files: ModelFiles) -> None:
-    budget = Budget(context=canary.CONTEXT, cache_bytes=64 * PAGE)
+    budget = LoadOptions(context=canary.CONTEXT, cache_bytes=64 * PAGE)
     assert planned(files, budget, 0).max_context == canary.CONTEXT
     assert planned(files, replace(budget, context=None, cache_bytes=8 * PAGE), 0).max_context == 64
     for context in (1, canary.CONTEXT):
@@ -63,7 +64,7 @@ def test_a_context_may_be_all_that_fits(files: ModelFiles) -> None:
     for context in (0, canary.CONTEXT + 1):
         with pytest.raises(ModelRefused, match=f"has a context of 512 tokens, {context} were asked for"):
             planned(files, replace(budget, context=context), 0)
-    for too_small in (replace(budget, cache_bytes=64 * PAGE - 1), Budget(cache_bytes=PAGE)):
+    for too_small in (replace(budget, cache_bytes=64 * PAGE - 1), LoadOptions(cache_bytes=PAGE)):
         with pytest.raises(
             ModelRefused, match=r"a context of 512 tokens needs 0.69 MiB of KV cache, but .* are allowed"
         ):
@@ -71,16 +72,16 @@ def test_a_context_may_be_all_that_fits(files: ModelFiles) -> None:
 
 
 def test_a_step_has_room_for_every_row(files: ModelFiles) -> None:
-    assert planned(files, Budget(max_rows=4), 4000).max_tokens == opening.STEP_TOKENS
-    assert planned(files, Budget(max_rows=80, max_step_tokens=64), 4000).max_tokens == 80
-    assert planned(files, Budget(max_rows=4, max_step_tokens=64), 4000).max_tokens == 64
+    assert planned(files, LoadOptions(max_rows=4), 4000).max_tokens == opening.STEP_TOKENS
+    assert planned(files, LoadOptions(max_rows=80, max_step_tokens=64), 4000).max_tokens == 80
+    assert planned(files, LoadOptions(max_rows=4, max_step_tokens=64), 4000).max_tokens == 64
 
 
 def test_weights_beyond_the_free_memory_are_refused(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_memory", lambda: (2**40, files.weight_bytes - 1))
     monkeypatch.setattr(opening, "load", pytest.fail)
     with pytest.raises(ModelRefused, match="for its weights, but"):
-        opening.open_on_mlx(files, Budget())
+        opening.open_on_mlx(files, LoadOptions())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from localllm.backends import mlx
 from localllm.backends.mlx import strangers
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 
 from .batches import Row
 from .test_mlx_shapes import OF, PAGE, Forced, agrees, near, texts
@@ -74,7 +74,7 @@ def test_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(strangers, "arguments", lambda values: {})
     Tiny("mixtral", "mixtral", {"num_local_experts": 4, **rope("default")}).save(tmp_path)
     with pytest.raises(ModelRefused, match=r"rope_theta is \{500000"):
-        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
+        mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_keys_that_a_class_leaves_out_are_refused(
 ) -> None:
     Tiny(model_type, model_type, more, rewrite=spelling).save(tmp_path)
     with pytest.raises(ModelRefused, match=name):
-        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
+        mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
 
 
 def as_seeing(folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_text_of_a_model_that_sees(tmp_path: Path, spelling: Rewrite | None)
     """Its table is in text_config. The root of its hidden size has no rounding in bfloat16."""
     forced = Forced(replace(OF["gemma3"], more={**OF["gemma3"].more, "hidden_size": 64}, rewrite=spelling), tmp_path)
     as_seeing(tmp_path)
-    forced.runner = mlx.open(read_model(tmp_path), Budget(dtype="float32", cache_bytes=2**22, page_size=PAGE))
+    forced.runner = mlx.open(read_model(tmp_path), LoadOptions(dtype="float32", cache_bytes=2**22, page_size=PAGE))
     text = texts(OF["gemma3"])[0]
     near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
 
@@ -129,7 +129,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     more = {**OF["gemma3"].more, "hidden_size": 64, "rms_norm_eps": 1e-6, "rope_parameters": ropes}
     forced = Forced(replace(OF["gemma3"], more=more, rewrite=_published), tmp_path)
     as_seeing(tmp_path)
-    forced.runner = mlx.open(read_model(tmp_path), Budget(dtype="float32", cache_bytes=2**22, page_size=PAGE))
+    forced.runner = mlx.open(read_model(tmp_path), LoadOptions(dtype="float32", cache_bytes=2**22, page_size=PAGE))
     text = texts(OF["gemma3"])[0]
     near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
 
@@ -150,4 +150,4 @@ def test_layers_without_a_pattern_are_refused(tmp_path: Path) -> None:
     replace(OF["gemma3"], more={**OF["gemma3"].more, "layer_types": kinds}).save(tmp_path)
     as_seeing(tmp_path)
     with pytest.raises(ModelRefused, match="layer_types"):
-        mlx.open(read_model(tmp_path), Budget(dtype="float32"))
+        mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))

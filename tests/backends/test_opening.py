@@ -17,7 +17,7 @@ from localllm.backends.cuda import device as on_cuda
 from localllm.backends.cuda import ops as cuda_ops
 from localllm.backends.pytorch.device import Device
 from localllm.engine.modelfiles import ModelFiles, read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 from localllm.kernels.library import LibraryMissing
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
@@ -35,7 +35,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Device, int]]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(on_cuda, "open_runner", lambda files, budget, device, free: (device, free))
 
-    def open_with(files: ModelFiles, budget: Budget, free: int = 5 * GIB) -> Any:
+    def open_with(files: ModelFiles, budget: LoadOptions, free: int = 5 * GIB) -> Any:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80 * GIB))
         return on_cuda.open_on_cuda(files, budget)
 
@@ -55,15 +55,15 @@ def test_a_gpu_computes_in_bfloat16_but_for_models_of_float32(
         (torch.float16, torch.bfloat16),
         (torch.bfloat16, torch.bfloat16),
     ):
-        device, free = opened(files_of(tmp_path / str(dtype), dtype), Budget())
+        device, free = opened(files_of(tmp_path / str(dtype), dtype), LoadOptions())
         assert (device.dtype, free) == (computes, 4 * GIB)
         assert device.ops is on_cuda.DEVICE.ops
     files = files_of(tmp_path / "model", torch.bfloat16)
-    assert opened(files, Budget(), GIB - 1)[1] == 0
+    assert opened(files, LoadOptions(), GIB - 1)[1] == 0
     monkeypatch.setattr(on_cuda, "MISSING", "not built")
-    assert opened(files, Budget())[0].remarks == ("its own kernels are not used, which is slower: not built",)
+    assert opened(files, LoadOptions())[0].remarks == ("its own kernels are not used, which is slower: not built",)
     monkeypatch.setattr(on_cuda, "MISSING", "")
-    assert opened(files, Budget())[0].remarks == ()
+    assert opened(files, LoadOptions())[0].remarks == ()
 
 
 def test_a_gpu_s_kernels_are_tested_in_the_dtype_that_is_computed_in(
@@ -78,10 +78,10 @@ def test_a_gpu_s_kernels_are_tested_in_the_dtype_that_is_computed_in(
     monkeypatch.setattr(on_cuda, "self_tested", tested)
     monkeypatch.setattr(on_cuda, "MISSING", "not built")
     files = files_of(tmp_path / "model", torch.bfloat16)
-    device, _ = opened(files, Budget(self_test_dir=tmp_path))
+    device, _ = opened(files, LoadOptions(self_test_dir=tmp_path))
     assert device.ops == Ops()
     assert device.remarks == ("its own kernels are not used, which is slower: not built", "one is replaced")
-    opened(files, Budget(self_test_dir=tmp_path, dtype="float32"))
+    opened(files, LoadOptions(self_test_dir=tmp_path, dtype="float32"))
     assert [given[:5] for given in asked] == [
         (on_cuda.LANES, "cuda", dtype, tmp_path, "a GPU") for dtype in (torch.bfloat16, torch.float32)
     ]
@@ -145,7 +145,7 @@ def test_the_cpu_s_threads_are_those_asked_for(
     if not missing:
         monkeypatch.setattr(on_cpu, "_use_threads", lambda count: count or 6)
     monkeypatch.setattr(on_cpu, "open_runner", lambda files, budget, device, free: free)
-    budget = Budget(reference_ops=("norm",) if references else ())
+    budget = LoadOptions(reference_ops=("norm",) if references else ())
     files = files_of(tmp_path / "model", torch.float32)
     assert on_cpu.open_on_cpu(files, replace(budget, threads=3), 77) == 77
     on_cpu.open_on_cpu(files, budget, 77)
@@ -158,8 +158,8 @@ def test_the_cpu_is_given_what_is_free(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(cpu, "memory", lambda: (100, 60))
     monkeypatch.setattr(on_cpu, "open_on_cpu", lambda files, budget, free: free)
     files: Any = None
-    assert cpu.open(files, Budget()) == 60  # type: ignore[comparison-overlap]
+    assert cpu.open(files, LoadOptions()) == 60  # type: ignore[comparison-overlap]
     assert os.environ.pop("GOMP_SPINCOUNT") == cpu.SPIN
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    cpu.open(files, Budget())
+    cpu.open(files, LoadOptions())
     assert "GOMP_SPINCOUNT" not in os.environ

@@ -16,7 +16,7 @@ from localllm.backends.pytorch.models import architectures
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.modelconfig import FAMILIES, parse_config
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 
 from . import shapes
 from .batches import Row, make_batch
@@ -57,7 +57,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with torch.inference_mode():
         expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
     assert 0.5 < expected[0].std() < 50, "random weights should give logits that differ"
-    budget = Budget(context=tiny.context, cache_bytes=2**22, max_rows=8, max_step_tokens=256, page_size=PAGE, threads=1)
+    budget = LoadOptions(
+        context=tiny.context, cache_bytes=2**22, max_rows=8, max_step_tokens=256, page_size=PAGE, threads=1
+    )
     runner = cpu.open(read_model(folder), budget)
     assert isinstance(runner, TorchRunner)
     return Pair(runner, prompts, expected)
@@ -123,7 +125,7 @@ def test_bfloat16_stays_near_float32(tiny: Tiny, tmp_path: Path) -> None:
     prompt = torch.randint(3, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(4)).tolist()
     with torch.inference_mode():
         expected = model(torch.tensor([prompt])).logits[0]
-    budget = Budget(cache_bytes=2**21, max_rows=4, page_size=PAGE, threads=1, dtype="bfloat16")
+    budget = LoadOptions(cache_bytes=2**21, max_rows=4, page_size=PAGE, threads=1, dtype="bfloat16")
     runner = cpu.open(read_model(tmp_path), budget)
     assert isinstance(runner, TorchRunner)
     assert runner.kv.layer(0)[0].dtype == torch.bfloat16
@@ -144,7 +146,7 @@ def test_odd_shapes(shape: Tiny, tmp_path: Path) -> None:
     prompts = torch.randint(3, VOCAB, (2, shape.length), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.inference_mode():
         first, second = (model(torch.tensor([prompt])).logits[0] for prompt in prompts)
-    budget = Budget(
+    budget = LoadOptions(
         context=shape.context, cache_bytes=2**25, max_rows=8, max_step_tokens=512, page_size=PAGE, threads=1
     )
     runner = cpu.open(read_model(tmp_path), budget)

@@ -19,8 +19,8 @@ from localllm.backends.pytorch.quant import Loaded, fp8, int4, int8, slices
 from localllm.backends.pytorch.quant.floats import Floats
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.options import LoadOptions
 from localllm.engine.quantization import Quant
-from localllm.engine.runner import Budget
 from localllm.kernels.cpu import linear
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import Int4, changed, parts
@@ -32,7 +32,7 @@ from .batches import Row, make_batch
 from .tiny import TINIES
 
 QUANTS: tuple[Quant, ...] = ("int8", "int4", "fp8")
-BUDGET = Budget(cache_bytes=2**20, max_rows=4, threads=1)
+BUDGET = LoadOptions(cache_bytes=2**20, max_rows=4, threads=1)
 FREE = 2**30
 
 

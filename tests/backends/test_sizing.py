@@ -13,7 +13,8 @@ from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.sizing import cache_dtype, chosen_graphs, plan, recordable_tokens
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
-from localllm.engine.runner import Budget, Graphs, RunnerSpec, page_bytes
+from localllm.engine.options import Graphs, LoadOptions
+from localllm.engine.runner import RunnerSpec, page_bytes
 
 from . import canary
 
@@ -27,13 +28,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return read_model(canary.save(tmp_path_factory.mktemp("canary")))
 
 
-def planned(files: ModelFiles, budget: Budget, pages: int, device: Device = CPU) -> RunnerSpec:
+def planned(files: ModelFiles, budget: LoadOptions, pages: int, device: Device = CPU) -> RunnerSpec:
     """With memory for so many pages."""
     return plan(files, budget, WEIGHTS + pages * PAGE, torch.float32, WEIGHTS, device)
 
 
 def test_an_asked_share_is_taken_whole(files: ModelFiles) -> None:
-    spec = planned(files, Budget(max_rows=1, cache_share=0.5), 1000)
+    spec = planned(files, LoadOptions(max_rows=1, cache_share=0.5), 1000)
     assert spec.num_pages == 500
     assert spec.cache_bytes == 500 * PAGE
     assert spec.max_context == canary.CONTEXT
@@ -41,16 +42,16 @@ def test_an_asked_share_is_taken_whole(files: ModelFiles) -> None:
 
 def test_the_device_s_share_is_no_more_than_its_rows_need(files: ModelFiles) -> None:
     device = replace(CPU, cache_share=0.5, row_tokens=40)
-    assert planned(files, Budget(max_rows=2), 20, device).num_pages == 10, "the share"
-    assert planned(files, Budget(max_rows=2), 1000, device).num_pages == 32, "one whole context"
-    assert planned(files, Budget(max_rows=20), 1000, device).num_pages == 50, "40 tokens a row"
-    assert planned(files, Budget(max_rows=20, context=24), 1000, device).num_pages == 30, "no row has more"
+    assert planned(files, LoadOptions(max_rows=2), 20, device).num_pages == 10, "the share"
+    assert planned(files, LoadOptions(max_rows=2), 1000, device).num_pages == 32, "one whole context"
+    assert planned(files, LoadOptions(max_rows=20), 1000, device).num_pages == 50, "40 tokens a row"
+    assert planned(files, LoadOptions(max_rows=20, context=24), 1000, device).num_pages == 30, "no row has more"
     whole = replace(device, row_tokens=None)
-    assert planned(files, Budget(max_rows=3), 1000, whole).num_pages == 96
+    assert planned(files, LoadOptions(max_rows=3), 1000, whole).num_pages == 96
 
 
 def test_a_context_may_be_all_that_the_model_has_and_all_that_fits(files: ModelFiles) -> None:
-    budget = Budget(context=canary.CONTEXT, cache_bytes=32 * PAGE)
+    budget = LoadOptions(context=canary.CONTEXT, cache_bytes=32 * PAGE)
     assert planned(files, budget, 0).max_context == canary.CONTEXT
     assert planned(files, replace(budget, context=1), 0).max_context == 1
     with pytest.raises(ModelRefused, match="are allowed"):
@@ -60,19 +61,19 @@ def test_a_context_may_be_all_that_the_model_has_and_all_that_fits(files: ModelF
 def test_sizes_are_said_in_units_that_fit(files: ModelFiles) -> None:
     for free, said in ((2**30, "1.00 GiB"), (2**30 - 2**20, "1023.00 MiB")):
         with pytest.raises(ModelRefused, match=f"needs 2.00 GiB for its weights, but {said} are free"):
-            plan(files, Budget(), free, torch.float32, 2**31, CPU)
+            plan(files, LoadOptions(), free, torch.float32, 2**31, CPU)
 
 
 def test_a_step_has_room_for_every_row(files: ModelFiles) -> None:
     device = replace(CPU, step_tokens=32)
-    assert planned(files, Budget(max_rows=8), 2000, device).max_tokens == 32
-    assert planned(files, Budget(max_rows=48), 2000, device).max_tokens == 48
-    assert planned(files, Budget(max_rows=8, max_step_tokens=64), 2000, device).max_tokens == 64
+    assert planned(files, LoadOptions(max_rows=8), 2000, device).max_tokens == 32
+    assert planned(files, LoadOptions(max_rows=48), 2000, device).max_tokens == 48
+    assert planned(files, LoadOptions(max_rows=8, max_step_tokens=64), 2000, device).max_tokens == 64
 
 
 def test_what_is_recorded(files: ModelFiles) -> None:
     def sizes(device: Device, graphs: Graphs = "auto") -> tuple[bool, bool]:
-        spec = planned(files, Budget(max_rows=4, graphs=graphs), 2000, device)
+        spec = planned(files, LoadOptions(max_rows=4, graphs=graphs), 2000, device)
         return bool(spec.graph_rows), bool(spec.graph_tokens)
 
     assert sizes(CPU, graphs="full") == (False, False), "no recorder"
@@ -81,7 +82,7 @@ def test_what_is_recorded(files: ModelFiles) -> None:
     assert sizes(TAPED, graphs="full") == (True, False)
     assert sizes(TAPED, graphs="off") == (False, False)
     assert sizes(replace(TAPED, records_attention=False)) == (False, True)
-    assert [chosen_graphs(Budget(graphs="full"), device) for device in (CPU, TAPED)] == ["off", "full"]
+    assert [chosen_graphs(LoadOptions(graphs="full"), device) for device in (CPU, TAPED)] == ["off", "full"]
 
 
 def test_steps_are_recorded_as_far_as_that_gains_time(files: ModelFiles) -> None:
@@ -93,8 +94,8 @@ def test_steps_are_recorded_as_far_as_that_gains_time(files: ModelFiles) -> None
 
 
 def test_caches_of_fp8_are_for_devices_that_can(files: ModelFiles) -> None:
-    able, asked = replace(CPU, fp8_cache=True), Budget(cache_dtype="fp8")
-    assert cache_dtype(Budget(), torch.bfloat16, able) == torch.bfloat16
+    able, asked = replace(CPU, fp8_cache=True), LoadOptions(cache_dtype="fp8")
+    assert cache_dtype(LoadOptions(), torch.bfloat16, able) == torch.bfloat16
     assert cache_dtype(asked, torch.bfloat16, able) == torch.float8_e4m3fn
     assert plan(files, replace(asked, cache_bytes=8 * PAGE), 2**30, torch.bfloat16, 0, able).num_pages == 32
     with pytest.raises(SettingRefused, match="not for cpu"):
@@ -105,7 +106,7 @@ def test_caches_of_fp8_are_for_devices_that_can(files: ModelFiles) -> None:
 
 def test_the_spec_says_what_it_was_made_of(files: ModelFiles) -> None:
     device = replace(CPU, overlap=True, remarks=("slow",), step_seconds=7.0)
-    spec = planned(files, Budget(max_rows=4, quant="int8"), 2000, device)
+    spec = planned(files, LoadOptions(max_rows=4, quant="int8"), 2000, device)
     assert (spec.dtype, spec.quant, spec.weight_bytes) == ("float32", "int8", WEIGHTS)
     assert (spec.overlap, spec.remarks, spec.step_seconds) == (True, ("slow",), 7.0)
-    assert planned(files, Budget(max_rows=4), 2000).quant == ""
+    assert planned(files, LoadOptions(max_rows=4), 2000).quant == ""

@@ -16,13 +16,13 @@ from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.runner import open_runner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
-from localllm.engine.runner import Budget
+from localllm.engine.options import LoadOptions
 from localllm.kernels.ops import Ops
 
 from .tiny import TINIES, VOCAB
 
 BY_LABEL = {tiny.label: tiny for tiny in TINIES}
-BUDGET = Budget(cache_bytes=2**21, max_rows=4, threads=1)
+BUDGET = LoadOptions(cache_bytes=2**21, max_rows=4, threads=1)
 NORM = "model.layers.1.input_layernorm.weight"
 
 Tensors = dict[str, torch.Tensor]
@@ -92,7 +92,7 @@ def test_every_stored_float_is_widened_exactly(dtype: torch.dtype, tmp_path: Pat
         tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
 
     path = rewritten(tmp_path, "llama", change)
-    runner = cpu.open(read_model(path), Budget(cache_bytes=2**21, max_rows=4, threads=1, dtype="float32"))
+    runner = cpu.open(read_model(path), LoadOptions(cache_bytes=2**21, max_rows=4, threads=1, dtype="float32"))
     stored = load_file(path / "model.safetensors")["lm_head.weight"]
     seen = runner.model.head(torch.eye(stored.shape[1]), runner.device.ops)  # one product each: the weights themselves
     assert torch.equal(seen.T, stored.float())
@@ -127,27 +127,27 @@ class TestBudget:
         return read_model(folder, "tiny")
 
     def test_default_holds_one_whole_context_and_some_for_every_row(self, files) -> None:
-        spec = cpu.open(files, Budget(max_rows=8, threads=1)).spec
+        spec = cpu.open(files, LoadOptions(max_rows=8, threads=1)).spec
         assert spec.max_context == 128
         assert spec.cache_tokens == 8 * 128
         assert (spec.vocab_size, spec.max_rows, spec.page_size, spec.overlap) == (VOCAB, 8, 16, False)
 
     def test_cache_is_sized_by_bytes(self, files) -> None:
         page = 2 * 16 * 2 * 12 * 3 * 4
-        spec = cpu.open(files, Budget(cache_bytes=page * 5 + page - 1, threads=1)).spec
+        spec = cpu.open(files, LoadOptions(cache_bytes=page * 5 + page - 1, threads=1)).spec
         assert spec.num_pages == 5
         assert spec.max_context == 80, "the model's 128 do not fit"
 
     @pytest.mark.parametrize(
         ("budget", "told"),
         [
-            (Budget(context=129), "has a context of 128 tokens, 129 were asked for"),
-            (Budget(context=0), "0 were asked for"),
-            (Budget(context=128, cache_bytes=10_000), "a context of 128 tokens needs"),
-            (Budget(cache_bytes=100), "needs"),
+            (LoadOptions(context=129), "has a context of 128 tokens, 129 were asked for"),
+            (LoadOptions(context=0), "0 were asked for"),
+            (LoadOptions(context=128, cache_bytes=10_000), "a context of 128 tokens needs"),
+            (LoadOptions(cache_bytes=100), "needs"),
         ],
     )
-    def test_what_does_not_fit_is_refused_with_both_numbers(self, files, budget: Budget, told: str) -> None:
+    def test_what_does_not_fit_is_refused_with_both_numbers(self, files, budget: LoadOptions, told: str) -> None:
         with pytest.raises(ModelRefused, match=told) as refused:
             cpu.open(files, budget)
         assert "tiny" in str(refused.value)
@@ -156,4 +156,4 @@ class TestBudget:
         from localllm.backends.cpu.device import open_on_cpu
 
         with pytest.raises(ModelRefused, match=r"needs 0\.26 MiB for its weights, but 0\.00 MiB are free"):
-            open_on_cpu(files, Budget(threads=1), free=1000)
+            open_on_cpu(files, LoadOptions(threads=1), free=1000)

@@ -75,7 +75,7 @@ class Tiny:
     model_type: str
     more: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rewrite: Rewrite | None = None  # of config.json after saving
-    context: int | None = None  # Budget.context
+    context: int | None = None  # LoadOptions.context
     length: int = 45  # tokens of a prompt that shows what is special
     shard_size: str = "5GB"
 

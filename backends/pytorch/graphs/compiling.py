@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ....engine.runner import Compiler as How
+from ....engine.options import Compiler as How
 from .cutting import Part
 
 log = logging.getLogger(__name__)

@@ -120,7 +120,7 @@ class FakeWorker:
                     backend=backend,
                     device="fake",
                     dtype="float32",
-                    quant="" if frame.quant == "none" else frame.quant,
+                    quant="" if frame.options.quant == "none" else frame.options.quant,
                     architecture="fake",
                     context=64,
                     vocab=VOCAB,

@@ -1,28 +1,91 @@
-"""What a worker is told to load: the settings, and what a request asks for itself."""
+"""From the settings and a request to the frame that makes a worker load a model."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from localllm.app import paths
+import msgspec
+import pytest
+
+from localllm.app import config, paths
 from localllm.app.config import Settings
+from localllm.app.daemon import frames
 from localllm.app.daemon.host import load_frame
 from localllm.app.store.catalog import ModelRef
+from localllm.engine.options import LoadOptions
 
 REF = ModelRef("some/model", Path("/models/some"))
 
+# A value of each setting that decides how a model is loaded, and the options that differ from the defaults then.
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "backend": ("cpu", {}),
+    "dtype": ("bfloat16", {"dtype": "bfloat16"}),
+    "cache_dtype": ("fp8", {"cache_dtype": "fp8"}),
+    "quant": ("int8", {"quant": "int8"}),
+    "context": (4096, {"context": 4096}),
+    "cache_mib": (3, {"cache_bytes": 3 * 2**20}),
+    "cache_share": (0.5, {"cache_share": 0.5}),
+    "max_rows": (7, {"max_rows": 7}),
+    "graphs": ("split", {"graphs": "split"}),
+    "compiler": ("eager", {"compiler": "eager"}),
+    "attention": ("flashinfer", {"attention": "flashinfer"}),
+    "threads": (3, {"threads": 3}),
+    "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
+    "self_test": ("off", {"self_test_dir": None}),
+}
 
-def test_settings_are_handed_on() -> None:
-    frame = load_frame(REF, Settings(attention="flashinfer", quant="int8", backend="cpu"), None, None)
-    assert (frame.model, frame.path) == ("some/model", "/models/some")
-    assert (frame.attention, frame.quant, frame.backend) == ("flashinfer", "int8", "cpu")
+
+def received(frame: frames.Load) -> frames.Load:
+    """The frame as the worker decodes it."""
+
+    async def read() -> Any:
+        reader = asyncio.StreamReader()
+        reader.feed_data(frames.pack(frame))
+        return await frames.read_to_worker(reader)
+
+    loaded = asyncio.run(read())
+    assert isinstance(loaded, frames.Load)
+    return loaded
+
+
+def changed(options: LoadOptions) -> dict[str, Any]:
+    plain = load_frame(REF, Settings(), None, None).options
+    names = [field.name for field in fields(LoadOptions)]
+    return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(plain, name)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_setting_reaches_the_worker(name: str) -> None:
+    value, expected = CHANGES[name]
+    frame = received(load_frame(REF, Settings(**{name: value}), None, None))
+    assert changed(frame.options) == expected
+    assert frame.backend == (value if name == "backend" else "auto")
+
+
+def test_no_setting_is_left_out() -> None:
+    assert set(CHANGES) == set(config.LOADING)
+
+
+def test_defaults_are_the_options_of_a_runner_and_the_folders_of_this_program() -> None:
+    frame = received(load_frame(REF, Settings(), None, None))
+    folders = {
+        "packed_dir": paths.packed_dir(REF.path),
+        "compiled_dir": paths.compiled_dir(),
+        "self_test_dir": paths.self_test_dir(),
+    }
+    assert frame == frames.Load(model="some/model", path="/models/some", options=LoadOptions(**folders))
 
 
 def test_a_request_comes_before_the_settings() -> None:
     frame = load_frame(REF, Settings(quant="int8", backend="cpu"), "mlx", "int4")
-    assert (frame.quant, frame.backend) == ("int4", "mlx")
+    assert (frame.options.quant, frame.backend) == ("int4", "mlx")
 
 
-def test_kernels_are_tested_where_that_is_set() -> None:
-    assert load_frame(REF, Settings(), None, None).self_test_dir == str(paths.self_test_dir())
-    assert load_frame(REF, Settings(self_test="off"), None, None).self_test_dir == ""
+@pytest.mark.parametrize("wrong", [{"quant": "int3"}, {"context": "long"}, {"packed_dir": 3}])
+def test_options_of_another_kind_are_refused(wrong: dict[str, Any]) -> None:
+    frame = frames.Load(model="m", path="/", options=LoadOptions(**wrong))
+    with pytest.raises((msgspec.ValidationError, NotImplementedError)):
+        received(frame)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 
 from localllm.app.daemon import opening
 from localllm.app.daemon.frames import Load
-from localllm.engine.runner import Budget, RunnerSpec
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import RunnerSpec
 
 from ..tiny_qwen import write_tokenizer
 
@@ -32,11 +32,13 @@ SPEC = RunnerSpec(
 )
 
 
-def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> tuple[opening.OpenModel, Budget, list[Any]]:
-    budgets: list[Budget] = []
+def opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: LoadOptions = LoadOptions()
+) -> tuple[opening.OpenModel, LoadOptions, list[Any]]:
+    received: list[LoadOptions] = []
 
-    def open_(_: object, budget: Budget) -> object:
-        budgets.append(budget)
+    def open_(_: object, options: LoadOptions) -> object:
+        received.append(options)
         return SimpleNamespace(spec=SPEC)
 
     files = SimpleNamespace(
@@ -52,34 +54,14 @@ def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> tuple
     monkeypatch.setattr(opening, "read_model", lambda path, name: files)
     monkeypatch.setattr(opening.backends, "choose", lambda name, files: choice)
     told: list[Any] = []
-    model = opening.open_model(Load(model="m", path="x", **asked), lambda *stage: told.append(stage))
+    model = opening.open_model(Load(model="m", path="x", options=options), lambda *stage: told.append(stage))
     model.close()
-    return model, budgets[0], told
+    return model, received[0], told
 
 
-def test_settings_that_are_not_set_are_the_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert opened(tmp_path, monkeypatch)[1] == Budget()
-
-
-def test_every_setting_reaches_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    same: dict[str, Any] = {
-        "context": 5,
-        "cache_share": 0.5,
-        "max_rows": 7,
-        "dtype": "bfloat16",
-        "cache_dtype": "fp8",
-        "quant": "int4",
-        "graphs": "split",
-        "compiler": "eager",
-        "threads": 3,
-        "reference_ops": ("norm",),
-        "attention": "ours",
-    }
-    folders = {name: f"/{name}" for name in ("packed_dir", "compiled_dir", "self_test_dir")}
-    budget = asdict(opened(tmp_path, monkeypatch, cache_mib=2, **same, **folders)[1])
-    expected = same | {name: Path(folder) for name, folder in folders.items()} | {"cache_bytes": 2 * 2**20}
-    assert {name: budget[name] for name in expected} == expected
-    assert set(budget) - set(expected) == {"max_step_tokens", "page_size"}
+def test_the_options_reach_the_runner_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = LoadOptions(context=5, quant="int4", packed_dir=tmp_path)
+    assert opened(tmp_path, monkeypatch, options)[1] is options
 
 
 def test_what_is_said_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,38 @@
+"""How a model is loaded: one record, from the settings through the worker to the runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .quantization import Quant
+
+CacheDtype = Literal["auto", "fp8"]
+AttentionChoice = Literal["auto", "ours", "flashinfer"]
+# Captured steps: full, decode only; breakable, prefill as well, except attention; split, the same compiled; off, none.
+Graphs = Literal["auto", "full", "split", "breakable", "off"]
+Compiler = Literal["inductor", "eager"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Limits and choices for one loaded model. A backend refuses by name an option that it cannot honour."""
+
+    context: int | None = None  # positions of one sequence; None: the model's limit, if it fits
+    cache_bytes: int | None = None  # KV memory; None: sized from the free memory
+    cache_share: float | None = None  # fraction of the memory left after loading, for the KV cache; None: automatic
+    max_rows: int = 64
+    max_step_tokens: int | None = None  # tokens in one step; None: the device's default
+    page_size: int = 16  # tokens per page of the KV cache
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    cache_dtype: CacheDtype = "auto"  # of the KV cache; auto: the dtype of computing
+    quant: Quant = "none"  # format that the weights are quantised to while they are loaded
+    packed_dir: Path | None = None  # cache of quantised weights; None: not cached
+    graphs: Graphs = "auto"
+    compiler: Compiler = "inductor"  # of the pieces of split graphs
+    compiled_dir: Path | None = None  # cache of compiled pieces; None: torch's folder
+    threads: int | None = None  # CPU threads; None: physical cores
+    reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute by their references
+    attention: AttentionChoice = "auto"  # implementation of attention
+    self_test_dir: Path | None = None  # results of the kernels' self-test; None: no self-test
