@@ -28,12 +28,14 @@ test: $(VENV)/.dev build lint
 	scripts/test
 
 # All tests with coverage, and the checks that CI has no time for: reads and writes out of bounds, kernels on another
-# processor (where its compiler and an emulator are installed), and the built-in model's whole examination.
+# processor (where its compiler and an emulator are installed), and the built-in model's whole examination, with warnings
+# about facts that the program has outgrown since the model was trained.
 test-all: $(VENV)/.dev build lint
 	scripts/test --all
 	scripts/sanitize
 	scripts/aarch64
 	$(BIN)/python -m scripts.train_guide.evaluate
+	$(BIN)/python -m scripts.train_guide.stale
 
 # The CPU's kernels again, after a change to them; the first time they are part of the set-up.
 build: $(VENV)/.runtime

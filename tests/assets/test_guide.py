@@ -1,9 +1,8 @@
-"""The bundled model: its files, its data, its scores, and that what it says about commands is true."""
+"""The bundled model: its files, its data, its scores, and the list of its stale facts."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,11 +15,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer
 
-from localllm.app import config, errors, paths
+from localllm.app import config, paths
 from localllm.app.chat import template_child
 from localllm.app.chat.template_child import Job
-from localllm.app.tui.commands import COMMANDS
-from localllm.backends import cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # scripts/ is no part of the installed package
@@ -30,10 +27,10 @@ from scripts.train_guide import (  # noqa: E402
     evaluate,
     facts,
     grammar,
-    intents,
     known_answers,
     noise,
     shape,
+    stale,
     tokenizer,
     train,
 )
@@ -42,8 +39,6 @@ from scripts.train_guide.dataset import Bucket  # noqa: E402
 from scripts.train_guide.skills import reference  # noqa: E402
 
 GUIDE = paths.guide_dir()
-UNTAUGHT: set[str] = set()  # commands that came after the weights: none once they are trained again
-TRAINED_ON = ROOT / "scripts" / "train_guide" / "facts.json"
 TOOLS = [
     {
         "type": "function",
@@ -73,13 +68,9 @@ DIALOGUE = [
 
 
 @pytest.fixture(scope="module")
-def live() -> facts.Facts:
-    return facts.collect()
-
-
-def table_texts() -> list[str]:
-    """All answers and commands of the tables."""
-    return [text for intent in intents.load().values() for text in (*intent.answers, f"`{intent.command}`")]
+def trained() -> facts.Facts:
+    """The facts that the weights were trained on; scripts/train_guide/stale.py compares them with the program."""
+    return facts.Facts.load(stale.TRAINED_ON)
 
 
 def test_files_are_there_and_small() -> None:
@@ -137,76 +128,88 @@ def test_template_refuses_unknown_roles() -> None:
         render([{"role": "robot", "content": "beep"}])
 
 
-def test_every_command_of_the_cli_has_a_dialogue(live: facts.Facts) -> None:
-    named = {name for text in table_texts() for name in re.findall(r"localllm ([a-z]+)", text)}
-    assert {command.name for command in live.commands} <= named
+def later(known: facts.Facts) -> facts.Facts:
+    """Facts of a program that renamed a flag and a setting, lost a command and an error, and got a slash command."""
+    run, *others = (command for command in known.commands if command.name not in ("chat", "rm"))
+    flags = (facts.Flag("--rounds", "Runs."), *(flag for flag in run.flags if flag.name != "--schema"))
+    return replace(
+        known,
+        commands=(replace(run, flags=flags), *others),
+        settings=tuple(replace(one, name="window") if one.name == "context" else one for one in known.settings),
+        errors=(*known.errors[1:], "no_such_error"),
+        slashes=(*known.slashes, facts.Slash("/fold", "", "Fold.")),
+    )
 
 
-def test_commands_and_flags_that_answers_name_exist(live: facts.Facts) -> None:
-    flags = {command.name: {flag.name for flag in command.flags} | {"--help"} for command in live.commands}
-    every = set().union(*flags.values()) | {"--version"}
-    slashes = {f"/{name}" for command in COMMANDS for name in (command.name, *command.aliases)}
-    for text in table_texts():
-        for code in re.findall(r"`([^`]+)`", text):
-            match = re.search(r"\blocalllm ([a-z]+)", code)
-            assert match is None or match[1] in flags, code
-            known = flags[match[1]] if match else every
-            assert set(re.findall(r"(?<![\w-])--[a-z-]+", code)) <= known, code
-            if re.fullmatch(r"/[a-z]+( .*)?", code) and code.split()[0] not in ("/health", "/metrics"):
-                assert code.split()[0] in slashes, code
+def test_each_change_of_the_program_since_the_training_is_listed(trained: facts.Facts) -> None:
+    assert stale.of_weights(trained, trained) == []
+    other = later(replace(trained, settings=(replace(trained.settings[0], default="9"), *trained.settings[1:])))
+    listed = stale.of_weights(trained, other)
+    assert {
+        "weights: localllm rm is gone",
+        "weights: localllm rm --yes is gone",
+        "weights: localllm run --schema is gone",
+        "weights: localllm run --rounds is new",
+        "weights: setting context is gone",
+        "weights: setting window is new",
+        f"weights: error {trained.errors[0]} is gone",
+        "weights: /fold is new",
+        f"weights: setting {trained.settings[0].name} has another description",
+    } <= set(listed)
 
 
-def test_settings_variables_and_numbers_that_answers_name_are_true() -> None:
-    known = {setting.env for setting in config.describe()} | {"LOCALLLM_CONFIG", "LOCALLLM_NAME"}
-    for text in table_texts():
-        assert set(re.findall(r"LOCALLLM_[A-Z_]+\b", text)) <= known, text
-    assert str(config.DEFAULT_PORT) in intents.load()["port"].answers[0]
-    settings = config.Settings()
-    assert f"`max_rows` ({settings.max_rows})" in intents.load()["queue"].answers[0]
-    assert f"`max_queue` ({settings.max_queue})" in intents.load()["queue"].answers[0]
-    assert f"{settings.idle_unload:.0f} by default" in intents.load()["idle-unload"].answers[0]
-    assert f"{settings.max_body_mib} MiB" in intents.load()["body-limit"].answers[0]
+def test_names_that_answers_and_questions_use_are_looked_up(trained: facts.Facts) -> None:
+    other = later(trained)
+    listed = set(stale.of_tables(other))
+    assert any(line.endswith("names localllm chat") for line in listed)
+    assert any(line.endswith("names --schema") for line in listed)
+    assert "topics: no question about the error no_such_error" in listed
+    assert "examination: the key '--schema' names --schema" in stale.of_examination(other)
+    commands = (*trained.commands, facts.Command("fold", "Fold.", "localllm fold", ()))
+    assert "topics: no answer names localllm fold" in stale.of_tables(replace(trained, commands=commands))
 
 
-def test_what_newcomers_are_told_is_what_readme_and_code_say() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    for name, phrases in {
-        "install": ["make chat", "Linux", "Python 3.11 or newer"],
-        "install-time": ["about 3 minutes the first time", "some 300 MB"],
-        "compiler": ["C++20 compiler", "make build"],
-        "root": ["stays inside the folder `.venv`"],
-        "command-not-found": ["source .venv/bin/activate"],
-        "connect-app": ["http://127.0.0.1:11811/v1"],
-    }.items():
-        for phrase in phrases:
-            assert phrase in intents.load()[name].answers[0], name
-            assert phrase in readme, phrase
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    for hint in ("make PYTHON=python3.12", "apt install python3-venv"):
-        assert hint in intents.load()["setup-failed"].answers[0]
-        assert hint in makefile
-    least = ".".join(map(str, cuda.OLDEST))
-    assert f"compute capability {least} or newer" in intents.load()["cuda"].answers[0]
+@pytest.mark.parametrize(
+    ("code", "missing"),
+    [
+        ("localllm run --json", []),
+        ("localllm run --fold", ["--fold"]),
+        ("localllm ps --schema", ["--schema"]),  # a flag of another command
+        ("localllm fold --json", ["localllm fold"]),
+        ("--schema", []),
+        ("--version", []),
+        ("LOCALLLM_PORT=1", []),
+        ("LOCALLLM_FOLD=1", ["LOCALLLM_FOLD"]),
+        ("/new", []),
+        ("/fold it", ["/fold"]),
+        ("/health", []),
+        ("/v1/models", []),
+    ],
+)
+def test_a_name_counts_where_the_program_has_it(trained: facts.Facts, code: str, missing: list[str]) -> None:
+    assert stale.Names.of(trained).missing(code) == missing
 
 
-def test_every_error_code_has_a_dialogue() -> None:
-    questions = " ".join(line for intent in intents.load().values() for line in intent.what)
-    assert set(errors.BY_CODE) <= set(re.findall(r"[a-z_]+", questions))
+def test_phrases_of_files_and_numbers_of_settings_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "README.md").write_text("make chat on Linux", "utf-8")
+    (tmp_path / "Makefile").write_text("", "utf-8")
+    monkeypatch.setattr(config, "DEFAULT_PORT", 4)
+    listed = stale.of_phrases(tmp_path)
+    assert "topics: install repeats 'Python 3.11 or newer', not in README.md" in listed
+    assert "topics: install repeats 'make chat', not in README.md" not in listed
+    assert "topics: port lacks '4'" in listed
 
 
-def test_weights_were_trained_on_commands_that_exist(live: facts.Facts) -> None:
-    """Fails when a command or flag the weights speak of is gone, or a command is new: train again, or put it off."""
-    trained = facts.Facts.load(TRAINED_ON)
-    taught = [command for command in live.commands if command.name not in UNTAUGHT]
-    assert [command.name for command in trained.commands] == [command.name for command in taught]
-    assert {command.name for command in live.commands} >= UNTAUGHT
-    for then, now in zip(trained.commands, taught, strict=True):
-        assert {flag.name for flag in then.flags} <= {flag.name for flag in now.flags}
-    assert {setting.name for setting in trained.settings} <= {setting.name for setting in live.settings}
-    assert {slash.name for slash in trained.slashes} <= {f"/{command.name}" for command in COMMANDS}
+def test_a_stale_fact_warns_and_fails_nothing(
+    trained: facts.Facts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stale, "collect", lambda: later(trained))
+    stale.main()
+    assert "warning: guide is stale: weights: localllm rm is gone\n" in capsys.readouterr().out
 
 
-def test_facts_survive_their_file(live: facts.Facts, tmp_path: Path) -> None:
+def test_facts_of_the_program_survive_their_file(tmp_path: Path) -> None:
+    live = facts.collect()
     live.save(tmp_path / "facts.json")
     assert facts.Facts.load(tmp_path / "facts.json") == live
 
@@ -219,19 +222,19 @@ def test_known_answers_say_nothing_that_changes_with_the_version() -> None:
         assert not known_answers.CHANGES.search(one["answer"]), one
 
 
-def test_corpus_is_the_same_for_the_same_seed(live: facts.Facts) -> None:
+def test_corpus_is_the_same_for_the_same_seed(trained: facts.Facts) -> None:
     def drawn(seed: int, shard: int) -> list[str]:
-        return [render(corpus.with_system(c), c.tools or None) for c in corpus.conversations(seed, shard, 200, live)]
+        return [render(corpus.with_system(c), c.tools or None) for c in corpus.conversations(seed, shard, 200, trained)]
 
     assert drawn(1, 0) == drawn(1, 0)
     assert drawn(1, 0) != drawn(1, 1) != drawn(2, 0)
 
 
-def test_no_judged_question_is_in_the_corpus(live: facts.Facts) -> None:
+def test_no_judged_question_is_in_the_corpus(trained: facts.Facts) -> None:
     judged = {corpus.normalised(question) for question in corpus.questions(corpus.HELDOUT)}
     asked = {
         corpus.normalised(message["content"])
-        for conversation in corpus.conversations(7, 0, 5000, live)
+        for conversation in corpus.conversations(7, 0, 5000, trained)
         for message in conversation.messages
         if message["role"] == "user"
     }
@@ -239,13 +242,13 @@ def test_no_judged_question_is_in_the_corpus(live: facts.Facts) -> None:
     assert not judged & asked
 
 
-def test_reserved_questions_would_otherwise_occur(live: facts.Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserved_questions_would_otherwise_occur(trained: facts.Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     """The filter does something: without it some judged questions would come up by chance."""
     judged = corpus.reserved()
     monkeypatch.setattr(corpus, "reserved", lambda: frozenset())
     asked = {
         corpus.normalised(message["content"])
-        for conversation in corpus.conversations(7, 0, 20_000, live)
+        for conversation in corpus.conversations(7, 0, 20_000, trained)
         for message in conversation.messages
         if message["role"] == "user"
     }
@@ -297,9 +300,9 @@ def test_typed_keeps_every_word_when_exact() -> None:
         assert "krivofan" in said
 
 
-def test_flag_answers_say_what_help_says(live: facts.Facts) -> None:
-    assert reference.flag_answer("--schema", live).startswith("`--schema` (`localllm run`): ")
-    run = next(command for command in live.commands if command.name == "run")
+def test_flag_answers_say_what_help_says(trained: facts.Facts) -> None:
+    assert reference.flag_answer("--schema", trained).startswith("`--schema` (`localllm run`): ")
+    run = next(command for command in trained.commands if command.name == "run")
     assert reference.has_answer(run, "--json") == "Yes, `localllm run` takes `--json`."
     assert reference.has_answer(run, "--nonsense").startswith("No, `localllm run` has no `--nonsense`.")
 
