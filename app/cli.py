@@ -1,4 +1,4 @@
-"""The command table: names, flags and help. What a command does is imported when it runs, so help is quick."""
+"""The command table: names, flags and help. The code of a command is imported when it runs, so that help is fast."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .version import VERSION
 
 
 class Commands(click.Group):
-    """Lists its commands in the order they are written here."""
+    """Lists its commands in the order of this file."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
 class WithSettings(click.Command):
-    """Has a flag for every setting beside its own; ask `get_params`, for they are made when first needed."""
+    """A command with a flag for every setting. `get_params` makes these flags on demand."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         from .commands.settings import flags
@@ -29,7 +29,7 @@ class WithSettings(click.Command):
 
 
 class Model(click.ParamType[str]):
-    """A model's name; a folder, written with a leading /, ./, ../ or ~, becomes a whole path."""
+    """The name of a model, or a folder (with a leading /, ./, ../ or ~), which becomes an absolute path."""
 
     name = "model"
 
@@ -45,7 +45,7 @@ class Model(click.ParamType[str]):
 
 
 class BackendName(click.ParamType[str]):
-    """One of the backends, or auto."""
+    """The name of a backend, or auto."""
 
     name = "backend"
 
@@ -64,26 +64,28 @@ class BackendName(click.ParamType[str]):
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 backend_flag = click.option(
-    "--backend", type=BackendName(), metavar="NAME", help="Run on this backend, not the first that works here."
+    "--backend", type=BackendName(), metavar="NAME", help="Backend to use instead of the first one that works."
 )
 quant_flag = click.option(
-    "--quant", type=click.Choice(["none", "int8", "int4", "fp8"]), help="Make the weights smaller on load."
+    "--quant", type=click.Choice(["none", "int8", "int4", "fp8"]), help="Quantise the weights while loading."
 )
-json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs to read.")
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 default_model = click.argument("model", type=Model(), required=False)
 
 
 def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How an answer is drawn. What is not given is the model's own default."""
+    """Add the sampling flags. A flag that is not given uses the model's default."""
     flags: list[Decorator] = [
-        click.option("--system", metavar="TEXT", help="What the model is told before the conversation."),
-        click.option("--temperature", type=float, help="Randomness: 0 always takes the likeliest token."),
-        click.option("--top-p", type=float, help="Draw from the likeliest tokens that make up this share, 0 to 1."),
-        click.option("--top-k", type=int, help="Draw from this many likeliest tokens; 0 is off."),
-        click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."),
-        click.option("--max-tokens", type=int, help="Longest answer, in tokens."),
-        click.option("--seed", type=int, help="The same seed gives the same answer again."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
+        click.option("--system", metavar="TEXT", help="System message, before the conversation."),
+        click.option("--temperature", type=float, help="Randomness; 0: always the most likely token."),
+        click.option(
+            "--top-p", type=float, help="Sample from the most likely tokens with this total probability, 0 to 1."
+        ),
+        click.option("--top-k", type=int, help="Sample from this many most likely tokens; 0: no limit."),
+        click.option("--min-p", type=float, help="Exclude tokens below this fraction of the highest probability."),
+        click.option("--max-tokens", type=int, help="Maximum length of the answer in tokens."),
+        click.option("--seed", type=int, help="Random seed; the same seed gives the same answer."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable."),
     ]
     for flag in reversed(flags):
         command = flag(command)
@@ -94,12 +96,12 @@ def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     cls=Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: localllm chat. Each command has its own --help with examples.",
+    epilog="Start with: localllm chat. Each command has --help with examples.",
 )
 @click.version_option(VERSION, message="localllm %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Run language models on your own machine: chat in the terminal, or serve them to other programs."""
+    """Run language models on your own machine: chat in the terminal, or serve them over an API."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -109,11 +111,11 @@ def cli(ctx: click.Context) -> None:
 @sampling_flags
 @backend_flag
 @quant_flag
-def chat(model: str | None, backend: str | None, quant: str | None, **asked: Any) -> int:
+def chat(model: str | None, backend: str | None, quant: str | None, **flags: Any) -> int:
     """Chat with a model in the terminal.
 
-    Without MODEL your default model is used, at first the built-in guide. When input does not come from a terminal,
-    each line of it is one message and the answers go to standard output.
+    MODEL defaults to the setting `model`, initially the built-in guide. If standard input is not a terminal, each line
+    is one message and the answers go to standard output.
 
     \b
     Examples:
@@ -123,23 +125,25 @@ def chat(model: str | None, backend: str | None, quant: str | None, **asked: Any
     """
     from .commands.chat import chat as body
 
-    return body(model, backend, quant, asked)
+    return body(model, backend, quant, flags)
 
 
 @cli.command()
 @click.argument("model", type=Model())
 @click.argument("prompt", required=False)
 @sampling_flags
-@click.option("--schema", type=click.File("rb"), metavar="FILE", help="Answer with JSON that fits this JSON schema.")
-@click.option("--regex", metavar="PATTERN", help="Answer with text that matches this regular expression.")
+@click.option(
+    "--schema", type=click.File("rb"), metavar="FILE", help="Constrain the answer to JSON that fits this JSON schema."
+)
+@click.option("--regex", metavar="PATTERN", help="Constrain the answer to this regular expression.")
 @backend_flag
 @quant_flag
 @json_flag
-def run(model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, **asked: Any) -> int:
-    """Answer one prompt and print the answer as it comes.
+def run(model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, **flags: Any) -> int:
+    """Answer one prompt and stream the answer.
 
-    Piped input is added after PROMPT, or is the prompt when there is none. A file that a loop of the shell reads line
-    by line is left to the loop. --json prints one object with text, finish, usage and timings.
+    Piped input is appended to PROMPT, or is the prompt if PROMPT is missing. Inside a shell loop that reads a file,
+    run does not consume the rest of the file. --json prints one object with text, finish, usage and timings.
 
     \b
     Examples:
@@ -149,15 +153,15 @@ def run(model: str, prompt: str | None, backend: str | None, quant: str | None, 
     """
     from .commands.run import run as body
 
-    return body(model, prompt, backend, quant, as_json, asked)
+    return body(model, prompt, backend, quant, as_json, flags)
 
 
 @cli.command(cls=WithSettings)
 def serve(**overrides: Any) -> int:
-    """Serve models to other programs, in this terminal.
+    """Serve an OpenAI-compatible API from this terminal.
 
-    Runs the daemon, with its OpenAI-compatible endpoint, until Ctrl-C.
-    chat and run start the daemon on their own when none runs. Each flag is a setting; localllm config shows them all.
+    Runs the daemon until Ctrl-C. chat and run start one in the background if none runs.
+    Each flag overrides a setting; localllm config shows all settings.
 
     \b
     Examples:
@@ -173,7 +177,7 @@ def serve(**overrides: Any) -> int:
 @cli.command()
 @json_flag
 def ps(as_json: bool) -> int:
-    """Show the models that are loaded now.
+    """Show the loaded models.
 
     \b
     Examples:
@@ -190,7 +194,7 @@ def ps(as_json: bool) -> int:
 def stop(model: str | None) -> int:
     """Unload a model, or stop the daemon.
 
-    Without MODEL the daemon ends, after running answers had a few seconds to finish.
+    Without MODEL, stop the daemon. Running answers have a few seconds to finish.
 
     \b
     Examples:
@@ -207,7 +211,7 @@ def stop(model: str | None) -> int:
 def list_(as_json: bool) -> int:
     """List the models on this machine.
 
-    That is the built-in guide and what is whole in the Hugging Face cache.
+    These are the built-in guide and the complete models in the Hugging Face cache.
 
     \b
     Examples:
@@ -224,8 +228,9 @@ def list_(as_json: bool) -> int:
 def pull(name: str) -> int:
     """Download a model from Hugging Face.
 
-    It goes into the cache that other programs share; only safetensors weights are taken. Run it again to continue
-    after an interruption. HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE are honoured.
+    The model is stored in the Hugging Face cache, which other programs share. Only safetensors weights are downloaded.
+    After an interruption, run the command again to continue.
+    Variables: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE.
 
     \b
     Examples:
@@ -239,12 +244,12 @@ def pull(name: str) -> int:
 
 @cli.command()
 @click.argument("name", type=Model(), metavar="ORG/REPO[@REVISION]")
-@click.option("--packed", is_flag=True, help="Only the weights made smaller with --quant; the model stays.")
-@click.option("--yes", is_flag=True, help="Do not ask first.")
+@click.option("--packed", is_flag=True, help="Delete only the cached quantised weights; keep the model.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(name: str, packed: bool, yes: bool) -> int:
     """Delete a downloaded model.
 
-    Asks first, and says how much disk space that frees.
+    Asks for confirmation and shows the disk space that this frees.
 
     \b
     Examples:
@@ -259,12 +264,12 @@ def rm(name: str, packed: bool, yes: bool) -> int:
 
 @cli.command()
 @backend_flag
-@click.option("--ops", is_flag=True, help="Show who computes each op instead.")
+@click.option("--ops", is_flag=True, help="Show the implementation of each op instead.")
 @json_flag
 def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
-    """Say what this machine can run, and why not.
+    """Show the backends of this machine and their problems.
 
-    Shows each backend, the choice among them, processor, memory, paths, the daemon and versions.
+    Also shows the selected backend, the processor, memory, paths, the daemon and versions.
 
     \b
     Examples:
@@ -280,14 +285,20 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
 
 @cli.command()
 @default_model
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs to take medians of.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Number of runs; the results are medians.",
+)
 @click.option(
     "--together",
     type=click.IntRange(2, 1000),
     multiple=True,
     default=(8, 32),
     show_default=True,
-    help="Answers to ask for at once; may be repeated.",
+    help="Number of parallel answers; repeatable.",
 )
 @backend_flag
 @quant_flag
@@ -295,11 +306,11 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
 def bench(
     model: str | None, rounds: int, together: tuple[int, ...], backend: str | None, quant: str | None, as_json: bool
 ) -> int:
-    """Measure how fast a model answers here.
+    """Measure the speed of a model on this machine.
 
-    Gives the time to the first token, reading and writing speed in tokens per second, alone and with several answers
-    at once, each the median of several rounds; and, where the device can tell, how fast its memory is read and which
-    share of that writing one answer makes of it.
+    Measures the time to the first token, and prefill and decode speed in tokens per second, for one answer and for
+    several in parallel. Each result is the median of several rounds. If the device supports it, bench also measures
+    the read bandwidth of its memory and the fraction of it that decode uses.
 
     \b
     Examples:
@@ -317,11 +328,11 @@ def bench(
 @quant_flag
 @json_flag
 def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
-    """Check that a backend computes right here.
+    """Check that a backend computes correctly on this machine.
 
-    Asks the built-in model questions whose answers are known, one by one and all at once, from the prefix cache, with
-    seeds and with a schema. What it prints is what we need to know when it fails, or to say that your hardware works.
-    Ends with 1 when a check failed.
+    Asks the built-in model questions with known answers: one by one, in parallel, from the prefix cache, with seeds and
+    with a schema. Please attach the output to a bug report, or send it to confirm that your hardware works.
+    The exit code is 1 if a check failed.
 
     \b
     Examples:
@@ -336,9 +347,9 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
 @cli.command()
 @json_flag
 def config(as_json: bool) -> int:
-    """Show every setting, its value and its meaning.
+    """Show every setting with its value and its meaning.
 
-    Also shows where each value comes from: the default, the settings file or an environment variable.
+    Also shows the source of each value: the default, the settings file or an environment variable.
 
     \b
     Examples:
@@ -367,7 +378,7 @@ def completion(shell: str) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line and return its exit code."""
+    """Run a command line. Returns the exit code."""
     from .commands.console import guarded
 
     args = sys.argv[1:] if argv is None else argv

@@ -1,4 +1,4 @@
-"""Every setting: its type, its default and a sentence. Environment beats file, a flag beats both.
+"""Every setting: its type, its default and its description. A flag overrides the environment, which overrides the file.
 
 File: config.toml in the configuration folder, one key per setting. Environment: LOCALLLM_<NAME>.
 Unknown keys, wrong types and values out of range are refused by name.
@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,103 +26,117 @@ PREFIX = "LOCALLLM_"
 DEFAULT_PORT = 11811
 
 PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
-# For work on kernels, see docs/add-a-kernel.md.
+# For kernel development: docs/add-a-kernel.md.
 KERNELS = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY LOCALLLM_METAL_KERNELS".split())
-# How the daemon loads models: a running one keeps to those that it was started with.
+# Settings for loading models. A running daemon keeps the values that it started with.
 LOADING = tuple(
     "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs compiler attention threads "
     "reference_ops self_test".split()
 )
-CLIENT_ONLY = frozenset({"model"})  # read by commands; the daemon has no use for it
+CLIENT_ONLY = frozenset({"model"})  # read by commands, not by the daemon
 
 Count = Annotated[int, Meta(ge=1)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a person may set."""
+    """All settings with their defaults."""
 
-    model: Annotated[str, Meta(description="Model that chat and bench use when none is named.")] = "guide"
-    backend: Annotated[str, Meta(description="Backend to use; auto picks the first that works here.")] = "auto"
+    model: Annotated[str, Meta(description="Default model of chat and bench.")] = "guide"
+    backend: Annotated[str, Meta(description="Backend; auto selects the first one that works on this machine.")] = (
+        "auto"
+    )
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"],
-        Meta(description="Number format of computing, and of the KV cache."),
+        Meta(description="Number format of activations and of the KV cache."),
     ] = "auto"
     cache_dtype: Annotated[
-        Literal["auto", "fp8"], Meta(description="Number format of the KV cache; fp8 holds twice as much, on a GPU.")
+        Literal["auto", "fp8"], Meta(description="Number format of the KV cache; fp8 (GPU only) halves its memory.")
     ] = "auto"
     quant: Annotated[
         Literal["none", "int8", "int4", "fp8"],
-        Meta(description="Make the weights smaller on load: faster, not quite exact."),
+        Meta(description="Quantise the weights while loading: less memory and faster, slightly less accurate."),
     ] = "none"
-    context: Annotated[int, Meta(ge=0, description="Context window in tokens; 0 is the model's own, if it fits.")] = 0
-    cache_mib: Annotated[int, Meta(ge=0, description="Memory for the KV cache in MiB; 0 sizes it itself.")] = 0
+    context: Annotated[
+        int, Meta(ge=0, description="Context window in tokens; 0: the model's own limit, or less if memory is short.")
+    ] = 0
+    cache_mib: Annotated[int, Meta(ge=0, description="Memory for the KV cache in MiB; 0: automatic.")] = 0
     cache_share: Annotated[
         float,
         Meta(
             ge=0,
             le=0.95,
-            description="Share of the memory free after loading that the KV cache may take; 0: sized itself.",
+            description="Fraction of the memory left after loading to use for the KV cache; 0: automatic.",
         ),
     ] = 0.0
-    max_rows: Annotated[Count, Meta(description="Requests computed together in one step.")] = 64
+    max_rows: Annotated[Count, Meta(description="Maximum number of requests in one step (batch size).")] = 64
     graphs: Annotated[
         Literal["auto", "full", "split", "breakable", "off"],
         Meta(
-            description="Steps a GPU replays from a recording: full is those of one token, breakable prompts too, "
-            "split prompts that were compiled before."
+            description="CUDA graphs: full captures decode steps; breakable also captures prefill, except attention; "
+            "split is breakable with prefill compiled by torch; off disables graphs."
         ),
     ] = "auto"
     compiler: Annotated[
         Literal["inductor", "eager"],
-        Meta(description="Of the prompts of split graphs: torch's, which fuses, or none, which starts sooner."),
+        Meta(
+            description="Compiler of graphs = split: inductor fuses kernels, eager skips compilation and starts faster."
+        ),
     ] = "inductor"
     attention: Annotated[
         Literal["auto", "ours", "flashinfer"],
-        Meta(description="Whose attention computes; flashinfer is for NVIDIA GPUs, and must be installed."),
+        Meta(description="Attention implementation: ours (built in) or flashinfer (NVIDIA only, must be installed)."),
     ] = "auto"
     self_test: Annotated[
         Literal["on", "off"],
         Meta(
-            description="Test a GPU's kernels at the first start (about 10 s, once), and leave what is wrong to slower "
-            "ones."
+            description="Test the GPU kernels once, at the first start (about 10 s). A kernel that fails is replaced "
+            "by a slower implementation."
         ),
     ] = "on"
-    threads: Annotated[int, Meta(ge=0, description="CPU threads; 0 uses every physical core.")] = 0
+    threads: Annotated[int, Meta(ge=0, description="CPU threads; 0: one per physical core.")] = 0
     reference_ops: Annotated[
         tuple[str, ...],
-        Meta(description="Ops, families of them, or all, to compute by their plain references; see doctor --ops."),
+        Meta(description="Ops, op families or all, to compute with their torch references; see doctor --ops."),
     ] = ()
-    host: Annotated[str, Meta(description="Address the daemon binds; anything but loopback needs a key.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port of the daemon; 0 picks a free one.")] = DEFAULT_PORT
-    api_key: Annotated[str, Meta(description="Key that TCP clients must send; empty asks for none on loopback.")] = ""
+    host: Annotated[
+        str, Meta(description="Address of the daemon; an address other than loopback requires an API key.")
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port of the daemon; 0: any free port.")] = DEFAULT_PORT
+    api_key: Annotated[
+        str, Meta(description="API key for TCP clients; empty: none on loopback, a generated key otherwise.")
+    ] = ""
     allowed_hosts: Annotated[
-        tuple[str, ...], Meta(description="More names the Host header may carry, beside loopback ones.")
+        tuple[str, ...], Meta(description="Additional host names to accept in the Host header.")
     ] = ()
     allowed_origins: Annotated[
-        tuple[str, ...], Meta(description="Web origins that may call the daemon; none by default.")
+        tuple[str, ...], Meta(description="Web origins that may call the daemon; empty: none.")
     ] = ()
     idle_unload: Annotated[
-        float, Meta(ge=0, description="Seconds without a request after which a model is unloaded; 0 never.")
+        float, Meta(ge=0, description="Unload a model after this many seconds without a request; 0: never.")
     ] = 900.0
-    max_body_mib: Annotated[Count, Meta(description="Largest request body in MiB.")] = 16
-    max_queue: Annotated[Count, Meta(description="Requests one model may hold before new ones get 429.")] = 256
+    max_body_mib: Annotated[Count, Meta(description="Maximum size of a request body in MiB.")] = 16
+    max_queue: Annotated[
+        Count, Meta(description="Maximum number of unfinished requests per model; further requests get status 429.")
+    ] = 256
     step_timeout: Annotated[
         float,
         Meta(
             ge=0,
-            description="Seconds after which a step counts as hung; 0 is 120 on NVIDIA, 3600 on CPU, else never.",
+            description="Maximum duration of a step in seconds; 0: 120 on NVIDIA, 3600 on CPU, otherwise no limit.",
         ),
     ] = 0.0
-    drain: Annotated[float, Meta(ge=0, description="Seconds a stopping daemon lets running answers finish.")] = 5.0
+    drain: Annotated[
+        float, Meta(ge=0, description="Time in seconds for running answers to finish when the daemon stops.")
+    ] = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as documents, flags and `localllm config` show it."""
+    """One setting, for documents, flags and `localllm config`."""
 
     name: str
     default: object
-    choices: tuple[str, ...]  # empty: anything of the default's type
+    choices: tuple[str, ...]  # empty: any value of the default's type
     sentence: str
 
     @property
@@ -131,7 +145,7 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """The sentence, and the choices where there are some."""
+        """The description and the choices."""
         return self.sentence + (f" One of: {', '.join(self.choices)}." if self.choices else "")
 
     @property
@@ -140,7 +154,7 @@ class Setting:
 
 
 def describe() -> list[Setting]:
-    """Every setting, in the order of Settings."""
+    """Every setting, in the order of `Settings`."""
     fields = msgspec.inspect.type_info(Settings)
     assert isinstance(fields, msgspec.inspect.StructType)
     return [_describe(field) for field in fields.fields]
@@ -158,33 +172,23 @@ def _describe(field: msgspec.inspect.Field) -> Setting:
 def load(
     overrides: Mapping[str, object] | None = None, env: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> Settings:
-    """Read file, environment and overrides (flags; None means not given). Raises ConfigError."""
+    """Read the file, the environment and `overrides` (flags; None: not given). Raises ConfigError."""
     return explain(overrides, env, file)[0]
 
 
 def explain(
     overrides: Mapping[str, object] | None = None, env: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> tuple[Settings, dict[str, str]]:
-    """The settings, and where each that is not a default comes from: a file, a variable or a flag."""
-    file = file or paths.config_file()
+    """The settings, and the source of each value that is not a default: a file, a variable or a flag."""
+    known = {setting.name: setting for setting in describe()}
     values: dict[str, object] = {}
     origin: dict[str, str] = {}
-    known = {setting.name: setting for setting in describe()}
-    for name, value in _from_file(file).items():
-        values[name], origin[name] = value, str(file)
-    for variable, text in env.items():
-        if variable.startswith(PREFIX) and variable not in PLACES | KERNELS:
-            name = variable.removeprefix(PREFIX).lower()
-            values[name] = _from_text(known[name], text) if name in known else text
-            origin[name] = variable
-    for name, value in (overrides or {}).items():
-        if value is not None:
-            values[name], origin[name] = value, f"--{name.replace('_', '-')}"
+    for source, name, value in _sources(overrides or {}, env, file or paths.config_file(), known):
+        values[name] = value
+        origin[name] = source
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(known)}"
-            raise ConfigError(f"unknown setting {name!r} in {origin[name]}", hint=hint)
+            raise _unknown(name, origin[name], known)
     try:
         return msgspec.convert(values, Settings), origin
     except msgspec.ValidationError as error:
@@ -193,13 +197,34 @@ def explain(
         raise ConfigError(f"{name} in {origin[name]}: {reason}", hint=known[name].meaning) from None
 
 
+def _sources(
+    overrides: Mapping[str, object], env: Mapping[str, str], file: Path, known: Mapping[str, Setting]
+) -> Iterator[tuple[str, str, object]]:
+    """(source, setting, value) of every value that is set; a later one overrides an earlier one."""
+    for name, value in _from_file(file).items():
+        yield str(file), name, value
+    for variable, text in env.items():
+        if variable.startswith(PREFIX) and variable not in PLACES | KERNELS:
+            name = variable.removeprefix(PREFIX).lower()
+            yield variable, name, _from_text(known[name], text) if name in known else text
+    for name, value in overrides.items():
+        if value is not None:
+            yield f"--{name.replace('_', '-')}", name, value
+
+
+def _unknown(name: str, source: str, known: Mapping[str, Setting]) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(known)}"
+    return ConfigError(f"unknown setting {name!r} in {source}", hint=hint)
+
+
 def _from_file(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{file}: {error}", hint="mend the file, or remove it to use the defaults") from None
+        raise ConfigError(f"{file}: {error}", hint="fix the file, or delete it to use the defaults") from None
 
 
 def _from_text(setting: Setting, text: str) -> object:
