@@ -39,7 +39,7 @@ class RunnerSpec:
     token_bytes: int = 0  # of weights that computing one token reads; 0: unknown
     cache_bytes: int = 0  # all KV memory
     step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
-    remarks: tuple[str, ...] = ()  # what had to be done worse than it could be, for people
+    warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
     @property
     def cache_tokens(self) -> int:

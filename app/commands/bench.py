@@ -41,7 +41,7 @@ class Result:
     throughput: dict[int, float]  # answers at once -> all their tokens
     memory_gbps: float | None = None  # what the memory that the model computes from can be read at, where it is known
     memory_share: float | None = None  # of that, what decoding alone reads the weights at; over 1: they stay in cache
-    remarks: tuple[str, ...] = ()  # what had to be done worse than it could be
+    warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
 
 def bench(
@@ -66,8 +66,8 @@ def bench(
     if result.memory_gbps is not None and result.memory_share is not None:
         share = f"writing alone reads weights at {result.memory_share:.0%} of that"
         click.echo(f"  memory               {result.memory_gbps:10.1f} GB/s when read; {share}")
-    for remark in result.remarks:
-        click.echo(f"  remark               {remark}")
+    for warning in result.warnings:
+        click.echo(f"  warning              {warning}")
     return 0
 
 
@@ -103,7 +103,7 @@ async def _bench(
         throughput={count: median(found) for count, found in rates.items()},
         memory_gbps=speed,
         memory_share=share,
-        remarks=info.remarks,
+        warnings=info.warnings,
     )
 
 

@@ -46,7 +46,7 @@ async def _daemon(settings: config.Settings) -> str:
 
 def named(model: LoadedModel) -> str:
     """A loaded model, with what is to be known of it."""
-    told = "; ".join(filter(None, (model.quant, *model.remarks)))
+    told = "; ".join(filter(None, (model.quant, *model.warnings)))
     return f"{model.id} ({told})" if told else model.id
 
 

@@ -39,7 +39,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     idle: float = 0.0  # seconds since the last request ended
     unload_in: float | None = None  # seconds; None: never, or busy
-    remarks: tuple[str, ...] = ()  # what had to be done worse than it could be
+    warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
     options: tuple[str, ...] = ()  # of the call that loaded it, where they differ from the settings: "--quant int8"
 
 

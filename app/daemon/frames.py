@@ -145,7 +145,7 @@ class ModelInfo(Frame):
     reason: str = ""  # why this backend
     has_chat_template: bool = True
     step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
-    remarks: tuple[str, ...] = ()  # what had to be done worse than it could be
+    warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
 
 class Loaded(Frame):

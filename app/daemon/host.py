@@ -196,8 +196,8 @@ class Host:
             log.info("loading %s", worker.model)
             info = await worker.start()
         log.info("loaded %s on %s (%s)", worker.model, info.backend, info.device)
-        for remark in info.remarks:
-            log.warning("%s: %s", worker.model, remark)
+        for warning in info.warnings:
+            log.warning("%s: %s", worker.model, warning)
 
     def _leave(self, slot: _Slot, drain: float) -> asyncio.Task[None]:
         """The one task that unloads this slot; requests that come meanwhile wait for it and load anew."""
@@ -309,6 +309,6 @@ def _describe(worker: Worker, stats: Stats | None, idle_limit: float, options: t
         requests=worker.held,
         idle=worker.idle,
         unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.held else None,
-        remarks=info.remarks,
+        warnings=info.warnings,
         options=options,
     )

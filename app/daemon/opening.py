@@ -78,6 +78,6 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         reason=choice.reason,
         has_chat_template=prompts.has_chat_template,
         step_seconds=spec.step_seconds,
-        remarks=spec.remarks,
+        warnings=spec.warnings,
     )
     return OpenModel(info, runner, tokenizer, renderer, prompts, files.generation)

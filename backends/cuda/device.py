@@ -79,10 +79,10 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     free, _ = torch.cuda.mem_get_info()
     # float32 is stored so where it matters to somebody: those models are small or experiments.
     dtype = torch.float32 if files.config.dtype == "float32" else torch.bfloat16
-    remarks = (f"its own kernels are not used, which is slower: {MISSING}",) if MISSING else ()
-    device = replace(DEVICE, dtype=dtype, remarks=remarks)
+    warnings = (f"the CUDA C++ kernels are not used (slower): {MISSING}",) if MISSING else ()
+    device = replace(DEVICE, dtype=dtype, warnings=warnings)
     if options.self_test_dir is not None:
         gpu, own = torch.cuda.get_device_name(), DTYPES.get(options.dtype, dtype)
         ops, told = self_tested(LANES, device.name, own, options.self_test_dir, gpu, _versions())
-        device = replace(device, ops=ops, remarks=remarks + told)
+        device = replace(device, ops=ops, warnings=warnings + told)
     return open_runner(files, options, device, max(0, free - WORKSPACE))

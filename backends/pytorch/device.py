@@ -63,7 +63,7 @@ class Device:
     # From LoadOptions.attention to the ops with that attention; raises SettingRefused where it is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
     records_attention: bool = True  # in steps recorded whole; another's may need the host for every step
-    remarks: tuple[str, ...] = ()  # what it does worse than it could, for people
+    warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
     step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
 
     def send(self, array: NDArray[Any]) -> Tensor:

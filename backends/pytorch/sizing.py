@@ -69,7 +69,7 @@ def plan(
         weight_bytes=weights,
         quant=quantised.title if quantised else options.quant if options.quant != "none" else "",
         cache_bytes=num_pages * page,
-        remarks=device.remarks,
+        warnings=device.warnings,
         step_seconds=device.step_seconds,
     )
 

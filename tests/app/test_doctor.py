@@ -42,8 +42,8 @@ def test_a_backend_that_cannot_run_is_reported_not_raised() -> None:
 def test_what_a_loaded_model_could_do_better_is_said() -> None:
     model = LoadedModel(id="guide", state="ready", pid=1)
     assert named(model) == "guide"
-    better = msgspec.structs.replace(model, quant="int8", remarks=("no memory to record steps",))
-    assert named(better) == "guide (int8; no memory to record steps)"
+    better = msgspec.structs.replace(model, quant="int8", warnings=("no memory to capture",))
+    assert named(better) == "guide (int8; no memory to capture)"
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

@@ -227,8 +227,8 @@ def test_sizes_that_cannot_be_recorded_are_done_without(
     runner = opened(made, tmp_path)
     assert runner.spec.graph_rows == rows
     assert runner.spec.graph_tokens == (tokens if tokens is not None else tuple(range(4, 33, 4)))
-    [remark] = runner.spec.remarks
-    assert "memory did not suffice" in remark
+    [warning] = runner.spec.warnings
+    assert "not enough memory to capture" in warning
     assert not _get_current_dispatch_mode_stack(), "a tape still runs"
     first.fails = lambda _: None
     answers_are_right(runner)
@@ -246,7 +246,7 @@ def test_a_gpu_does_without_sizes_that_cannot_be_recorded(tmp_path: Path, most: 
     runner = opened(made, tmp_path)
     assert runner.spec.graph_rows == tuple(rows for rows in (1, 2, 4, 8, 12) if rows <= most)
     assert runner.spec.graph_tokens == tuple(tokens for tokens in range(4, 33, 4) if tokens <= most)
-    assert "memory did not suffice" in runner.spec.remarks[-1]
+    assert "not enough memory to capture" in runner.spec.warnings[-1]
     first.fails = lambda _: None
     for _ in range(2):
         answers_are_right(runner)
@@ -345,6 +345,6 @@ def test_a_recording_that_fails_otherwise_is_no_shortage(tmp_path: Path) -> None
         opened(made, tmp_path)
 
 
-def test_nothing_is_remarked_where_all_went_well(tmp_path: Path) -> None:
+def test_there_is_no_warning_when_every_size_is_captured(tmp_path: Path) -> None:
     made, _ = faulty(replace(DEVICE, recorder=Tape))
-    assert opened(made, tmp_path).spec.remarks == ()
+    assert opened(made, tmp_path).spec.warnings == ()

@@ -61,9 +61,9 @@ def test_a_gpu_computes_in_bfloat16_but_for_models_of_float32(
     files = files_of(tmp_path / "model", torch.bfloat16)
     assert opened(files, LoadOptions(), GIB - 1)[1] == 0
     monkeypatch.setattr(on_cuda, "MISSING", "not built")
-    assert opened(files, LoadOptions())[0].remarks == ("its own kernels are not used, which is slower: not built",)
+    assert opened(files, LoadOptions())[0].warnings == ("the CUDA C++ kernels are not used (slower): not built",)
     monkeypatch.setattr(on_cuda, "MISSING", "")
-    assert opened(files, LoadOptions())[0].remarks == ()
+    assert opened(files, LoadOptions())[0].warnings == ()
 
 
 def test_a_gpu_s_kernels_are_tested_in_the_dtype_that_is_computed_in(
@@ -80,7 +80,7 @@ def test_a_gpu_s_kernels_are_tested_in_the_dtype_that_is_computed_in(
     files = files_of(tmp_path / "model", torch.bfloat16)
     device, _ = opened(files, LoadOptions(self_test_dir=tmp_path))
     assert device.ops == Ops()
-    assert device.remarks == ("its own kernels are not used, which is slower: not built", "one is replaced")
+    assert device.warnings == ("the CUDA C++ kernels are not used (slower): not built", "one is replaced")
     opened(files, LoadOptions(self_test_dir=tmp_path, dtype="float32"))
     assert [given[:5] for given in asked] == [
         (on_cuda.LANES, "cuda", dtype, tmp_path, "a GPU") for dtype in (torch.bfloat16, torch.float32)

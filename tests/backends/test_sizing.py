@@ -105,8 +105,8 @@ def test_caches_of_fp8_are_for_devices_that_can(files: ModelFiles) -> None:
 
 
 def test_the_spec_says_what_it_was_made_of(files: ModelFiles) -> None:
-    device = replace(CPU, overlap=True, remarks=("slow",), step_seconds=7.0)
+    device = replace(CPU, overlap=True, warnings=("slow",), step_seconds=7.0)
     spec = planned(files, LoadOptions(max_rows=4, quant="int8"), 2000, device)
     assert (spec.dtype, spec.quant, spec.weight_bytes) == ("float32", "int8", WEIGHTS)
-    assert (spec.overlap, spec.remarks, spec.step_seconds) == (True, ("slow",), 7.0)
+    assert (spec.overlap, spec.warnings, spec.step_seconds) == (True, ("slow",), 7.0)
     assert planned(files, LoadOptions(max_rows=4), 2000).quant == ""

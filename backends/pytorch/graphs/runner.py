@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class GraphRunner:
-    """See engine.runner.Runner. Captures what the spec of the runner in it names: decode steps whole, longer ones in
-    pieces. Its own spec names those for which the memory sufficed."""
+    """A runner that replays captured steps (engine.runner.Runner). It captures the sizes in the spec of `inner`: decode
+    steps whole, longer steps in pieces. `spec` lists the sizes that were captured, which memory may limit."""
 
     def __init__(self, inner: TorchRunner) -> None:
         self._inner = inner
@@ -32,16 +32,18 @@ class GraphRunner:
         self._pieces = _captured(spec.graph_tokens, lambda tokens: inner.capture_in_pieces(tokens, answers))
         self._whole = _captured(spec.graph_rows, inner.capture)
         self.recorded_in = time.perf_counter() - start  # seconds
-        lacking = len(spec.graph_tokens) + len(spec.graph_rows) - len(self._pieces) - len(self._whole)
+        sizes = len(spec.graph_tokens) + len(spec.graph_rows)
+        missing = sizes - len(self._pieces) - len(self._whole)
         self._spec = spec
-        if lacking:
-            remark = f"the memory did not suffice to record steps of {lacking} sizes: they run as they are, slower"
-            log.warning("%s", remark)
+        if missing:
+            effect = "those steps run without graphs (slower)"
+            warning = f"not enough memory to capture {missing} of {sizes} graph sizes; {effect}"
+            log.warning("%s", warning)
             self._spec = replace(
                 spec,
                 graph_rows=tuple(sorted(self._whole)),
                 graph_tokens=tuple(sorted(self._pieces)),
-                remarks=(*spec.remarks, remark),
+                warnings=(*spec.warnings, warning),
             )
 
     @property

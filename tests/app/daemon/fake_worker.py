@@ -127,7 +127,7 @@ class FakeWorker:
                     weight_bytes=1000,
                     cache_bytes=24,
                     cache_tokens=100,
-                    remarks=("no memory for this",) if frame.model == "test/other" else (),
+                    warnings=("no memory for this",) if frame.model == "test/other" else (),
                 )
             )
         )

@@ -64,8 +64,8 @@ def test_load_tells_how_it_goes(daemon: Daemon) -> None:
 
 
 def test_load_tells_what_could_be_better(daemon: Daemon) -> None:
-    assert load(daemon, "test/other")[-1]["remarks"] == ["no memory for this"]
-    assert load(daemon, "test/echo")[-1]["remarks"] == []
+    assert load(daemon, "test/other")[-1]["warnings"] == ["no memory for this"]
+    assert load(daemon, "test/echo")[-1]["warnings"] == []
     unload(daemon, "test/other")
 
 

@@ -28,7 +28,7 @@ SPEC = RunnerSpec(
     token_bytes=19,
     cache_bytes=23,
     step_seconds=29.0,
-    remarks=("slow",),
+    warnings=("slow",),
 )
 
 
@@ -68,7 +68,7 @@ def test_what_is_said_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     model, _, told = opened(tmp_path, monkeypatch)
     info = model.info
     assert (info.model, info.backend, info.device, info.architecture) == ("m", "b", "d", "qwen3")
-    assert (info.dtype, info.quant, info.reason, info.remarks) == (
+    assert (info.dtype, info.quant, info.reason, info.warnings) == (
         "float32",
         "int8",
         "the first that works",
