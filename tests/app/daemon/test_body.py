@@ -1,0 +1,149 @@
+"""Bodies as they arrive, without a socket: limits, silence, and what is said of a mistake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from localllm.app.daemon import body as bodies
+from localllm.app.daemon.body import ClientGone, WireBody, check_depth, decode, read_json
+from localllm.app.errors import AppError, BodyTooLarge, InvalidRequest, UnsupportedMedia, UnsupportedParameter
+
+LIMIT = 100
+JSON = (b"content-type", b"application/json")
+
+
+class Small(WireBody):
+    REFUSED: ClassVar[dict[str, str]] = {"old": "it went"}
+
+    text: str = ""
+    old: None = None
+    inner: dict[str, Inner] = {}
+
+
+class Inner(WireBody):
+    number: int = 0
+
+
+class Client:
+    """Sends parts of a body; counts those that were read."""
+
+    def __init__(self, *parts: bytes, gone: bool = False, endless: bool = False) -> None:
+        self.left = [*parts]
+        self.gone = gone
+        self.endless = endless
+        self.read = 0
+
+    async def receive(self) -> Any:
+        if self.endless and len(self.left) == 1:
+            self.left *= 2
+        if not self.left:
+            if self.gone:
+                return {"type": "http.disconnect"}
+            await asyncio.sleep(60)
+        part = self.left.pop(0)
+        self.read += 1
+        return {"type": "http.request", "body": part, "more_body": bool(self.left) or self.gone}
+
+
+async def read(client: Client, *headers: tuple[bytes, bytes]) -> Small:
+    return await read_json({"headers": [JSON, *headers]}, client.receive, Small, LIMIT)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_parts_are_one_body(size: int) -> None:
+    whole = b'{"text": "abcdefghij"}'
+    client = Client(*(whole[start : start + size] for start in range(0, len(whole), size)))
+    assert (await read(client)).text == "abcdefghij"
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "good"),
+    [
+        (b"content-type", b"Application/JSON ; charset=utf-8", True),
+        (b"content-type", b"application/jsonx", False),
+        (b"content-type", b"", False),
+        (b"content-encoding", b"Identity", True),
+        (b"content-encoding", b"br", False),
+    ],
+)
+async def test_plain_json_only(header: bytes, value: bytes, good: bool) -> None:
+    if good:
+        assert (await read(Client(b"{}"), (header, value))) == Small()
+    else:
+        with pytest.raises(UnsupportedMedia):
+            await read(Client(b"{}"), (header, value))
+
+
+async def test_of_a_body_that_is_too_large_a_little_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its sender reads the answer. One that waits to be told to send is told at once."""
+    monkeypatch.setattr(bodies, "MAX_DISCARDED", 300)
+    length = (b"content-length", b"%d" % (LIMIT + 1))
+
+    async def parts_read(client: Client, *headers: tuple[bytes, bytes]) -> int:
+        with pytest.raises(BodyTooLarge):
+            await read(client, *headers)
+        return client.read
+
+    assert await parts_read(Client(b"x" * 50, endless=True), length) == 3, "all that it announced"
+    assert await parts_read(Client(b"x" * 50, endless=True), (b"content-length", b"1000")) == 6
+    assert await parts_read(Client(b"x" * 50, endless=True), length, (b"expect", b"100-continue")) == 0
+    assert await parts_read(Client(b"x" * 50, endless=True)) == 3 + 6
+    assert await parts_read(Client(b"x" * 60, b"x" * 60)) == 2, "it has come whole"
+    assert await parts_read(Client(b"x" * 60, b"x" * 60, b"x" * 60)) == 3
+    assert await parts_read(Client(b"x" * 120, gone=True)) == 1
+    monkeypatch.setattr(bodies, "DISCARD_SECONDS", 0.01)
+    silent = Client(b"x" * 120, b"")
+    silent.left.pop()
+    assert await parts_read(silent, length) == 1
+
+
+async def test_a_client_that_goes_or_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClientGone):
+        await read(Client(b"{", gone=True))
+    monkeypatch.setattr(bodies, "READ_SECONDS", 0.01)
+
+    async def silent() -> Any:
+        await asyncio.sleep(60)
+
+    with pytest.raises(InvalidRequest, match="stopped arriving"):
+        await read_json({"headers": [JSON]}, silent, Small, LIMIT)
+
+
+def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": 1, "b": value}])
+def test_depth(wrap: Callable[[Any], Any]) -> None:
+    check_depth(nested(bodies.MAX_DEPTH, wrap), "p")
+    with pytest.raises(InvalidRequest, match="64 levels") as refused:
+        check_depth(nested(bodies.MAX_DEPTH + 1, wrap), "p")
+    assert refused.value.param == "p"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "param", "hint", "words"),
+    [
+        (b'{"txt": 1}', UnsupportedParameter, "txt", "did you mean 'text'?", "unknown parameter 'txt'"),
+        (b'{"zzz": 1}', UnsupportedParameter, "zzz", "", "unknown parameter 'zzz'"),
+        (b'{"%s": 1}' % (b"x" * 200), UnsupportedParameter, "x" * 100, "", "unknown parameter"),
+        (b'{"inner": {"a": {"txt": 1}}}', UnsupportedParameter, "inner[...].txt", "", "unknown parameter"),
+        (b'{"old": 1}', UnsupportedParameter, "old", "", "old: it went"),
+        (b'{"text": 1}', InvalidRequest, "text", "", "text: expected `str`, got `int`"),
+        (b"[]", InvalidRequest, None, "", "Expected `object`, got `array`"),
+        (b"{", InvalidRequest, None, "", "the body is not valid JSON"),
+    ],
+)
+def test_a_mistake_has_its_place(text: bytes, kind: type[AppError], param: str | None, hint: str, words: str) -> None:
+    with pytest.raises(kind) as refused:
+        decode(text, Small)
+    assert type(refused.value) is kind
+    assert (refused.value.param, refused.value.hint) == (param, hint)
+    assert refused.value.message.startswith(words)

@@ -1,0 +1,191 @@
+"""The layers around the routes, each by itself: no socket, no routes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp
+
+from localllm.app import errors
+from localllm.app.daemon import guards
+from localllm.app.daemon.body import ClientGone
+from localllm.app.daemon.connection import MAX_HEAD
+from localllm.app.errors import AppError, Forbidden, InvalidRequest, Unauthorized
+
+ORIGIN = b"https://app.example"
+PREFLIGHT = (b"access-control-request-method", b"POST")
+
+
+def request(*headers: tuple[bytes, bytes], method: str = "GET", path: str = "/x", query: bytes = b"") -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "headers": list(headers),
+        "server": ("127.0.0.1", 1),
+    }
+
+
+class Inner:
+    """The app inside a layer: it sends one response, in two messages, or raises."""
+
+    def __init__(self, error: BaseException | None = None, *, late: bool = False) -> None:
+        self.error = error
+        self.late = late
+        self.scopes: list[Any] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        if self.error is None or self.late:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        if self.error is not None:
+            raise self.error
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def through(layer: ASGIApp, scope: dict[str, Any]) -> tuple[int | None, dict[str, str], bytes]:
+    """Status (None: nothing was sent), headers and body."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    await layer(scope, receive, send)
+    if not sent:
+        return None, {}, b""
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent)
+
+
+RETRIED = {errors.Overloaded, errors.OutOfMemory, errors.Stopping}
+KINDS = [kind for kind in errors.BY_CODE.values() if kind.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_headers_tell_whether_to_try_again(kind: type[AppError]) -> None:
+    headers = guards.error_response(kind("x"), {"x-more": "1"}).headers
+    assert headers.get("retry-after") == ("1" if kind in RETRIED else None)
+    final = kind.status >= 500 and kind not in RETRIED | {errors.WorkerDied}
+    assert headers.get("x-should-retry") == ("false" if final else None)
+    assert headers.get("www-authenticate") == ("Bearer" if kind is Unauthorized else None)
+    assert headers.get("connection") == ("close" if kind is errors.BodyTooLarge else None)
+    assert headers["x-more"] == "1"
+    assert headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ([b"a.B_9-"], True),
+        ([b"x" * 128], True),
+        ([b"x" * 129], False),
+        ([b""], False),
+        ([b"a\n"], False),
+        ([b"a/b"], False),
+        ([b"a", b"a"], False),
+        ([], False),
+    ],
+)
+async def test_a_request_id_is_the_client_s_where_it_is_sane(given: list[bytes], kept: bool) -> None:
+    layer = guards.Traced(Inner())
+    _, headers, _ = await through(layer, request(*((b"x-request-id", value) for value in given)))
+    if kept:
+        assert headers["x-request-id"] == given[0].decode()
+    else:
+        assert re.fullmatch("req-[0-9a-f]{32}", headers["x-request-id"])
+
+
+@pytest.mark.parametrize("error", [ClientGone(), InvalidRequest("bad"), RuntimeError("secret")])
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_error_is_answered_once(error: Exception, late: bool) -> None:
+    """Not when a response began, and not for a client that is gone."""
+    status, _, body = await through(guards.Errors(Inner(error, late=late)), request())
+    if late:
+        assert (status, body) == (200, b"")
+    elif isinstance(error, ClientGone):
+        assert status is None
+    else:
+        assert status == (400 if isinstance(error, InvalidRequest) else 500)
+        assert b"secret" not in body
+
+
+async def test_a_head_of_exactly_the_limit_is_taken() -> None:
+    """Path, query, and each header with the four bytes around it."""
+
+    async def taken(size: int) -> bool:
+        scope = request((b"a", b"b"), (b"c", b"x" * size), path="/12345", query=b"1234567")
+        try:
+            await through(guards.Heads(Inner()), scope)
+        except InvalidRequest:
+            return False
+        return True
+
+    rest = MAX_HEAD - 6 - 7 - (1 + 1 + 4) - (1 + 4)
+    assert (await taken(rest), await taken(rest + 1)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "seen"), [("/a/", "/a"), ("//a///b//", "/a/b"), ("/", "/"), ("///", "/"), ("/a", "/a")]
+)
+async def test_slashes(path: str, seen: str) -> None:
+    inner = Inner()
+    await through(guards.Paths(inner), request(path=path))
+    assert inner.scopes[0]["path"] == seen
+
+
+@pytest.mark.parametrize("allowed", ["box.lan", "BOX.lan", "[fd00::1]"])
+async def test_allowed_hosts_are_taken_as_people_write_them(allowed: str) -> None:
+    layer = guards.Hosts(Inner(), [allowed])
+    host = b"[FD00::1]:80" if allowed.startswith("[") else b"Box.LAN:12345"
+    assert (await through(layer, request((b"host", host))))[0] == 200
+    for twice in ([(b"host", host)] * 2, [], [(b"host", host + b"0" if b"]" not in host else host[:-1] + b"000000")]):
+        with pytest.raises(Forbidden):
+            await through(layer, request(*twice))
+
+
+@pytest.mark.parametrize("allowed", ["https://app.example/", "HTTPS://App.example"])
+async def test_allowed_origins_are_taken_as_people_write_them(allowed: str) -> None:
+    layer = guards.Origins(Inner(), [allowed])
+    status, headers, _ = await through(layer, request((b"origin", ORIGIN)))
+    assert (status, headers["access-control-allow-origin"], headers["vary"]) == (200, ORIGIN.decode(), "Origin")
+    assert headers["access-control-expose-headers"] == "X-Request-Id, Retry-After"
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "POST"])
+@pytest.mark.parametrize("asks", [True, False])
+async def test_only_a_preflight_is_answered_here(method: str, asks: bool) -> None:
+    inner = Inner()
+    headers = [(b"origin", ORIGIN), *([PREFLIGHT] if asks else [])]
+    status, sent, _ = await through(guards.Origins(inner, [ORIGIN.decode()]), request(*headers, method=method))
+    answered = method == "OPTIONS" and asks
+    assert (status, len(inner.scopes)) == ((204, 0) if answered else (200, 1))
+    assert sent.get("access-control-allow-methods") == ("GET, POST" if answered else None)
+    assert sent.get("access-control-max-age") == ("600" if answered else None)
+
+
+async def test_web_pages_matter_at_the_port_only() -> None:
+    layer = guards.Origins(Inner(), [])
+    scope = request((b"origin", b"https://evil.example"))
+    with pytest.raises(Forbidden):
+        await through(layer, scope)
+    status, headers, _ = await through(layer, scope | {"server": ("/socket", None)})
+    assert (status, headers) == (200, {})
+    assert not guards.is_local(scope | {"server": None})
+
+
+@pytest.mark.parametrize("value", [b"Bearer  key ", b"BEARER key"])
+async def test_a_key_may_have_spaces_around_it(value: bytes) -> None:
+    layer = guards.Keys(Inner(), "key")
+    assert (await through(layer, request((b"authorization", value))))[0] == 200
+    with pytest.raises(Unauthorized, match="wrong"):
+        await through(layer, request((b"authorization", b"Basic key")))
+    with pytest.raises(Unauthorized, match="needed"):
+        await through(layer, request())
+    assert (await through(layer, request(path="/health")))[0] == 200
