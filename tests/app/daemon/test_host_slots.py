@@ -88,6 +88,16 @@ class FakeWorker:
         self.on_over(self)
 
 
+async def until_made(made: list[FakeWorker], count: int) -> None:
+    """Wait for so many workers, and for what goes on beside them to go as far as it can."""
+    for _ in range(500):
+        if len(made) >= count:
+            break
+        await asyncio.sleep(0.01)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
     """The workers, in the order in which they were made."""
@@ -262,7 +272,7 @@ async def test_a_death_is_counted_and_the_next_waits_for_the_process(made: list[
     assert host.deaths == {"a": 2}
     made[-1].process_gone.clear()
     coming = asyncio.create_task(host.worker("a"))
-    await asyncio.sleep(0.02)
+    await until_made(made, 3)
     assert not coming.done()
     made[1].process_gone.set()
     assert (await coming).state == "ready"
@@ -270,21 +280,20 @@ async def test_a_death_is_counted_and_the_next_waits_for_the_process(made: list[
     await host.unload("a")
     FakeWorker.wait.clear()
     loading = asyncio.create_task(host.worker("a"))
-    while len(made) < 4:
-        await asyncio.sleep(0)
+    await until_made(made, 4)
     made[3].process_gone.set()
     made[3].die()
     assert host.deaths == {"a": 2}
+    FakeWorker.wait.set()
     loading.cancel()
-    host._slots.clear()
+    await asyncio.gather(loading, return_exceptions=True)
 
 
 async def test_models_load_one_after_the_other(made: list[FakeWorker]) -> None:
     FakeWorker.wait.clear()
     host = Host(Settings())
     first, second = (asyncio.create_task(host.worker(name)) for name in ("a", "b"))
-    while len(made) < 2:
-        await asyncio.sleep(0)
+    await until_made(made, 2)
     (loading, waiting) = await host.loaded()
     assert (loading.state, waiting.state, loading.pid) == ("loading", "loading", 7)
     await host.unload("b")

@@ -84,6 +84,100 @@ def test_chat_field_reaches_the_worker(body: dict[str, Any], field: str, value: 
     assert type(getattr(frame, field)) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("model", ["x", "x" * 512], ["x" * 513]),
+        ("temperature", [0, 100], [-0.001, 100.001]),
+        ("top_p", [0.0001, 1], [0, 1.0001]),
+        ("top_k", [-1, 0, 2**31 - 1], [-2, 2**31]),
+        ("min_p", [0, 1], [-0.001, 1.001]),
+        ("n", [1, 128], [0, 129]),
+        ("max_tokens", [1, 2**53 - 1], [0, 2**53]),
+        ("max_completion_tokens", [1, 2**53 - 1], [0, 2**53]),
+        ("stop", ["x", "x" * 1024, ["x"] * 16], ["", "x" * 1025, ["x"] * 17, [""]]),
+        ("stop_token_ids", [[0], [2**31 - 1], [1] * 64], [[-1], [2**31], [1] * 65]),
+        ("seed", [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]),
+        ("presence_penalty", [-2, 2], [-2.001, 2.001]),
+        ("frequency_penalty", [-2, 2], [-2.001, 2.001]),
+        ("repetition_penalty", [0.001, 100], [0, 100.001]),
+        (
+            "logit_bias",
+            [{"0": -100}, {"9999999999": 100}, {str(token): 1 for token in range(1024)}],
+            [{"0": -100.001}, {"0": 100.001}, {"10000000000": 1}, {str(token): 1 for token in range(1025)}],
+        ),
+        ("choice", [["x"], ["x"] * 1024], [[], ["x"] * 1025]),
+        ("guided_choice", [["x"], ["x"] * 1024], [[], ["x"] * 1025]),
+    ],
+)
+def test_ranges_end_where_they_should(name: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        chat(**{name: value})
+    for value in bad:
+        with pytest.raises(InvalidRequest) as refused:
+            chat(**{name: value})
+        assert refused.value.param is not None
+        assert refused.value.param.startswith(name)
+
+
+@pytest.mark.parametrize(("size", "good"), [(1, True), (64, True), (0, False), (65, False)])
+def test_names_of_tools(size: int, good: bool) -> None:
+    tool = {"type": "function", "function": {"name": ("aZ9_.-" * 11)[:size]}}
+    if good:
+        assert chat(tools=[tool]).tools == [tool]
+    else:
+        with pytest.raises(InvalidRequest):
+            chat(tools=[tool])
+    with pytest.raises(InvalidRequest):
+        chat(tools=[{"type": "function", "function": {"name": "a\n"}}])
+
+
+@pytest.mark.parametrize(
+    ("last", "more", "good"),
+    [
+        ("assistant", {"continue_final_message": True}, True),
+        ("assistant", {"continue_final_message": True, "add_generation_prompt": False}, True),
+        ("assistant", {"continue_final_message": True, "add_generation_prompt": True}, False),
+        ("user", {"continue_final_message": True}, False),
+        ("user", {"continue_final_message": False, "add_generation_prompt": True}, True),
+        ("user", {"add_generation_prompt": False}, False),
+    ],
+)
+def test_the_last_message_is_gone_on_with(last: str, more: dict[str, bool], good: bool) -> None:
+    messages = [{"role": last, "content": "x"}]
+    if good:
+        assert chat(messages=messages, **more).continue_final_message is bool(more.get("continue_final_message"))
+    else:
+        with pytest.raises(InvalidRequest) as refused:
+            chat(messages=messages, **more)
+        assert refused.value.param in more
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("usage", [None, False, True])
+def test_usage_is_a_stream_s_option(stream: bool, usage: bool | None) -> None:
+    body = decode(
+        json.dumps({"messages": HI, "stream": stream, "stream_options": {"include_usage": usage}}).encode(), ChatBody
+    )
+    assert body.wants_usage is bool(usage)
+    assert body.streams is stream
+    if stream:
+        body.check()
+    else:
+        with pytest.raises(InvalidRequest):
+            body.check()
+    assert not decode(b'{"messages":[]}'.replace(b"[]", json.dumps(HI).encode()), ChatBody).wants_usage
+
+
+def test_what_an_assistant_said_may_come_back_whole() -> None:
+    said = {"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b", "annotations": []}
+    frame = chat(messages=[said])
+    assert frame.messages == [{"role": "assistant", "content": "x", "reasoning_content": "b"}]
+    for more in ({"annotations": [1]}, {"refusal": "no"}, {"audio": {}}, {"function_call": {}}):
+        with pytest.raises(InvalidRequest):
+            chat(messages=[{"role": "assistant", "content": "x"} | more])
+
+
 def test_named_tool() -> None:
     choice = {"type": "function", "function": {"name": "add"}}
     assert chat(tools=[TOOL], tool_choice=choice).tool_choice == choice
@@ -229,6 +323,8 @@ def test_messages_keep_what_templates_read() -> None:
         (["a", "b"], ["a", "b"]),
         ([1, 2], [[1, 2]]),
         ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a"] * 128, ["a"] * 128),
+        ([1] * 200, [[1] * 200]),
     ],
 )
 def test_prompts(prompt: Any, prompts: list[Any]) -> None:
@@ -247,6 +343,10 @@ def test_prompts(prompt: Any, prompts: list[Any]) -> None:
         ({"prompt": ["a", 1]}, "invalid_request", "prompt"),
         ({"prompt": [-1]}, "invalid_request", "prompt[0]"),
         ({"prompt": ["a"] * 129}, "invalid_request", "prompt"),
+        ({"prompt": [[1]] * 129}, "invalid_request", "prompt"),
+        ({"prompt": ["a", [1]]}, "invalid_request", "prompt"),
+        ({"prompt": [[1], 1]}, "invalid_request", "prompt"),
+        ({"prompt": ["a", ""]}, "invalid_request", "prompt"),
         ({"echo": True, "logprobs": 1}, "unsupported_parameter", "logprobs"),
         ({"logprobs": 21}, "invalid_request", "logprobs"),
         ({"best_of": 2}, "unsupported_parameter", "best_of"),
