@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -29,24 +29,22 @@ class Inner(WireBody):
 
 
 class Client:
-    """Sends parts of a body; counts those that were read."""
+    """Sends parts of a body, then what `then` says; counts the parts that were read."""
 
-    def __init__(self, *parts: bytes, gone: bool = False, endless: bool = False) -> None:
-        self.left = [*parts]
-        self.gone = gone
-        self.endless = endless
+    def __init__(self, *parts: bytes, then: Literal["end", "gone", "silence", "again"] = "end") -> None:
+        self.parts = parts
+        self.then = then
         self.read = 0
 
     async def receive(self) -> Any:
-        if self.endless and len(self.left) == 1:
-            self.left *= 2
-        if not self.left:
-            if self.gone:
+        if self.read >= len(self.parts) and self.then != "again":
+            assert self.then != "end", "nothing more comes"
+            if self.then == "gone":
                 return {"type": "http.disconnect"}
             await asyncio.sleep(60)
-        part = self.left.pop(0)
+        part = self.parts[self.read % len(self.parts)]
         self.read += 1
-        return {"type": "http.request", "body": part, "more_body": bool(self.left) or self.gone}
+        return {"type": "http.request", "body": part, "more_body": self.then != "end" or self.read < len(self.parts)}
 
 
 async def read(client: Client, *headers: tuple[bytes, bytes]) -> Small:
@@ -88,29 +86,26 @@ async def test_of_a_body_that_is_too_large_a_little_goes_by(monkeypatch: pytest.
             await read(client, *headers)
         return client.read
 
-    assert await parts_read(Client(b"x" * 50, endless=True), length) == 3, "all that it announced"
-    assert await parts_read(Client(b"x" * 50, endless=True), (b"content-length", b"1000")) == 6
-    assert await parts_read(Client(b"x" * 50, endless=True), length, (b"expect", b"100-continue")) == 0
-    assert await parts_read(Client(b"x" * 50, endless=True)) == 3 + 6
-    assert await parts_read(Client(b"x" * 60, b"x" * 60)) == 2, "it has come whole"
-    assert await parts_read(Client(b"x" * 60, b"x" * 60, b"x" * 60)) == 3
-    assert await parts_read(Client(b"x" * 120, gone=True)) == 1
+    part = b"x" * 50
+    assert await parts_read(Client(part, then="again"), length) == 3, "all that it announced"
+    assert await parts_read(Client(part, then="again"), (b"content-length", b"1000")) == 6
+    assert await parts_read(Client(part, then="again"), length, (b"expect", b"100-continue")) == 0
+    assert await parts_read(Client(part, then="again")) == 3 + 6
+    assert await parts_read(Client(part, part), length) == 2
+    assert await parts_read(Client(part, part, part)) == 3, "it has come whole"
+    assert await parts_read(Client(part, part, part, part)) == 4
+    assert await parts_read(Client(part, part, part, then="gone")) == 3
     monkeypatch.setattr(bodies, "DISCARD_SECONDS", 0.01)
-    silent = Client(b"x" * 120, b"")
-    silent.left.pop()
-    assert await parts_read(silent, length) == 1
+    assert await parts_read(Client(part, then="silence"), length) == 1
 
 
 async def test_a_client_that_goes_or_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClientGone):
-        await read(Client(b"{", gone=True))
+        await read(Client(b"{", then="gone"))
     monkeypatch.setattr(bodies, "READ_SECONDS", 0.01)
 
-    async def silent() -> Any:
-        await asyncio.sleep(60)
-
     with pytest.raises(InvalidRequest, match="stopped arriving"):
-        await read_json({"headers": [JSON]}, silent, Small, LIMIT)
+        await read(Client(b"{", then="silence"))
 
 
 def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:

@@ -1,0 +1,198 @@
+"""What the routes ask of the host and answer, without workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from localllm.app.config import LOADING, Settings
+from localllm.app.daemon import frames, server
+from localllm.app.daemon.admin import LoadedModel
+from localllm.app.daemon.server import Door, build
+from localllm.app.errors import ModelNotFound
+from localllm.app.store.catalog import ModelRef
+from localllm.app.version import VERSION
+
+READY = SimpleNamespace(model="here", info=SimpleNamespace(context=32, vocab=10))
+LOADING_WORKER = SimpleNamespace(model="coming", info=None)
+
+
+class FakeHost:
+    """Knows `here`, which is loaded, and `coming`, which loads; notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.settings = Settings(max_body_mib=1, quant="int8")
+        self.stopping = False
+        self.deaths = {"here": 2}
+        self.asked: list[Any] = []
+        self.reply: Any = None
+        self.goes_on = asyncio.Event()
+
+    def find(self, name: str) -> Any:
+        return {"here": READY, "coming": LOADING_WORKER}.get(name)
+
+    def only(self) -> str:
+        return "here"
+
+    async def worker(self, name: str, **how: Any) -> Any:
+        self.asked.append((name, how))
+        if "progress" in how:
+            how.pop("progress")("reading", 0.5)
+            await self.goes_on.wait()
+        if name != "here":
+            raise ModelNotFound("no such model")
+        return READY
+
+    @asynccontextmanager
+    async def open(self, worker: Any, sent: list[frames.Frame]) -> AsyncIterator[Any]:
+        self.asked += sent
+
+        async def take() -> list[Any]:
+            return [self.reply]
+
+        yield SimpleNamespace(take=take)
+
+    async def stats(self) -> list[Any]:
+        known = frames.Stats(id="s", running=5, waiting=0, cache_tokens=0, cache_used=0)
+        return [(READY, known), (LOADING_WORKER, None)]
+
+    async def loaded(self) -> list[LoadedModel]:
+        return [LoadedModel(id=name, state="ready", pid=7) for name in ("other", "here")]
+
+    async def unload(self, name: str) -> None:
+        self.asked.append(("unload", name))
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def stops() -> list[bool]:
+    return []
+
+
+@pytest.fixture
+async def client(host: FakeHost, stops: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """On the unix socket."""
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    os.utime(config, (1000.5, 1000.5))
+    known = [
+        ModelRef(id=name, path=tmp_path, context=context, size=9, description="d", bundled=name == "here")
+        for name, context in (("here", 64), ("coming", 64), ("org/cold", 0))
+    ]
+    monkeypatch.setattr(server.catalog, "available", lambda: known)
+    monkeypatch.setattr(server.catalog, "resolve", lambda name: next(model for model in known if model.id == name))
+    app = build(host, Door(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
+
+    async def on_socket(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope | {"server": ("/socket", None)}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(on_socket), base_url="http://localhost") as made:
+        yield made
+
+
+async def test_models_as_cards(client: httpx.AsyncClient) -> None:
+    cards = {card["id"]: card for card in (await client.get("/v1/models")).json()["data"]}
+    same = {"object": "model", "created": 1000, "owned_by": "localllm"}
+    assert cards["here"] == same | {"id": "here", "loaded": True, "max_model_len": 32}
+    assert cards["coming"] == same | {"id": "coming", "loaded": True, "max_model_len": 64}
+    assert cards["org/cold"] == same | {"id": "org/cold", "loaded": False, "max_model_len": None}
+    assert (await client.get("/models/org/cold")).json() == cards["org/cold"]
+    assert (await client.get("/v1/models/~/x")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_models_for_our_client(client: httpx.AsyncClient, host: FakeHost) -> None:
+    entries = (await client.get("/admin/models")).json()
+    assert entries[0] == {
+        "id": "here", "bundled": True, "loaded": True, "size": 9, "context": 64, "description": "d",
+    }  # fmt: skip
+    assert [entry["loaded"] for entry in entries] == [True, True, False]
+    assert [model["id"] for model in (await client.get("/admin/loaded")).json()] == ["other", "here"]
+    assert (await client.post("/admin/unload", json={"model": "here"})).json() == {}
+    assert host.asked == [("unload", "here")]
+
+
+async def test_how_the_daemon_is(client: httpx.AsyncClient, host: FakeHost, stops: list[bool]) -> None:
+    status = (await client.get("/admin/status")).json()
+    assert (status["version"], status["pid"], status["url"], status["stopping"]) == (
+        VERSION,
+        os.getpid(),
+        "http://u",
+        False,
+    )
+    assert set(status["settings"]) == set(LOADING)
+    assert status["settings"]["quant"] == "int8"
+    assert (await client.get("/health")).json() == {"status": "ok", "version": VERSION}
+    host.stopping = True
+    assert (await client.get("/health")).json()["status"] == "stopping"
+    assert (await client.get("/admin/status")).json()["stopping"]
+    page = (await client.get("/metrics")).text
+    assert 'localllm_running{model="here"} 5.0' in page
+    assert 'localllm_running{model="coming"}' not in page
+    assert 'localllm_worker_restarts_total{model="here"} 2.0' in page
+    assert stops == []
+    assert (await client.post("/admin/shutdown", json={})).status_code == 202
+    assert stops == [True]
+
+
+@pytest.mark.parametrize(("flag", "sent"), [(None, True), (True, True), (False, False)])
+async def test_tokenizing(client: httpx.AsyncClient, host: FakeHost, flag: bool | None, sent: bool) -> None:
+    host.reply = frames.Tokens(id="t", tokens=[1, 2], pieces=["a", "b"])
+    said = (await client.post("/tokenize", json={"prompt": "x", "add_special_tokens": flag})).json()
+    assert said == {"count": 2, "max_model_len": 32, "tokens": [1, 2], "token_strs": ["a", "b"]}
+    (name, how), frame = host.asked
+    assert (name, how) == ("here", {"local": True})
+    assert (frame.prompt, frame.messages, frame.add_special_tokens) == ("x", None, sent)
+    await client.post("/tokenize", json={"model": "here", "messages": [{"role": "user", "content": "x"}]})
+    assert host.asked[-1].messages == [{"role": "user", "content": "x"}]
+
+
+async def test_detokenizing(client: httpx.AsyncClient, host: FakeHost) -> None:
+    host.reply = frames.Text(id="t", text="ab")
+    for tokens in ([], [0, 9]):
+        assert (await client.post("/detokenize", json={"tokens": tokens})).json() == {"prompt": "ab"}
+        assert host.asked[-1].tokens == tokens
+    refused = await client.post("/detokenize", json={"tokens": [10, 0]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+
+
+async def test_a_load_as_events(client: httpx.AsyncClient, host: FakeHost) -> None:
+    host.goes_on.set()
+    loading = await client.post("/admin/load", json={"model": "here", "backend": "cpu", "quant": "int4"})
+    assert host.asked == [("here", {"local": True, "backend": "cpu", "quant": "int4"})]
+    progress, model = [json.loads(line[6:]) for line in loading.text.splitlines() if line]
+    assert progress == {"stage": "reading", "done": 0.5}
+    assert (model["id"], model["pid"]) == ("here", 7)
+    failing = await client.post("/admin/load", json={"model": "nowhere"})
+    assert json.loads(failing.text.splitlines()[-2][6:])["error"]["code"] == "model_not_found"
+    large = await client.post("/admin/load", json={"model": "x" * 2**20})
+    assert large.status_code == 413
+
+
+async def test_a_load_that_nobody_waits_for(host: FakeHost) -> None:
+    """What it holds of the host goes; the load itself is the host's."""
+    events = server._Load(host, Door())._events(server.LoadBody(model="here"), True)  # type: ignore[arg-type]
+    assert b"reading" in await anext(events)
+    await events.aclose()  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_unknown_routes_are_named(client: httpx.AsyncClient) -> None:
+    unknown = (await client.get("/nowhere/" + "x" * 300)).json()["error"]
+    assert unknown["code"] == "route_not_found"
+    assert len(unknown["message"]) < 250
+    wrong = await client.get("/tokenize")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
