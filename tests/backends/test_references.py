@@ -1,0 +1,26 @@
+"""Ops by name, back at their references; a name there is not is refused with the nearest."""
+
+from __future__ import annotations
+
+import pytest
+
+from localllm.backends.pytorch.references import with_references
+from localllm.engine.errors import SettingRefused
+from localllm.kernels.ops import Ops
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("nrm.rms", "did you mean norm.rms?"), ("rop", "did you mean rope?"), ("al", "did you mean all?")],
+)
+def test_a_name_there_is_not_gets_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(SettingRefused, match=f"reference_ops names '{name}', and there is no such op") as refused:
+        with_references(Ops(), ["norm", name])
+    assert refused.value.hint == hint
+
+
+def test_a_name_far_from_all_gets_the_list() -> None:
+    with pytest.raises(SettingRefused) as refused:
+        with_references(Ops(), ["?"])
+    names = refused.value.hint.removeprefix("known are ").split(", ")
+    assert names == ["all", *dict.fromkeys(op.partition(".")[0] for op, _ in Ops()), *(op for op, _ in Ops())]

@@ -1,0 +1,207 @@
+"""What no kernel of the CPU covers: its wrappers leave float64, odd strides and unlike types to the references."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.backends.cpu import device as cpu
+from localllm.backends.pytorch.quant.int4 import quantise as int4
+from localllm.kernels.ops import CASES, Ops, judge
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.layer import DecoderLayer
+from localllm.kernels.ops.projection import Product
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
+
+REFERENCE, FAST = Ops(), cpu.OPS
+F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
+QUANTISED = ("linear.int", "linear.fp8")  # their kernels take the packed weight whatever x is
+FLOATS = [case for case in CASES if not case.op.startswith(QUANTISED) and "float8" not in case.label]
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def near(found: Any, expected: Any) -> None:
+    """Both of one type, and apart by a rounding of it at most."""
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("case", FLOATS, ids=str)
+def test_float64_is_computed_as_the_reference_does(case: Case) -> None:
+    arguments, expected = judge.asked(case, dict(REFERENCE)[case.op], F32)
+    wide = {name: judge.moved(value, "cpu", wide=True) for name, value in arguments.items()}
+    for found, other in zip(
+        judge.answer(case, dict(FAST)[case.op], judge.given(case, FAST, wide, "cpu", F64)), expected, strict=True
+    ):
+        near(found, other)
+
+
+@pytest.mark.parametrize("wide", ["x", "weight"])
+def test_norms_of_unlike_types(wide: str) -> None:
+    given = {"x": numbers(3, 8), "weight": numbers(8, seed=1)}
+    given[wide] = given[wide].double()
+    near(FAST.norm.rms(**given, eps=1e-6), REFERENCE.norm.rms(**given, eps=1e-6))
+    near(FAST.norm.layer(**given, bias=None, eps=1e-6), REFERENCE.norm.layer(**given, bias=None, eps=1e-6))
+    residual = numbers(3, 8, seed=2).to(given["x"].dtype)
+    expected = REFERENCE.norm.add_rms(**given, residual=residual, eps=1e-6)
+    near(FAST.norm.add_rms(**given, residual=residual.clone(), eps=1e-6), expected)
+
+
+def test_a_shift_of_another_type_than_the_weight_s() -> None:
+    x, weight, bias = numbers(3, 8), numbers(8, seed=1), numbers(8, seed=2).to(BF16)
+    near(FAST.norm.layer(x, weight, bias, 1e-6), REFERENCE.norm.layer(x, weight, bias, 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("x", "residual"),
+    [
+        (numbers(3, 8).to(BF16), numbers(3, 8, seed=1)),
+        (numbers(3, 8), numbers(8, 3, seed=1).t()),
+        (numbers(3, 2, 8), numbers(3, 2, 8, seed=1)),
+    ],
+    ids=["another type", "strided", "more dimensions"],
+)
+def test_residuals_that_cannot_be_written_over(x: torch.Tensor, residual: torch.Tensor) -> None:
+    weight = numbers(8, seed=2)
+    expected = REFERENCE.norm.add_rms(x, residual, weight, 1e-6)
+    near(FAST.norm.add_rms(x, residual.clone(memory_format=torch.preserve_format), weight, 1e-6), expected)
+
+
+def test_strided_inputs() -> None:
+    x, weight = numbers(8, 6).t(), numbers(8, seed=1)
+    near(FAST.norm.rms(x, weight, 1e-6), REFERENCE.norm.rms(x, weight, 1e-6))
+    near(FAST.norm.layer(x, weight, None, 1e-6), REFERENCE.norm.layer(x, weight, None, 1e-6))
+    near(FAST.activation.silu_and_mul(x), REFERENCE.activation.silu_and_mul(x))
+    heads = numbers(4, 3, 8, seed=2)
+    for part in (heads[..., ::2], heads.transpose(1, 2), heads[:, ::2], heads[..., :4]):
+        near(
+            FAST.norm.rms(part, weight[: part.shape[2]], 1e-6), REFERENCE.norm.rms(part, weight[: part.shape[2]], 1e-6)
+        )
+
+
+HEADS = {
+    "every second number": lambda: numbers(4, 3, 16)[..., ::2],
+    "a part of each head": lambda: numbers(4, 3, 16)[..., :8],
+    "every second head": lambda: numbers(4, 5, 8)[:, ::2],
+    "turned": lambda: numbers(4, 8, 3).transpose(1, 2),
+    "a part of one head": lambda: numbers(4, 1, 16)[..., :8],
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_that_lie_apart(kind: str) -> None:
+    heads, cos, sin = HEADS[kind](), numbers(4, 4, seed=1), numbers(4, 4, seed=2)
+    dense = heads.contiguous()
+    for name in ("neox", "interleaved"):
+        fast, expected = getattr(FAST.rope, name), getattr(REFERENCE.rope, name)(dense, dense, cos, sin)
+        near(fast(HEADS[kind](), dense.clone(), cos, sin), expected)
+        near(fast(dense.clone(), HEADS[kind](), cos, sin), expected)
+        near(fast(dense.clone(), dense.clone(), cos.t().contiguous().t(), sin.t().contiguous().t()), expected)
+    pages = torch.zeros(2, 2, 4, *heads.shape[1:])
+    slots = torch.tensor([6, 1, 0, 3])
+    FAST.kv.store(heads, dense, *pages, slots)
+    assert torch.equal(pages[0].flatten(0, 1)[slots], dense)
+    pages.zero_()
+    FAST.kv.store(dense, heads, *pages, slots)
+    assert torch.equal(pages[1].flatten(0, 1)[slots], dense)
+
+
+@pytest.mark.parametrize("name", ["neox", "interleaved"])
+def test_rotations_of_unlike_types(name: str) -> None:
+    query, key, cos, sin = numbers(4, 3, 8), numbers(4, 2, 8, seed=3), numbers(4, 4, seed=1), numbers(4, 4, seed=2)
+    fast, reference = getattr(FAST.rope, name), getattr(REFERENCE.rope, name)
+    for given in ((query.double(), key), (query, key.double())):
+        near(fast(*(one.clone() for one in given), cos, sin), reference(*given, cos, sin))
+    tables = cos.double(), sin.double()
+    near(fast(query.clone(), key.clone(), *tables), reference(query, key, *tables))
+
+
+@pytest.mark.parametrize("kind", ["query", "pages"])
+def test_caches_of_unlike_types(kind: str) -> None:
+    """One side is of float64: the cache's writes and attention."""
+    (case,) = (case for case in CASES if str(case) == "kv.append-plain")
+    arguments, _ = judge.asked(case, REFERENCE.kv.append, F32)
+    names = ("qkv", "query_norm", "key_norm") if kind == "query" else case.mutates
+    arguments |= {name: arguments[name].double() for name in names}
+    pages = [[arguments[name].clone() for name in case.mutates] for _ in range(2)]
+    answers = [
+        ops.kv.append(**arguments | {"qkv": arguments["qkv"].clone(), "key_pages": keys, "value_pages": values})
+        for ops, (keys, values) in zip((FAST, REFERENCE), pages, strict=True)
+    ]
+    near(answers[0], answers[1])
+    near(pages[0], pages[1])
+    key, value = arguments["qkv"][:, 4:6], arguments["qkv"][:, 6:]
+    for ops, own in zip((FAST, REFERENCE), pages, strict=True):
+        ops.kv.store(key, value, *own, arguments["slots"])
+    near(pages[0], pages[1])
+
+
+@pytest.mark.parametrize("strides", ["every second number", "a part of each head", "every second head"])
+def test_attention_of_queries_that_lie_apart(strides: str) -> None:
+    (case,) = (case for case in CASES if str(case) == "attention.paged-mixed")
+    arguments, _ = judge.asked(case, REFERENCE.attention.paged, F32)
+    query = arguments["query"]
+    room = query.new_full((query.shape[0], 2 * query.shape[1], 2 * query.shape[2]), torch.nan)
+    apart = {
+        "every second number": room[:, : query.shape[1], ::2],
+        "a part of each head": room[:, : query.shape[1], : query.shape[2]],
+        "every second head": room[:, ::2].as_strided(query.shape, (room.stride(0), 2 * room.stride(1), 1)),
+    }[strides]
+    apart.copy_(query)
+    near(FAST.attention.paged(**arguments | {"query": apart}), FAST.attention.paged(**arguments))
+
+
+def test_token_ids_of_64_bits() -> None:
+    tokens, weight = torch.tensor([3, 0, 4]), numbers(5, 8)
+    near(FAST.linear.embedding(tokens, weight), weight[tokens])
+
+
+@pytest.mark.parametrize("dtype", [BF16, F64], ids=str)
+def test_logits_that_are_not_of_float32(dtype: torch.dtype) -> None:
+    logits = numbers(3, 50).to(dtype)
+    tokens, rows, words = torch.tensor([1, 2, 3]), torch.tensor([2, 0]), torch.tensor([[7, 1], [-1, 0]]).int()
+    assert torch.equal(FAST.sampling.greedy(logits), logits.argmax(-1))
+    for k in (0, 4):
+        near(tuple(FAST.sampling.logprobs(logits, tokens, k)), tuple(REFERENCE.sampling.logprobs(logits, tokens, k)))
+    masked = logits.clone(), logits.clone()
+    FAST.sampling.mask(masked[0], rows, words)
+    REFERENCE.sampling.mask(masked[1], rows, words)
+    assert torch.equal(*masked)
+    (case,) = (case for case in CASES if str(case) == "sampling.draw-all")
+    arguments, _ = judge.asked(case, REFERENCE.sampling.draw, F32)
+    wide = arguments["logits"].to(dtype)
+    expected = REFERENCE.sampling.draw(wide, arguments["draws"])
+    assert torch.equal(FAST.sampling.draw(wide, arguments["draws"]), expected)
+
+
+def test_a_layer_whose_products_no_call_takes_stays_as_it_is() -> None:
+    """The call of a whole layer takes packed weights in their order, of one way with int4 or none."""
+    from localllm.kernels.cpu.layer import Prepared
+
+    (case,) = (case for case in CASES if str(case) == "layer.decoder-decode")
+    arguments, _ = judge.asked(case, REFERENCE.layer.decoder, F32)
+    plain = arguments["layer"]
+    names = ("qkv", "out", "gate_up", "down")
+
+    def prepared(ops: tuple[str, ...], order: torch.Tensor | None = None, packs: int = 4) -> Any:
+        products = {}
+        for at, (name, op) in enumerate(zip(names, ops, strict=True)):
+            product = getattr(plain, name)
+            weight = int4(product.weight) if op.startswith("int4") else product.weight
+            held = FAST.linear.pack(weight, F32) if at < packs else weight
+            products[name] = Product(op, held, None, order if name == "down" else None)
+        return FAST.layer.prepare(dataclasses.replace(plain, **products))
+
+    for kinds in (("dense",) * 4, ("int4",) * 4, ("int4_wide",) * 4, ("int4", "dense", "int4", "dense")):
+        assert isinstance(prepared(kinds), Prepared)
+    assert prepared(("int4_wide",) * 4).weights[-1] is True
+    assert prepared(("int4",) * 4).weights[-1] is False
+    assert isinstance(prepared(("int4", "int4_wide", "dense", "dense")), DecoderLayer)
+    assert isinstance(prepared(("dense",) * 4, order=torch.arange(plain.down.weight.shape[1])), DecoderLayer)
+    assert isinstance(prepared(("dense",) * 4, packs=3), DecoderLayer)
