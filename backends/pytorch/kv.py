@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...engine.batch import Ints
+from ...kernels.ops.step import Cache
 from .device import Device
 
 TOGETHER = 64  # pages of all layers that are copied by one call
@@ -32,11 +32,8 @@ class PagedKV:
         shape = (2, layers, num_pages + 1, page_size, kv_heads, head_dim)
         pages = torch.empty(shape, dtype=dtype, device=device)
         self.keys, self.values = pages
+        self.cache = Cache(self.keys, self.values)
         self._parts = pages.flatten(0, 1)  # keys and values of every layer
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Key pages and value pages, [num_pages + 1, page_size, kv heads, head dim] each."""
-        return self.keys[index], self.values[index]
 
     def copy(self, copies: Ints, device: Device) -> None:
         """Page copies [copies, 2] of (source, target), all read before any is written."""

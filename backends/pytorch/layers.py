@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ...engine.modelconfig import LayerKind, ModelConfig
 from ...kernels.ops import Ops
-from ...kernels.ops.layer import DecoderLayer, Last
+from ...kernels.ops.layer import DecoderLayer
+from ...kernels.ops.mlp import GatedMlp
+from ...kernels.ops.step import Answers, LayerStep
 from .inputs import Step
 from .kv import PagedKV
 from .rotary import Rotary
@@ -85,15 +87,19 @@ class DenseLayer:
                     config.qkv_bias,
                 ),
                 out=weights.linear([f"{attention}.o_proj"], [width], outs[0], config.output_bias),
-                gate_up=weights.linear([f"{mlp}.{part}" for part in gate_up], sides, width, config.mlp_bias),
-                down=weights.linear([f"{mlp}.down_proj"], [width], inner, config.mlp_bias),
-                gate="gelu_tanh_and_mul" if config.activation == "gelu_tanh" else "silu_and_mul",
+                mlp=GatedMlp(
+                    gate_up=weights.linear([f"{mlp}.{part}" for part in gate_up], sides, width, config.mlp_bias),
+                    down=weights.linear([f"{mlp}.down_proj"], [width], inner, config.mlp_bias),
+                    gate="gelu_tanh_and_mul" if config.activation == "gelu_tanh" else "silu_and_mul",
+                ),
                 rotation="neox",
                 dim=dim,
                 eps=config.norm_eps,
                 offset=offset,
                 scale=config.attention_scale,
                 window=config.window if self.kind == "sliding" else 0,
+                cache_index=index,
+                rotation_index=list(config.ropes).index(self.kind),
             )
         )
 
@@ -124,22 +130,21 @@ class Decoder:
         self.embedding_scale, self.soft_cap = embedding_scale, config.logit_soft_cap
         device = self.embedding.device.type
         self.rotaries = [Rotary(rope, context, device) for rope in config.ropes.values()]
-        self.turn_of = [list(config.ropes).index(one.kind) for one in self.layers]
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """Last hidden states of the tokens that `step.last` names [rows, hidden], normalised; writes the cache."""
-        turns = [rotary.rows(step.positions) for rotary in self.rotaries]
+        rotations = [rotary.rows(step.positions) for rotary in self.rotaries]
         x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale, self.dtype)
         stream = torch.zeros_like(x)
-        last = None if step.last_rows is None else Last(step.last, step.last_rows)
-        where = turns, self.turn_of, step.rows, step.slots, kv.keys, kv.values
-        x, stream = ops.layer.decoders(ops, self.stack, x, stream, *where, last)
+        answers = None if step.last_rows is None else Answers(step.last, step.last_rows)
+        layer_step = LayerStep(step.rows, step.slots, rotations, kv.cache, answers=answers)
+        x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         every = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # every token is its row's last
-        if last is None and not every:
+        if answers is None and not every:
             x, stream = x.index_select(0, step.last), stream.index_select(0, step.last)
         return self.norm.add(x, stream, ops)[0]
 
     def logits(self, hidden: Tensor, ops: Ops) -> Tensor:
         """[rows, vocab] float32."""
-        logits = self.head(hidden, ops, torch.float32)
+        logits = self.head(hidden, ops, dtype=torch.float32)
         return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits

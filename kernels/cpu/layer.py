@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..ops import Ops
 from ..ops import layer as reference
-from ..ops.attention import Rows
-from ..ops.layer import DecoderLayer, Last
+from ..ops.layer import DecoderLayer
+from ..ops.mlp import GatedMlp
 from ..ops.projection import Product
+from ..ops.step import LayerStep
 from .linear import Packed
 
 _layer = torch.ops.localllm.layer.default
@@ -23,8 +24,9 @@ _NONE = torch.empty(0)
 
 
 class Prepared(NamedTuple):
-    """The arguments of the op that stay the same, before and after those of the step."""
+    """A layer, and the arguments of the op that stay the same: those before and after the arguments of the step."""
 
+    layer: DecoderLayer
     weights: tuple[Any, ...]
     heads: int
     numbers: tuple[Any, ...]
@@ -32,9 +34,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(layer: DecoderLayer) -> Any:
-    """What the op can take of one go; any other layer stays as it is, and is computed part by part."""
-    products = (layer.qkv, layer.out, layer.gate_up, layer.down)
-    packed = [product for product in products if isinstance(product, Product) and isinstance(product.weight, Packed)]
+    """The arguments of the op where it computes the whole layer, else the layer, whose parts are then composed."""
+    packed = _packed(layer)
     quarter = {product.op for product in packed if product.op.startswith("int4")}
     if len(packed) < 4 or any(product.order is not None for product in packed) or len(quarter) > 1:
         return layer
@@ -49,31 +50,37 @@ def prepare(layer: DecoderLayer) -> Any:
         [product.weight.group for product in packed],
         quarter == {"int4_wide"},
     )
-    out, down = packed[1].weight, packed[3].weight
-    gate, rotation = _GATES[layer.gate], _ROTATIONS[layer.rotation]
-    numbers = (down.ins, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
+    assert isinstance(layer.mlp, GatedMlp)
+    gate = _GATES[layer.mlp.gate]
+    rotation = _ROTATIONS[layer.rotation]
+    inner = packed[3].weight.ins
+    numbers = (inner, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
     sinks = None if layer.sinks is None else layer.sinks.float()
-    return Prepared(weights, out.ins // layer.dim, numbers, sinks)
+    return Prepared(layer, weights, packed[1].weight.ins // layer.dim, numbers, sinks)
 
 
-def decoder(
-    ops: Ops,
-    layer: Any,
-    x: Tensor,
-    stream: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rows: Rows,
-    slots: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    last: Last | None = None,
-) -> tuple[Tensor, Tensor]:
+def _packed(layer: DecoderLayer) -> list[Product]:
+    """qkv, out, gate_up and down, if all are single products with packed weights; else fewer."""
+    if not isinstance(layer.mlp, GatedMlp):
+        return []
+    projections = layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down
+    products = [projection.product for projection in projections]
+    return [product for product in products if product is not None and isinstance(product.weight, Packed)]
+
+
+def decoder(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
+    """See kernels/ops/layer.py; a step with adapters is composed of its parts."""
     if not isinstance(layer, Prepared):
-        return reference.decoder(ops, layer, x, stream, cos, sin, rows, slots, key_pages, value_pages, last)
-    weights, heads, numbers, sinks = layer
-    step = slots, key_pages, value_pages, rows.row_starts, rows.context_lens, rows.page_table
-    _layer(x, stream, *weights, cos, sin, *step, sinks, heads, *numbers)
-    if last is not None:  # one call makes them all
-        return x.index_select(0, last.tokens), stream.index_select(0, last.tokens)
+        return reference.decoder(ops, layer, x, stream, step)
+    whole, weights, heads, numbers, sinks = layer
+    if step.adapters is not None:
+        return reference.decoder(ops, whole, x, stream, step)
+    rotation = step.rotations[whole.rotation_index]
+    pages = step.cache.layers[whole.cache_index]
+    rows = step.rows
+    where = step.slots, *pages, rows.row_starts, rows.context_lens, rows.page_table
+    _layer(x, stream, *weights, *rotation, *where, sinks, heads, *numbers)
+    if step.answers is not None:  # the op computes every token
+        tokens = step.answers.tokens
+        return x.index_select(0, tokens), stream.index_select(0, tokens)
     return x, stream

@@ -2,68 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..ops import Ops
 from ..ops import layer as reference
-from ..ops.attention import Rows
-from ..ops.layer import DecoderLayer, Last
-from ..ops.projection import Product
+from ..ops.layer import DecoderLayer
+from ..ops.mlp import GatedMlp
+from ..ops.projection import Product, Projection
+from ..ops.step import LayerStep
 from .linear import few_rows, takes_norm
 
 # The numbers of Activation in kernels.h.
 GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}
 
 
-def decoder(
-    ops: Ops,
-    layer: DecoderLayer,
-    x: Tensor,
-    stream: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rows: Rows,
-    slots: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    last: Last | None = None,
-) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py, whose parts it computes one by one where tokens are many or formats others."""
-    qkv_product, gate_up = layer.qkv, layer.gate_up
-    if last is not None or not (_fused(qkv_product, x) and _fused(gate_up, x, gated=True)):
-        return reference.decoder(ops, layer, x, stream, cos, sin, rows, slots, key_pages, value_pages, last)
+def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
+    """See kernels/ops/layer.py. Many tokens, other formats, adapters and selected answers take the composed layer."""
+    qkv_product = _fused(layer.qkv, x)
+    mlp = layer.mlp
+    gate_up = _fused(mlp.gate_up, x, gated=True) if isinstance(mlp, GatedMlp) else None
+    if step.answers is not None or step.adapters is not None or qkv_product is None or gate_up is None:
+        return reference.decoder(ops, layer, x, stream, step)
+    assert isinstance(mlp, GatedMlp)
     before = layer.before_attention, layer.eps, layer.offset
     qkv, stream = _normalised(x, stream, before, qkv_product)
     head_norms = layer.query_norm, layer.key_norm, layer.eps, layer.offset
     heads = qkv.view(len(x), -1, layer.dim)
-    query = ops.kv.append(heads, *head_norms, cos, sin, layer.rotation, slots, key_pages, value_pages)
+    rotation = *step.rotations[layer.rotation_index], layer.rotation
+    pages = step.cache.layers[layer.cache_index]
+    query = ops.kv.append(heads, *head_norms, *rotation, step.slots, *pages)
     options = layer.scale, layer.window, layer.soft_cap, layer.sinks
-    seen = ops.attention.paged(query, key_pages, value_pages, rows, *options)
-    x = layer.out(seen.flatten(1), ops)
+    attention = ops.attention.paged(query, *pages, step.rows, *options)
+    x = layer.out(attention.flatten(1), ops, step)
     if layer.after_attention is not None:
         x = ops.norm.rms(x, layer.after_attention, layer.eps, layer.offset)
     before = layer.before_mlp, layer.eps, layer.offset
-    gated, stream = _normalised(x, stream, before, gate_up, GATES[layer.gate])
-    x = layer.down(gated, ops)
+    gated, stream = _normalised(x, stream, before, gate_up, GATES[mlp.gate])
+    x = mlp.down(gated, ops, step)
     if layer.after_mlp is not None:
         x = ops.norm.rms(x, layer.after_mlp, layer.eps, layer.offset)
     return x, stream
 
 
-def _fused(product: Any, x: Tensor, gated: bool = False) -> bool:
-    if not isinstance(product, Product) or product.order is not None or product.op == "int4_wide":
-        return False
+def _fused(projection: Projection, x: Tensor, gated: bool = False) -> Product | None:
+    """The product that takes the norm before it, or the gate behind it; None: it does not."""
+    product = projection.product
+    if product is None or product.order is not None or product.op == "int4_wide":
+        return None
     if not x.is_cuda or x.dtype != torch.bfloat16 or not takes_norm(product.weight, len(x), gated):
-        return False
+        return None
     outs: int = product.weight.outs
-    return outs % 16 == 0
+    return product if outs % 16 == 0 else None
 
 
 def _normalised(
-    x: Tensor, stream: Tensor, norm: tuple[Tensor, float, float], product: Any, gate: int = -1
+    x: Tensor, stream: Tensor, norm: tuple[Tensor, float, float], product: Product, gate: int = -1
 ) -> tuple[Tensor, Tensor]:
     answer: tuple[Tensor, Tensor] = few_rows(
         x.contiguous(), product.weight, product.bias, x.dtype, None, norm, stream.contiguous(), gate

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..ops import Ops
 from ..ops import layer as reference
-from ..ops.attention import Rows
-from ..ops.layer import DecoderLayer, Last
+from ..ops.layer import DecoderLayer
+from ..ops.mlp import GatedMlp
 from ..ops.projection import Product
+from ..ops.step import LayerStep
 from .layer import GATES
 from .linear import BF16, Packed
 
@@ -59,6 +60,8 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
     layers = tuple(layers)
     shapes = {_shape(layer) for layer in layers}
     shape = shapes.pop() if len(shapes) == 1 else None
+    if [layer.cache_index for layer in layers] != list(range(len(layers))):
+        shape = None
     if shape is None or _bytes(layers[0]) > CHOSEN_BYTES:
         return Stack(layers)
     table = torch.tensor([_addresses(layer) for layer in layers], device=layers[0].before_mlp.device)
@@ -70,62 +73,54 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
     return Stack(layers, shape, table, shared)
 
 
-def decoders(
-    ops: Ops,
-    stack: Stack,
-    x: Tensor,
-    stream: Tensor,
-    turns: Sequence[tuple[Tensor, Tensor]],
-    turn_of: Sequence[int],
-    rows: Rows,
-    slots: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    last: Last | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One kernel for a row of one token, layer by layer for any others."""
-    if last is not None or not _fits(stack, x, rows, turns, keys):
-        return reference.decoders(ops, stack, x, stream, turns, turn_of, rows, slots, keys, values, last)
-    shape = stack.shape
-    assert shape is not None
-    x_out, stream_out = torch.empty_like(x), torch.empty_like(x)
-    step = *turns[0], slots, rows.context_lens, rows.page_table, keys, values
+def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
+    """One kernel for a row of one token, layer by layer for all others."""
+    shape, keys, values = stack.shape, step.cache.keys, step.cache.values
+    if shape is None or not isinstance(keys, Tensor) or not _fits(shape, x, step, keys):
+        return reference.decoders(ops, stack, x, stream, step)
+    x_out = torch.empty_like(x)
+    stream_out = torch.empty_like(x)
+    rows = step.rows
+    where = *step.rotations[0], step.slots, rows.context_lens, rows.page_table, keys, values
     numbers = shape.inner, shape.heads, GATES[shape.gate], shape.eps, shape.offset, shape.scale
-    _step(x_out, stream_out, x.contiguous(), stream.contiguous(), stack.table, stack.shared, *step, *numbers)
+    _step(x_out, stream_out, x.contiguous(), stream.contiguous(), stack.table, stack.shared, *where, *numbers)
     return x_out, stream_out
 
 
-def _fits(stack: Stack, x: Tensor, rows: Rows, turns: Sequence[tuple[Tensor, Tensor]], keys: Tensor) -> bool:
-    """Without rows, as when attention is left out of what is recorded, it does not."""
-    shape, page_size = stack.shape, keys.shape[2]
+def _fits(shape: Shape, x: Tensor, step: LayerStep, keys: Tensor) -> bool:
+    """Whether the kernel computes this step. Without rows, as when attention is left out of a capture, it does not."""
+    page_size = keys.shape[2]
     return (
-        shape is not None
-        and len(x) == 1 == len(rows.query_lens)
+        step.answers is None
+        and step.adapters is None
+        and len(x) == 1 == len(step.rows.query_lens)
         and x.dtype == keys.dtype == torch.bfloat16
         and keys.shape[3:] == (shape.kv_heads, shape.dim)
         and page_size & (page_size - 1) == 0
         and keys.is_contiguous()
-        and 2 * turns[0][0].shape[1] == shape.dim
-        and len(turns) == 1
+        and len(step.rotations) == 1
+        and 2 * step.rotations[0][0].shape[1] == shape.dim
     )
 
 
 def _shape(layer: DecoderLayer) -> Shape | None:
     """None: not of a kind that the kernel knows."""
     products = _plain_products(layer)
-    if len(products) < 4 or not _hopper(layer.before_mlp.device):
+    mlp = layer.mlp
+    if len(products) < 4 or not isinstance(mlp, GatedMlp) or not _hopper(layer.before_mlp.device):
         return None
     norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
     qkv, out, gate_up, down = (product.weight for product in products)
-    hidden, inner, dim = qkv.ins, down.ins, layer.dim
-    heads, kv_heads = out.ins // dim, (qkv.outs - out.ins) // (2 * dim)
+    dim = layer.dim
+    heads = out.ins // dim
+    kv_heads = (qkv.outs - out.ins) // (2 * dim)
     known = (
         dim in (64, 128)
-        and hidden % 128 == inner % 64 == 0
+        and qkv.ins % 128 == down.ins % 64 == 0
         and kv_heads > 0
         and heads % kv_heads == 0
         and heads <= 8 * kv_heads
-        and gate_up.outs == 2 * inner
+        and gate_up.outs == 2 * down.ins
         and layer.rotation == "neox"
         and not (layer.window or layer.soft_cap)
         and layer.after_attention is layer.sinks is None
@@ -133,13 +128,16 @@ def _shape(layer: DecoderLayer) -> Shape | None:
     )
     if not known:
         return None
-    return Shape(hidden, inner, heads, kv_heads, dim, layer.gate, layer.eps, layer.offset, layer.scale)
+    return Shape(qkv.ins, down.ins, heads, kv_heads, dim, mlp.gate, layer.eps, layer.offset, layer.scale)
 
 
 def _plain_products(layer: DecoderLayer) -> list[Product]:
     """qkv, out, gate_up and down, if all are bf16 weights as they are; else fewer."""
-    products = layer.qkv, layer.out, layer.gate_up, layer.down
-    return [product for product in products if isinstance(product, Product) and _plain(product)]
+    if not isinstance(layer.mlp, GatedMlp):
+        return []
+    projections = layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down
+    products = [projection.product for projection in projections]
+    return [product for product in products if product is not None and _plain(product)]
 
 
 def _plain(product: Product) -> bool:

@@ -26,7 +26,7 @@ class Case:
     label: str
     make: Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]
     tolerances: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCES)
-    mutates: tuple[str, ...] = ()  # arguments that the op writes; they and what it returns are its answer
+    mutates: tuple[str, ...] = ()  # arguments, or fields of them after dots, that the op writes: part of its answer
     packs: tuple[str, ...] = ()  # weights that an implementation is given as its own `linear.pack` holds them
 
     def __str__(self) -> str:

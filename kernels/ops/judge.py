@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .layer import DecoderLayer
+from .mlp import GatedMlp
 
 if TYPE_CHECKING:
     from . import Ops
@@ -23,8 +26,8 @@ def moved(value: Any, device: str, wide: bool = False) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, torch.float64 if wide and value.is_floating_point() else value.dtype, copy=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {part.name: moved(getattr(value, part.name), device, wide) for part in dataclasses.fields(value)}
-        return dataclasses.replace(value, **parts)
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: moved(getattr(value, name), device, wide) for name in fields})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(moved(part, device, wide) for part in value))
     if isinstance(value, tuple | list):
@@ -36,7 +39,7 @@ def answer(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
     """What the op writes and what it returns."""
     returned = op(**arguments)
     answers = [returned] if isinstance(returned, Tensor) else list(returned or ())
-    return [arguments[name] for name in case.mutates] + answers
+    return [attrgetter(name)(SimpleNamespace(**arguments)) for name in case.mutates] + answers
 
 
 def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
@@ -45,10 +48,15 @@ def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
         return ops.layer.prepare_stack([held(ops, layer, dtype) for layer in value])
     if not isinstance(value, DecoderLayer):
         return ops.linear.pack(value, dtype)
-    names = ("qkv", "out", "gate_up", "down")
-    products = {name: getattr(value, name) for name in names}
-    packed = {name: one._replace(weight=ops.linear.pack(one.weight, dtype)) for name, one in products.items()}
-    return ops.layer.prepare(dataclasses.replace(value, **packed))
+
+    def packed(projection: Any) -> Any:
+        return projection._replace(weight=ops.linear.pack(projection.weight, dtype))
+
+    mlp = value.mlp
+    if isinstance(mlp, GatedMlp):
+        mlp = mlp._replace(gate_up=packed(mlp.gate_up), down=packed(mlp.down))
+    layer = dataclasses.replace(value, qkv=packed(value.qkv), out=packed(value.out), mlp=mlp)
+    return ops.layer.prepare(layer)
 
 
 def given(case: Case, ops: Ops, arguments: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""A decoder layer as one op, and all of a model's. What they mean is their parts one after the other; a device may do
-them in one go."""
+"""A decoder layer, or a whole stack of them, as one op. The reference composes smaller ops; a device may fuse them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,17 +12,17 @@ from torch import Tensor
 from .attention import Rows
 from .case import Case
 from .kv import Rotation
+from .mlp import Gate, GatedMlp, Mlp
 from .projection import Product, Projection
+from .step import Answers, Cache, LayerStep
 
 if TYPE_CHECKING:
     from . import Ops
 
-Gate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]  # a field of Activation
-
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Norm, attention, norm, gated MLP; some normalise what each block adds as well. Norms are [hidden]."""
+    """Norm, attention, norm, MLP; some layers normalise the output of each block as well. Norms are [hidden]."""
 
     before_attention: Tensor
     before_mlp: Tensor
@@ -33,9 +32,7 @@ class DecoderLayer:
     key_norm: Tensor | None
     qkv: Projection
     out: Projection
-    gate_up: Projection
-    down: Projection
-    gate: Gate
+    mlp: Mlp
     rotation: Rotation
     dim: int  # of a head
     eps: float
@@ -44,92 +41,65 @@ class DecoderLayer:
     window: int = 0
     soft_cap: float = 0.0
     sinks: Tensor | None = None
-
-
-class Last(NamedTuple):
-    """The tokens of which anything is read behind the last layer: of all others it makes keys and values only."""
-
-    tokens: Tensor  # [answers] int32
-    rows: Rows  # theirs, of one query each
+    cache_index: int = 0  # of its pages in LayerStep.cache
+    rotation_index: int = 0  # of its cos and sin in LayerStep.rotations
 
 
 def prepare(layer: DecoderLayer) -> Any:
-    """The layer as this device's `decoder` wants it; here: as it is."""
+    """The layer as this device's `decoder` takes it; here: unchanged."""
     return layer
 
 
-def decoder(
-    ops: Ops,
-    layer: DecoderLayer,
-    x: Tensor,
-    stream: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rows: Rows,
-    slots: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    last: Last | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(x, stream), both [tokens, hidden] -> the layer's own; x is what is still to be added to the residual stream.
+def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
+    """(x, stream), both [tokens, hidden] -> those of the next layer; x is not yet added to the residual stream.
 
-    The other arguments are those of kv.append and attention.paged, whose cache it writes and reads. With `last` the
-    answers are of those tokens alone. An implementation may write over x and stream.
+    Keys and values go to the layer's pages. With step.answers the result has those tokens alone. An implementation may
+    write over x and stream.
     """
     norm = ops.norm
     x, stream = norm.add_rms(x, stream, layer.before_attention, layer.eps, layer.offset)
-    qkv = layer.qkv(x, ops).view(x.shape[0], -1, layer.dim)
+    qkv = layer.qkv(x, ops, step).view(x.shape[0], -1, layer.dim)
     head_norms = layer.query_norm, layer.key_norm, layer.eps, layer.offset
-    query = ops.kv.append(qkv, *head_norms, cos, sin, layer.rotation, slots, key_pages, value_pages)
-    if last is not None:
-        if not len(last.tokens):
+    rotation = *step.rotations[layer.rotation_index], layer.rotation
+    pages = step.cache.layers[layer.cache_index]
+    query = ops.kv.append(qkv, *head_norms, *rotation, step.slots, *pages)
+    if step.answers is not None:
+        tokens = step.answers.tokens
+        if not len(tokens):
             return x[:0], stream[:0]
-        query, stream, rows = query.index_select(0, last.tokens), stream.index_select(0, last.tokens), last.rows
+        query = query.index_select(0, tokens)
+        stream = stream.index_select(0, tokens)
+        step = step.answered()
     options = layer.scale, layer.window, layer.soft_cap, layer.sinks
-    seen = ops.attention.paged(query, key_pages, value_pages, rows, *options)
-    x = layer.out(seen.flatten(1), ops)
+    attention = ops.attention.paged(query, *pages, step.rows, *options)
+    x = layer.out(attention.flatten(1), ops, step)
     if layer.after_attention is not None:
         x = norm.rms(x, layer.after_attention, layer.eps, layer.offset)
     x, stream = norm.add_rms(x, stream, layer.before_mlp, layer.eps, layer.offset)
-    x = layer.down(getattr(ops.activation, layer.gate)(layer.gate_up(x, ops)), ops)
+    x = layer.mlp(x, ops, step)
     if layer.after_mlp is not None:
         x = norm.rms(x, layer.after_mlp, layer.eps, layer.offset)
     return x, stream
 
 
 def prepare_stack(layers: Sequence[Any]) -> Any:
-    """All layers of a model, each as `prepare` made it, as this device's `decoders` wants them; here: as they are."""
+    """All layers of a model, each as `prepare` made it, as this device's `decoders` takes them; here: unchanged."""
     return tuple(layers)
 
 
-def decoders(
-    ops: Ops,
-    stack: Iterable[Any],
-    x: Tensor,
-    stream: Tensor,
-    turns: Sequence[tuple[Tensor, Tensor]],
-    turn_of: Sequence[int],
-    rows: Rows,
-    slots: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    last: Last | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`decoder` for one layer after the other. turns are the (cos, sin) of every way in which layers rotate, turn_of
-    [layers] says which of them each does; keys and values [layers, pages, page_size, kv heads, dim] are their pages.
-    `last` is the last layer's."""
-    left = len(turn_of)
-    for layer, turn, *pages in zip(stack, turn_of, keys, values, strict=True):
-        left -= 1
-        own = None if left else last
-        x, stream = ops.layer.decoder(ops, layer, x, stream, *turns[turn], rows, slots, *pages, own)
-    return x, stream
+def decoders(ops: Ops, stack: Iterable[Any], x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
+    """`decoder` for one layer after the other. step.answers are the last layer's."""
+    *layers, last = stack
+    inner = step if step.answers is None else step._replace(answers=None)
+    for layer in layers:
+        x, stream = ops.layer.decoder(ops, layer, x, stream, inner)
+    return ops.layer.decoder(ops, last, x, stream, step)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Which implementation of whole layers a device uses; `decoder` is given what `prepare` made, `decoders` what
-    `prepare_stack` made of those, once, at load."""
+    """Which implementation of whole layers a device uses. At load `prepare` makes the layers that `decoder` takes, and
+    `prepare_stack` makes of those the stack that `decoders` takes."""
 
     decoder: Callable[..., tuple[Tensor, Tensor]] = decoder
     prepare: Callable[[DecoderLayer], Any] = prepare
@@ -170,7 +140,7 @@ def inputs(
         def norm(wanted: bool, width: int) -> Tensor | None:
             return random(width, size=0.1, mean=1.0 - offset) if wanted else None
 
-        def layer() -> DecoderLayer:
+        def layer(index: int) -> DecoderLayer:
             return DecoderLayer(
                 random(hidden, size=0.1, mean=1.0 - offset),
                 random(hidden, size=0.1, mean=1.0 - offset),
@@ -180,19 +150,19 @@ def inputs(
                 norm(head_norms, dim),
                 product((heads + 2 * kv_heads) * dim, hidden),
                 product(hidden, heads * dim),
-                product(2 * inner, hidden),
-                product(hidden, inner),
-                gate,
+                GatedMlp(product(2 * inner, hidden), product(hidden, inner), gate),
                 "neox",
                 dim,
                 1e-6,
                 offset,
                 dim**-0.5,
+                cache_index=index,
                 **options,
             )
 
-        own = tuple(layer() for _ in range(max(layers, 1)))
-        queries, contexts = ([one[i] for one in lens] for i in (0, 1))
+        stack = tuple(layer(index) for index in range(max(layers, 1)))
+        queries = [one[0] for one in lens]
+        contexts = [one[1] for one in lens]
         each = -(-max(contexts) // page_size)
         table = torch.randperm(len(lens) * each, generator=generator).view(len(lens), each).int() + 1
         at = [
@@ -203,31 +173,20 @@ def inputs(
         tokens = sum(queries)
         angle = torch.rand(tokens, dim // 2, generator=generator) * 100.0
         starts = torch.tensor([0, *queries]).cumsum(0).int()
-        pages = random(2, len(own), len(lens) * each + 1, page_size, kv_heads, dim)
-        turn = angle.cos(), angle.sin()
-        step: dict[str, Any] = {
-            "ops": Ops(),
-            "x": random(tokens, hidden),
-            "stream": random(tokens, hidden),
-            "rows": Rows(starts, torch.tensor(contexts).int(), table, tuple(queries), tuple(contexts)),
-            "slots": torch.tensor(at),
-        }
+        pages = random(2, len(stack), len(lens) * each + 1, page_size, kv_heads, dim)
+        x = random(tokens, hidden)
+        stream = random(tokens, hidden)
+        rows = Rows(starts, torch.tensor(contexts).int(), table, tuple(queries), tuple(contexts))
+        answers = None
         if last is not None:
-            which, ones = torch.tensor(last, dtype=torch.int32), (1,) * len(last)
-            own_rows = torch.arange(len(last) + 1).int(), step["rows"].context_lens[which], table[which]
-            answered = Rows(*own_rows, ones, tuple(contexts[row] for row in last))
-            step["last"] = Last(starts[1:][which] - 1, answered)
-        if layers:
-            return {
-                **step,
-                "stack": own,
-                "turns": [turn],
-                "turn_of": [0] * layers,
-                "keys": pages[0],
-                "values": pages[1],
-            }
-        cache = {"key_pages": pages[0, 0], "value_pages": pages[1, 0]}
-        return {**step, **cache, "layer": own[0], "cos": turn[0], "sin": turn[1]}
+            which = torch.tensor(last, dtype=torch.int32)
+            numbers = torch.arange(len(last) + 1).int(), rows.context_lens[which], table[which]
+            answered = Rows(*numbers, (1,) * len(last), tuple(contexts[row] for row in last))
+            answers = Answers(starts[1:][which] - 1, answered)
+        cache = Cache(pages[0], pages[1])
+        step = LayerStep(rows, torch.tensor(at), [(angle.cos(), angle.sin())], cache, answers=answers)
+        held = {"stack": stack} if layers else {"layer": stack[0]}
+        return {"ops": Ops(), **held, "x": x, "stream": stream, "step": step}
 
     return make
 
@@ -236,9 +195,11 @@ _MIXED = [(1, 9), (1, 1), (5, 5), (3, 12), (1, 6)]
 _WIDE: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 256, "inner": 192, "page_size": 16}
 _TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 4e-2}
 
+CACHE = "step.cache.keys", "step.cache.values"  # what the ops write
+
 CASES = [
     *(
-        Case("layer.decoder", label, make, _TOLERANCES, mutates=("key_pages", "value_pages"), packs=("layer",))
+        Case("layer.decoder", label, make, _TOLERANCES, mutates=CACHE, packs=("layer",))
         for label, make in [
             ("one-row", inputs([(1, 10)])),
             ("decode", inputs([(1, 9), (1, 1), (1, 16), (1, 7)])),
@@ -255,7 +216,7 @@ CASES = [
         ]
     ),
     *(
-        Case("layer.decoders", label, make, _TOLERANCES, mutates=("keys", "values"), packs=("stack",))
+        Case("layer.decoders", label, make, _TOLERANCES, mutates=CACHE, packs=("stack",))
         for label, make in [
             ("one-row", inputs([(1, 10)], layers=3)),
             ("decode", inputs([(1, 9), (1, 1), (1, 16), (1, 7)], layers=2)),

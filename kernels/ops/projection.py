@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .step import LayerStep
+
 if TYPE_CHECKING:
     from . import Ops
 
@@ -14,8 +16,14 @@ if TYPE_CHECKING:
 class Projection(Protocol):
     """What layers call."""
 
-    def __call__(self, x: Tensor, ops: Ops, dtype: torch.dtype | None = None) -> Tensor:
-        """x [tokens, ins] -> [tokens, outs], in `dtype` or else x's."""
+    @property
+    def product(self) -> Product | None:
+        """The one product that computes it in a step without adapters, for kernels that fuse; None: there is none."""
+        ...
+
+    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """x [tokens, ins] -> [tokens, outs], in `dtype` or else x's. The step is that of these tokens, with their
+        adapters; None: outside of the layers, where no adapter applies."""
         ...
 
 
@@ -27,7 +35,11 @@ class Product(NamedTuple):
     bias: Tensor | None = None
     order: Tensor | None = None  # [ins] int64: the product takes the inputs in this order
 
-    def __call__(self, x: Tensor, ops: Ops, dtype: torch.dtype | None = None) -> Tensor:
+    @property
+    def product(self) -> Product:
+        return self
+
+    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
         if self.order is not None:
             x = x.index_select(-1, self.order)
         result: Tensor = getattr(ops.linear, self.op)(x, self.weight, self.bias, dtype)
@@ -39,5 +51,9 @@ class SideBySide(NamedTuple):
 
     parts: tuple[Product, ...]
 
-    def __call__(self, x: Tensor, ops: Ops, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.cat([part(x, ops, dtype) for part in self.parts], dim=-1)
+    @property
+    def product(self) -> None:
+        return None
+
+    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.cat([part(x, ops, step, dtype) for part in self.parts], dim=-1)

@@ -100,12 +100,12 @@ def test_rows_decode_side_by_side_around_the_context_asked_for(runner: Runner, o
 def test_every_page_holds_numbers_before_anything_is_timed(runner: Runner) -> None:
     assert isinstance(runner, TorchRunner)
     for index in range(TINY.layers):
-        for pages in runner.kv.layer(index):
+        for pages in runner.kv.cache.layers[index]:
             with torch.inference_mode():
                 pages.fill_(torch.nan)
     Stepped("way", runner)
     for index in range(TINY.layers):
-        for pages in runner.kv.layer(index):
+        for pages in runner.kv.cache.layers[index]:
             written = pages[1:].isfinite().flatten(1).all(1)
             assert (~written).sum() <= 1, "all but the page that the last tokens began"
 

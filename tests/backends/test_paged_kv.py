@@ -31,6 +31,6 @@ def test_a_page_more_than_are_handed_out() -> None:
     kv = PagedKV(3, 5, page_size=4, kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="cpu")
     assert kv.keys.shape == kv.values.shape == (3, 6, 4, 2, 8)
     assert kv.keys.untyped_storage().nbytes() == 2 * 3 * 6 * 4 * 2 * 8 * 2
-    keys, values = kv.layer(2)
+    keys, values = kv.cache.layers[2]
     assert keys.data_ptr() == kv.keys[2].data_ptr()
     assert values.data_ptr() == kv.values[2].data_ptr()

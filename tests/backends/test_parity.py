@@ -128,7 +128,7 @@ def test_bfloat16_stays_near_float32(tiny: Tiny, tmp_path: Path) -> None:
     budget = LoadOptions(cache_bytes=2**21, max_rows=4, page_size=PAGE, threads=1, dtype="bfloat16")
     runner = cpu.open(read_model(tmp_path), budget)
     assert isinstance(runner, TorchRunner)
-    assert runner.kv.layer(0)[0].dtype == torch.bfloat16
+    assert runner.kv.cache.layers[0][0].dtype == torch.bfloat16
     error = (logits_of(runner, [Row(prompt, 0, own_pages(0))]) - expected).std() / expected.std()
     assert error < 0.05
 

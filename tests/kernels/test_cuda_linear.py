@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import silu_and_mul
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, moved
+from localllm.kernels.ops.judge import answer, held, moved
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 from localllm.kernels.ops.norm import add_rms_norm
 
@@ -235,9 +234,7 @@ def test_layer_equals_reference(linear: Linear, case: Case) -> None:
     wide = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
     expected = answer(case, Ops().layer.decoder, wide)
     given = {name: moved(value, "cuda") for name, value in arguments.items()}
-    names = ("qkv", "out", "gate_up", "down")
-    held = {name: getattr(given["layer"], name) for name in names}
-    packed = {name: one._replace(weight=linear.pack(one.weight, dtype)) for name, one in held.items()}
-    given |= {"layer": replace(given["layer"], **packed), "ops": Ops(linear=linear)}
+    ops = Ops(linear=linear)
+    given |= {"layer": held(ops, given["layer"], dtype), "ops": ops}
     for found, right in zip(answer(case, layer.decoder, given), expected, strict=True):
         close(found, right, case.tolerances[dtype])

@@ -15,7 +15,8 @@ from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.judge import answer, asked, fault, given, moved
-from localllm.kernels.ops.layer import inputs
+from localllm.kernels.ops.layer import CACHE, inputs
+from localllm.kernels.ops.step import Cache, LayerStep
 
 pytestmark = [
     pytest.mark.real,
@@ -58,7 +59,7 @@ def kernel_only(ops: Ops) -> Ops:
 
 def stack_case(context: int, layers: int = 2, **shape: Any) -> Case:
     make = inputs([(1, context)], layers=layers, **shape)
-    return Case("layer.decoders", "random", make, mutates=("keys", "values"), packs=("stack",))
+    return Case("layer.decoders", "random", make, mutates=CACHE, packs=("stack",))
 
 
 def run(ops: Ops, case: Case, arguments: Mapping[str, Any]) -> list[Tensor]:
@@ -120,12 +121,13 @@ def test_nothing_beyond_a_context_is_read(ops: Ops, context: int) -> None:
     case = stack_case(context, **SMALL)
     arguments = dict(case.make(torch.Generator().manual_seed(1), torch.bfloat16))
     expected = right(case, arguments)
-    used = torch.zeros(arguments["keys"].shape[1] * 16, dtype=torch.bool)
+    step: LayerStep = arguments["step"]
+    used = torch.zeros(step.cache.keys.shape[1] * 16, dtype=torch.bool)
     places = torch.arange(context)
-    used[arguments["rows"].page_table[0, places // 16] * 16 + places % 16] = True
+    used[step.rows.page_table[0, places // 16] * 16 + places % 16] = True
     unused = ~used.view(-1, 16)
-    for name in ("keys", "values"):
-        arguments[name][:, unused] = float("nan")
+    for pages in (step.cache.keys, step.cache.values):
+        pages[:, unused] = float("nan")
     found = run(ops, case, arguments)
     assert not fault(found[2:], expected[2:], TOLERANCE)
     assert found[0][:, unused].isnan().all(), "nor written"
@@ -139,9 +141,11 @@ def test_one_recording_serves_any_context(ops: Ops, name: str) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(2), torch.bfloat16))
     there = given(case, ops, arguments, "cuda", torch.bfloat16)
     plain = moved(arguments["stack"], "cuda")
-    held, pick, size = there["rows"], random.Random(3), shape["page_size"]
+    step: LayerStep = there["step"]
+    held, cache = step.rows, step.cache
+    pick, size = random.Random(3), shape["page_size"]
     table = held.page_table.clone()
-    there |= {"ops": kernel_only(ops), "rows": replace(held, exact=False)}
+    there |= {"ops": kernel_only(ops), "step": step._replace(rows=replace(held, exact=False))}
     ops.layer.decoders(**there)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -151,20 +155,20 @@ def test_one_recording_serves_any_context(ops: Ops, name: str) -> None:
         context = 1 if padding else pick.randint(1, longest)
         held.page_table.copy_(torch.zeros_like(table) if padding else table)
         at = int(held.page_table[0, (context - 1) // size]) * size + (context - 1) % size
-        there["slots"].fill_(at), held.context_lens.fill_(context), there["x"].normal_()
-        keys, values = there["keys"].clone(), there["values"].clone()
+        step.slots.fill_(at), held.context_lens.fill_(context), there["x"].normal_()
+        keys, values = cache.keys.clone(), cache.values.clone()
         graph.replay()
-        first = [one.clone() for one in (*found, there["keys"], there["values"])]
-        there["keys"].copy_(keys), there["values"].copy_(values)
+        first = [one.clone() for one in (*found, cache.keys, cache.values)]
+        cache.keys.copy_(keys), cache.values.copy_(values)
         graph.replay()
-        again = [*found, there["keys"], there["values"]]
+        again = [*found, cache.keys, cache.values]
         assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
         if padding:
-            assert torch.equal(keys[:, 1:], there["keys"][:, 1:])
-            assert torch.equal(values[:, 1:], there["values"][:, 1:])
+            assert torch.equal(keys[:, 1:], cache.keys[:, 1:])
+            assert torch.equal(values[:, 1:], cache.values[:, 1:])
         elif turn % 10 == 0:
             exact = Rows(held.row_starts, held.context_lens, held.page_table, held.query_lens, (context,))
-            wide = {**there, "stack": plain, "keys": keys, "values": values, "rows": exact}
+            wide = {**there, "stack": plain, "step": step._replace(rows=exact, cache=Cache(keys, values))}
             wide = {name: moved(value, "cuda", wide=True) for name, value in wide.items() if name != "ops"}
             expected = Ops().layer.decoders(Ops(), **wide)
             assert not fault(first[:2], [one.cpu() for one in expected], TOLERANCE)
@@ -176,7 +180,7 @@ def test_a_step_with_no_context_ends(ops: Ops) -> None:
     there = given(case, ops, case.make(torch.Generator().manual_seed(4), torch.bfloat16), "cuda", torch.bfloat16)
     there["ops"] = kernel_only(ops)
     expected = ops.layer.decoders(**there)
-    there["rows"].context_lens.fill_(0)
+    there["step"].rows.context_lens.fill_(0)
     for found, other in zip(ops.layer.decoders(**there), expected, strict=True):
         assert torch.equal(found, other)
 
@@ -197,7 +201,7 @@ def test_bad_arguments_are_refused_by_name(ops: Ops) -> None:
     case = stack_case(5, **SMALL)
     there = given(case, ops, case.make(torch.Generator().manual_seed(1), torch.bfloat16), "cuda", torch.bfloat16)
     with pytest.raises(RuntimeError, match=r"decoder_step: slots is int32, int64 expected"):
-        ops.layer.decoders(**{**there, "slots": there["slots"].int()})
+        ops.layer.decoders(**{**there, "step": there["step"]._replace(slots=there["step"].slots.int())})
     shifted = torch.zeros(2 * 2048, dtype=torch.bfloat16, device="cuda")[1 : 1 + there["x"].numel()].view_as(there["x"])
     with pytest.raises(RuntimeError, match=r"decoder_step: x does not begin"):
         ops.layer.decoders(**{**there, "x": shifted})

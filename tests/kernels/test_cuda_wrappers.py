@@ -21,6 +21,7 @@ from localllm.backends.cuda.ops import _with_library
 from localllm.kernels.library import LibraryMissing, find_library
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.judge import held
 from localllm.kernels.ops.layer import inputs as layer_inputs
 from localllm.kernels.ops.linear import Fp8, Int4, Int8
 
@@ -184,14 +185,8 @@ class TestLayer:
         given = dict(
             layer_inputs([(1, 4)] * rows, **{"hidden": 128, "inner": 64, "dim": 32, **shape})(torch.Generator(), dtype)
         )
-        layer = given["layer"]
-        packed = {
-            name: one._replace(weight=linear.pack_slices([one.weight], len(one.weight), dtype))
-            for name in ("qkv", "out", "gate_up", "down")
-            for one in [getattr(layer, name)]
-        }
         products = Ops(linear=type(ops.linear)(dense=linear.dense, pack_slices=linear.pack_slices))
-        given |= {"layer": layer.__class__(**{**vars_of(layer), **packed}), "ops": products}
+        given |= {"layer": held(products, given["layer"], dtype), "ops": products}
         given |= {name: gpu(given[name]) for name in ("x", "stream")}
         module("layer").decoder(**given)
         return library.called()
@@ -214,10 +209,6 @@ class TestLayer:
     def test_other_layers_part_by_part(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module("layer"), "_normalised", lambda *_: pytest.fail("fused"))
         self.decode(library, **shape)
-
-
-def vars_of(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 class TestAttention:

@@ -73,7 +73,7 @@ def _(qkv: Tensor, cos: Tensor, sin: Tensor, out: Tensor, site: int) -> None:
 @torch.library.impl("localllm_graphs::product", "default")
 def _product(x: Tensor, weight: Tensor, outs: int, dtype: torch.dtype) -> Tensor:
     model = _MODEL.get()
-    return model.products[weight.data_ptr()](x, model.ops, dtype)
+    return model.products[weight.data_ptr()](x, model.ops, dtype=dtype)
 
 
 @torch.library.register_fake("localllm_graphs::product")

@@ -104,7 +104,7 @@ class _Tracing:
 
     def __init__(self, ops: Ops, kv: PagedKV) -> None:
         self._device = kv.keys.device
-        self.keys, self.values = list(kv.keys), list(kv.values)  # as a cache has them; traced, views would not be real
+        self.cache = kv.cache  # the model reads nothing else of a PagedKV; views made while tracing would not be real
         self.sites: list[Site] = []
         self.products: dict[int, Product] = {}
         self._appended: tuple[Any, ...] = ()

@@ -1,0 +1,141 @@
+"""Layers of adapted projections, other MLPs and pages of unlike shapes, and when the fused kernels compute them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.backends.cpu import device as cpu
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.judge import held, moved
+from localllm.kernels.ops.layer import inputs
+from localllm.kernels.ops.mlp import GatedMlp
+from localllm.kernels.ops.projection import Product
+from localllm.kernels.ops.step import Adapters, Cache, LayerStep
+
+LENS = [(1, 9), (5, 5), (3, 12)]
+TOKENS = 9
+NEAR = 5e-5
+PLACES = pytest.mark.parametrize(
+    "ops",
+    [
+        Ops(),
+        pytest.param(cpu.OPS, marks=pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")),
+    ],
+    ids=["reference", "cpu"],
+)
+
+
+class Adapted(NamedTuple):
+    """A projection to which adapter n adds n times the sum of the inputs."""
+
+    base: Product
+
+    @property
+    def product(self) -> Product:
+        return self.base
+
+    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        result = self.base(x, ops, step, dtype)
+        if step is None or step.adapters is None:
+            return result
+        assert len(step.adapters.slots) == len(x), "the adapters of other tokens"
+        return result + step.adapters.slots.unsqueeze(1) * x.sum(1, keepdim=True)
+
+
+class TwoExperts(NamedTuple):
+    """The mean of two MLPs."""
+
+    one: GatedMlp
+    other: GatedMlp
+
+    def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
+        return (self.one(x.clone(), ops, step) + self.other(x, ops, step)) / 2
+
+
+def arguments(**more: Any) -> dict[str, Any]:
+    return dict(inputs(LENS, **more)(torch.Generator().manual_seed(7), torch.float32))
+
+
+def packed(ops: Ops, layer: Any) -> Any:
+    """The layer with the device's weights, not yet prepared."""
+    return held(replace(ops, layer=Ops().layer), layer, torch.float32)
+
+
+def adapted(layer: Any) -> Any:
+    mlp = GatedMlp(Adapted(layer.mlp.gate_up), Adapted(layer.mlp.down), layer.mlp.gate)
+    return replace(layer, qkv=Adapted(layer.qkv), out=Adapted(layer.out), mlp=mlp)
+
+
+def fused(ops: Ops) -> Ops:
+    """Ops of which the parts of a layer may not be called one by one."""
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("composed")
+
+    return replace(ops, attention=replace(ops.attention, paged=never))
+
+
+def decoded(ops: Ops, layer: Any, given: dict[str, Any]) -> list[Tensor]:
+    there = {name: moved(given[name], "cpu") for name in ("x", "stream", "step")}
+    x, stream = ops.layer.decoder(ops, layer, **there)
+    return [x, stream, there["step"].cache.keys, there["step"].cache.values]
+
+
+def near(found: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=NEAR, atol=NEAR * max(other.abs().max().item(), 1.0))
+
+
+@PLACES
+@pytest.mark.parametrize("last", [None, (0, 2)])
+def test_each_token_gets_its_adapter(ops: Ops, last: tuple[int, ...] | None) -> None:
+    given = arguments(last=last)
+    layer = adapted(packed(ops, given["layer"]))
+    plain, slots = adapted(given["layer"]), torch.arange(TOKENS).int() % 3
+    given["step"] = given["step"]._replace(adapters=Adapters(slots))
+    expected = decoded(Ops(), plain, given)
+    near(decoded(ops, ops.layer.prepare(layer), given), expected)
+    without = decoded(Ops(), plain, {**given, "step": given["step"]._replace(adapters=None)})
+    assert not torch.allclose(expected[0], without[0])
+
+
+@pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")
+def test_a_step_without_adapters_takes_the_fused_kernel() -> None:
+    given, ops = arguments(), cpu.OPS
+    weights = packed(ops, given["layer"])
+    plain, layer = ops.layer.prepare(weights), ops.layer.prepare(adapted(weights))
+    for one, other in zip(decoded(fused(ops), layer, given), decoded(ops, plain, given), strict=True):
+        assert torch.equal(one, other)
+    given["step"] = given["step"]._replace(adapters=Adapters(torch.zeros(TOKENS).int()))
+    with pytest.raises(AssertionError, match="composed"):
+        decoded(fused(ops), layer, given)
+
+
+@PLACES
+def test_an_mlp_is_whatever_can_be_called(ops: Ops) -> None:
+    given, other = arguments(), arguments(gate="gelu_and_mul")
+    expected = decoded(Ops(), replace(given["layer"], mlp=TwoExperts(given["layer"].mlp, other["layer"].mlp)), given)
+    one, two = (packed(ops, each["layer"]) for each in (given, other))
+    layer = ops.layer.prepare(replace(one, mlp=TwoExperts(one.mlp, two.mlp)))
+    near(decoded(ops, layer, given), expected)
+
+
+@PLACES
+def test_layers_may_have_unlike_pages_and_rotations(ops: Ops) -> None:
+    """One layer with pages of 4 tokens and one with pages of 8, of which each alone is known to be right."""
+    parts = [arguments(page_size=size) for size in (4, 8)]
+    steps = [part["step"] for part in parts]
+    cache = Cache(tuple(step.cache.keys[0] for step in steps), tuple(step.cache.values[0] for step in steps))
+    turns = [step.rotations[0] for step in steps]
+    for index, part in enumerate(parts):
+        expected = decoded(Ops(), part["layer"], part)
+        layer = held(ops, replace(part["layer"], cache_index=index, rotation_index=index), torch.float32)
+        step = moved(part["step"]._replace(cache=cache, rotations=turns), "cpu")
+        x, stream = ops.layer.decoder(ops, layer, moved(part["x"], "cpu"), moved(part["stream"], "cpu"), step)
+        pages = [step.cache.keys[index], step.cache.values[index]]
+        near([x, stream, *pages], [*expected[:2], *(pages[0] for pages in expected[2:])])
