@@ -29,7 +29,7 @@ INFO = ModelInfo(
     cache_bytes=20,
     cache_tokens=7,
     token_bytes=50,
-    remarks=("slow",),
+    warnings=("slow",),
 )
 
 
@@ -193,6 +193,14 @@ async def test_the_only_model(made: list[FakeWorker]) -> None:
     assert str(made[0].expected_end) == hosts.STOPPING
 
 
+async def test_who_unloads_a_model_that_leaves_waits_for_its_end(made: list[FakeWorker]) -> None:
+    host = Host(Settings(drain=2.0))
+    await host.worker("a")
+    await asyncio.gather(host.unload("a"), host.unload("a"), host.close())
+    assert made[0].quiet_for == [2.0]
+    assert host.find("a") is None
+
+
 async def test_paths_are_for_our_own_client(made: list[FakeWorker]) -> None:
     host = Host(Settings())
     for name in ("/a", "./a", "~"):
@@ -215,7 +223,7 @@ async def test_what_is_said_of_a_loaded_model(made: list[FakeWorker]) -> None:
         0,
         50,
     )
-    assert (model.idle, model.unload_in, model.remarks, model.requests, model.pid) == (30.0, 70.0, ("slow",), 0, 7)
+    assert (model.idle, model.unload_in, model.warnings, model.requests, model.pid) == (30.0, 70.0, ("slow",), 0, 7)
     worker.said = Stats(id="s", running=1, waiting=0, cache_tokens=7, cache_used=5)
     worker.idle, worker.held = 0.0, 2
     (model,) = await host.loaded()
