@@ -1,4 +1,4 @@
-"""One step's work: numpy arrays only, and all that crosses the seam between engine and backend."""
+"""One step as numpy arrays: everything that crosses the seam from the engine to a backend."""
 
 from __future__ import annotations
 
@@ -12,57 +12,72 @@ Ints = NDArray[np.int32]
 
 
 class Want(IntEnum):
-    """What a row must give back."""
+    """The answer that a row must give."""
 
     NOTHING = 0  # a prefill chunk that is not the last
-    TOKEN = 1
+    TOKEN = 1  # the next token, and one more for each draft
     HIDDEN = 2  # the last hidden state, for embeddings
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """Sampling parameters of every row of the batch (rows that want no token hold neutral values)."""
+class AnswerSampling:
+    """Sampling parameters, one value per answer (see Batch). Answers that draw no token have neutral values."""
 
-    temperature: NDArray[np.float32]  # [rows]
-    top_k: Ints  # [rows], 0 is off
-    top_p: NDArray[np.float32]  # [rows]
-    min_p: NDArray[np.float32]  # [rows]
-    repetition_penalty: NDArray[np.float32]  # [rows]
-    presence_penalty: NDArray[np.float32]  # [rows]
-    frequency_penalty: NDArray[np.float32]  # [rows]
-    seed: NDArray[np.uint64]  # [rows]
-    draw: Ints  # [rows] position of the token to be drawn: the counter of the seeded draw
-    logprobs: Ints  # [rows], -1: none, else how many of the likeliest
-    bias_rows: Ints  # [biases] row, token and value of every logit_bias entry
+    temperature: NDArray[np.float32]  # [answers]
+    top_k: Ints  # [answers], 0 is off
+    top_p: NDArray[np.float32]  # [answers]
+    min_p: NDArray[np.float32]  # [answers]
+    repetition_penalty: NDArray[np.float32]  # [answers]
+    presence_penalty: NDArray[np.float32]  # [answers]
+    frequency_penalty: NDArray[np.float32]  # [answers]
+    seed: NDArray[np.uint64]  # [answers]
+    draw: Ints  # [answers] position of the token to draw: the counter of the seeded draw
+    logprobs: Ints  # [answers], -1: none, else the number of likeliest tokens to list
+    bias_answers: Ints  # [biases] answer, token and value of every logit_bias entry
     bias_tokens: Ints
     bias_values: NDArray[np.float32]
-    history_rows: Ints  # [pairs] row, token, counts: the distinct tokens of rows with penalties
+    history_answers: Ints  # [pairs] answer, token, counts: the distinct tokens before each answer with penalties
     history_tokens: Ints
-    history_prompt: Ints  # how often it stands in the prompt
-    history_output: Ints  # how often it was generated
+    history_prompt: Ints  # occurrences in the prompt
+    history_output: Ints  # occurrences in the output, drafts before the answer included
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. Row r owns tokens[row_starts[r]:row_starts[r + 1]], in order of position.
+    """One step. Row r has the tokens row_starts[r]…row_starts[r + 1] - 1, in order of position.
 
-    KV of the token at position p goes to page `page_table[r, p // page_size]`, offset `p % page_size`; its
-    context is positions 0…p of the same row. With slots instead of pages, `slots[r]` names the sequence's cache
-    and everything in it from the row's first position on is stale.
+    Pages: in cache group g the KV of the token at position p goes to page `page_tables[g][r, p // page_size]`, offset
+    `p % page_size`. The token reads positions 0…p of its row, or the last `window` of them. Whatever lies in these
+    pages behind the row's last position is stale.
+
+    States: slot `states[r]` has the recurrent state after the position before the row's first one, and takes the state
+    after the row's last position. A row that begins at position 0 begins with the empty state.
+
+    Drafts: the last `drafts[r]` tokens of a row are proposals. The row answers at the token before them and at each of
+    them: it draws a token at every one of these 1 + drafts[r] positions, and gives them up to and including the first
+    that differs from the draft at its position. A row with drafts wants a token and does not carry.
+
+    Answers: rows that want a token have 1 + drafts answers, rows that want hidden states one, other rows none. They
+    are numbered in order of rows and positions.
     """
 
-    tokens: Ints  # [tokens]; where a row carries, its last token is 0 and to be replaced
+    tokens: Ints  # [tokens]; the last token of a row that carries is 0 and must be replaced
     positions: Ints  # [tokens]
     row_starts: Ints  # [rows + 1]
-    page_table: Ints  # [rows, pages of the longest row]; unused entries are 0, page 0 is never handed out
-    slots: Ints  # [rows], -1 where the cache has pages
-    adapters: Ints  # [rows], 0 is the base model
-    carry: Ints  # [rows]: row of the step before whose drawn token is this row's last token; -1: known
+    drafts: Ints  # [rows]
+    page_tables: tuple[Ints, ...]  # per group [rows, pages of the longest row]; 0: no page, none has this id
+    states: Ints  # [rows], -1 for a runner without states
+    adapters: Ints  # [rows] adapter slot, 0 is the base model
+    adapter_scales: NDArray[np.float32]  # [rows] factor of the adapter's delta
+    carry: Ints  # [rows]: row of the step before that draws the last token of this row; -1: the token is known
     wants: NDArray[np.uint8]  # [rows] of Want
-    sampling: SamplingRows
-    mask_rows: Ints  # [masked rows]
-    masks: NDArray[np.uint32]  # [masked rows, ceil(vocab / 32)], bit t % 32 of word t // 32: token t is allowed
-    copies: Ints  # [copies, 2] page copies (source, target), all read before any is written, before the step
+    sampling: AnswerSampling
+    mask_answers: Ints  # [masked answers]
+    masks: NDArray[np.uint32]  # [masked answers, ceil(vocab / 32)], bit t % 32 of word t // 32: token t is allowed
+    page_copies: tuple[Ints, ...]  # per group [copies, 2] pages (source, target) to copy before the step
+    state_copies: Ints  # [copies, 2] state slots or snapshots (source, target) to copy before the step
+
+    # Of all copies of one kind every source is read before any target is written. All targets differ.
 
     @property
     def num_rows(self) -> int:
@@ -74,5 +89,20 @@ class Batch:
 
     @property
     def context_lens(self) -> Ints:
-        """[rows] positions in each row's cache after this step."""
+        """[rows] positions in each row's cache after this step, drafts included."""
         return self.positions[self.row_starts[1:] - 1] + np.int32(1)
+
+    @property
+    def answer_starts(self) -> Ints:
+        """[rows + 1] row r has the answers answer_starts[r]…answer_starts[r + 1] - 1."""
+        starts = np.zeros(len(self.wants) + 1, np.int32)
+        ((self.wants != Want.NOTHING) + self.drafts).cumsum(out=starts[1:])
+        return starts
+
+    @property
+    def answer_tokens(self) -> Ints:
+        """[answers] index into `tokens` of the token after which each answer stands."""
+        starts = self.answer_starts
+        counts = np.diff(starts)
+        first = self.row_starts[1:] - counts - starts[:-1]
+        return np.repeat(first, counts) + np.arange(starts[-1], dtype=np.int32)

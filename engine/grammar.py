@@ -1,6 +1,6 @@
-"""What the scheduler needs of a grammar, and the arithmetic of allowed-token masks.
+"""The port to a grammar, and the arithmetic of allowed-token masks.
 
-The compiler (JSON schema, regex, choice) lives with the tokenizer in app/chat; the engine only asks what is allowed.
+The compiler (JSON schema, regex, choice) is in app/chat, beside the tokenizer; the engine only reads the masks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ class Grammar(Protocol):
 
     def accept(self, token: int) -> None:
         """Take in the token that was drawn."""
+        ...
+
+    def copy(self) -> Grammar:
+        """Another matcher in the same state, for the masks of drafts."""
         ...
 
     @property

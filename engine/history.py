@@ -1,4 +1,4 @@
-"""How often each token stands in a sequence, as arrays that grow with it (for penalties)."""
+"""Token counts of a sequence, as arrays that grow with it (for penalties)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenHistory:
         self._table[1, : len(counts)] = list(counts.values())
 
     def add(self, token: int) -> None:
-        """One more token of output."""
+        """Count one more token of output."""
         index = self._index.setdefault(token, len(self._index))
         if index == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
@@ -32,3 +32,13 @@ class TokenHistory:
     def table(self) -> Ints:
         """[3, distinct tokens]: token, count in the prompt, count in the output. Changes with the next `add`."""
         return self._table[:, : len(self._index)]
+
+    def after(self, tokens: Sequence[int]) -> Ints:
+        """The table with these tokens added to the output; a copy."""
+        counts = Counter(tokens)
+        new = [token for token in counts if token not in self._index]
+        table: Ints = np.concatenate([self.table, np.array([new, [0] * len(new), [0] * len(new)], np.int32)], axis=1)
+        columns = {token: len(self._index) + at for at, token in enumerate(new)}
+        for token, count in counts.items():
+            table[2, self._index.get(token, columns.get(token, -1))] += count
+        return table

@@ -11,20 +11,23 @@ from .pages import PagePool
 from .radix import Node, PrefixTree, common_prefix
 
 if TYPE_CHECKING:
-    from .lora import Adapter
+    from .request import Namespace
     from .runner import RunnerSpec
+
+
+Copies = list[list[tuple[int, int]]]  # per group: pages (source, target)
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
     """A sequence's hold on cache memory. `pages` may change under it, and `changes` with them."""
 
-    namespace: Adapter | None
+    namespace: Namespace
     cached: int  # first positions whose KV is there already
     capacity: int  # positions that fit; KVCache.grow raises it
-    pages: array[int] = field(default_factory=lambda: array("i"))  # page of positions i * page_size …, with pages
+    pages: tuple[array[int], ...] = ()  # per group: page of positions i * page_size …
     changes: int = 0  # of pages, so far
-    slot: int = -1  # with slots
+    state: int = -1  # slot of the recurrent state
     node: Node | None = None  # with pages: the deepest of them that stands in the prefix tree
     shared: int = 0  # with pages: how many, from the first, stand there
     tokens: list[int] = field(default_factory=list)  # with slots: the sequence's tokens, of which …
@@ -46,7 +49,7 @@ class KVCache(Protocol):
         """Held by leases; what is kept for prefix hits only is not in it."""
         ...
 
-    def open(self, namespace: Adapter | None, tokens: list[int]) -> Lease | None:
+    def open(self, namespace: Namespace, tokens: list[int]) -> Lease | None:
         """A lease for `tokens`, with as much of their KV as is there (never the last token's). None: none is free."""
         ...
 
@@ -62,7 +65,7 @@ class KVCache(Protocol):
         ...
 
     def will_find_more(
-        self, namespace: Adapter | None, waiting: list[int], lease: Lease, tokens: list[int], computed: int
+        self, namespace: Namespace, waiting: list[int], lease: Lease, tokens: list[int], computed: int
     ) -> bool:
         """Once `lease` shares tokens[:computed], open(namespace, waiting) finds a page more than it would now."""
         ...
@@ -75,16 +78,17 @@ class KVCache(Protocol):
         """Whatever no lease holds is not found again."""
         ...
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Page copies (source, target) that the next step must do first. All targets differ."""
+    def take_copies(self) -> tuple[Copies, list[tuple[int, int]]]:
+        """Copies (source, target) to do before the next step: pages per group, and states. All targets differ."""
         ...
 
 
 def make_cache(spec: RunnerSpec) -> KVCache:
     """The cache that a runner of this kind needs."""
-    if spec.cache == "pages":
-        return PagedKV(spec.num_pages, spec.page_size)
-    return SlotKV(spec.num_slots, spec.max_context)
+    if spec.groups:
+        [group] = spec.groups
+        return PagedKV(group.num_pages, group.page_size)
+    return SlotKV(spec.num_states, spec.max_context)
 
 
 class PagedKV:
@@ -104,14 +108,14 @@ class PagedKV:
     def used_tokens(self) -> int:
         return (self._num_pages - len(self._pool) - self._tree.num_unused) * self._page_size
 
-    def open(self, namespace: Adapter | None, tokens: list[int]) -> Lease:
+    def open(self, namespace: Namespace, tokens: list[int]) -> Lease:
         root, end = self._tree.root(namespace), len(tokens) - 1
         path = self._tree.match(root, tokens, 0, end)
         for node in path:
             self._tree.use(node)
         deepest, cached = path[-1] if path else root, len(path) * self._page_size
         pages = array("i", [node.page for node in path])
-        lease = Lease(namespace, cached, cached, pages, node=deepest, shared=len(path))
+        lease = Lease(namespace, cached, cached, (pages,), node=deepest, shared=len(path))
         self._copy_begun_page(lease, deepest, tuple(tokens[cached : min(cached + self._page_size, end)]))
         return lease
 
@@ -122,18 +126,18 @@ class PagedKV:
             return
         node, same = found
         if self.grow(lease, lease.cached + same):
-            if node.page != lease.pages[-1]:  # equal when making room evicted that very page
-                self._copies[lease.pages[-1]] = node.page
+            if node.page != lease.pages[0][-1]:  # equal when making room evicted that very page
+                self._copies[lease.pages[0][-1]] = node.page
             lease.cached += same
 
     def grow(self, lease: Lease, length: int) -> bool:
-        missing = -(-length // self._page_size) - len(lease.pages)
+        missing = -(-length // self._page_size) - len(lease.pages[0])
         if missing > len(self._pool) + self._tree.num_unused:
             return False
         for _ in range(missing):
-            lease.pages.append(self._pool.take() if len(self._pool) else self._tree.evict())
+            lease.pages[0].append(self._pool.take() if len(self._pool) else self._tree.evict())
         lease.changes += missing > 0
-        lease.capacity = len(lease.pages) * self._page_size
+        lease.capacity = len(lease.pages[0]) * self._page_size
         return True
 
     def share(self, lease: Lease, tokens: list[int], computed: int) -> None:
@@ -144,17 +148,17 @@ class PagedKV:
             key = tuple(tokens[index * size : (index + 1) * size])
             equal = lease.node.children.get(key)
             if equal is None:
-                lease.node = self._tree.insert(lease.node, key, lease.pages[index])
+                lease.node = self._tree.insert(lease.node, key, lease.pages[0][index])
             else:
                 self._tree.use(equal)
-                self._give_back(lease.pages[index])
-                lease.pages[index] = equal.page
+                self._give_back(lease.pages[0][index])
+                lease.pages[0][index] = equal.page
                 lease.changes += 1
                 lease.node = equal
         lease.shared = max(lease.shared, full)
 
     def will_find_more(
-        self, namespace: Adapter | None, waiting: list[int], lease: Lease, tokens: list[int], computed: int
+        self, namespace: Namespace, waiting: list[int], lease: Lease, tokens: list[int], computed: int
     ) -> bool:
         end = (lease.shared + 1) * self._page_size
         return (
@@ -166,7 +170,7 @@ class PagedKV:
     def close(self, lease: Lease) -> None:
         assert lease.node is not None
         self._tree.release(lease.node)
-        for page in lease.pages[lease.shared :]:
+        for page in lease.pages[0][lease.shared :]:
             self._give_back(page)
 
     def forget(self) -> None:
@@ -177,16 +181,16 @@ class PagedKV:
         self._copies.pop(page, None)
         self._pool.give_back(page)
 
-    def take_copies(self) -> list[tuple[int, int]]:
+    def take_copies(self) -> tuple[Copies, list[tuple[int, int]]]:
         copies = [(source, target) for target, source in self._copies.items()]
         self._copies.clear()
-        return copies
+        return [copies], []
 
     def check(self, leases: list[Lease]) -> None:
         """Assert what must always hold when `leases` are the open ones."""
         self._tree.check()
         nodes = list(self._tree.nodes())
-        own = [page for lease in leases for page in lease.pages[lease.shared :]]
+        own = [page for lease in leases for page in lease.pages[0][lease.shared :]]
         everywhere = [*self._pool.free(), *own, *(node.page for node in nodes)]
         assert sorted(everywhere) == list(range(1, self._num_pages + 1)), "every page has exactly one place"
         assert set(self._copies) <= set(own)
@@ -196,7 +200,7 @@ class PagedKV:
             while node is not None and node.parent is not None:
                 users[node] += 1
                 depth += 1
-                assert node.page == lease.pages[lease.shared - depth]
+                assert node.page == lease.pages[0][lease.shared - depth]
                 node = node.parent
             assert node is self._tree.root(lease.namespace)
             assert depth == lease.shared
@@ -208,7 +212,7 @@ class SlotKV:
 
     def __init__(self, num_slots: int, max_context: int) -> None:
         self._max_context = max_context
-        self._last: list[tuple[Adapter | None, list[int]]] = [(None, []) for _ in range(num_slots)]
+        self._last: list[tuple[Namespace, list[int]]] = [(None, []) for _ in range(num_slots)]
         self._free = OrderedDict.fromkeys(range(num_slots))  # least recently used first
         self._open: dict[int, Lease] = {}
 
@@ -220,7 +224,7 @@ class SlotKV:
     def used_tokens(self) -> int:
         return sum(lease.known for lease in self._open.values())
 
-    def open(self, namespace: Adapter | None, tokens: list[int]) -> Lease | None:
+    def open(self, namespace: Namespace, tokens: list[int]) -> Lease | None:
         best, cached = -1, 0
         for slot in self._free:
             kept_for, kept = self._last[slot]
@@ -230,7 +234,7 @@ class SlotKV:
         if best < 0:
             return None
         del self._free[best]
-        lease = Lease(namespace, cached, self._max_context, slot=best, tokens=tokens, known=cached)
+        lease = Lease(namespace, cached, self._max_context, state=best, tokens=tokens, known=cached)
         self._open[best] = lease
         return lease
 
@@ -241,18 +245,18 @@ class SlotKV:
         lease.tokens, lease.known = tokens, min(computed, len(tokens))
 
     def will_find_more(
-        self, namespace: Adapter | None, waiting: list[int], lease: Lease, tokens: list[int], computed: int
+        self, namespace: Namespace, waiting: list[int], lease: Lease, tokens: list[int], computed: int
     ) -> bool:
         return False  # a slot has one sequence at a time
 
     def close(self, lease: Lease) -> None:
-        self._last[lease.slot] = lease.namespace, lease.tokens[: lease.known]
-        del self._open[lease.slot]
-        self._free[lease.slot] = None
+        self._last[lease.state] = lease.namespace, lease.tokens[: lease.known]
+        del self._open[lease.state]
+        self._free[lease.state] = None
 
     def forget(self) -> None:
         for slot in self._free:
             self._last[slot] = None, []
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        return []
+    def take_copies(self) -> tuple[Copies, list[tuple[int, int]]]:
+        return [], []

@@ -1,15 +1,18 @@
-"""The nouns of a request: what was asked, how far it has come, what one step added."""
+"""A request, its progress, and the tokens that one step adds to it."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from math import isfinite
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from .grammar import Grammar
     from .history import TokenHistory
     from .kv import Lease
     from .lora import Adapter
+
+Namespace: TypeAlias = "tuple[Adapter, float] | None"  # adapter and scale; None: the base model
 
 Finish = Literal["stop", "length", "cancelled", "failed", "no_memory"]
 
@@ -65,7 +68,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked. Frozen: progress lives in Sequence."""
+    """A prompt and how to answer it. Frozen: progress is in Sequence."""
 
     id: str
     prompt: tuple[int, ...]
@@ -73,30 +76,43 @@ class Request:
     sampling: Sampling = Sampling()
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence ids and stop token ids; empty for ignore_eos
     adapter: Adapter | None = None
-    grammar: Grammar | None = None  # a fresh matcher owned by this request
+    grammar: Grammar | None = None  # a fresh matcher for this request alone
+    adapter_scale: float = 1.0  # factor of the adapter's delta
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError("the prompt is empty: at least one token is needed")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not isfinite(self.adapter_scale):
+            raise ValueError(f"adapter_scale must be a finite number, not {self.adapter_scale}")
+        if self.adapter is None and self.adapter_scale != 1.0:
+            raise ValueError("adapter_scale needs an adapter")
+
+    @property
+    def namespace(self) -> Namespace:
+        """Sequences of one namespace may share KV of equal tokens."""
+        return None if self.adapter is None else (self.adapter, self.adapter_scale)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """How far a request has come. What is still to compute is `len(tokens) + unknown - computed`.
+    """Progress of a request. It still needs `len(tokens) + unknown - computed` positions.
 
     tokens    [ prompt ........ | generated and known ]
     unknown                                            [ on the device, not read back yet ]
-    computed  [ KV written or planned to be ............. ]
+    computed  [ KV written, or planned to be ............ ]
+
+    A step with drafts counts as one unknown token until its commit says how many tokens it gave.
     """
 
     request: Request
     _: KW_ONLY
     tokens: list[int] = field(init=False)
-    limit: int = field(init=False)  # length at which it ends
+    limit: int = field(init=False)  # length at which the sequence ends
     computed: int = 0
     unknown: int = 0  # 0 or 1
+    drafting: bool = False  # the step that draws the unknown token has drafts of this sequence
     last_row: int = -1  # its row in the step that draws the unknown token
     adapter_slot: int = 0  # 0 is the base model
     lease: Lease | None = None
@@ -111,7 +127,7 @@ class Sequence:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Its draw depends on the host's knowledge of the token before: it cannot be carried."""
+        """The draw depends on the last token, which the host must know: it cannot be carried."""
         return self.history is not None or self.request.grammar is not None
 
 
@@ -126,11 +142,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step added to one request."""
+    """The tokens that one step adds to one request."""
 
     request_id: str
-    tokens: tuple[int, ...]  # a stop id that ended it is the last of them
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where asked for, else empty
+    tokens: tuple[int, ...]  # a stop id is the last token of its request
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where the request lists them, else empty
     finish: Finish | None = None  # set on the request's last delta, and on no other
     cached: int = 0  # prompt tokens served from the prefix cache (set on every delta)
-    error: str = ""  # the reason of "failed" (this request's grammar or adapter) and of "no_memory" (its step's)
+    error: str = ""  # the reason of "failed" (grammar or adapter of this request) and of "no_memory" (its step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,46 +17,72 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers whose KV has pages of one shape. A sequence has one page table in each group."""
+
+    page_size: int  # tokens per page
+    num_pages: int  # page ids are 1…num_pages; page 0 is for padding
+    window: int = 0  # positions that a token reads, its own included; 0: all
+
+    @property
+    def tokens(self) -> int:
+        """Positions that fit into all pages."""
+        return self.page_size * self.num_pages
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerSpec:
-    """What a runner can do, as data. The scheduler never exceeds it."""
+    """The abilities of a runner, as data. The scheduler never exceeds them."""
 
     vocab_size: int
     max_tokens: int  # tokens in one step
     max_rows: int  # rows in one step
     max_context: int  # positions of one sequence
-    cache: Literal["pages", "slots"]
-    page_size: int = 16  # with pages: tokens per page
-    num_pages: int = 0  # with pages: page ids are 1…num_pages; page 0 is for padding
-    num_slots: int = 0  # with slots: slot ids are 0…num_slots-1, each max_context long
+    groups: tuple[CacheGroup, ...] = ()  # empty: the runner has states only
+    num_states: int = 0  # recurrent states, one per running sequence: slots 0…num_states - 1; 0: none
+    num_snapshots: int = 0  # copies of states for prefix hits: ids num_states…num_states + num_snapshots - 1
+    snapshot_interval: int = 0  # positions between the snapshots of a sequence; 0: the largest page size
+    max_drafts: int = 0  # drafts in one row; 0: the runner verifies none
     num_adapters: int = 0  # adapter slots besides the base model's slot 0
     adapters_per_step: int = 0
-    overlap: bool = False  # a step may be started before the last one's tokens are known (Batch.carry)
-    graph_rows: tuple[int, ...] = ()  # shapes that were or will be captured, ascending
-    graph_tokens: tuple[int, ...] = ()
-    dtype: str = ""  # of activations, for people
-    quant: str = ""  # the weights' format where they are quantised, e.g. "int8", for people
-    weight_bytes: int = 0  # as held in memory
-    token_bytes: int = 0  # of weights that computing one token reads; 0: unknown
+    overlap: bool = False  # a step may be started before the tokens of the last one are known (Batch.carry)
+    graph_rows: tuple[int, ...] = ()  # rows of the decode steps that are captured, ascending
+    graph_tokens: tuple[int, ...] = ()  # tokens of the other steps that are captured, ascending
+    dtype: str = ""  # of activations, for display
+    quant: str = ""  # format of quantised weights, e.g. "int8", for display
+    weight_bytes: int = 0  # in memory
+    token_bytes: int = 0  # bytes of weights that are read to compute one token; 0: unknown
     cache_bytes: int = 0  # all KV memory
-    step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
+    step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that all KV memory holds."""
-        return self.num_pages * self.page_size if self.cache == "pages" else self.num_slots * self.max_context
+        """Positions of all sequences together that fit into the cache: of the smallest group without a window."""
+        whole = [group.tokens for group in self.groups if not group.window]
+        return min(whole) if whole else (self.num_states or self.max_rows) * self.max_context
+
+    @property
+    def longest(self) -> int:
+        """Positions that one sequence can have."""
+        whole = [group.tokens for group in self.groups if not group.window]
+        return min([self.max_context, *whole])
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step gave, rows in the batch's order."""
+    """The answers of one step. Row r of the batch gives the answers row_starts[r]…row_starts[r + 1] - 1.
 
-    tokens: NDArray[np.int32]  # [rows]; undefined where Want.NOTHING
-    logprobs: NDArray[np.float32] | None = None  # [rows]: of the drawn token, where any row asked
-    top_tokens: NDArray[np.int32] | None = None  # [rows, k] likeliest first, k the largest asked for
-    top_logprobs: NDArray[np.float32] | None = None  # [rows, k]
-    hidden: NDArray[np.float32] | None = None  # [rows, hidden] where any row wants HIDDEN
-    late_compiles: int = 0  # of parts of the model, for which this step had to wait
+    Answers after the first rejected draft of a row are not given.
+    """
+
+    tokens: NDArray[np.int32]  # [given]; undefined for Want.HIDDEN
+    row_starts: NDArray[np.int32]  # [rows + 1]; Batch.answer_starts where no draft is rejected
+    logprobs: NDArray[np.float32] | None = None  # [given] of the token, where an answer lists log-probabilities
+    top_tokens: NDArray[np.int32] | None = None  # [given, k] likeliest first, k the largest number to list
+    top_logprobs: NDArray[np.float32] | None = None  # [given, k]
+    hidden: NDArray[np.float32] | None = None  # [given, hidden] where a row wants hidden states
+    late_compiles: int = 0  # parts of the model that were compiled during this step
 
 
 class Pending(Protocol):

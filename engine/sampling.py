@@ -1,6 +1,6 @@
-"""How a token is drawn: the numpy oracle that judges every backend's sampler.
+"""The draw of a token: the numpy oracle that judges every backend's sampler.
 
-A backend must do the same steps in the same order, row by row, on float32 or better; where two candidates lie
+A backend must do the same steps in the same order, answer by answer, on float32 or better; where two candidates lie
 closer than its rounding it may choose the other one. The steps (`candidates` does 1–7, `draw` does 8):
 
     1 logit_bias          x[t] += bias
@@ -21,7 +21,7 @@ batch, however its prompt was chunked, on every backend. All integers are unsign
     mix(h):  h ^= h >> 16;  h *= 0x85EBCA6B;  h ^= h >> 13;  h *= 0xC2B2AE35;  h ^= h >> 16     (murmur3 fmix32)
     k = mix(low 32 bits of seed + 0x9E3779B9)
     k = mix((k ^ high 32 bits of seed) + 0x9E3779B9)
-    k = mix((k ^ draw position) + 0x9E3779B9)                                                    (one per row)
+    k = mix((k ^ draw position) + 0x9E3779B9)                                                    (one per answer)
     h = mix((k ^ token id) + 0x9E3779B9)                                                         (one per token)
     u = ((h >> 8) | 1) / 2**24      24 bits, odd: exact in float32, never 0 and never 1
     g = -ln(-ln(u))
@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch, Ints, SamplingRows, Want
+from .batch import AnswerSampling, Batch, Ints, Want
 from .grammar import unpack_mask
 from .runner import StepResult
 
@@ -77,68 +77,96 @@ def log_softmax(logits: Floats) -> Floats:
     return result
 
 
-def candidates(logits: NDArray[np.float32], rows: SamplingRows, row: int, mask: NDArray[np.bool_] | None) -> Floats:
-    """[vocab] values among which `row` draws, -inf where a token is out; `mask` is [vocab] of allowed tokens.
+def candidates(
+    logits: NDArray[np.float32], sampling: AnswerSampling, answer: int, mask: NDArray[np.bool_] | None
+) -> Floats:
+    """[vocab] values among which `answer` draws, -inf where a token is out; `mask` is [vocab] of allowed tokens.
 
     Raises ValueError if the mask allows nothing.
     """
     x = logits.astype(np.float64)
-    for token, value in zip(*_of_row(row, rows.bias_rows, rows.bias_tokens, rows.bias_values), strict=True):
+    biases = _of_answer(answer, sampling.bias_answers, sampling.bias_tokens, sampling.bias_values)
+    for token, value in zip(*biases, strict=True):
         x[token] += value
-    tokens, in_prompt, in_output = _of_row(
-        row, rows.history_rows, rows.history_tokens, rows.history_prompt, rows.history_output
-    )
-    penalty = float(rows.repetition_penalty[row])
-    seen = tokens[(in_prompt > 0) | (in_output > 0)]
-    x[seen] = np.where(x[seen] > 0, x[seen] / penalty, x[seen] * penalty)
-    x[tokens] -= float(rows.frequency_penalty[row]) * in_output
-    x[tokens] -= float(rows.presence_penalty[row]) * (in_output > 0)
+    _penalise(x, sampling, answer)
     if mask is not None:
         if not mask.any():
-            raise ValueError(f"the mask of row {row} allows no token at all")
+            raise ValueError(f"the mask of answer {answer} allows no token at all")
         x[~mask] = -np.inf
-    if rows.temperature[row] == 0.0:
+    if sampling.temperature[answer] == 0.0:
         return x
-    x /= float(rows.temperature[row])
-    if 0 < rows.top_k[row] < len(x):
-        x[x < np.sort(x)[-rows.top_k[row]]] = -np.inf
-    if rows.top_p[row] < 1.0:
+    x /= float(sampling.temperature[answer])
+    if 0 < sampling.top_k[answer] < len(x):
+        x[x < np.sort(x)[-sampling.top_k[answer]]] = -np.inf
+    if sampling.top_p[answer] < 1.0:
         values, groups = np.unique(-x, return_inverse=True)  # descending x; equal values form one group
         mass = np.bincount(groups, weights=np.exp(log_softmax(x)), minlength=len(values))
         larger = np.concatenate(([0.0], np.cumsum(mass)[:-1]))
-        x[larger[groups] >= float(rows.top_p[row])] = -np.inf
-    if rows.min_p[row] > 0.0:
-        x[x < x.max() + np.log(float(rows.min_p[row]))] = -np.inf
+        x[larger[groups] >= float(sampling.top_p[answer])] = -np.inf
+    if sampling.min_p[answer] > 0.0:
+        x[x < x.max() + np.log(float(sampling.min_p[answer]))] = -np.inf
     return x
 
 
-def draw(x: Floats, rows: SamplingRows, row: int) -> int:
-    """The token that `row` draws from its candidates."""
-    if rows.temperature[row] == 0.0:
+def _penalise(x: Floats, sampling: AnswerSampling, answer: int) -> None:
+    tokens, in_prompt, in_output = _of_answer(
+        answer, sampling.history_answers, sampling.history_tokens, sampling.history_prompt, sampling.history_output
+    )
+    penalty = float(sampling.repetition_penalty[answer])
+    seen = tokens[(in_prompt > 0) | (in_output > 0)]
+    x[seen] = np.where(x[seen] > 0, x[seen] / penalty, x[seen] * penalty)
+    x[tokens] -= float(sampling.frequency_penalty[answer]) * in_output
+    x[tokens] -= float(sampling.presence_penalty[answer]) * (in_output > 0)
+
+
+def draw(x: Floats, sampling: AnswerSampling, answer: int) -> int:
+    """The token that `answer` draws from its candidates."""
+    if sampling.temperature[answer] == 0.0:
         return int(x.argmax())
-    return int((x + gumbel(int(rows.seed[row]), int(rows.draw[row]), len(x))).argmax())
+    return int((x + gumbel(int(sampling.seed[answer]), int(sampling.draw[answer]), len(x))).argmax())
 
 
 def sample(logits: NDArray[np.float32], batch: Batch) -> StepResult:
-    """What a runner must answer for `batch` when its rows' last logits are `logits` [rows, vocab]."""
-    rows = batch.sampling
-    masks = dict(zip(batch.mask_rows.tolist(), unpack_mask(batch.masks, logits.shape[1]), strict=True))
-    tokens = np.zeros(batch.num_rows, np.int32)
-    for row in np.flatnonzero(batch.wants == Want.TOKEN).tolist():
-        tokens[row] = draw(candidates(logits[row], rows, row, masks.get(row)), rows, row)
-    most = int(rows.logprobs.max(initial=-1))
+    """The result that a runner must give for `batch` when the logits of its answers are `logits` [answers, vocab]."""
+    sampling = batch.sampling
+    masks = dict(zip(batch.mask_answers.tolist(), unpack_mask(batch.masks, logits.shape[1]), strict=True))
+    wants = np.repeat(batch.wants, np.diff(batch.answer_starts))
+    drawn = np.zeros(len(logits), np.int32)
+    for answer in np.flatnonzero(wants == Want.TOKEN).tolist():
+        drawn[answer] = draw(candidates(logits[answer], sampling, answer, masks.get(answer)), sampling, answer)
+    given, row_starts = verify(batch, drawn)
+    tokens = drawn[given]
+    most = int(sampling.logprobs.max(initial=-1))
     if most < 0:
-        return StepResult(tokens)
-    logprobs = log_softmax(logits.astype(np.float64))
+        return StepResult(tokens, row_starts)
+    logprobs = log_softmax(logits[given].astype(np.float64))
     top = np.argsort(-logprobs, axis=-1, kind="stable")[:, :most]
     return StepResult(
         tokens,
+        row_starts,
         logprobs=np.take_along_axis(logprobs, tokens[:, None], -1)[:, 0].astype(np.float32),
         top_tokens=top.astype(np.int32),
         top_logprobs=np.take_along_axis(logprobs, top, -1).astype(np.float32),
     )
 
 
-def _of_row(row: int, rows: Ints, *columns: NDArray[Any]) -> list[NDArray[Any]]:
-    chosen = rows == row
+def verify(batch: Batch, drawn: Ints) -> tuple[NDArray[np.bool_], Ints]:
+    """([answers] whether each answer is given, [rows + 1] StepResult.row_starts), from the drawn tokens [answers].
+
+    A row gives its answers up to and including the first that differs from the draft at its position.
+    """
+    starts = batch.answer_starts
+    given = np.ones(len(drawn), np.bool_)
+    for row in np.flatnonzero(batch.drafts).tolist():
+        last = batch.row_starts[row + 1]
+        drafts = batch.tokens[last - batch.drafts[row] : last]
+        wrong = np.flatnonzero(drawn[starts[row] : starts[row + 1] - 1] != drafts)
+        if len(wrong):
+            given[starts[row] + wrong[0] + 1 : starts[row + 1]] = False
+    row_starts = np.concatenate(([0], np.cumsum(given)))[starts].astype(np.int32)
+    return given, row_starts
+
+
+def _of_answer(answer: int, answers: Ints, *columns: NDArray[Any]) -> list[NDArray[Any]]:
+    chosen = answers == answer
     return [column[chosen] for column in columns]

@@ -76,7 +76,7 @@ class Scheduler:
             raise RequestRefused(f"a request with the id {request.id!r} is running already")
         if needed > spec.max_context:
             raise ContextOverflow(needed, spec.max_context, prompt)
-        longest = spec.cache_tokens if spec.cache == "pages" else spec.max_context
+        longest = spec.longest
         if needed > longest:
             raise CacheOverflow(needed, longest)
         for name, ids in (("prompt", request.prompt), ("logit_bias", [id for id, _ in request.sampling.logit_bias])):
@@ -114,7 +114,7 @@ class Scheduler:
             budget -= self._plan(self._running[-1], lease, budget, rows)
         if not rows:
             return None
-        batch = self._builder.build(rows, self._cache.take_copies())
+        batch = self._builder.build(rows, *self._cache.take_copies())
         self._launch(rows)
         return batch
 
@@ -133,7 +133,7 @@ class Scheduler:
         row = Row(sequence, lease, start, end, sequence.last_row if unknown and draws else -1, draws)
         if draws and sequence.request.grammar is not None:
             try:
-                row.mask = allowed_tokens(sequence.request.grammar, self._spec.vocab_size)
+                row.masks = (allowed_tokens(sequence.request.grammar, self._spec.vocab_size),)
             except Exception as error:  # a grammar is foreign code: it may fail its request, not the engine
                 self._end_early(sequence, "failed", f"the grammar failed: {error}")
                 return 0
@@ -178,8 +178,8 @@ class Scheduler:
 
     def _gains_by_waiting(self, sequence: Sequence, rows: list[Row]) -> bool:
         """For one step at most for each page of its own: equal prompts that come together are computed once."""
-        adapter, tokens = sequence.request.adapter, sequence.tokens
-        return any(self._cache.will_find_more(adapter, tokens, row.lease, row.sequence.tokens, row.end) for row in rows)
+        space, tokens = sequence.request.namespace, sequence.tokens
+        return any(self._cache.will_find_more(space, tokens, row.lease, row.sequence.tokens, row.end) for row in rows)
 
     def _acquire(self, sequence: Sequence) -> Lease | None:
         """Adapter slot and cache memory, both or none."""
@@ -189,7 +189,7 @@ class Scheduler:
             if free is None:
                 return None
             slot = free
-        lease = self._cache.open(adapter, sequence.tokens)
+        lease = self._cache.open(sequence.request.namespace, sequence.tokens)
         if lease is not None and self._cache.grow(lease, len(sequence.tokens)):
             sequence.adapter_slot = slot
             return lease
@@ -213,10 +213,11 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[Delta]:
         """Take in what the oldest uncommitted step gave."""
         tokens = result.tokens.tolist()
+        starts = result.row_starts.tolist()
         deltas = []
         for index, row in enumerate(self._launched.popleft()):
             if row.wants_token and row.sequence.finish is None:
-                deltas.append(self._take_in(row.sequence, tokens[index], index, result))
+                deltas.append(self._take_in(row.sequence, tokens[starts[index]], starts[index], result))
         self._stats.tokens_out += len(deltas)
         self._stats.late_compiles += result.late_compiles
         return deltas

@@ -9,7 +9,7 @@ import mlx.core as mx
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
-from ...engine.runner import Runner, RunnerSpec
+from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from .caches import DECODES
 from .families import describes, set_context
 from .loading import Loaded, load
@@ -50,7 +50,9 @@ def open_on_mlx(files: ModelFiles, budget: LoadOptions) -> Runner:
         spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
         if describes(files.config):
             set_context(loaded.model, files.config, spec.max_context)
-        residents = Residents(loaded.shapes, spec.num_pages, spec.page_size, spec.max_context, GROUP_COLUMNS)
+        residents = Residents(
+            loaded.shapes, spec.groups[0].num_pages, spec.groups[0].page_size, spec.max_context, GROUP_COLUMNS
+        )
         if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
             mx.eval(residents.pool.keys, residents.pool.values)
     runner = MlxRunner(loaded, spec, residents, stream)
@@ -113,9 +115,7 @@ def _plan(files: ModelFiles, budget: LoadOptions, loaded: Loaded, free: int) -> 
         max_tokens=max(budget.max_step_tokens or STEP_TOKENS, budget.max_rows),
         max_rows=budget.max_rows,
         max_context=min(wanted, fitting),
-        cache="pages",
-        page_size=budget.page_size,
-        num_pages=num_pages,
+        groups=(CacheGroup(budget.page_size, num_pages),),
         overlap=True,
         dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),
         quant=loaded.quant,

@@ -60,7 +60,7 @@ class Residents:
             return None
         new = np.flatnonzero(batch.positions % size == 0)
         for row in new.tolist():
-            resident, pages = last.residents[row], batch.page_table[row, : batch.positions[row] // size + 1]
+            resident, pages = last.residents[row], batch.page_tables[0][row, : batch.positions[row] // size + 1]
             self._forget([int(pages[-1])], keep={resident})
             self._holders.hold(resident, pages)
         if len(new):
@@ -75,7 +75,7 @@ class Residents:
         """
         self._begun, self._steady = [], None
         rows = self._rows(batch)
-        self._copy(batch.copies, rows)
+        self._copy(batch.page_copies[0], rows)
         found = self._going_on(rows)
         present = set(found.values())
         heirs = {row: heir for row in rows if row not in found and row.start and (heir := self._heir(row)) is not None}
@@ -103,7 +103,7 @@ class Residents:
         starts, ends = batch.positions[batch.row_starts[:-1]].tolist(), batch.context_lens.tolist()
         rows, size = list[Row](), self.pool.page_size
         for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            pages = batch.page_table[index, : -(-end // size)]
+            pages = batch.page_tables[0][index, : -(-end // size)]
             if len(pages) and pages[0]:
                 rows.append(Row(index, start, end, pages, pages[: -(-start // size)]))
         return rows

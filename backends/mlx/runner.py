@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.batch import Batch, Want
+from ...engine.batch import Batch, Ints, Want
 from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
@@ -52,14 +52,13 @@ class MlxPending:
 
     def __init__(
         self,
-        rows: int,
-        answers: NDArray[np.intp],
+        row_starts: Ints,  # of StepResult
         drawn: Drawn | None,
         hidden: mx.array | None,
         told: Callable[[], None],  # that somebody has read it
         ran_short: Callable[[], None],  # of memory, which only its answers told; raises where that cannot be mended
     ) -> None:
-        self._rows, self._answers, self._drawn, self._hidden = rows, answers, drawn, hidden
+        self._row_starts, self._drawn, self._hidden = row_starts, drawn, hidden
         self._told, self._ran_short, self.unread = told, ran_short, True
         self.lost = False  # with the step before, whose tokens it reads
 
@@ -79,30 +78,26 @@ class MlxPending:
 
     def _result(self) -> StepResult:
         if self._drawn is None:
-            return StepResult(np.zeros(self._rows, np.int32))
+            return StepResult(np.zeros(0, np.int32), self._row_starts)
         drawn = self._drawn
         if drawn.chosen is None or drawn.top_tokens is None or drawn.top is None:
-            return StepResult(self._by_row(drawn.tokens), hidden=self._optional(self._hidden))
+            return StepResult(_values(drawn.tokens), self._row_starts, hidden=self._optional(self._hidden))
         return StepResult(
-            self._by_row(drawn.tokens),
-            self._by_row(drawn.chosen),
-            self._by_row(drawn.top_tokens),
-            self._by_row(drawn.top),
+            _values(drawn.tokens),
+            self._row_starts,
+            _values(drawn.chosen),
+            _values(drawn.top_tokens),
+            _values(drawn.top),
             self._optional(self._hidden),
         )
 
     def _optional(self, found: mx.array | None) -> NDArray[Any] | None:
-        return None if found is None else self._by_row(found)
+        return None if found is None else _values(found)
 
-    def _by_row(self, found: mx.array) -> NDArray[Any]:
-        """[answers, …] float32 or any integers -> [rows, …] float32 or int32."""
-        values = np.array(found)
-        dtype = np.float32 if found.dtype == mx.float32 else np.int32
-        if len(values) == self._rows:
-            return values.astype(dtype)
-        rows = np.zeros((self._rows, *values.shape[1:]), dtype)
-        rows[self._answers] = values
-        return rows
+
+def _values(array: mx.array) -> NDArray[Any]:
+    """float32 or any integers -> float32 or int32."""
+    return np.array(array).astype(np.float32 if array.dtype == mx.float32 else np.int32)
 
 
 class _Rest:
@@ -209,7 +204,7 @@ class MlxRunner:
             logits, hidden = self._compute(batch, answers, works)
         self._wrote_pages = self._residents.pool.changed, self._wrote_pages[0]
         in_place = self._before is not None and self._before.forward.in_place and not self._wrote_pages[0]
-        drawn = None if logits is None else sample(logits, batch, answers)
+        drawn = None if logits is None else sample(logits, batch)
         waited = [*self._residents.take_changed(), *(() if drawn is None else drawn.arrays)]
         hidden = None if hidden is None else hidden.astype(mx.float32)
         waited += () if hidden is None else (hidden,)
@@ -224,7 +219,7 @@ class MlxRunner:
                     mx.synchronize(self._stream)
             mx.async_eval(waited)
         self._last = None if drawn is None else _Drawn(drawn.tokens, place)
-        pending = MlxPending(batch.num_rows, answers, drawn, hidden, self._rest.put_off, self._ran_short)
+        pending = MlxPending(batch.answer_starts, drawn, hidden, self._rest.put_off, self._ran_short)
         self._started = ref(pending)
         return pending
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.batch import Batch, SamplingRows
+from ...engine.batch import AnswerSampling, Batch
 
 GOLDEN = 0x9E3779B9
 OUT = float("-inf")
@@ -29,17 +28,17 @@ class Drawn:
         return [x for x in (self.tokens, self.chosen, self.top_tokens, self.top) if x is not None]
 
 
-def sample(logits: mx.array, batch: Batch, answers: NDArray[np.intp]) -> Drawn:
-    """logits [answers, vocab], of any float dtype, of the batch's rows `answers`, ascending."""
+def sample(logits: mx.array, batch: Batch) -> Drawn:
+    """logits [answers, vocab], of any float dtype."""
     rows = batch.sampling
-    heated = bool((rows.temperature[answers] > 0).any())
-    most = int(rows.logprobs[answers].max(initial=-1))
-    changed = any(len(of) for of in (rows.bias_rows, rows.history_rows, batch.mask_rows))
+    heated = bool((rows.temperature > 0).any())
+    most = int(rows.logprobs.max(initial=-1))
+    changed = any(len(of) for of in (rows.bias_answers, rows.history_answers, batch.mask_answers))
     if not heated and not changed and most < 0:
         return Drawn(mx.argmax(logits, axis=-1))
     logits = logits.astype(mx.float32)
-    x = _adjusted(logits, batch, answers)
-    tokens = _draw(x, rows, answers) if heated else mx.argmax(x, axis=-1)
+    x = _adjusted(logits, batch)
+    tokens = _draw(x, rows) if heated else mx.argmax(x, axis=-1)
     if most < 0:
         return Drawn(tokens)
     every = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -47,54 +46,44 @@ def sample(logits: mx.array, batch: Batch, answers: NDArray[np.intp]) -> Drawn:
     return Drawn(tokens, chosen, *_likeliest(every, most))
 
 
-def _adjusted(x: mx.array, batch: Batch, answers: NDArray[np.intp]) -> mx.array:
+def _adjusted(x: mx.array, batch: Batch) -> mx.array:
     """Bias, penalties, allowed tokens."""
     rows = batch.sampling
     x = mx.array(x)  # assignments below change this one, not the raw logits
-    place = np.full(batch.num_rows, -1)
-    place[answers] = np.arange(len(answers))
-
-    def of_answers(owners: NDArray[Any], *columns: NDArray[Any]) -> list[mx.array]:
-        where = place[owners]
-        return [mx.array(column[where >= 0]) for column in (where, *columns)]
-
-    if len(rows.bias_rows):
-        owners, tokens, values = of_answers(rows.bias_rows, rows.bias_tokens, rows.bias_values)
+    if len(rows.bias_answers):
+        owners, tokens, values = map(mx.array, (rows.bias_answers, rows.bias_tokens, rows.bias_values))
         x = x.at[owners, tokens].add(values)
-    if len(rows.history_rows):
+    if len(rows.history_answers):
         columns = rows.history_tokens, rows.history_prompt, rows.history_output
-        owners, tokens, in_prompt, in_output = of_answers(rows.history_rows, *columns)
+        owners, tokens, in_prompt, in_output = map(mx.array, (rows.history_answers, *columns))
         repetition, presence, frequency = (
-            mx.array(penalty[answers])[owners]
+            mx.array(penalty)[owners]
             for penalty in (rows.repetition_penalty, rows.presence_penalty, rows.frequency_penalty)
         )
         held = x[owners, tokens]
         said = mx.where(held > 0, held / repetition, held * repetition)
         held = mx.where((in_prompt > 0) | (in_output > 0), said, held)
         x[owners, tokens] = held - frequency * in_output - presence * (in_output > 0)
-    if len(batch.mask_rows):
-        owners, words = of_answers(batch.mask_rows, batch.masks)
-        if not owners.size:  # MLX cannot tell the shape of no rows
-            return x
+    if len(batch.mask_answers):
+        owners, words = mx.array(batch.mask_answers), mx.array(batch.masks)
         bits = (words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
         allowed = bits.reshape(len(owners), -1)[:, : x.shape[1]] == 1
         x[owners] = mx.where(allowed, x[owners], OUT)
     return x
 
 
-def _draw(x: mx.array, rows: SamplingRows, answers: NDArray[np.intp]) -> mx.array:
-    temperature = rows.temperature[answers]
-    heated = temperature > 0
-    x = x / mx.array(np.where(heated, temperature, np.float32(1)))[:, None]
-    top_k = np.where(heated, rows.top_k[answers], 0)
-    top_p = np.where(heated, rows.top_p[answers], np.float32(1))
-    min_p = np.where(heated, rows.min_p[answers], np.float32(0))
+def _draw(x: mx.array, rows: AnswerSampling) -> mx.array:
+    heated = rows.temperature > 0
+    x = x / mx.array(np.where(heated, rows.temperature, np.float32(1)))[:, None]
+    top_k = np.where(heated, rows.top_k, 0)
+    top_p = np.where(heated, rows.top_p, np.float32(1))
+    min_p = np.where(heated, rows.min_p, np.float32(0))
     if (top_k > 0).any() or (top_p < 1).any():
         x = _filtered(x, top_k, top_p)
     if (min_p > 0).any():
         least = mx.max(x, axis=-1) + mx.log(mx.array(min_p))  # -inf where it is off
         x = mx.where(x < least[:, None], OUT, x)
-    noise = mx.where(mx.array(heated)[:, None], gumbel(rows.seed[answers], rows.draw[answers], x.shape[1]), 0.0)
+    noise = mx.where(mx.array(heated)[:, None], gumbel(rows.seed, rows.draw, x.shape[1]), 0.0)
     return mx.argmax(x + noise, axis=-1)
 
 

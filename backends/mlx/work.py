@@ -30,18 +30,18 @@ class Steady:
         """`residents`: of the batch's rows."""
         self.work, self.residents = work, residents
         self.answers: NDArray[np.intp] = np.arange(batch.num_rows)
-        self._positions, self._table = batch.positions, batch.page_table
+        self._positions, self._table = batch.positions, batch.page_tables[0]
         # [rows, pages]: those that the residents hold
-        self._used = np.arange(batch.page_table.shape[1]) <= (batch.positions // page_size)[:, None]
+        self._used = np.arange(batch.page_tables[0].shape[1]) <= (batch.positions // page_size)[:, None]
         self._in_order = work.rows == self.answers.tolist()
         self._wants: NDArray[np.uint8] | None = None  # of the batch looked at last; the engine hands the same on, too
         self._draws = False  # so does each row of it
 
     def goes_on(self, batch: Batch) -> bool:
         """Each row of `batch` has one more token, and all else is as it was: it is the last step from now on."""
-        table = batch.page_table  # the engine hands the same array on where no page is new
+        table = batch.page_tables[0]  # the engine hands the same array on where no page is new
         if (
-            len(batch.copies)
+            len(batch.page_copies[0])
             or batch.num_tokens != batch.num_rows
             or not np.array_equal(batch.positions, self._positions + 1)
             or (table is not self._table and not self._begins(table))

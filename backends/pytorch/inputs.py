@@ -45,7 +45,7 @@ class Sent:
     carried: Carried | None
     answers: NDArray[np.int64]  # [answers] those rows, on the host
     answer_rows: Tensor  # the same
-    settings: dict[str, Tensor]  # per answer: the columns of SamplingRows that have one value per row
+    settings: dict[str, Tensor]  # per answer: the columns of AnswerSampling that have one value per row
 
     def last_only(self) -> Step:
         """The step, of which the last layer computes only what is answered."""
@@ -62,6 +62,11 @@ class Sent:
         settings = {name: column[:rows] for name, column in self.settings.items()}
         return replace(self, answers=self.answers[:rows], answer_rows=self.answer_rows[:rows], settings=settings)
 
+    def some(self, answers: NDArray[np.int64], rows: Tensor) -> Sent:
+        """The same where only the rows `answers`, on the device `rows`, are answered."""
+        settings = {name: column[rows] for name, column in self.settings.items()}
+        return replace(self, answers=answers, answer_rows=rows, settings=settings)
+
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTEGERS = ("top_k", "draw", "seed_low", "seed_high")
@@ -76,8 +81,8 @@ class Inputs:
     """
 
     def __init__(self, spec: RunnerSpec, device: Device) -> None:
-        self._page_size, self._context, self._ops = spec.page_size, spec.max_context, device.ops
-        self._pages = -(-spec.max_context // spec.page_size)
+        self._page_size, self._context, self._ops = spec.groups[0].page_size, spec.max_context, device.ops
+        self._pages = -(-spec.max_context // self._page_size)
         self._most_rows = max(spec.max_rows, *spec.graph_rows, 1)
         words = 4 * max(spec.max_tokens, *spec.graph_tokens, 1) + (9 + len(_SETTINGS) + self._pages) * (
             self._most_rows + 1
@@ -93,7 +98,7 @@ class Inputs:
         answers = batch.wants.nonzero()[0]  # Want.NOTHING is 0
         carried = bool((batch.carry >= 0).any())
         columns, rows = self._columns(batch, answers, carried)
-        width = batch.page_table.shape[1]
+        width = batch.page_tables[0].shape[1]
         sent = _read(self._copy(columns, width), rows.query_lens, rows.contexts, answers, carried)
         self.take_in(sent)
         return sent
@@ -126,10 +131,10 @@ class Inputs:
     def fill(self, batch: Batch, rows: int) -> None:
         """Start the copy of a step into the `frame` of so many rows, filled up with inert ones."""
         assert self._tables is not None
-        host, own, table = next(self._hosts), batch.num_rows, batch.page_table
+        host, own, table = next(self._hosts), batch.num_rows, batch.page_tables[0]
         page = table[np.arange(own), batch.positions // self._page_size].astype(np.int64)
         slots = page * self._page_size + batch.positions % self._page_size
-        columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_settings(batch)]
+        columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_of_rows(batch)]
         fixed = (2 + len(columns)) * rows
         numbers = host.numpy()
         _put(numbers[: 2 * rows].view(np.int64), slots, 0)
@@ -167,7 +172,7 @@ class Inputs:
         filled = dict(zip(_FIXED, self._fixed_sizes(tokens), strict=True))
         for name, size in filled.items():
             columns[name].append(np.zeros(size - sum(map(len, columns[name])), np.int32))
-        parts = self._copy(columns, batch.page_table.shape[1])
+        parts = self._copy(columns, batch.page_tables[0].shape[1])
         own = {"slots": 2 * batch.num_tokens, "answers": 2 * len(answers), "last": len(answers)}
         for name in filled:
             parts[name] = parts[name][: own.get(name, batch.num_tokens)]
@@ -198,7 +203,7 @@ class Inputs:
         contexts = batch.context_lens
         ends = batch.row_starts[1:] - 1
         row_of = np.repeat(np.arange(batch.num_rows), lens)
-        page = batch.page_table[row_of, batch.positions // self._page_size].astype(np.int64)
+        page = batch.page_tables[0][row_of, batch.positions // self._page_size].astype(np.int64)
         columns: dict[str, list[NDArray[Any]]] = {
             "slots": [(page * self._page_size + batch.positions % self._page_size).view(np.int32)],
             "answers": [answers.astype(np.int64).view(np.int32)],
@@ -207,11 +212,11 @@ class Inputs:
             "last": [ends[answers]],
             "row_starts": [batch.row_starts],
             "context_lens": [contexts],
-            **_of_answers(batch, answers),
+            **_of_answers(batch),
         }
         if carried:
             columns |= {"ends": [ends], "carry": [batch.carry]}
-        columns["page_table"] = [batch.page_table.reshape(-1)]
+        columns["page_table"] = [batch.page_tables[0].reshape(-1)]
         return columns, _Lens(tuple(lens.tolist()), tuple(contexts.tolist()))
 
     def _copy(self, columns: dict[str, list[NDArray[Any]]], width: int) -> dict[str, Tensor]:
@@ -268,11 +273,21 @@ def _read(
     )
 
 
-def _of_answers(batch: Batch, answers: NDArray[np.int64]) -> dict[str, list[NDArray[Any]]]:
-    """Settings of the rows that want an answer."""
+def _of_rows(batch: Batch) -> list[NDArray[Any]]:
+    """[rows] settings of a step with one token per row; those of a row without an answer are inert."""
     columns = _settings(batch)
-    if len(answers) < batch.num_rows:
-        columns = [column[answers] for column in columns]
+    answers = batch.wants.nonzero()[0]
+    if len(answers) == batch.num_rows:
+        return columns
+    rows = [np.zeros(batch.num_rows, np.int32) for _ in columns]
+    for row, column in zip(rows, columns, strict=True):
+        row[answers] = column
+    return rows
+
+
+def _of_answers(batch: Batch) -> dict[str, list[NDArray[Any]]]:
+    """Settings of all answers."""
+    columns = _settings(batch)
     return {"floats": columns[: len(_FLOATS)], "integers": columns[len(_FLOATS) :]}
 
 

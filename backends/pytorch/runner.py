@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...engine.batch import Batch, Want
+from ...engine.batch import Batch, Ints, Want
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
@@ -58,14 +58,15 @@ class TorchPending:
 
     def __init__(
         self,
-        rows: int,
-        answers: NDArray[np.int64],
+        row_starts: Ints,
         drawn: Drawn,
         hidden: Tensor | None,
         device: Device,
         late_compiles: int = 0,
+        answers: NDArray[np.int64] | None = None,
     ) -> None:
-        self._rows, self._answers, self._late_compiles = rows, answers, late_compiles
+        """`row_starts`: of StepResult; `answers`: which of the drawn tokens are answers, where not all are."""
+        self._row_starts, self._answers, self._late_compiles = row_starts, answers, late_compiles
         self._tokens = device.fetch(drawn.tokens)
         self._hidden = None if hidden is None else device.fetch(hidden)
         self._logprobs = None if drawn.logprobs is None else Logprobs(*map(device.fetch, drawn.logprobs))
@@ -75,21 +76,17 @@ class TorchPending:
     def result(self) -> StepResult:
         with failures("the step failed"):
             self._event.synchronize()
-            tokens = self._by_row(self._tokens).astype(np.int32, copy=False)
-            hidden = None if self._hidden is None else self._by_row(self._hidden)
-            result = StepResult(tokens, hidden=hidden, late_compiles=self._late_compiles)
+            tokens = self._of_answers(self._tokens).astype(np.int32, copy=False)
+            hidden = None if self._hidden is None else self._hidden.numpy()
+            result = StepResult(tokens, self._row_starts, hidden=hidden, late_compiles=self._late_compiles)
             if self._logprobs is None:
                 return result
-            chosen, top_tokens, top = map(self._by_row, self._logprobs)
+            chosen, top_tokens, top = map(self._of_answers, self._logprobs)
             return replace(result, logprobs=chosen, top_tokens=top_tokens.astype(np.int32), top_logprobs=top)
 
-    def _by_row(self, answers: Tensor) -> np.ndarray:
-        found: np.ndarray = answers.numpy()
-        if len(found) == self._rows:
-            return found
-        rows = np.zeros((self._rows, *found.shape[1:]), found.dtype)
-        rows[self._answers] = found
-        return rows
+    def _of_answers(self, values: Tensor) -> np.ndarray:
+        array: np.ndarray = values.numpy()
+        return array if self._answers is None else array[self._answers]
 
 
 class TorchRunner:
@@ -121,7 +118,7 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> TorchPending:
         with failures("the step failed"):
-            self.kv.copy(batch.copies, self.device)
+            self.kv.copy(batch.page_copies[0], self.device)
             sent = self.inputs.send(batch)
             if batch.num_tokens == batch.num_rows or self._compiler is None:
                 step = sent.last_only() if batch.num_tokens > max(batch.num_rows, self._recordable) else sent.step
@@ -166,22 +163,29 @@ class TorchRunner:
     def replayed(self, batch: Batch, frame: Sent, logits: Tensor, replay: Callable[[], None]) -> TorchPending:
         """The step that was captured with this frame and leaves `logits`, with the numbers of `batch`."""
         with failures("the step failed"):
-            self.kv.copy(batch.copies, self.device)
+            self.kv.copy(batch.page_copies[0], self.device)
             self.inputs.fill(batch, len(frame.answers))
             replay()
             rows = batch.num_rows
-            drawn = Drawn(self.inputs.drawn(rows), None)
-            if not is_plain(batch):
-                own = frame.first(rows)
-                drawn = sample(logits[:rows], batch, own, self.device)
-                self.inputs.keep(own, drawn.tokens)
-            return TorchPending(rows, frame.answers[:rows], drawn, None, self.device)
+            answers = batch.wants.nonzero()[0]
+            some = answers if len(answers) < rows else None
+            if is_plain(batch):
+                drawn = Drawn(self.inputs.drawn(rows), None)
+                return TorchPending(batch.answer_starts, drawn, None, self.device, answers=some)
+            part = frame.first(rows)
+            logits = logits[:rows]
+            if some is not None:
+                part = part.some(answers, self.device.send(answers))
+                logits = logits[part.answer_rows]
+            drawn = sample(logits, batch, part, self.device)
+            self.inputs.keep(part, drawn.tokens)
+            return TorchPending(batch.answer_starts, drawn, None, self.device)
 
     @torch.inference_mode()
     def replayed_in_pieces(self, batch: Batch, tokens: int, hidden: Tensor, pieces: Pieces) -> TorchPending:
         """The same for a step that was captured in pieces."""
         with failures("the step failed"):
-            self.kv.copy(batch.copies, self.device)
+            self.kv.copy(batch.page_copies[0], self.device)
             sent = self.inputs.fill_tokens(batch, tokens)
             pieces.replay(sent.step.rows, batch.num_tokens)
             return self._answer(batch, sent, hidden[: len(sent.answers)])
@@ -197,7 +201,7 @@ class TorchRunner:
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
         kept = hidden.to(torch.float32, copy=True) if wants_hidden else None
-        return TorchPending(batch.num_rows, sent.answers, drawn, kept, self.device, late_compiles)
+        return TorchPending(batch.answer_starts, drawn, kept, self.device, late_compiles)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
@@ -233,8 +237,8 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
         spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes)
         kv = PagedKV(
             config.num_layers,
-            spec.num_pages,
-            spec.page_size,
+            spec.groups[0].num_pages,
+            spec.groups[0].page_size,
             config.num_kv_heads,
             config.head_dim,
             cache_dtype(options, dtype, device),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...engine.batch import Batch, SamplingRows
+from ...engine.batch import AnswerSampling, Batch
 from ...kernels.ops.sampling import Draws, Logprobs
 from .device import Device
 from .inputs import Sent
@@ -26,7 +26,7 @@ class Drawn:
 def is_plain(batch: Batch) -> bool:
     """The draw depends on logits and on one value of each setting a row only, and nothing else is asked for."""
     rows = batch.sampling
-    lists = len(rows.bias_rows) or len(rows.history_rows) or len(batch.mask_rows)
+    lists = len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers)
     return not lists and not (rows.logprobs >= 0).any()
 
 
@@ -39,56 +39,42 @@ def draw_plainly(logits: Tensor, settings: dict[str, Tensor], device: Device) ->
 def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
     """logits [answers, vocab] float32, which may be written over."""
     rows, settings, ops = batch.sampling, sent.settings, device.ops.sampling
-    answers, place = sent.answers, _places(batch, sent)
-    listed = int(rows.logprobs[answers].max(initial=-1))
+    listed = int(rows.logprobs.max(initial=-1))
     raw = logits
-    if len(rows.bias_rows) or len(rows.history_rows) or len(batch.mask_rows):
+    if len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers):
         logits = logits.clone() if listed >= 0 else logits
-        _adjust(logits, batch, place, settings, device)
-    heat = rows.temperature[answers]
-    most = _most(rows, answers, logits.shape[1])
-    tokens = ops.draw(logits, _draws(settings, most)) if heat.any() else ops.greedy(logits)
+        _adjust(logits, batch, settings, device)
+    most = _most(rows, logits.shape[1])
+    tokens = ops.draw(logits, _draws(settings, most)) if rows.temperature.any() else ops.greedy(logits)
     return Drawn(tokens, ops.logprobs(raw, tokens, listed) if listed >= 0 else None)
 
 
-def _places(batch: Batch, sent: Sent) -> NDArray[np.int64]:
-    """[rows] where each row's logits are, -1 where it has none."""
-    place = np.full(batch.num_rows, -1)
-    place[sent.answers] = np.arange(len(sent.answers))
-    return place
-
-
-def _adjust(
-    logits: Tensor, batch: Batch, place: NDArray[np.int64], settings: dict[str, Tensor], device: Device
-) -> None:
+def _adjust(logits: Tensor, batch: Batch, settings: dict[str, Tensor], device: Device) -> None:
     rows, ops = batch.sampling, device.ops.sampling
 
-    def send(owners: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
-        """Rows and columns of the entries whose row has logits."""
-        where = place[owners]
-        return [device.send(column[where >= 0]) for column in (where, *columns)]
+    def send(answers: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
+        return [device.send(column) for column in (answers.astype(np.int64), *columns)]
 
-    owners, tokens, values = send(rows.bias_rows, rows.bias_tokens.astype(np.int64), rows.bias_values)
+    owners, tokens, values = send(rows.bias_answers, rows.bias_tokens.astype(np.int64), rows.bias_values)
     if len(owners):
         ops.bias(logits, owners, tokens, values)
     history = (rows.history_tokens.astype(np.int64), rows.history_prompt, rows.history_output)
-    owners, *entries = send(rows.history_rows, *history)
+    owners, *entries = send(rows.history_answers, *history)
     if len(owners):
         penalties = (settings[f"{name}_penalty"] for name in ("repetition", "presence", "frequency"))
         ops.penalise(logits, owners, *entries, *penalties)
-    owners, words = send(batch.mask_rows, batch.masks.view(np.int32))
+    owners, words = send(batch.mask_answers, batch.masks.view(np.int32))
     if len(owners):
         ops.mask(logits, owners, words)
 
 
-def _most(rows: SamplingRows, answers: NDArray[np.int64], vocab: int) -> int:
+def _most(rows: AnswerSampling, vocab: int) -> int:
     """See Draws.most: a row with a nucleus and no top_k may need every value in order; all others their own top_k."""
-    heated = rows.temperature[answers] > 0
-    top_k = rows.top_k[answers]
-    limited = (top_k > 0) & heated
-    if ((rows.top_p[answers] < 1) & heated & ~limited).any():
+    heated = rows.temperature > 0
+    limited = (rows.top_k > 0) & heated
+    if ((rows.top_p < 1) & heated & ~limited).any():
         return vocab
-    return min(vocab, int(top_k[limited].max(initial=1)))
+    return min(vocab, int(rows.top_k[limited].max(initial=1)))
 
 
 def _draws(settings: dict[str, Tensor], most: int) -> Draws:

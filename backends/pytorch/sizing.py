@@ -9,7 +9,7 @@ from ...engine.graphs import decode_sizes, token_sizes
 from ...engine.modelconfig import ModelConfig
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import Graphs, LoadOptions
-from ...engine.runner import RunnerSpec, page_bytes
+from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
 from .device import Device
 
 # Of a step that is captured: what the largest makes on the way is kept as long as the model is.
@@ -57,9 +57,7 @@ def plan(
         max_tokens=max_tokens,
         max_rows=options.max_rows,
         max_context=min(wanted, fitting),
-        cache="pages",
-        page_size=options.page_size,
-        num_pages=num_pages,
+        groups=(CacheGroup(options.page_size, num_pages),),
         overlap=device.overlap,
         graph_rows=decode_sizes(options.max_rows) if graphs != "off" and device.records_attention else (),
         graph_tokens=token_sizes(recordable_tokens(config, max_tokens, device))

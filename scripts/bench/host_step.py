@@ -27,7 +27,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.kv import make_cache
 from localllm.engine.lora import AdapterPool
 from localllm.engine.request import Request, Sampling
-from localllm.engine.runner import RunnerSpec, StepResult
+from localllm.engine.runner import CacheGroup, RunnerSpec, StepResult
 from localllm.engine.scheduler import Scheduler
 from localllm.kernels.ops import Ops
 
@@ -62,15 +62,15 @@ def microseconds(case: Case, steps: int) -> list[float]:
         max_tokens=case.rows * case.context,
         max_rows=case.rows,
         max_context=length,
-        cache="pages",
-        num_pages=case.rows * (length // 16 + 1),
+        groups=(CacheGroup(16, case.rows * (length // 16 + 1)),),
     )
     scheduler = Scheduler(spec, make_cache(spec), AdapterPool(0, 0, lambda slot, adapter: None))
     random = np.random.default_rng(0)
     for number in range(case.rows):
         prompt = tuple(random.integers(0, VOCAB, case.context).tolist())
         scheduler.add(Request(str(number), prompt, steps + 1, case.sampling))
-    answers = [StepResult(random.integers(0, VOCAB, case.rows, dtype=np.int32)) for _ in range(steps)]
+    starts = np.arange(case.rows + 1, dtype=np.int32)
+    answers = [StepResult(random.integers(0, VOCAB, case.rows, dtype=np.int32), starts) for _ in range(steps)]
     scheduler.schedule()  # all prompts in one step
     if not case.overlap:
         scheduler.commit(answers[0])
@@ -111,13 +111,12 @@ def whole_microseconds(rows: int, context: int, sampling: Sampling, steps: int) 
         max_tokens=rows * context,
         max_rows=rows,
         max_context=length,
-        cache="pages",
-        num_pages=rows * (length // 16 + 1),
+        groups=(CacheGroup(16, rows * (length // 16 + 1)),),
         overlap=True,
         graph_rows=(rows,),
     )
     device = Device("cpu", torch.cpu, Ops(), torch.float32, overlap=True, recorder=Silent)
-    kv = PagedKV(1, spec.num_pages, spec.page_size, 1, 1, torch.float32, "cpu")
+    kv = PagedKV(1, spec.groups[0].num_pages, spec.groups[0].page_size, 1, 1, torch.float32, "cpu")
     engine = Engine(GraphRunner(TorchRunner(Nothing(), kv, spec, device)))
     random = np.random.default_rng(0)
     for number in range(rows):  # which need their next pages at different steps

@@ -43,7 +43,7 @@ class Watched:
 
     def run(self, batch: Batch) -> Pending:
         self.batch = batch
-        return Skipped(batch.num_rows) if self.skips and batch.num_tokens > batch.num_rows else self.runner.run(batch)
+        return Skipped(batch) if self.skips and batch.num_tokens > batch.num_rows else self.runner.run(batch)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         self.runner.load_adapter(slot, adapter)
@@ -54,23 +54,23 @@ class Watched:
     def fill(self) -> None:
         """Put keys and values into every page, those that the last batch's first row has computed."""
         assert self.batch is not None
-        spec, batch = self.spec, self.batch
-        full = int(batch.context_lens[0]) // spec.page_size
-        computed = batch.page_table[0, :full]
-        targets = np.setdiff1d(np.arange(1, spec.num_pages + 1, dtype=np.int32), batch.page_table)
+        [group], batch = self.spec.groups, self.batch
+        [table] = batch.page_tables
+        computed = table[0, : int(batch.context_lens[0]) // group.page_size]
+        targets = np.setdiff1d(np.arange(1, group.num_pages + 1, dtype=np.int32), table)
         pairs = np.stack([np.resize(computed, len(targets)), targets], axis=1).astype(np.int32)
         for start in range(0, len(pairs), COPIES):
-            self.runner.run(replace(batch, copies=pairs[start : start + COPIES])).result()
+            self.runner.run(replace(batch, page_copies=(pairs[start : start + COPIES],))).result()
 
 
 class Skipped:
     """A step that was not computed."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, batch: Batch) -> None:
+        self._row_starts = batch.answer_starts
 
     def result(self) -> StepResult:
-        return StepResult(np.zeros(self._rows, np.int32))
+        return StepResult(np.zeros(self._row_starts[-1], np.int32), self._row_starts)
 
 
 class Stepped:

@@ -23,14 +23,14 @@ from localllm.app.daemon.frames import Failed, Finished, Generate, Piece
 from localllm.app.daemon.worker import Worker
 from localllm.engine.errors import RunnerFailed
 from localllm.engine.request import Delta, Request
-from localllm.engine.runner import RunnerSpec
+from localllm.engine.runner import CacheGroup, RunnerSpec
 from localllm.engine.stats import Stats
 
 from .tiny_qwen import VOCAB, write_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=4096, cache="pages", num_pages=4096)
+SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=4096, groups=(CacheGroup(16, 4096),))
 
 
 class ScriptedEngine:

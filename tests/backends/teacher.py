@@ -32,7 +32,7 @@ def logprobs(runner: Runner, rows: Sequence[Row]) -> Tensor:
 def forced(runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, int]], Tensor]:
     """((prompt, position) of each answer, [answers, vocab]) of two prompts of one length: whole, in chunks, one token
     at a time beside each other, beside a chunk, and behind a cached beginning."""
-    size, length = runner.spec.page_size, len(prompts[0])
+    size, length = runner.spec.groups[0].page_size, len(prompts[0])
     many = -(-length // size)
     pages = [range(1 + row * many, 1 + (row + 1) * many) for row in range(4)]
     places: list[tuple[int, int]] = []

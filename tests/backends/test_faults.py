@@ -190,16 +190,16 @@ def test_answers_that_find_no_memory_end_their_requests_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
     talk = Conversation(opened(replace(DEVICE, overlap=overlap, recorder=None), tmp_path))
-    prompt, fetched = canary.prompt(1, 30, seed=1), TorchPending._by_row
+    prompt, fetched = canary.prompt(1, 30, seed=1), TorchPending._of_answers
     talk.submit("a", prompt, 12)
     for _ in range(4):
         talk.step()
 
     def short(*_: Any) -> Any:
-        monkeypatch.setattr(TorchPending, "_by_row", fetched)
+        monkeypatch.setattr(TorchPending, "_of_answers", fetched)
         raise MemoryError
 
-    monkeypatch.setattr(TorchPending, "_by_row", short)
+    monkeypatch.setattr(TorchPending, "_of_answers", short)
     talk.step()
     talk.submit("b", prompt, 12)
     talk.finish()

@@ -9,13 +9,11 @@ from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.inputs import Inputs, Sent
 from localllm.engine.batch import Batch, Want
 from localllm.engine.request import Sampling
-from localllm.engine.runner import RunnerSpec
+from localllm.engine.runner import CacheGroup, RunnerSpec
 
 from .batches import Row, make_batch
 
-SPEC = RunnerSpec(
-    96, max_tokens=64, max_rows=8, max_context=64, cache="pages", page_size=4, num_pages=99, graph_rows=(8,)
-)
+SPEC = RunnerSpec(96, max_tokens=64, max_rows=8, max_context=64, groups=(CacheGroup(4, 99),), graph_rows=(8,))
 
 
 def batch_of(rows: int, start: int) -> Batch:
@@ -51,11 +49,11 @@ def test_rows_that_a_step_has_not_are_inert() -> None:
     for name in ("tokens", "positions", "carry"):
         assert found[name] == [*getattr(expected, name).tolist(), *empty[name][3:]]
     assert found["contexts"] == [12, 13, 14, 1, 1, 1, 1, 1]
-    width = expected.page_table.shape[1]
+    width = expected.page_tables[0].shape[1]
     table = np.array(found["table"])
-    assert (table[:3, :width] == expected.page_table).all()
+    assert (table[:3, :width] == expected.page_tables[0]).all()
     assert (table[3:, :width] == 0).all()
-    pages = expected.page_table[np.arange(3), expected.positions // 4]
+    pages = expected.page_tables[0][np.arange(3), expected.positions // 4]
     assert found["slots"] == [*(pages * 4 + expected.positions % 4).tolist(), 0, 0, 0, 0, 0]
     assert found["temperature"] == [0.5, 0.5, 0.5, 0, 0, 0, 0, 0]
     assert found["top_p"][:3] == torch.tensor([0.9] * 3).tolist()

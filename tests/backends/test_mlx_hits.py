@@ -26,7 +26,7 @@ from localllm.engine.batch import Want
 from localllm.engine.errors import OutOfMemory
 from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Sampling
-from localllm.engine.runner import Runner
+from localllm.engine.runner import CacheGroup, Runner
 
 from .batches import Row, make_batch
 from .conformance import Conversation, Planned
@@ -209,7 +209,7 @@ def test_many_that_begin_alike(
 ) -> None:
     """They join, leave, are cancelled, give up their pages for others and come back, while all rests now and then."""
     rng = np.random.default_rng(pages + rooms)
-    planned.spec = replace(planned.spec, num_pages=pages, max_tokens=40)
+    planned.spec = replace(planned.spec, groups=(CacheGroup(PAGE, pages),), max_tokens=40)
     monkeypatch.setattr(residents(loaded.runner).groups, "room", rooms * STEP)
     talk, texts, prompts = Conversation(planned), [tokens(rooms, 20)], dict[str, list[int]]()
     while len(prompts) < 20 or talk.engine.has_work:

@@ -124,7 +124,7 @@ def test_long_rope_has_the_factors_of_the_context_that_the_cache_holds(tmp_path:
     forced, text = Forced(tiny, tmp_path), texts(tiny)[0]
     wide = LoadOptions(cache_bytes=2**22, page_size=PAGE, dtype="float32")
     token_bytes = mlx.open(read_model(tmp_path), wide).spec.cache_bytes // 2
-    pages = mlx.open(read_model(tmp_path), wide).spec.num_pages
+    pages = mlx.open(read_model(tmp_path), wide).spec.groups[0].num_pages
     forced.runner = mlx.open(read_model(tmp_path), replace(wide, cache_bytes=2 * 8 * (token_bytes // pages)))
     assert forced.runner.spec.max_context == 64
     near(forced.step(Row(text, 0, [*range(1, 7)])), forced.expected(text)[-1:])

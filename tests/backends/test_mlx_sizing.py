@@ -41,18 +41,18 @@ def planned(files: ModelFiles, budget: LoadOptions, pages: int) -> RunnerSpec:
 
 def test_half_of_what_is_allowed_are_pages(files: ModelFiles) -> None:
     spec = planned(files, LoadOptions(max_rows=1, cache_share=0.5), 4000)
-    assert (spec.num_pages, spec.cache_bytes) == (1000, 2000 * PAGE)
-    assert planned(files, LoadOptions(max_rows=1, cache_bytes=21 * PAGE), 0).num_pages == 10
+    assert (spec.groups[0].num_pages, spec.cache_bytes) == (1000, 2000 * PAGE)
+    assert planned(files, LoadOptions(max_rows=1, cache_bytes=21 * PAGE), 0).groups[0].num_pages == 10
     assert (spec.dtype, spec.quant, spec.weight_bytes, spec.token_bytes) == ("float16", "int4", 1000, 900)
 
 
 def test_no_more_is_taken_than_rows_need(files: ModelFiles) -> None:
-    assert planned(files, LoadOptions(max_rows=1), 100).num_pages == 30, "of what is free, 0.6"
-    assert planned(files, LoadOptions(max_rows=3), 4000).num_pages == 96
-    assert planned(files, LoadOptions(max_rows=3, context=40), 4000).num_pages == 8
+    assert planned(files, LoadOptions(max_rows=1), 100).groups[0].num_pages == 30, "of what is free, 0.6"
+    assert planned(files, LoadOptions(max_rows=3), 4000).groups[0].num_pages == 96
+    assert planned(files, LoadOptions(max_rows=3, context=40), 4000).groups[0].num_pages == 8
     long = replace(files, config=replace(files.config, max_positions=5000))
-    assert planned(long, LoadOptions(max_rows=1), 4000).num_pages == 313, "one whole context"
-    assert planned(long, LoadOptions(max_rows=2), 4000).num_pages == 512, "4096 tokens a row"
+    assert planned(long, LoadOptions(max_rows=1), 4000).groups[0].num_pages == 313, "one whole context"
+    assert planned(long, LoadOptions(max_rows=2), 4000).groups[0].num_pages == 512, "4096 tokens a row"
 
 
 def test_a_context_may_be_all_that_fits(files: ModelFiles) -> None:

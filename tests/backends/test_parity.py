@@ -32,7 +32,7 @@ def logits_of(runner: TorchRunner, rows: Sequence[Row], copies: Sequence[tuple[i
     device = runner.device
     with torch.inference_mode():
         batch = make_batch(rows, runner.spec.vocab_size, copies)
-        runner.kv.copy(batch.copies, device)
+        runner.kv.copy(batch.page_copies[0], device)
         step = runner.inputs.send(batch).step
         every = replace(step, last=torch.arange(batch.num_tokens, dtype=torch.int32))
         return runner.model.logits(runner.model(every, device.ops, runner.kv), device.ops)

@@ -35,19 +35,21 @@ def planned(files: ModelFiles, budget: LoadOptions, pages: int, device: Device =
 
 def test_an_asked_share_is_taken_whole(files: ModelFiles) -> None:
     spec = planned(files, LoadOptions(max_rows=1, cache_share=0.5), 1000)
-    assert spec.num_pages == 500
+    assert spec.groups[0].num_pages == 500
     assert spec.cache_bytes == 500 * PAGE
     assert spec.max_context == canary.CONTEXT
 
 
 def test_the_device_s_share_is_no_more_than_its_rows_need(files: ModelFiles) -> None:
     device = replace(CPU, cache_share=0.5, row_tokens=40)
-    assert planned(files, LoadOptions(max_rows=2), 20, device).num_pages == 10, "the share"
-    assert planned(files, LoadOptions(max_rows=2), 1000, device).num_pages == 32, "one whole context"
-    assert planned(files, LoadOptions(max_rows=20), 1000, device).num_pages == 50, "40 tokens a row"
-    assert planned(files, LoadOptions(max_rows=20, context=24), 1000, device).num_pages == 30, "no row has more"
+    assert planned(files, LoadOptions(max_rows=2), 20, device).groups[0].num_pages == 10, "the share"
+    assert planned(files, LoadOptions(max_rows=2), 1000, device).groups[0].num_pages == 32, "one whole context"
+    assert planned(files, LoadOptions(max_rows=20), 1000, device).groups[0].num_pages == 50, "40 tokens a row"
+    assert planned(files, LoadOptions(max_rows=20, context=24), 1000, device).groups[0].num_pages == 30, (
+        "no row has more"
+    )
     whole = replace(device, row_tokens=None)
-    assert planned(files, LoadOptions(max_rows=3), 1000, whole).num_pages == 96
+    assert planned(files, LoadOptions(max_rows=3), 1000, whole).groups[0].num_pages == 96
 
 
 def test_a_context_may_be_all_that_the_model_has_and_all_that_fits(files: ModelFiles) -> None:
@@ -97,7 +99,7 @@ def test_caches_of_fp8_are_for_devices_that_can(files: ModelFiles) -> None:
     able, asked = replace(CPU, fp8_cache=True), LoadOptions(cache_dtype="fp8")
     assert cache_dtype(LoadOptions(), torch.bfloat16, able) == torch.bfloat16
     assert cache_dtype(asked, torch.bfloat16, able) == torch.float8_e4m3fn
-    assert plan(files, replace(asked, cache_bytes=8 * PAGE), 2**30, torch.bfloat16, 0, able).num_pages == 32
+    assert plan(files, replace(asked, cache_bytes=8 * PAGE), 2**30, torch.bfloat16, 0, able).groups[0].num_pages == 32
     with pytest.raises(SettingRefused, match="not for cpu"):
         cache_dtype(asked, torch.bfloat16, CPU)
     with pytest.raises(SettingRefused, match="bfloat16 only"):

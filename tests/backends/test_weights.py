@@ -130,12 +130,12 @@ class TestBudget:
         spec = cpu.open(files, LoadOptions(max_rows=8, threads=1)).spec
         assert spec.max_context == 128
         assert spec.cache_tokens == 8 * 128
-        assert (spec.vocab_size, spec.max_rows, spec.page_size, spec.overlap) == (VOCAB, 8, 16, False)
+        assert (spec.vocab_size, spec.max_rows, spec.groups[0].page_size, spec.overlap) == (VOCAB, 8, 16, False)
 
     def test_cache_is_sized_by_bytes(self, files) -> None:
         page = 2 * 16 * 2 * 12 * 3 * 4
         spec = cpu.open(files, LoadOptions(cache_bytes=page * 5 + page - 1, threads=1)).spec
-        assert spec.num_pages == 5
+        assert spec.groups[0].num_pages == 5
         assert spec.max_context == 80, "the model's 128 do not fit"
 
     @pytest.mark.parametrize(

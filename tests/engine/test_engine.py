@@ -14,7 +14,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.errors import ContextOverflow, EngineError, OutOfMemory, RunnerFailed
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
-from localllm.engine.runner import StepResult
+from localllm.engine.runner import CacheGroup, StepResult
 
 from .test_equal_outputs import WITH_ADAPTERS, Modulo, assert_equal_to_solo, requests_of
 from .token_device import SPEC, Step, TokenDevice, finish_all, outputs, solo
@@ -64,7 +64,7 @@ def start(device: TokenDevice) -> tuple[Engine, App]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_requests_from_several_threads(overlap: bool) -> None:
-    spec = replace(WITH_ADAPTERS, overlap=overlap, num_pages=60)
+    spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(CacheGroup(4, 60),))
     engine, app = start(TokenDevice(spec))
     requests = requests_of(7, 40)
     for each in requests:
@@ -300,8 +300,9 @@ class Short(TokenDevice):
         self.batches.append(batch)
 
         def spoil() -> None:
-            self.last = StepResult(np.full(batch.num_rows, 77, np.int32))
-            self.cells[batch.copies[:, 1]] = 77
+            self.last = StepResult(np.full(batch.answer_starts[-1], 77, np.int32), batch.answer_starts)
+            for copies in batch.page_copies:
+                self.cells[copies[:, 1]] = 77
             rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
             size = self.cells.shape[1]
             self.cells[self.places(batch)[rows, batch.positions // size], batch.positions % size] = 77
@@ -317,10 +318,10 @@ class WithoutAnswer(Step):
         raise OutOfMemory("too little memory for a step's answers")
 
 
-IN_SLOTS = replace(SPEC, cache="slots", num_slots=6, num_pages=0, max_rows=6)
+IN_SLOTS = replace(SPEC, groups=(), num_states=6, max_rows=6)
 
 
-@pytest.mark.parametrize("spec", [SPEC, OVERLAP, replace(OVERLAP, num_pages=24), IN_SLOTS], ids=str)
+@pytest.mark.parametrize("spec", [SPEC, OVERLAP, replace(OVERLAP, groups=(CacheGroup(4, 24),)), IN_SLOTS], ids=str)
 @pytest.mark.parametrize("late", [False, True], ids=["when started", "when answered"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_step_without_memory_ends_its_own_requests_only(spec, late: bool, seed: int) -> None:

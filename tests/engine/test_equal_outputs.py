@@ -13,7 +13,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.kv import PagedKV
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request, Sampling
-from localllm.engine.runner import RunnerSpec
+from localllm.engine.runner import CacheGroup, RunnerSpec
 from localllm.engine.sampling import candidates, draw
 
 from .token_device import SPEC, TokenDevice, finish_all, logits_of, outputs, solo
@@ -153,7 +153,7 @@ def test_plenty_of_room(seed: int, overlap: bool) -> None:
 def test_preemption_storms(seed: int, overlap: bool) -> None:
     """Memory for a tenth of what all of them would like to hold."""
     demand = sum(len(each.prompt) + each.max_tokens for each in requests_of(seed, 30))
-    spec = replace(WITH_ADAPTERS, overlap=overlap, num_pages=demand // 10 // SPEC.page_size, max_rows=30)
+    spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(CacheGroup(4, demand // 10 // 4),), max_rows=30)
     deltas, engine = serve(spec, requests_of(seed, 30), seed)
     assert_equal_to_solo(deltas, requests_of(seed, 30), spec)
     assert engine.stats().preemptions > 0
@@ -162,7 +162,7 @@ def test_preemption_storms(seed: int, overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_cancels(seed: int, overlap: bool) -> None:
-    spec = replace(WITH_ADAPTERS, overlap=overlap, num_pages=40)
+    spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(CacheGroup(4, 40),))
     deltas, _ = serve(spec, requests_of(seed, 40), seed, cancel=0.3)
     assert_equal_to_solo(deltas, requests_of(seed, 40), spec)
     assert {delta.finish for delta in deltas} >= {"cancelled", "length", None}
@@ -179,7 +179,7 @@ def test_chunks_of_any_size(max_tokens: int, overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 2, 3, 16, 64])
 def test_pages_of_any_size(page_size: int, overlap: bool) -> None:
-    spec = replace(WITH_ADAPTERS, overlap=overlap, page_size=page_size, num_pages=300 // page_size)
+    spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(CacheGroup(page_size, 300 // page_size),))
     deltas, _ = serve(spec, requests_of(4, 12), page_size)
     assert_equal_to_solo(deltas, requests_of(4, 12), spec)
 
@@ -187,7 +187,7 @@ def test_pages_of_any_size(page_size: int, overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_slots(seed: int, overlap: bool) -> None:
-    spec = replace(WITH_ADAPTERS, overlap=overlap, cache="slots", num_slots=3, num_pages=0)
+    spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(), num_states=3)
     deltas, engine = serve(spec, requests_of(seed, 30), seed, cancel=0.1)
     assert_equal_to_solo(deltas, requests_of(seed, 30), spec)
     assert engine.stats().prefix_hit_tokens > 0
@@ -195,7 +195,7 @@ def test_slots(seed: int, overlap: bool) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_equal_requests_at_once(overlap: bool) -> None:
-    spec = replace(SPEC, overlap=overlap, num_pages=30)
+    spec = replace(SPEC, overlap=overlap, groups=(CacheGroup(4, 30),))
     one = replace(requests_of(1, 1, plain=True)[0], max_tokens=25)
     deltas, _ = serve(spec, [replace(one, id=f"r{number}") for number in range(12)])
     assert set(outputs(deltas).values()) == {solo(one)}

@@ -7,9 +7,14 @@ import pytest
 from localllm.engine.kv import Lease, PagedKV, SlotKV, make_cache
 from localllm.engine.lora import Adapter
 from localllm.engine.radix import common_prefix
-from localllm.engine.runner import RunnerSpec
+from localllm.engine.runner import CacheGroup, RunnerSpec
 
 A1, A2 = Adapter("a", "/a", "1"), Adapter("a", "/a", "2")
+
+
+def page_copies(kv: PagedKV) -> list[tuple[int, int]]:
+    [copies], _ = kv.take_copies()
+    return copies
 
 
 def computed(kv: PagedKV | SlotKV, tokens: list[int], namespace: Adapter | None = None) -> Lease:
@@ -28,9 +33,9 @@ def test_the_last_token_is_always_computed() -> None:
     lease = kv.open(None, list(range(8)))
     assert lease.cached == 7  # a page shared, and three tokens of the second one copied
     assert lease.shared == 1
-    assert len(lease.pages) == 2
-    [(source, target)] = kv.take_copies()
-    assert target == lease.pages[1]
+    assert len(lease.pages[0]) == 2
+    [(source, target)] = page_copies(kv)
+    assert target == lease.pages[0][1]
     assert source != target
     kv.check([lease])
 
@@ -40,11 +45,11 @@ def test_a_begun_page_is_copied_from_the_closest_one() -> None:
     pages = {}
     for last in ([1, 2, 3, 4], [1, 2, 9, 9], [5, 5, 5, 5]):
         lease = computed(kv, [0, 0, 0, 0, *last])
-        pages[tuple(last)] = lease.pages[1]
+        pages[tuple(last)] = lease.pages[0][1]
         kv.close(lease)
     lease = kv.open(None, [0, 0, 0, 0, 1, 2, 3, 7, 7])
     assert lease.cached == 7
-    assert kv.take_copies() == [(pages[1, 2, 3, 4], lease.pages[1])]
+    assert page_copies(kv) == [(pages[1, 2, 3, 4], lease.pages[0][1])]
 
 
 def test_no_room_for_a_copy_means_no_copy() -> None:
@@ -52,7 +57,7 @@ def test_no_room_for_a_copy_means_no_copy() -> None:
     held = computed(kv, [1] * 8)
     lease = kv.open(None, [1, 1, 1, 1, 1, 1, 2])
     assert (lease.cached, lease.shared) == (4, 1)
-    assert kv.take_copies() == []
+    assert page_copies(kv) == []
     kv.check([held, lease])
 
 
@@ -61,7 +66,7 @@ def test_the_page_to_copy_may_be_the_one_that_makes_room() -> None:
     kv.close(computed(kv, [1] * 8))
     lease = kv.open(None, [1, 1, 1, 1, 1, 1, 2])
     assert lease.cached == 6
-    assert kv.take_copies() == []  # it is that page now
+    assert page_copies(kv) == []  # it is that page now
     kv.check([lease])
 
 
@@ -70,12 +75,12 @@ def test_a_copy_is_dropped_with_its_target() -> None:
     kv.close(computed(kv, [1] * 4))
     lease = kv.open(None, [1, 1, 2])
     kv.close(lease)
-    assert kv.take_copies() == []
+    assert page_copies(kv) == []
     first, second = kv.open(None, [1, 1, 2]), kv.open(None, [1, 1, 1, 2])
     kv.close(first)
     third = kv.open(None, [1, 2])  # gets the page that was to be copied into
-    assert third.pages == first.pages
-    assert sorted(target for _, target in kv.take_copies()) == sorted([*second.pages, *third.pages])
+    assert third.pages[0] == first.pages[0]
+    assert sorted(target for _, target in page_copies(kv)) == sorted([*second.pages[0], *third.pages[0]])
     kv.check([second, third])
 
 
@@ -85,11 +90,11 @@ def test_equal_pages_become_one_and_a_later_page_stays() -> None:
     first, second = kv.open(None, tokens), kv.open(None, tokens)
     for lease in (first, second):
         assert kv.grow(lease, 5)
-    own = list(second.pages)
+    own = list(second.pages[0])
     kv.share(first, tokens, 5)
     kv.share(second, tokens, 5)
-    assert second.pages[:2] == first.pages[:2]
-    assert second.pages[2] == own[2]
+    assert second.pages[0][:2] == first.pages[0][:2]
+    assert second.pages[0][2] == own[2]
     assert kv.used_tokens == 4 * 2
     kv.check([first, second])
     kv.close(first)
@@ -133,7 +138,7 @@ def test_growing_is_all_or_nothing() -> None:
     assert kv.grow(lease, 8)
     assert (lease.capacity, kv.used_tokens, kv.total_tokens) == (8, 8, 8)
     assert kv.grow(lease, 3)  # smaller is no harm
-    assert 0 not in lease.pages
+    assert 0 not in lease.pages[0]
 
 
 def test_slots_prefer_the_longest_common_prefix() -> None:
@@ -142,13 +147,13 @@ def test_slots_prefer_the_longest_common_prefix() -> None:
         kv.close(lease)
     first = kv.open(None, [1, 2, 3, 5])
     assert first is not None
-    assert (first.slot, first.cached) == (0, 3)
+    assert (first.state, first.cached) == (0, 3)
     second = kv.open(None, [1, 2, 3, 5])  # the best one is taken
     assert second is not None
-    assert (second.slot, second.cached) == (1, 2)
+    assert (second.state, second.cached) == (1, 2)
     third = kv.open(None, [1, 2, 3, 5])
     assert third is not None
-    assert (third.slot, third.cached) == (2, 0)
+    assert (third.state, third.cached) == (2, 0)
     assert kv.open(None, [1]) is None
     assert kv.used_tokens == 5
 
@@ -170,7 +175,7 @@ def test_slots_keep_only_what_was_computed_and_known() -> None:
     assert last.cached == 3  # never the last token
     assert kv.grow(last, 8)
     assert not kv.grow(last, 9)
-    assert kv.take_copies() == []
+    assert kv.take_copies() == ([], [])
 
 
 def test_slots_of_another_adapter_reuse_nothing_and_the_oldest_is_taken() -> None:
@@ -179,7 +184,7 @@ def test_slots_of_another_adapter_reuse_nothing_and_the_oldest_is_taken() -> Non
     kv.close(computed(kv, [5, 6, 7], A1))  # slot 1
     lease = kv.open(A2, [5, 6, 7])
     assert lease is not None
-    assert (lease.slot, lease.cached) == (0, 0)
+    assert (lease.state, lease.cached) == (0, 0)
     assert kv.total_tokens == 16
 
 
@@ -194,10 +199,10 @@ def test_a_lease_that_never_ran_keeps_its_slot_reusable() -> None:
     assert again.cached == 2
 
 
-@pytest.mark.parametrize("cache", ["pages", "slots"])
-def test_the_spec_chooses_the_cache(cache: str) -> None:
-    spec = RunnerSpec(10, 8, 4, 32, cache, page_size=4, num_pages=6, num_slots=2)  # type: ignore[arg-type]
-    assert make_cache(spec).total_tokens == spec.cache_tokens == {"pages": 24, "slots": 64}[cache]
+@pytest.mark.parametrize(("groups", "total"), [((CacheGroup(4, 6),), 24), ((), 64)])
+def test_the_spec_chooses_the_cache(groups: tuple[CacheGroup, ...], total: int) -> None:
+    spec = RunnerSpec(10, 8, 4, 32, groups, num_states=2)
+    assert make_cache(spec).total_tokens == spec.cache_tokens == total
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 15, 16, 17])

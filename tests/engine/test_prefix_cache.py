@@ -112,7 +112,7 @@ class Machine:
             self.plain.take(1)
         lease = self.kv.open(namespace, tokens)
         assert lease.cached == full * self.size + (partial if copied else 0)
-        assert len(lease.pages) == full + copied
+        assert len(lease.pages[0]) == full + copied
         self.sequences.append(Sequence(lease, tokens, lease.cached, own=int(copied)))
         self.hits += full
         self.copied += copied
@@ -120,7 +120,7 @@ class Machine:
         assert self.content(lease, lease.cached) == tokens[: lease.cached]
 
     def run_copies(self) -> None:
-        copies = self.kv.take_copies()
+        [copies], _ = self.kv.take_copies()
         assert len({target for _, target in copies}) == len(copies)
         sources = [[self.memory.get((source, at)) for at in range(self.size)] for source, _ in copies]
         for (_, target), content in zip(copies, sources, strict=True):
@@ -129,14 +129,14 @@ class Machine:
                     self.memory[target, at] = token
 
     def content(self, lease: Lease, length: int) -> list[int]:
-        return [self.memory[lease.pages[at // self.size], at % self.size] for at in range(length)]
+        return [self.memory[lease.pages[0][at // self.size], at % self.size] for at in range(length)]
 
     def compute(self) -> None:
         sequence = self.random.choice(self.sequences)
         if self.random.random() < 0.5:
             sequence.tokens.append(self.random.choice([7, 7, 8]))
         length = min(sequence.computed + self.random.randrange(1, 3 * self.size), len(sequence.tokens))
-        missing = -(-length // self.size) - len(sequence.lease.pages)
+        missing = -(-length // self.size) - len(sequence.lease.pages[0])
         fits = missing <= self.plain.room()
         assert self.kv.grow(sequence.lease, length) == fits
         if not fits:
@@ -146,7 +146,7 @@ class Machine:
             self.plain.take(missing)
             sequence.own += missing
         for at in range(sequence.computed, length):
-            self.memory[sequence.lease.pages[at // self.size], at % self.size] = sequence.tokens[at]
+            self.memory[sequence.lease.pages[0][at // self.size], at % self.size] = sequence.tokens[at]
         sequence.computed = length
         assert sequence.lease.capacity >= length
 

@@ -14,7 +14,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.errors import CacheOverflow, ContextOverflow, EngineError, RequestRefused
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request, Sampling
-from localllm.engine.runner import RunnerSpec, StepResult
+from localllm.engine.runner import CacheGroup, RunnerSpec, StepResult
 
 from .token_device import SPEC, TokenDevice, finish_all, outputs, solo
 
@@ -56,7 +56,7 @@ def test_a_request_longer_than_the_context_is_refused_with_the_numbers(overlap: 
 
 
 def test_a_request_larger_than_all_memory_is_refused_with_both_numbers() -> None:
-    engine, _ = engine_of(spec=replace(SPEC, num_pages=10))
+    engine, _ = engine_of(spec=replace(SPEC, groups=(CacheGroup(4, 10),)))
     with pytest.raises(CacheOverflow, match="41 tokens, but all of it holds 40") as refusal:
         engine.submit(request("large", 30, 11))
     assert (refusal.value.needed, refusal.value.limit) == (41, 40)
@@ -138,7 +138,7 @@ def test_prompts_are_chunked_to_what_the_running_ones_leave() -> None:
 
 
 def test_first_come_first_served_and_the_head_of_the_line_holds_the_rest() -> None:
-    small = replace(SPEC, num_pages=12)
+    small = replace(SPEC, groups=(CacheGroup(4, 12),))
     engine, device = engine_of(request("a", 20, 20), request("big", 30, 8), request("c", 1, 1), spec=small)
     deltas = finish_all(engine)
     ends = [delta.request_id for delta in deltas if delta.finish]
@@ -147,7 +147,7 @@ def test_first_come_first_served_and_the_head_of_the_line_holds_the_rest() -> No
 
 
 def test_nobody_starves_under_constant_arrivals() -> None:
-    engine, _ = engine_of(spec=replace(SPEC, num_pages=16, max_rows=4))
+    engine, _ = engine_of(spec=replace(SPEC, groups=(CacheGroup(4, 16),), max_rows=4))
     waited: dict[str, int] = defaultdict(int)
     live: set[str] = set()
     for number in range(300):
@@ -183,7 +183,7 @@ def test_more_rows_than_tokens_in_a_step() -> None:
 
 
 def test_slots_limit_who_runs() -> None:
-    spec = replace(SPEC, cache="slots", num_slots=2, num_pages=0)
+    spec = replace(SPEC, groups=(), num_states=2)
     engine, device = engine_of(*(request(f"r{n}", 5) for n in range(5)), spec=spec)
     out = outputs(finish_all(engine))
     assert max(batch.num_rows for batch in device.batches) == 2
@@ -191,7 +191,7 @@ def test_slots_limit_who_runs() -> None:
 
 
 def test_slots_refuse_by_the_length_of_one_slot() -> None:
-    spec = replace(SPEC, cache="slots", num_slots=2, num_pages=0)
+    spec = replace(SPEC, groups=(), num_states=2)
     engine, _ = engine_of(spec=spec)
     with pytest.raises(ContextOverflow):
         engine.submit(request("a", 250, 10))
@@ -220,9 +220,9 @@ def test_two_that_fill_equal_pages_in_the_same_step_share_them(overlap: bool) ->
     engine, device = engine_of(*twins, spec=replace(SPEC, overlap=overlap))
     deltas = [delta for _ in range(20) for delta in engine.step()]
     assert counts(device.batches[0]) == [3, 3]
-    first, second = device.batches[0].page_table
+    first, second = device.batches[0].page_tables[0]
     assert not set(first) & set(second)
-    first, second = next(batch.page_table for batch in device.batches if batch.context_lens[0] == 16)
+    first, second = next(batch.page_tables[0] for batch in device.batches if batch.context_lens[0] == 16)
     assert (first[:3] == second[:3]).all()  # the full pages are one now, the begun ones are not
     assert first[3] != second[3]
     other = request("other", 20, 30)
@@ -237,7 +237,7 @@ def test_two_that_fill_equal_pages_in_the_same_step_share_them(overlap: bool) ->
 @pytest.mark.parametrize("max_tokens", [512, 60])
 def test_a_prompt_asked_for_many_times_at_once_is_computed_once(max_tokens: int, overlap: bool) -> None:
     """The others wait a step for the pages that the first one's row is just computing."""
-    spec = replace(SPEC, max_tokens=max_tokens, max_context=600, num_pages=600, overlap=overlap)
+    spec = replace(SPEC, max_tokens=max_tokens, max_context=600, groups=(CacheGroup(4, 600),), overlap=overlap)
     same = [replace(request("a", 500, 10), id=f"same{n}", sampling=Sampling(1.0, seed=n)) for n in range(4)]
     behind = request("behind", 30, 10)
     engine, device = engine_of(*same, behind, spec=spec)
@@ -267,7 +267,7 @@ def test_only_what_would_begin_with_the_same_page_waits_for_it() -> None:
 
 
 def test_slots_share_nothing_so_nobody_waits() -> None:
-    spec = replace(SPEC, max_tokens=100, cache="slots", num_slots=2, num_pages=0)
+    spec = replace(SPEC, max_tokens=100, groups=(), num_states=2)
     engine, device = engine_of(request("a", 20), replace(request("a", 20), id="again"), spec=spec)
     finish_all(engine)
     assert counts(device.batches[0]) == [20, 20]
@@ -275,7 +275,7 @@ def test_slots_share_nothing_so_nobody_waits() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_preemption_takes_the_youngest_and_it_comes_back_first(overlap: bool) -> None:
-    spec = replace(SPEC, num_pages=12, max_rows=2, overlap=overlap)
+    spec = replace(SPEC, groups=(CacheGroup(4, 12),), max_rows=2, overlap=overlap)
     requests = [request("old", 15, 30), request("young", 15, 12), request("late", 3, 1)]
     engine, device = engine_of(*requests, spec=spec)
     deltas = finish_all(engine)
@@ -296,7 +296,7 @@ def test_a_page_that_the_last_step_filled_is_found_again(overlap: bool) -> None:
 
 
 def test_who_waits_for_memory_does_not_ask_again_before_some_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = engine_of(request("a", 20, 20), request("big", 30, 8), spec=replace(SPEC, num_pages=12))
+    engine, _ = engine_of(request("a", 20, 20), request("big", 30, 8), spec=replace(SPEC, groups=(CacheGroup(4, 12),)))
     cache, asked = engine._scheduler._cache, []
     opened = cache.open
     monkeypatch.setattr(cache, "open", lambda *args: (asked.append(args), opened(*args))[1])
@@ -305,7 +305,7 @@ def test_who_waits_for_memory_does_not_ask_again_before_some_is_free(monkeypatch
 
 
 def test_who_waits_for_memory_holds_no_adapter() -> None:
-    spec = replace(ADAPTERS, num_pages=12, num_adapters=1, adapters_per_step=1)
+    spec = replace(ADAPTERS, groups=(CacheGroup(4, 12),), num_adapters=1, adapters_per_step=1)
     engine, device = engine_of(request("a", 20, 20), request("big", 30, 8, adapter=A), spec=spec)
     for _ in range(3):
         engine.step()
@@ -316,7 +316,7 @@ def test_who_waits_for_memory_holds_no_adapter() -> None:
 
 
 def test_everything_is_given_back_in_the_end() -> None:
-    engine, _ = engine_of(*(request(f"r{n}", 9) for n in range(9)), spec=replace(SPEC, num_pages=20))
+    engine, _ = engine_of(*(request(f"r{n}", 9) for n in range(9)), spec=replace(SPEC, groups=(CacheGroup(4, 20),)))
     finish_all(engine)
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.cache_used, stats.cache_tokens) == (0, 0, 0, 80)
@@ -372,7 +372,7 @@ def test_a_cancelled_request_frees_its_pages_and_ends_once(overlap: bool, after:
 
 
 def test_what_a_cancelled_request_blocked_runs_at_once() -> None:
-    small = replace(SPEC, num_pages=12)
+    small = replace(SPEC, groups=(CacheGroup(4, 12),))
     engine, device = engine_of(request("a", 20, 20), request("big", 30, 8), request("c", 1, 1), spec=small)
     engine.step()
     engine.cancel("big")
@@ -447,7 +447,8 @@ def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
 def test_a_backend_that_forgets_logprobs_is_told() -> None:
     class Forgetful(TokenDevice):
         def compute(self, batch: Batch) -> StepResult:
-            return StepResult(super().compute(batch).tokens)
+            result = super().compute(batch)
+            return StepResult(result.tokens, result.row_starts)
 
     engine = Engine(Forgetful(SPEC))
     engine.submit(request("a", 3, sampling=Sampling(logprobs=1)))
@@ -458,7 +459,7 @@ def test_a_backend_that_forgets_logprobs_is_told() -> None:
 def test_a_page_table_is_made_anew_only_when_a_page_changes() -> None:
     engine, device = engine_of(request("a", 6, 12), request("b", 9, 12))  # pages of 4
     finish_all(engine)
-    tables = [(batch.page_table, batch.context_lens.tolist()) for batch in device.batches if batch.num_rows == 2]
+    tables = [(batch.page_tables[0], batch.context_lens.tolist()) for batch in device.batches if batch.num_rows == 2]
     for (before, lens), (table, _) in pairwise(tables[1:]):
-        full = any(length % SPEC.page_size == 0 for length in lens)
+        full = any(length % SPEC.groups[0].page_size == 0 for length in lens)
         assert (table is before) == (not full)

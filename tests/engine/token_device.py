@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from localllm.engine.batch import Batch, Want
+from localllm.engine.batch import Batch
 from localllm.engine.engine import Engine
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
-from localllm.engine.runner import RunnerSpec, StepResult
+from localllm.engine.runner import CacheGroup, RunnerSpec, StepResult
 from localllm.engine.sampling import mix, sample
 
-SPEC = RunnerSpec(vocab_size=96, max_tokens=32, max_rows=8, max_context=256, cache="pages", page_size=4, num_pages=128)
+SPEC = RunnerSpec(vocab_size=96, max_tokens=32, max_rows=8, max_context=256, groups=(CacheGroup(4, 128),))
 
 
 def logits_of(tokens: np.ndarray, positions: np.ndarray, adapters: np.ndarray, vocab: int) -> np.ndarray:
@@ -62,9 +62,9 @@ class TokenDevice:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        caches, length = (
-            (spec.num_pages + 1, spec.page_size) if spec.cache == "pages" else (spec.num_slots, spec.max_context)
-        )
+        caches, length = (spec.num_states, spec.max_context)
+        if spec.groups:
+            caches, length = spec.groups[0].num_pages + 1, spec.groups[0].page_size
         self.cells = np.full((caches, length, 3), -1, np.int64)  # token, position, adapter of what is stored
         self.adapter_ids = np.zeros(spec.num_adapters + 1, np.int64)
         self.queue: deque[Step | Callable[[], None]] = deque()
@@ -108,19 +108,21 @@ class TokenDevice:
         for row, (start, end) in enumerate(zip(batch.row_starts[:-1], batch.row_starts[1:], strict=True)):
             assert (np.diff(batch.positions[start:end]) == 1).all()
             assert batch.carry[row] < 0 or batch.tokens[end - 1] == 0
-        for array in (*(getattr(batch.sampling, name) for name in PER_ROW), batch.slots, batch.carry, batch.wants):
+        for array in (batch.states, batch.carry, batch.wants, batch.drafts, batch.adapter_scales):
             assert len(array) == batch.num_rows
-        assert len(set(batch.copies[:, 1].tolist())) == len(batch.copies)
-        if spec.cache == "pages":
-            assert (batch.slots == -1).all()
-            assert batch.page_table.max() <= spec.num_pages
+        assert all(len(getattr(batch.sampling, name)) == batch.answer_starts[-1] for name in PER_ANSWER)
+        for copies in batch.page_copies:
+            assert len(set(copies[:, 1].tolist())) == len(copies)
+        if spec.groups:
+            [group], [table] = spec.groups, batch.page_tables
+            assert (batch.states == -1).all()
+            assert table.max() <= group.num_pages
             assert all(
-                (batch.page_table[row, : -(-length // spec.page_size)] > 0).all()
-                for row, length in enumerate(batch.context_lens)
+                (table[row, : -(-length // group.page_size)] > 0).all() for row, length in enumerate(batch.context_lens)
             )
         else:
-            assert len(set(batch.slots.tolist())) == batch.num_rows
-            assert batch.slots.min() >= 0
+            assert len(set(batch.states.tolist())) == batch.num_rows
+            assert batch.states.min() >= 0
 
     def compute_until(self, step: Step) -> None:
         while step.answer is None:
@@ -139,27 +141,26 @@ class TokenDevice:
         carried = batch.carry >= 0
         if carried.any():
             assert self.last is not None
-            tokens[batch.row_starts[1:][carried] - 1] = self.last.tokens[batch.carry[carried]]
-        self.cells[batch.copies[:, 1]] = self.cells[batch.copies[:, 0]]
+            tokens[batch.row_starts[1:][carried] - 1] = self.last.tokens[self.last.row_starts[batch.carry[carried]]]
+        for copies in batch.page_copies:
+            self.cells[copies[:, 1]] = self.cells[copies[:, 0]]
         places = self.places(batch)
         at = places[rows, batch.positions // size], batch.positions % size
-        real = at[0] != 0 if self.spec.cache == "pages" else np.ones(len(tokens), bool)
+        real = at[0] != 0 if self.spec.groups else np.ones(len(tokens), bool)
         assert len(set(zip(at[0][real].tolist(), at[1][real].tolist(), strict=True))) == real.sum(), "written twice"
         self.cells[at] = np.stack([tokens, batch.positions, self.adapter_ids[batch.adapters][rows]], axis=-1)
-        logits = np.zeros((batch.num_rows, self.spec.vocab_size), np.float32)
-        for row in np.flatnonzero(batch.wants == Want.TOKEN):
-            seen = self.cells[places[row]].reshape(-1, 3)[: batch.context_lens[row]]
-            logits[row] = logits_of(*seen.T, self.spec.vocab_size)
-        answer = sample(logits, batch)
-        answer.tokens[batch.wants != Want.TOKEN] = 10**6  # undefined: whoever uses it shall notice
-        return answer
+        logits = np.zeros((len(batch.answer_tokens), self.spec.vocab_size), np.float32)
+        for answer, token in enumerate(batch.answer_tokens):
+            seen = self.cells[places[rows[token]]].reshape(-1, 3)[: batch.positions[token] + 1]
+            logits[answer] = logits_of(*seen.T, self.spec.vocab_size)
+        return sample(logits, batch)
 
     def places(self, batch: Batch) -> np.ndarray:
         """[rows, …] first index into the cells, for each page or for the one slot."""
-        return batch.page_table if self.spec.cache == "pages" else batch.slots[:, None]
+        return batch.page_tables[0] if self.spec.groups else batch.states[:, None]
 
 
-PER_ROW = (
+PER_ANSWER = (
     "temperature",
     "top_k",
     "top_p",
@@ -191,9 +192,14 @@ def outputs(deltas: list[Delta]) -> dict[str, tuple[int, ...]]:
     return tokens
 
 
+def with_pages(spec: RunnerSpec, num_pages: int, page_size: int = 4) -> RunnerSpec:
+    """The spec with one cache group of this size."""
+    return replace(spec, groups=(CacheGroup(page_size, num_pages),))
+
+
 def solo(request: Request, spec: RunnerSpec = SPEC) -> tuple[int, ...]:
     """What the request gives alone, in one go, with plenty of room: what it must give in any company."""
-    roomy = replace(spec, max_tokens=4096, cache="pages", num_pages=4096 // spec.page_size, overlap=False)
+    roomy = replace(spec, max_tokens=4096, groups=(CacheGroup(4, 1024),), num_states=0, overlap=False)
     engine = Engine(TokenDevice(roomy))
     if request.adapter is not None:
         engine.register_adapter(request.adapter)

@@ -17,11 +17,11 @@ from localllm.app.daemon.generation import prepare
 from localllm.app.daemon.opening import OpenModel
 from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter
 from localllm.engine.request import Delta
-from localllm.engine.runner import RunnerSpec
+from localllm.engine.runner import CacheGroup, RunnerSpec
 
 from ..tiny_qwen import VOCAB, write_tokenizer
 
-SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=256, cache="pages", num_pages=100)
+SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=256, groups=(CacheGroup(16, 100),))
 INFO = ModelInfo(
     model="m",
     backend="b",
@@ -73,7 +73,7 @@ def test_an_answer_without_a_limit_takes_what_is_left(
     model: OpenModel, monkeypatch: pytest.MonkeyPatch, pages: int, room: int
 ) -> None:
     """Of the context, or of a cache that is smaller."""
-    monkeypatch.setattr(model.runner, "spec", replace(SPEC, num_pages=pages))
+    monkeypatch.setattr(model.runner, "spec", replace(SPEC, groups=(CacheGroup(16, pages),)))
     (request,) = prepare(Generate(id="a", prompt=ids(room - 1)), model).requests
     assert request.max_tokens == 1
     with pytest.raises(ContextTooLong) as caught:
