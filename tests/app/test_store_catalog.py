@@ -136,3 +136,96 @@ def test_paths_are_models_only_where_allowed(tmp_path: Path) -> None:
         catalog.resolve(str(tmp_path))
     with pytest.raises(ModelNotFound, match="no folder"):
         catalog.resolve("./no-such-folder", allow_path=True)
+
+
+def test_names_are_as_long_as_the_hub_lets_them_be() -> None:
+    part, revision = "x" * 96, "v" * 200
+    make(f"{part}/{part}", WHOLE)
+    assert catalog.resolve(f"{part}/{part}").revision == "c" * 40
+    for name, good in (
+        (f"org/{part}@{revision}", True),
+        (f"org/{part}x", False),
+        (f"{part}x/repo", False),
+        (f"org/repo@{revision}v", False),
+        ("-org/repo", False),
+        ("a/b/c", False),
+    ):
+        assert bool(catalog.NAME.fullmatch(name)) is good, name
+
+
+def test_a_commit_has_seven_letters_at_least() -> None:
+    make("org/one", WHOLE, "abcdef0123" * 4, refs=())
+    assert catalog.resolve("org/one@abcdef0").revision == "abcdef0123" * 4
+    for short in ("abcdef", "bcdef01", "abcdef1"):
+        with pytest.raises(ModelNotFound):
+            catalog.resolve(f"org/one@{short}")
+    make("org/one", WHOLE, "abcdef0999" * 4, refs=())
+    with pytest.raises(ModelNotFound):
+        catalog.resolve("org/one@abcdef0")
+    assert catalog.resolve("org/one@abcdef09").revision == "abcdef0999" * 4
+
+
+def test_main_comes_before_other_names_and_branches_before_commits() -> None:
+    make("org/two--parts", WHOLE, refs=("a", "main", "z"))
+    assert names() == ["org/two--parts"]
+    make("org/tagged", WHOLE, "d" * 40, refs=("v2", "v1"))
+    assert "org/tagged@v1" in names()
+    with pytest.raises(ModelNotFound):
+        catalog.resolve("org/tagged")
+
+
+def test_the_list_begins_with_the_built_in_model_and_is_sorted() -> None:
+    for repo in ("org/b", "Org/A", "org/c"):
+        make(repo, WHOLE)
+    guide, *others = catalog.available()
+    assert (guide.id, guide.bundled, guide.description) == ("guide", True, catalog.GUIDE_SAYS)
+    assert [model.id for model in others] == ["Org/A", "org/b", "org/c"]
+    assert not any(model.bundled for model in others)
+    assert catalog.resolve("guide").bundled
+
+
+def test_weights_made_smaller_are_counted_apart(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": "many"}')
+    packed = paths.packed_dir(tmp_path)
+    packed.mkdir(parents=True)
+    (packed / "weights").write_bytes(b"x" * 100)
+    model = catalog.resolve(str(tmp_path), allow_path=True)
+    assert (model.packed, model.context, model.description) == (100, 0, "")
+    assert model.size == (tmp_path / "config.json").stat().st_size
+    snapshot = make("org/packed", WHOLE)
+    inside = paths.packed_dir(snapshot)
+    inside.mkdir(parents=True, exist_ok=True)
+    (inside / "weights").write_bytes(b"x" * 100)
+    model = catalog.resolve("org/packed")
+    assert (model.packed, model.size) == (100, len(CONFIG) + 10)
+
+
+def test_near_names_are_three_at_most() -> None:
+    for number in range(5):
+        make(f"org/model-{number}", WHOLE)
+    with pytest.raises(ModelNotFound) as caught:
+        catalog.resolve("org/model-x")
+    assert caught.value.hint.count(" or ") == 2
+    assert caught.value.param == "model"
+    with pytest.raises(ModelNotFound) as caught:
+        catalog.resolve("L-3")
+    assert caught.value.hint == "did you mean org/model-3?"
+
+
+def test_a_home_folder_is_spelled_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(CONFIG)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert catalog.resolve("~/m", allow_path=True).id == str(tmp_path / "m")
+    assert catalog.resolve("./m", allow_path=True).id == str(tmp_path / "m")
+    for name, good in (
+        (".", True),
+        ("..", True),
+        ("~", True),
+        ("../x", True),
+        ("~x", False),
+        ("m", False),
+        ("", False),
+    ):
+        assert catalog.is_path(name) is good

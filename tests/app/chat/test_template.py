@@ -5,11 +5,12 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from localllm.app.chat import template
+from localllm.app.chat import bounded, template
 from localllm.app.chat.template import TemplateRenderer
-from localllm.app.chat.template_child import Job, render
+from localllm.app.chat.template_child import Job, Rendered, render
 from localllm.app.errors import TemplateFailed
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "bos_token": "<s>"}
@@ -203,6 +204,58 @@ def test_output_may_grow_with_the_conversation(renderer: TemplateRenderer) -> No
     assert renderer.render("{{ content }}{{ content }}", {"content": long}) == long * 2
 
 
+class Echo:
+    """Stands in for the process: keeps what it was asked, and answers with a text."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def call(self, request: bytes) -> bytes:
+        self.jobs.append(msgspec.msgpack.decode(request, type=Job))
+        return msgspec.msgpack.encode(Rendered(text="ok"))
+
+
+def test_how_much_may_go_in_and_come_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer, echo = TemplateRenderer(), Echo()
+    monkeypatch.setattr(renderer, "_child", echo)
+    assert renderer.render("x" * template.MAX_TEMPLATE, {}) == "ok"
+    with pytest.raises(TemplateFailed, match="the limit is 262144") as refused:
+        renderer.render("x" * (template.MAX_TEMPLATE + 1), {})
+    assert refused.value.param == "messages"
+    renderer.render("x", {"a": "b" * 1000})
+    monkeypatch.setattr(template, "MAX_TEXT", 2**20 + 5)
+    renderer.render("x", {"a": "b" * 1000})
+    inside = len(msgspec.msgpack.encode({"a": "b" * 1000}))
+    assert [job.max_chars for job in echo.jobs] == [2**20 + 4, 2**20 + 4 * inside, 2**20 + 5]
+
+
+def test_limits_of_a_rendering() -> None:
+    assert render(Job("{{ 'a' }}bc", {}, 3)).text == "abc"
+    assert render(Job("{{ 'a' }}bc", {}, 2)).problem == "it wrote more than 2 characters"
+    for size in (500, 501):
+        problem = render(Job("{{ raise_exception('x' * n) }}", {"n": size}, 9)).problem
+        assert problem == "x" * 500 + ("…" if size > 500 else "")
+
+
+def test_ctrl_c_is_not_for_the_child(renderer: TemplateRenderer) -> None:
+    renderer.render("a", {})
+    child = renderer._child._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGINT)
+    assert renderer.render("b", {}) == "b"
+    assert renderer._child._child is child, "and one child serves many"
+
+
+def test_a_child_without_memory_is_not_used_again(renderer: TemplateRenderer) -> None:
+    renderer.render("a", {})
+    child = renderer._child._child
+    assert child is not None
+    with pytest.raises(TemplateFailed, match="deeply"):
+        renderer.render("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", {})
+    assert renderer._child._child is None
+    assert child.returncode is not None
+
+
 def test_a_killed_child_is_replaced(renderer: TemplateRenderer) -> None:
     renderer.render("a", {})
     child = renderer._child._child
@@ -218,15 +271,21 @@ def test_the_child_sees_no_secrets_and_writes_no_files(
     renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
     fresh = TemplateRenderer()
     fresh.render("a", {})
     child = fresh._child._child
     assert child is not None
     if Path("/proc").exists():
-        assert b"hf_secret" not in Path(f"/proc/{child.pid}/environ").read_bytes()
+        lines = Path(f"/proc/{child.pid}/environ").read_text().split("\0")
+        environment = dict(line.split("=", 1) for line in lines if line)
+        pools = {name: value for name, value in environment.items() if name.endswith("_NUM_THREADS")}
+        assert set(environment) - set(pools) <= {"PATH", "PYTHONPATH", "LANG", "LC_CTYPE"}
+        assert pools == dict.fromkeys(bounded._POOLS, "1")
         lines = Path(f"/proc/{child.pid}/limits").read_text().splitlines()
         limits = {line[:26].strip(): line[26:].split()[0] for line in lines}
         assert limits["Max file size"] == "0"
+        assert limits["Max core file size"] == "0"
         assert limits["Max address space"] == str(template.MEMORY_BOUND)
     fresh.close()
     assert child.returncode is not None

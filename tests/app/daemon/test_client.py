@@ -312,3 +312,166 @@ def test_the_rate_is_that_of_the_tokens_after_the_first() -> None:
     usage = clients.Usage(completion_tokens=5)
     assert Done(finish="stop", usage=usage, ttft=1.0, seconds=3.0).tokens_per_second == 2.0
     assert Done(finish="stop", usage=usage, ttft=3.0, seconds=3.0).tokens_per_second == 0.0
+
+
+class Owners:
+    """What `owner_pid` says, one after the other; the last one for ever."""
+
+    def __init__(self, *pids: int | None) -> None:
+        self.pids = [*pids]
+
+    def __call__(self) -> int | None:
+        return self.pids.pop(0) if len(self.pids) > 1 else self.pids[0]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(clients, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(clients, "STOP_SECONDS", 0.05)
+
+
+def status(version: str = VERSION, **settings: Any) -> bytes:
+    return json.dumps({"version": version, "pid": 1, "url": "u", "settings": settings}).encode()
+
+
+async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None], *, start: bool, **ours: Any) -> Any:
+    """What was said while it connected, and whether the client was closed. None of the answers: no connection."""
+    said: list[str] = []
+    left = [*answers]
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        body = left.pop(0) if len(left) > 1 else left[0]
+        if body is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, content=body)
+
+    made: list[Client] = []
+
+    class Mocked(Client):
+        def __init__(self, settings: Settings) -> None:
+            super().__init__(settings)
+            made.append(self)
+            self._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://localhost")
+
+    monkeypatch.setattr(clients.paths, "socket_file", lambda: Path("/nowhere"))
+    try:
+        await Mocked.connect(Settings(**ours), start=start, on_status=said.append)
+    except DaemonUnreachable as error:
+        return said, error.message, [one._http.is_closed for one in made]
+    await made[0].close()
+    return said, "", []
+
+
+async def test_a_daemon_that_is_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+    monkeypatch.setattr(clients, "owner_pid", Owners(0))
+    assert await connecting(monkeypatch, [None, None, status()], start=False) == ([], "", [])
+    said, error, closed = await connecting(monkeypatch, [None], start=False)
+    assert (said, error, closed) == ([], "the daemon cannot be reached: refused", [True])
+    monkeypatch.setattr(clients, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(clients, "owner_pid", Owners(7, 7, None))
+    _, error, closed = await connecting(monkeypatch, [None], start=False)
+    assert (error, closed) == ("the daemon cannot be reached: refused", [True]), "it is gone: nobody waits"
+
+
+@pytest.mark.parametrize("start", [False, True])
+async def test_without_a_daemon(monkeypatch: pytest.MonkeyPatch, quick: None, start: bool) -> None:
+    started: list[Settings] = []
+    monkeypatch.setattr(background, "start", started.append)
+    monkeypatch.setattr(clients, "owner_pid", Owners(None, 7))
+    said, error, _ = await connecting(monkeypatch, [status()], start=start)
+    if start:
+        assert (said, error, len(started)) == (["starting the daemon"], "", 1)
+    else:
+        assert (said, error, started) == ([], "no daemon runs", [])
+
+
+@pytest.mark.parametrize("start", [False, True])
+async def test_a_daemon_of_another_version(monkeypatch: pytest.MonkeyPatch, start: bool) -> None:
+    monkeypatch.setattr(clients, "owner_pid", Owners(7))
+    said, error, closed = await connecting(monkeypatch, [status("0.0.0")], start=start)
+    words = f"the running daemon is localllm 0.0.0, but this is {VERSION}"
+    assert (said, error, closed) == (([], words, [True]) if start else ([words], "", []))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ({}, {"quant": "int8"}, ""),
+        ({"quant": "int8"}, {"quant": "int8"}, ""),
+        ({"quant": "int8"}, {"quant": "none"}, "quant is none, not int8"),
+        (
+            {"quant": "int8", "threads": 3},
+            {"quant": "none", "threads": 1},
+            "quant is none, not int8, threads is 1, not 3",
+        ),
+        ({"reference_ops": ("a",)}, {"reference_ops": ["a"]}, ""),
+        ({"port": 1}, {"quant": "int8"}, ""),
+    ],
+)
+async def test_settings_of_ours_that_a_daemon_has_not(
+    monkeypatch: pytest.MonkeyPatch, ours: dict[str, Any], theirs: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr(clients, "owner_pid", Owners(7))
+    said, _, _ = await connecting(monkeypatch, [status(**theirs)], start=True, **ours)
+    assert said == (
+        [f"the running daemon has other settings ({words}); after localllm stop the next command starts it anew"]
+        if words
+        else []
+    )
+    said, _, _ = await connecting(monkeypatch, [status(**theirs)], start=False, **ours)
+    assert said == [], "who does not start it does not mind"
+
+
+async def test_an_end_is_waited_for(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+    client, asked = answering(monkeypatch, [b"{}"], status=202)
+    client._settings = Settings(drain=0.0)
+    monkeypatch.setattr(clients, "owner_pid", Owners(7, 7, 0, None))
+    assert not client.over
+    await client.shutdown()
+    assert client.over
+    assert [(method, path) for method, path, *_ in asked] == [("POST", "/admin/shutdown")]
+    monkeypatch.setattr(clients, "owner_pid", Owners(7))
+    with pytest.raises(DaemonUnreachable, match="still runs"):
+        await client.shutdown()
+    await client.close()
+
+
+async def test_progress_of_a_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = {"id": "m", "state": "ready", "pid": 7}
+    client, asked = answering(monkeypatch, [event(stage="reading", done=0.5), event(**loaded)])
+    told: list[tuple[str, float]] = []
+    model = await client.load("./m", backend="cpu", quant="int8", on_progress=lambda *words: told.append(words))
+    assert (model.id, told) == ("m", [("reading", 0.5)])
+    assert json.loads(asked[0][3]) == {"model": str(tmp_path / "m"), "backend": "cpu", "quant": "int8"}
+    assert (await client.load("org/m")).id == "m"
+    assert json.loads(asked[1][3])["model"] == "org/m"
+    await client.close()
+
+
+async def test_an_error_keeps_its_numbers_and_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"message": "m", "type": "t", "param": "p", "code": "context_length_exceeded", "hint": "h", "n_ctx": 4}
+    for status in (400, 503):
+        client, _ = answering(monkeypatch, [json.dumps({"error": body}).encode()], status=status)
+        for asking in (client.models(), client.load("m"), answer(client, "hi")):
+            with pytest.raises(ContextTooLong) as caught:
+                await asking
+            error = caught.value
+            assert (error.message, error.hint, error.param, error.numbers) == ("m", "h", "p", {"n_ctx": 4})
+    client, _ = answering(monkeypatch, [b"[]"], status=399)
+    assert await client.models() == []
+
+
+async def test_a_plain_text_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [
+        event(choices=[{"text": "a", "finish_reason": None}]),
+        event(choices=[{"text": "", "finish_reason": "length"}]),
+        event(choices=[], usage=USAGE),
+    ]
+    client, asked = answering(monkeypatch, parts)
+    piece, done = [event async for event in client.complete("m", "hi", max_tokens=3)]
+    assert (piece, done.finish, done.usage.completion_tokens) == (TextPiece("a"), "length", 5)
+    assert 0 <= done.ttft <= done.seconds
+    body = json.loads(asked[0][3])
+    assert (asked[0][1], body["prompt"], body["max_tokens"], body["stream"]) == ("/v1/completions", "hi", 3, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -13,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from localllm.app import paths
 from localllm.app.config import Settings
-from localllm.app.daemon import background
+from localllm.app.daemon import background, lifecycle
+from localllm.app.daemon.connection import MAX_HEAD, Connection
 from localllm.app.daemon.owner import Owner, owner_pid
 from localllm.app.errors import ConfigError, DaemonUnreachable, PortTaken, StorageFailed
 
@@ -93,6 +97,120 @@ def test_a_daemon_that_is_killed_takes_its_workers_along(start_daemon: Start) ->
     assert (daemon.folder / "run" / "daemon.pid").exists()  # stale, and the next one does not mind
     after = start_daemon(daemon.folder)
     assert after.chat("echo a").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "keyed"), [({}, False), ({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "api_key": "mine"}, False)]
+)
+def test_how_the_server_is_made_and_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], keyed: bool
+) -> None:
+    """Without a server: it is set up, announced once it listens, and ended after the host."""
+    steps: list[Any] = []
+    made: dict[str, Any] = {}
+
+    class FakeServer:
+        should_exit = False
+
+        def __init__(self, config: Any, on_started: Callable[[], None]) -> None:
+            made["config"], self.started = config, on_started
+
+        async def serve(self, sockets: list[socket.socket]) -> None:
+            made["families"] = [one.family for one in sockets]
+            assert owner_pid() == 0
+            self.started()
+            while not self.should_exit:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            steps.append("served")
+
+    class FakeHost:
+        def __init__(self, settings: Settings, command: Any) -> None:
+            made["command"] = command
+
+        async def drain(self, seconds: float) -> None:
+            steps.append(seconds)
+
+        async def close(self) -> None:
+            steps.append("closed")
+
+    def build(host: FakeHost, door: Any) -> Any:
+        made["door"] = door
+
+    def ready(announcement: lifecycle.Announcement) -> None:
+        made["said"] = announcement
+        assert owner_pid() == os.getpid()
+        assert f":{(folder / 'run' / 'daemon.port').read_text().strip()}" in announcement.url
+        made["door"].stop()
+
+    monkeypatch.setattr(lifecycle, "_Server", FakeServer)
+    monkeypatch.setattr(lifecycle, "Host", FakeHost)
+    monkeypatch.setattr(lifecycle, "build", build)
+    lifecycle.run(Settings(port=0, drain=0.5, **settings), ready, worker_command=("x",))  # type: ignore[arg-type]
+    assert steps == [0.5, "closed", "served"]
+    assert made["families"] == [socket.AF_INET, socket.AF_UNIX]
+    assert made["command"] == ("x",)
+    door, said = made["door"], made["said"]
+    assert (door.url, door.names) == (said.url, (settings.get("host", "127.0.0.1"),))
+    key_file = str(paths.api_key_file()) if keyed else ""
+    assert (bool(door.key), said.key_file) == ("host" in settings, key_file)
+    assert str(said).endswith(f"; clients need the key in {key_file}" if keyed else said.url)
+    config = made["config"]
+    given = {
+        "http": Connection,
+        "ws": "none",
+        "lifespan": "off",
+        "access_log": False,
+        "proxy_headers": False,  # anyone could name an address
+        "server_header": False,
+        "log_config": None,
+        "backlog": 512,
+        "h11_max_incomplete_event_size": MAX_HEAD,
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": 2,
+    }
+    assert {name: getattr(config, name) for name in given} == given
+    assert list((folder / "run").iterdir()) == []
+    assert owner_pid() is None
+
+
+def test_of_a_start_that_fails_the_last_lines_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(script: str) -> str:
+        monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", script))
+        with pytest.raises(DaemonUnreachable) as caught:
+            background.start(Settings())
+        return caught.value.message
+
+    assert refused("print('\\n'.join(map(str, range(9))))") == "the daemon ended at its start: 4\n5\n6\n7\n8"
+    assert refused("import sys; print('out'); print('err', file=sys.stderr)").count("\n") == 1
+    assert refused("") == "the daemon ended at its start"
+
+
+def test_a_background_daemon_tells_its_own_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import os, sys; fd = int(sys.argv[2]); sys.stdin.read();"
+        'os.write(fd, b\'{"code":"port_taken","message":"m","hint":"h","numbers":{"port":7}}\')'
+    )
+    monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", script))
+    with pytest.raises(PortTaken) as caught:
+        background.start(Settings())
+    assert (caught.value.message, caught.value.hint, caught.value.numbers) == ("m", "h", {"port": 7})
+
+
+def test_who_lost_the_race_for_the_files_leaves_no_lock(folder: Path) -> None:
+    """The second finds the file of the first gone, and makes one that the third sees."""
+    first = Owner()
+    first.release()
+    second = Owner()
+    with pytest.raises(PortTaken) as caught:
+        Owner()
+    assert caught.value.hint == "localllm stop ends it"
+    second.release()
+    assert not (folder / "run" / "daemon.pid").exists()
+    (folder / "run" / "daemon.pid").write_text("no number")
+    with (folder / "run" / "daemon.pid").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert owner_pid() == 0
+    (folder / "run" / "daemon.pid").unlink()
 
 
 def test_two_daemons(start_daemon: Start) -> None:

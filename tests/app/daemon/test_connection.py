@@ -1,0 +1,159 @@
+"""One connection by itself: how long a head may take, and what is answered to what is no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from localllm.app.daemon import connection as connections
+from localllm.app.daemon.connection import HEAD_SECONDS, Connection
+
+HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
+
+
+class Transport:
+    """Keeps what is written."""
+
+    def __init__(self, family: int = socket.AF_INET) -> None:
+        self.family = family
+        self.written = b""
+        self.closed = False
+        self.aborted = False
+
+    def get_extra_info(self, name: str) -> Any:
+        if name != "socket":
+            return None
+        return SimpleNamespace(
+            family=self.family, getpeername=lambda: ("1.1.1.1", 1), getsockname=lambda: ("1.1.1.1", 2)
+        )
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Timers:
+    """The loop's `call_later`: timers that never end by themselves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running: list[Any] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self.later, raising=False)
+
+    def later(self, seconds: float, call: Any, *more: Any) -> Any:
+        timer = SimpleNamespace(seconds=seconds, call=call)
+        timer.cancel = lambda: self.running.remove(timer) if timer in self.running else None
+        self.running.append(timer)
+        return timer
+
+    @property
+    def of_heads(self) -> int:
+        return sum(timer.seconds == HEAD_SECONDS for timer in self.running)
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+async def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    return Timers(monkeypatch)
+
+
+def connected(transport: Transport) -> Connection:
+    config = Config(app, ws="none", lifespan="off", log_config=None)
+    config.load()
+    made = Connection(config, ServerState(), {})
+    made.connection_made(transport)  # type: ignore[arg-type]
+    return made
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_head_is_timed_until_it_is_there(timers: Timers) -> None:
+    """The body, the answer and the pause before the next request are not."""
+    transport = Transport()
+    one = connected(transport)
+    assert timers.of_heads == 1
+    one.data_received(HEAD[:10])
+    assert timers.of_heads == 1, "one timer for all its parts"
+    one.data_received(HEAD[10:])
+    assert timers.of_heads == 0
+    one.data_received(b"ab")
+    await settled()
+    assert transport.written.startswith(b"HTTP/1.1 200")
+    assert timers.of_heads == 0
+    one.data_received(HEAD[:10])
+    assert timers.of_heads == 1, "the next one began"
+    (timer,) = [timer for timer in timers.running if timer.seconds == HEAD_SECONDS]
+    timer.call()
+    assert transport.closed
+    one.connection_lost(None)
+    assert timers.of_heads == 0
+
+
+async def test_a_head_that_begins_beside_a_body_is_timed_too(timers: Timers) -> None:
+    one = connected(Transport())
+    one.data_received(HEAD + b"ab" + HEAD[:10])
+    await settled()
+    assert timers.of_heads == 1
+    one.connection_lost(None)
+
+
+@pytest.mark.parametrize(("other", "dropped"), [(0, False), (1, True)])
+async def test_the_socket_is_for_its_user(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch, other: int, dropped: bool
+) -> None:
+    monkeypatch.setattr(connections, "peer_uid", lambda _: os.getuid() + other)
+    for family, aborted in ((socket.AF_UNIX, dropped), (socket.AF_INET, False)):
+        transport = Transport(family)
+        one = connected(transport)
+        assert transport.aborted is aborted
+        one.connection_lost(None)
+    assert timers.of_heads == 0
+
+
+async def test_what_is_no_http_is_answered_in_our_shape(timers: Timers) -> None:
+    transport = Transport()
+    connected(transport).data_received(b"nonsense\r\n\r\n")
+    head, _, body = transport.written.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert {b"content-type: application/json", b"connection: close"} <= set(head.lower().split(b"\r\n"))
+    assert f"content-length: {len(body)}".encode() in head.lower()
+    assert json.loads(body)["error"]["code"] == "invalid_request"
+    assert transport.closed
+
+
+async def test_an_answer_that_began_is_not_followed_by_an_error(timers: Timers) -> None:
+    transport = Transport()
+    one = connected(transport)
+    one.data_received(HEAD + b"ab")
+    one.conn.send(connections.h11.Response(status_code=200, headers=[(b"content-length", b"1")]))
+    one.send_400_response("late")
+    assert (transport.written, transport.closed) == (b"", True)
+    one.connection_lost(None)
+    await settled()
