@@ -1,0 +1,468 @@
+"""What commands print and return, without a daemon: a client that gives the events of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from localllm.app.client import Done, LoadedModel, ReasoningPiece, TextPiece, ToolCall, Usage
+from localllm.app.commands import asking, bench, chat, console, daemon, models, run, selftest, settings
+from localllm.app.config import Settings
+from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
+from localllm.app.store.catalog import ModelRef
+
+READY = LoadedModel(id="m", state="ready", pid=7, backend="b", device="d", dtype="float32", options=("--quant int8",))
+
+
+def done(finish: str = "stop", **usage: int) -> Done:
+    counts = {"prompt_tokens": 8, "completion_tokens": 5, "cached_tokens": 2} | usage
+    return Done(finish=finish, usage=Usage(**counts), ttft=1.0, seconds=3.0)
+
+
+class FakeClient:
+    """Answers every question with the same events; keeps the questions."""
+
+    def __init__(self, *events: Any, models: list[LoadedModel] | None = None) -> None:
+        self.events = events
+        self.asked: list[Any] = []
+        self.models = models or []
+
+    async def chat(self, model: str, messages: list[dict[str, Any]], **body: Any) -> AsyncIterator[Any]:
+        self.asked.append((model, [dict(message) for message in messages], body))
+        for event in self.events:
+            yield event
+
+    async def complete(self, model: str, prompt: str, **body: Any) -> AsyncIterator[Any]:
+        self.asked.append((model, prompt, body))
+        for event in self.events:
+            yield event
+
+    async def load(self, model: str, **how: Any) -> LoadedModel:
+        self.asked.append((model, how))
+        return READY
+
+    async def loaded(self) -> list[LoadedModel]:
+        return self.models
+
+    async def unload(self, model: str) -> None:
+        self.asked.append(model)
+
+    async def shutdown(self) -> None:
+        self.asked.append("shutdown")
+
+    async def __aenter__(self) -> FakeClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+@asynccontextmanager
+async def session(client: FakeClient) -> AsyncIterator[Any]:
+    yield client
+
+
+EVENTS = [ReasoningPiece("hm"), TextPiece("a\x1b"), ToolCall(id="c", name="f", arguments="{}"), TextPiece("b")]
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+async def test_an_answer_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str], finish: str) -> None:
+    client: Any = FakeClient(*EVENTS, done(finish))
+    assert await run.stream(client, "m", [{"role": "user", "content": "x"}], {"top_k": 1}) == "a\x1bb"
+    assert client.asked == [("m", [{"role": "user", "content": "x"}], {"top_k": 1})]
+    printed = capsys.readouterr()
+    assert printed.out == "a\x1bf({})b\n"
+    assert printed.err.startswith("hm")
+    assert ("--max-tokens" in printed.err) is (finish == "length")
+
+
+async def test_an_answer_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    await run._run(session(FakeClient(*EVENTS, done())), "m", [], {}, True)  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out) == {
+        "model": "m",
+        "text": "a\x1bb",
+        "reasoning": "hm",
+        "tool_calls": [{"id": "c", "name": "f", "arguments": "{}"}],
+        "finish": "stop",
+        "usage": {"prompt_tokens": 8, "completion_tokens": 5, "cached_tokens": 2},
+        "timings": {"ttft": 1.0, "seconds": 3.0, "tokens_per_second": 2.0},
+    }
+
+
+def test_the_answers_form() -> None:
+    def file(text: bytes) -> Any:
+        made = io.BytesIO(text)
+        made.name = "s.json"
+        return made
+
+    assert run._format(None, None) == {}
+    assert run._format(None, "a+") == {"regex": "a+"}
+    assert run._format(file(b'{"a": 1}'), None)["response_format"]["json_schema"]["schema"] == {"a": 1}
+    for schema, regex, words in (
+        (b"{}", "a", "together"),
+        (b"{", None, "s.json is not JSON"),
+        (b"\xff", None, "byte 0"),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
+            run._format(file(schema), regex)
+
+
+class Piped:
+    """Standard input, a pipe or a terminal."""
+
+    def __init__(self, data: bytes = b"", *, terminal: bool = False) -> None:
+        self.buffer = io.BytesIO(data)
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(
+    ("argument", "piped", "whole", "said"),
+    [
+        ("a", b"\nb\n\n", "a\n\nb", True),
+        ("a", b"", "a", False),
+        (None, b"b\n", "b", False),
+        (None, b" \n", "", False),
+        (None, b"", "", False),
+    ],
+)
+def test_a_prompt_is_the_argument_and_the_input(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argument: str | None,
+    piped: bytes,
+    whole: str,
+    said: bool,
+) -> None:
+    monkeypatch.setattr(run.sys, "stdin", Piped(piped))
+    if whole:
+        assert run._prompt(argument) == whole
+    else:
+        with pytest.raises(InvalidRequest, match="no prompt"):
+            run._prompt(argument)
+    assert ("is part of the prompt" in capsys.readouterr().err) is said
+    monkeypatch.setattr(run.sys, "stdin", Piped(b"never read", terminal=True))
+    assert run._prompt("a") == "a"
+
+
+def test_a_chat_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    client = FakeClient(TextPiece("yes"), done())
+    monkeypatch.setattr(chat.sys, "stdin", Piped(b"one\n\n  two \n"))
+    chat._lines(session(client), "m", asking.opening("be brief"), {"top_k": 1})  # type: ignore[arg-type]
+    system, answer = {"role": "system", "content": "be brief"}, {"role": "assistant", "content": "yes"}
+    turns = [{"role": "user", "content": text} for text in ("one", "two")]
+    assert client.asked == [
+        ("m", [system, turns[0]], {"top_k": 1}),
+        ("m", [system, turns[0], answer, turns[1]], {"top_k": 1}),
+    ]
+    assert capsys.readouterr().out == "yes\nyes\n"
+    assert asking.opening(None) == asking.opening("") == []
+    monkeypatch.setattr(chat.sys, "stdin", Piped(b"one\n\xff\n"))
+    with pytest.raises(InvalidRequest, match="line 2 of standard input"):
+        chat._lines(session(client), "m", [], {})  # type: ignore[arg-type]
+
+
+def test_flags_that_were_given() -> None:
+    flags = {"system": "s", "temperature": 0.0, "top_k": None, "stop": ("a", "b"), "seed": 0}
+    assert asking.parameters(flags) == {"temperature": 0.0, "stop": ["a", "b"], "seed": 0}
+    assert asking.parameters({"stop": ()}) == {}
+    assert settings.given({"port": 0, "host": "", "allowed_hosts": (), "drain": None}) == {"port": 0, "host": ""}
+
+
+@pytest.mark.parametrize(
+    ("backend", "quant", "told"),
+    [(None, None, "--quant int8"), (None, "int8", ""), ("auto", None, "--quant int8"), ("cpu", None, "--quant int8")],
+)
+async def test_the_options_of_an_earlier_call_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], backend: Any, quant: Any, told: str
+) -> None:
+    client = FakeClient()
+
+    async def connect(*_: Any, **__: Any) -> FakeClient:
+        return client
+
+    monkeypatch.setattr(asking.Client, "connect", connect)
+    async with asking.loaded(Settings(), "m", backend, quant) as connected:
+        assert connected is client  # type: ignore[comparison-overlap]
+    assert client.asked == [("m", {"backend": backend, "quant": quant})]
+    assert (f"with {told}" in capsys.readouterr().err) is bool(told)
+
+
+def test_backends_of_an_earlier_call() -> None:
+    ready = LoadedModel(id="m", state="ready", pid=7, options=("--backend cuda", "--quant int8"))
+    options = {
+        (None, None): "--backend cuda --quant int8",
+        ("auto", "int4"): "--backend cuda",
+        ("cpu", None): "--quant int8",
+    }
+    for (backend, quant), told in options.items():
+        assert asking._options_of_others(ready, backend, quant) == told
+
+
+def connecting(monkeypatch: pytest.MonkeyPatch, client: FakeClient | None) -> None:
+    async def connect(settings: Settings, *, start: bool) -> FakeClient:
+        assert not start
+        if client is None:
+            raise DaemonUnreachable("none")
+        return client
+
+    monkeypatch.setattr(daemon.Client, "connect", connect)
+
+
+def test_what_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    idle = LoadedModel(
+        id="a",
+        state="ready",
+        pid=7,
+        backend="cpu",
+        dtype="float32",
+        quant="int8",
+        context=64,
+        memory=2048,
+        unload_in=9.4,
+    )
+    busy = LoadedModel(id="b", state="ready", pid=8, requests=2, unload_in=9.0)
+    coming = LoadedModel(id="c", state="loading", pid=9)
+    connecting(monkeypatch, FakeClient(models=[idle, busy, coming]))
+    assert daemon.ps(False) == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells[0] == ["MODEL", "STATE", "BACKEND", "CONTEXT", "MEMORY", "BUSY", "UNLOADS IN"]
+    assert cells[1:] == [
+        ["a", "ready", "cpu float32 int8", "64", "2.0 KiB", "0", "9 s"],
+        ["b", "ready", "2"],
+        ["c", "loading", "0", "never"],
+    ]
+    assert daemon.ps(True) == 0
+    assert [model["id"] for model in json.loads(capsys.readouterr().out)] == ["a", "b", "c"]
+    for client, words in ((FakeClient(), "no model is loaded"), (None, "no daemon runs")):
+        connecting(monkeypatch, client)
+        assert daemon.ps(False) == 0
+        printed = capsys.readouterr()
+        assert (printed.out, words in printed.err) == ("", True)
+        daemon.ps(True)
+        assert json.loads(capsys.readouterr().out) == []
+
+
+def test_stopping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    client = FakeClient()
+    connecting(monkeypatch, client)
+    assert (daemon.stop("m"), daemon.stop(None)) == (0, 0)
+    assert client.asked == ["m", "shutdown"]
+    assert capsys.readouterr().err == "m is unloaded\nthe daemon has stopped\n"
+    connecting(monkeypatch, None)
+    assert daemon.stop("m") == 0
+    assert capsys.readouterr().err == "no daemon runs\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_errors_have_an_exit_code_each(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    args = ["--json"] if as_json else []
+
+    def code(error: BaseException) -> int:
+        def fail(**_: Any) -> None:
+            raise error
+
+        command = click.Command("x", callback=fail, params=[click.Option(["--json"], is_flag=True)])
+        return console.guarded(command, args)
+
+    told = {"message": "too\nlong", "type": "invalid_request_error", "code": "context_length_exceeded", "hint": "h"}
+    assert code(ContextTooLong("too\nlong", hint="h", n_ctx=4)) == 2
+    printed = capsys.readouterr()
+    if as_json:
+        assert json.loads(printed.err) == {"error": told | {"n_ctx": 4}}
+    else:
+        assert printed.err == "error: too long\nhint: h\n"
+    assert printed.out == ""
+    assert code(ModelNotFound("m\x1b")) == 3
+    assert "\x1b" not in capsys.readouterr().err
+    assert code(click.Abort()) == 130
+    assert capsys.readouterr().err == ""
+    assert code(OSError("disk")) == 11
+    assert code(click.FileError("f")) == 2
+    with pytest.raises(RuntimeError):
+        code(RuntimeError("a bug"))
+    for value, expected in ((None, 0), (4, 4), ("x", 0)):
+        assert console.guarded(click.Command("x", callback=lambda value=value: value), []) == expected
+
+
+def test_control_characters_but_new_lines_and_tabs() -> None:
+    shown = console.safe("".join(map(chr, range(256))))
+    kept = [chr(code) for code in range(256) if code in (9, 10) or 32 <= code < 127 or code >= 160]
+    assert [char for char in shown if char != "\ufffd"] == kept
+    assert len(shown) == 256
+
+
+def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    console.table(("A", "LONG", "C"), [("aaa", "b", ""), ("", "bbbbbb", "c")])
+    assert capsys.readouterr().out == "A    LONG    C\naaa  b\n     bbbbbb  c\n"
+
+
+@pytest.mark.parametrize("packed", [0, 2048])
+def test_the_models_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packed: int) -> None:
+    known = [
+        ModelRef(id="guide", path=models.catalog.paths.guide_dir(), bundled=True, size=10, context=64),
+        ModelRef(id="org/m", path=models.catalog.paths.guide_dir(), size=20, packed=packed, revision="c"),
+    ]
+    monkeypatch.setattr(models.catalog, "available", lambda: known)
+    assert models.list_models(False) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split() == ["guide", "10", "B", "64"]
+    assert printed.out.splitlines()[2].split() == ["org/m", "20", "B", *(["2.0", "KiB"] if packed else []), "?"]
+    assert ("KEPT" in printed.out.splitlines()[0], "rm --packed" in printed.err) == (bool(packed), bool(packed))
+    assert "localllm pull" not in printed.err
+    models.list_models(True)
+    (_, entry) = json.loads(capsys.readouterr().out)
+    assert (entry["id"], entry["size"], entry["packed"], entry["bundled"], entry["revision"]) == (
+        "org/m",
+        20,
+        packed,
+        False,
+        "c",
+    )
+    del known[1]
+    models.list_models(False)
+    assert "localllm pull" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("yes", "terminal", "agrees", "code"), [
+    (True, False, False, 0), (False, True, True, 0), (False, True, False, 1), (False, False, True, None),
+])  # fmt: skip
+def test_nothing_is_deleted_unasked(
+    monkeypatch: pytest.MonkeyPatch, packed: bool, yes: bool, terminal: bool, agrees: bool, code: int | None
+) -> None:
+    from localllm.app.store import hub
+
+    deleted: list[str] = []
+    for kind in ("plan_unpacking", "plan_removal"):
+        plan = hub.Removal("m", 10, lambda kind=kind: deleted.append(kind))
+        monkeypatch.setattr(hub, kind, lambda name, plan=plan: plan)
+    monkeypatch.setattr(models.sys, "stdin", Piped(terminal=terminal))
+    monkeypatch.setattr(models.click, "confirm", lambda *_, **__: agrees)
+    if code is None:
+        with pytest.raises(InvalidRequest) as refused:
+            models.remove("m", packed, yes)
+        assert refused.value.hint == "add --yes"
+    else:
+        assert models.remove("m", packed, yes) == code
+    assert deleted == (["plan_unpacking" if packed else "plan_removal"] if code == 0 else [])
+
+
+def test_a_key_is_never_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
+    monkeypatch.setenv("LOCALLLM_ALLOWED_HOSTS", "a,b")
+    for as_json in (False, True):
+        assert settings.config(as_json) == 0
+        printed = capsys.readouterr().out
+        assert "secret" not in printed
+        assert "(set, not shown)" in printed
+    entries = {entry["name"]: entry for entry in json.loads(printed)["settings"]}
+    assert entries["allowed_hosts"]["value"] == ["a", "b"]
+    assert (entries["allowed_hosts"]["from"], entries["port"]["from"]) == ("LOCALLLM_ALLOWED_HOSTS", "default")
+    assert "model" in entries
+    monkeypatch.delenv("LOCALLLM_API_KEY")
+    settings.config(False)
+    printed = capsys.readouterr().out
+    assert "not shown" not in printed
+    assert "a, b" in printed
+    assert "not there yet" in printed
+
+
+def test_flags_of_settings() -> None:
+    flags = {flag.name: flag for flag in settings.flags()}
+    assert "model" not in flags
+    assert isinstance(flags["quant"].type, click.Choice)
+    assert (flags["port"].type.name, flags["drain"].type.name, flags["host"].type.name) == ("integer", "float", "text")
+    assert flags["allowed_hosts"].multiple
+    assert not flags["host"].multiple
+    assert "[default: 11811]" in str(flags["port"].help)  # type: ignore[attr-defined]
+    assert "default" not in str(flags["api_key"].help)  # type: ignore[attr-defined]
+
+
+async def test_a_check_of_known_answers() -> None:
+    assert selftest._same("n", ["a ", "b"], ["a", "b"]) == selftest.Check("n", True, "2 answers")
+    wrong = selftest._same("n", ["a", "x", "y"], ["a", "b", "c"])
+    assert (wrong.ok, wrong.found) == (False, "2 of 3 differ, the first is 'x', not 'b'")
+    with pytest.raises(ValueError, match="longer"):
+        selftest._same("n", ["a"], ["a", "b"])
+    for reused, text, ok in ((2, "yes", True), (0, "yes", False), (2, "no", False)):
+        asker: Any = selftest._Asker(FakeClient(TextPiece(text), done(cached_tokens=reused)))  # type: ignore[arg-type]
+        check = await selftest._prefix(asker, "p", "yes", {})
+        assert check.ok is ok
+        assert f"{reused} of 8 tokens reused" in check.found
+
+
+@pytest.mark.parametrize(
+    ("text", "ok"), [('{"n": 7}', True), ('{"n": "7"}', False), ("{", False), ("[]", False), ("{}", False)]
+)
+async def test_a_check_of_a_schema(text: str, ok: bool) -> None:
+    client: Any = FakeClient(TextPiece(text), done())
+    check = await selftest._schema(selftest._Asker(client))
+    assert (check.ok, bool(check.found)) == (ok, not ok)
+    assert client.asked[0][2]["response_format"]["json_schema"]["strict"]
+
+
+@pytest.mark.parametrize("ok", [False, True])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_self_test_s_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ok: bool, as_json: bool
+) -> None:
+    async def report(backend: str | None, quant: str | None) -> selftest.Report:
+        checks = [selftest.Check("one", True), selftest.Check("two", ok, "why")]
+        return selftest.Report("1", "here", "cpu", "d", {"f": "v"}, "float32", "", checks)
+
+    monkeypatch.setattr(selftest, "_selftest", report)
+    assert selftest.selftest(None, None, as_json) == (0 if ok else 1)
+    printed = capsys.readouterr().out
+    if as_json:
+        assert json.loads(printed)["ok"] is ok
+    else:
+        assert f"  {'ok    ' if ok else 'FAILED'}  two: why\n" in printed
+        assert "  f: v\n" in printed
+        assert ("all is well" in printed) is ok
+
+
+async def test_an_answer_without_an_end_is_an_error() -> None:
+    client: Any = FakeClient(TextPiece("a"))
+    with pytest.raises(AppError):
+        await selftest._Asker(client).ask("x")
+    with pytest.raises(AppError):
+        await bench._answer(client, "m", "x", 3)
+    text, last = await selftest._Asker(FakeClient(TextPiece("a"), TextPiece("b"), done())).ask("x")  # type: ignore[arg-type]
+    assert (text, last) == ("ab", done())
+
+
+def test_figures_of_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three rounds the medians; the round that warms up does not count."""
+    client = FakeClient(done())
+    monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(read_bandwidth=lambda: None))
+    result = asyncio.run(bench._bench(session(client), "m", 3, (1, 4)))  # type: ignore[arg-type]
+    assert (result.prompt_tokens, result.ttft_ms, result.prefill, result.decode) == (8, 1000.0, 6.0, 2.0)
+    assert result.throughput == {1: 2.0, 4: 8.0}
+    assert (result.memory_gbps, result.memory_share, result.rounds) == (None, None, 3)
+    prompts = [prompt for _, prompt, _ in client.asked[1:]]
+    assert len(prompts) == len(set(prompts)) == 1 + 3 * (1 + 1 + 1 + 4)
+    long = [body["max_tokens"] for _, prompt, body in client.asked[1:] if len(prompt.split()) == bench.LONG]
+    assert long == [1, 1, 1], "reading is timed by one token"
+    assert {body["max_tokens"] for _, prompt, body in client.asked[1:] if len(prompt.split()) == bench.SHORT} == {96}
+    assert all(body["ignore_eos"] and body["temperature"] == 0 for _, _, body in client.asked[1:])
+
+
+def test_the_share_of_the_memory_s_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LoadedModel(id="m", state="ready", pid=7, token_bytes=10)
+    for speed, figures in ((None, (None, None)), (4e9, (4.0, 10 * 2.0 / 4e9))):
+        monkeypatch.setattr(bench, "load", lambda _, speed=speed: SimpleNamespace(read_bandwidth=lambda: speed))
+        assert bench._memory(model, 2.0) == figures
+    assert bench._memory(READY, 2.0) == (None, None)
+    late = Done(finish="length", usage=Usage(completion_tokens=11), ttft=2.0, seconds=7.0)
+    assert bench._rate([done(), late]) == (4 + 10) / (7.0 - 1.0)
