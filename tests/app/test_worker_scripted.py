@@ -26,6 +26,7 @@ from localllm.engine.request import Delta, Request
 from localllm.engine.runner import CacheGroup, RunnerSpec
 from localllm.engine.stats import Stats
 
+from .daemon.samples import model_info
 from .tiny_qwen import VOCAB, write_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -110,18 +111,7 @@ class Bench:
 async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     tokenizer = ChatTokenizer(write_tokenizer(tmp_path), [2])
     renderer = TemplateRenderer()
-    info = frames.ModelInfo(
-        model="m",
-        backend="b",
-        device="d",
-        dtype="float32",
-        architecture="qwen3",
-        context=SPEC.max_context,
-        vocab=VOCAB,
-        weight_bytes=1,
-        cache_bytes=1,
-        cache_tokens=1,
-    )
+    info = model_info(context=SPEC.max_context, vocab=VOCAB)
     model = opening.OpenModel(info, FakeRunner(), tokenizer, renderer, PromptMaker(tokenizer, renderer), {})
     engines: list[ScriptedEngine] = []
 

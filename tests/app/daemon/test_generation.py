@@ -12,7 +12,7 @@ import pytest
 from localllm.app.chat.prompt import PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.daemon.frames import Generate, ModelInfo
+from localllm.app.daemon.frames import Generate
 from localllm.app.daemon.generation import prepare
 from localllm.app.daemon.opening import OpenModel
 from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter
@@ -20,20 +20,10 @@ from localllm.engine.request import Delta
 from localllm.engine.runner import CacheGroup, RunnerSpec
 
 from ..tiny_qwen import VOCAB, write_tokenizer
+from .samples import model_info
 
 SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=256, groups=(CacheGroup(16, 100),))
-INFO = ModelInfo(
-    model="m",
-    backend="b",
-    device="d",
-    dtype="float32",
-    architecture="a",
-    context=256,
-    vocab=VOCAB,
-    weight_bytes=1,
-    cache_bytes=1,
-    cache_tokens=1,
-)
+INFO = model_info(context=256, vocab=VOCAB)
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 

@@ -17,20 +17,9 @@ from localllm.app.daemon.host import Host
 from localllm.app.errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
 from localllm.app.store.catalog import ModelRef
 
-INFO = ModelInfo(
-    model="m",
-    backend="cpu",
-    device="d",
-    dtype="float32",
-    architecture="a",
-    context=64,
-    vocab=11,
-    weight_bytes=100,
-    cache_bytes=20,
-    cache_tokens=7,
-    token_bytes=50,
-    warnings=("slow",),
-)
+from .samples import model_info
+
+INFO = model_info(weight_bytes=100, cache_bytes=20, cache_tokens=7, token_bytes=50, warnings=("slow",))
 
 
 class FakeWorker:

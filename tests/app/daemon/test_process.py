@@ -16,22 +16,13 @@ import pytest
 from msgspec import structs
 
 from localllm.app.daemon import frames, process
-from localllm.app.daemon.frames import AskStats, Cancel, Finished, Generate, Load, Loading, ModelInfo, Stats
+from localllm.app.daemon.frames import AskStats, Cancel, Finished, Generate, Load, Loading, Stats
 from localllm.app.daemon.process import Worker
 from localllm.app.errors import BodyTooLarge, InvalidRequest, ModelUnusable, Stopping, WorkerDied
 
-INFO = ModelInfo(
-    model="m",
-    backend="b",
-    device="d",
-    dtype="float32",
-    architecture="a",
-    context=1,
-    vocab=1,
-    weight_bytes=1,
-    cache_bytes=1,
-    cache_tokens=1,
-)
+from .samples import model_info
+
+INFO = model_info()
 
 
 @dataclass
