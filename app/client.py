@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from . import paths
-from .config import Settings, describe
+from .config import Settings, loading
 from .daemon.admin import LoadedModel, LoadProgress, ModelEntry, Status
 from .daemon.frames import Fault
 from .daemon.owner import owner_pid
@@ -256,10 +256,9 @@ class Client:
 
 def _other_settings(ours: Settings, theirs: dict[str, Any]) -> str:
     """Settings that are set here, and that the daemon loads models without; empty without any."""
-    defaults = {setting.name: setting.default for setting in describe()}
-    set_here = {name: getattr(ours, name) for name in theirs if getattr(ours, name) != defaults[name]}
-    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in set_here.items()}
-    return ", ".join(f"{name} is {theirs[name]}, not {value}" for name, value in lists.items() if value != theirs[name])
+    defaults = loading(Settings())
+    here = {name: value for name, value in loading(ours).items() if value != defaults[name] and name in theirs}
+    return ", ".join(f"{name} is {theirs[name]}, not {value}" for name, value in here.items() if value != theirs[name])
 
 
 class _Calls:

@@ -1,7 +1,8 @@
 """Every setting: its type, its default and its description. A flag overrides the environment, which overrides the file.
 
 File: config.toml in the configuration folder, one key per setting. Environment: LOCALLLM_<NAME>.
-Unknown keys, wrong types and values out of range are refused by name.
+Unknown keys, wrong types and values out of range are refused by name. Choices for work on localllm itself are variables
+alone: LOCALLLM_DEV_<NAME>, see `Developer`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import msgspec.inspect
@@ -23,19 +24,44 @@ from . import paths
 from .errors import ConfigError
 
 PREFIX = "LOCALLLM_"
+DEVELOPER_PREFIX = "LOCALLLM_DEV_"
 DEFAULT_PORT = 11811
 
 PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
 # For kernel development: docs/add-a-kernel.md.
 KERNELS = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY LOCALLLM_METAL_KERNELS".split())
 # Settings for loading models. A running daemon keeps the values that it started with.
-LOADING = tuple(
-    "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs compiler attention threads "
-    "reference_ops self_test".split()
-)
+LOADING = tuple("backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads".split())
 CLIENT_ONLY = frozenset({"model"})  # read by commands, not by the daemon
 
 Count = Annotated[int, Meta(ge=1)]
+Group = TypeVar("Group", bound=msgspec.Struct)
+
+
+class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Choices for work on localllm itself, from the environment alone."""
+
+    compiler: Annotated[
+        Literal["inductor", "eager"],
+        Meta(
+            description="Compiler of graphs = split: inductor fuses kernels, eager skips compilation and starts faster."
+        ),
+    ] = "inductor"
+    attention: Annotated[
+        Literal["auto", "ours", "flashinfer"],
+        Meta(description="Attention implementation: ours (built in) or flashinfer (NVIDIA only, must be installed)."),
+    ] = "auto"
+    self_test: Annotated[
+        Literal["on", "off"],
+        Meta(
+            description="Test the GPU kernels once, at the first start (about 10 s). A kernel that fails is replaced "
+            "by a slower implementation."
+        ),
+    ] = "on"
+    reference_ops: Annotated[
+        tuple[str, ...],
+        Meta(description="Ops, op families or all, to compute with their torch references; see doctor --ops."),
+    ] = ()
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,28 +102,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "split is breakable with prefill compiled by torch; off disables graphs."
         ),
     ] = "auto"
-    compiler: Annotated[
-        Literal["inductor", "eager"],
-        Meta(
-            description="Compiler of graphs = split: inductor fuses kernels, eager skips compilation and starts faster."
-        ),
-    ] = "inductor"
-    attention: Annotated[
-        Literal["auto", "ours", "flashinfer"],
-        Meta(description="Attention implementation: ours (built in) or flashinfer (NVIDIA only, must be installed)."),
-    ] = "auto"
-    self_test: Annotated[
-        Literal["on", "off"],
-        Meta(
-            description="Test the GPU kernels once, at the first start (about 10 s). A kernel that fails is replaced "
-            "by a slower implementation."
-        ),
-    ] = "on"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0: one per physical core.")] = 0
-    reference_ops: Annotated[
-        tuple[str, ...],
-        Meta(description="Ops, op families or all, to compute with their torch references; see doctor --ops."),
-    ] = ()
     host: Annotated[
         str, Meta(description="Address of the daemon; an address other than loopback requires an API key.")
     ] = "127.0.0.1"
@@ -128,6 +133,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     drain: Annotated[
         float, Meta(ge=0, description="Time in seconds for running answers to finish when the daemon stops.")
     ] = 5.0
+    developer: Developer = Developer()
+
+
+def loading(settings: Settings) -> dict[str, Any]:
+    """The values that decide how a model is loaded, by setting; those of a developer begin with dev_."""
+    values = msgspec.json.decode(msgspec.json.encode(settings))  # lists where a client that reads them has lists
+    developer = {f"dev_{name}": value for name, value in values["developer"].items()}
+    return {name: values[name] for name in LOADING} | developer
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +151,11 @@ class Setting:
     default: object
     choices: tuple[str, ...]  # empty: any value of the default's type
     sentence: str
+    prefix: str = PREFIX
 
     @property
     def env(self) -> str:
-        return PREFIX + self.name.upper()
+        return self.prefix + self.name.upper()
 
     @property
     def meaning(self) -> str:
@@ -154,19 +168,30 @@ class Setting:
 
 
 def describe() -> list[Setting]:
-    """Every setting, in the order of `Settings`."""
-    fields = msgspec.inspect.type_info(Settings)
+    """Every setting of a user, in the order of `Settings`."""
+    return _described(Settings, PREFIX)
+
+
+def describe_developer() -> list[Setting]:
+    """Every variable of a developer."""
+    return _described(Developer, DEVELOPER_PREFIX)
+
+
+def _described(kind: type, prefix: str) -> list[Setting]:
+    fields = msgspec.inspect.type_info(kind)
     assert isinstance(fields, msgspec.inspect.StructType)
-    return [_describe(field) for field in fields.fields]
+    flat = [field for field in fields.fields if not isinstance(field.type, msgspec.inspect.StructType)]
+    return [_describe(field, prefix) for field in flat]
 
 
-def _describe(field: msgspec.inspect.Field) -> Setting:
-    kind, sentence = field.type, ""
+def _describe(field: msgspec.inspect.Field, prefix: str) -> Setting:
+    kind = field.type
+    sentence = ""
     while isinstance(kind, msgspec.inspect.Metadata):
         sentence = (kind.extra_json_schema or {}).get("description", sentence)
         kind = kind.type
     choices = tuple(str(value) for value in kind.values) if isinstance(kind, msgspec.inspect.LiteralType) else ()
-    return Setting(field.name, field.default, choices, sentence)
+    return Setting(field.name, field.default, choices, sentence, prefix)
 
 
 def load(
@@ -181,16 +206,26 @@ def explain(
 ) -> tuple[Settings, dict[str, str]]:
     """The settings, and the source of each value that is not a default: a file, a variable or a flag."""
     known = {setting.name: setting for setting in describe()}
+    settings, origin = _read(Settings, _sources(overrides or {}, env, file or paths.config_file(), known), known)
+    variables = {setting.name: setting for setting in describe_developer()}
+    developer, _ = _read(Developer, _from_variables(env, DEVELOPER_PREFIX, variables), variables)
+    return msgspec.structs.replace(settings, developer=developer), origin
+
+
+def _read(
+    kind: type[Group], sources: Iterable[tuple[str, str, object]], known: Mapping[str, Setting]
+) -> tuple[Group, dict[str, str]]:
+    """One struct of (source, setting, value), and the source of each value."""
     values: dict[str, object] = {}
     origin: dict[str, str] = {}
-    for source, name, value in _sources(overrides or {}, env, file or paths.config_file(), known):
+    for source, name, value in sources:
         values[name] = value
         origin[name] = source
     for name in values:
         if name not in known:
             raise _unknown(name, origin[name], known)
     try:
-        return msgspec.convert(values, Settings), origin
+        return msgspec.convert(values, kind), origin
     except msgspec.ValidationError as error:
         reason, _, at = str(error).partition(" - at `$.")
         name = re.split(r"\W", at)[0]
@@ -203,16 +238,29 @@ def _sources(
     """(source, setting, value) of every value that is set; a later one overrides an earlier one."""
     for name, value in _from_file(file).items():
         yield str(file), name, value
-    for variable, text in env.items():
-        if variable.startswith(PREFIX) and variable not in PLACES | KERNELS:
-            name = variable.removeprefix(PREFIX).lower()
-            yield variable, name, _from_text(known[name], text) if name in known else text
+    users = {name: text for name, text in env.items() if not name.startswith(DEVELOPER_PREFIX)}
+    yield from _from_variables(users, PREFIX, known)
     for name, value in overrides.items():
         if value is not None:
             yield f"--{name.replace('_', '-')}", name, value
 
 
+def _from_variables(
+    env: Mapping[str, str], prefix: str, known: Mapping[str, Setting]
+) -> Iterator[tuple[str, str, object]]:
+    """(variable, setting, value) of every variable with the prefix."""
+    for variable, text in env.items():
+        if variable.startswith(prefix) and variable not in PLACES | KERNELS:
+            name = variable.removeprefix(prefix).lower()
+            yield variable, name, _from_text(known[name], text) if name in known else text
+
+
 def _unknown(name: str, source: str, known: Mapping[str, Setting]) -> ConfigError:
+    if name in Developer.__struct_fields__:
+        return ConfigError(
+            f"{name!r} in {source} is not a setting but a variable of developers",
+            hint=f"use {DEVELOPER_PREFIX}{name.upper()} in the environment",
+        )
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(known)}"
     return ConfigError(f"unknown setting {name!r} in {source}", hint=hint)

@@ -19,16 +19,16 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     """Print the report; exit code 5 when nothing, or not what was asked for, can run."""
     settings = config.load({"backend": backend})
     if ops:
-        found = examine_ops(settings.reference_ops)
+        found = examine_ops(settings.developer.reference_ops)
         click.echo(json.dumps(asdict(found), indent=2)) if as_json else _print_ops(found)
         return 0
     report = examine(settings.backend)
     daemon = asyncio.run(_daemon(settings))
     if as_json:
-        more = {"daemon": daemon, "reference_ops": settings.reference_ops}
+        more = {"daemon": daemon, "reference_ops": settings.developer.reference_ops}
         click.echo(json.dumps({**report.for_json(), **more}, indent=2))
     else:
-        _print(report, daemon, settings.reference_ops)
+        _print(report, daemon, settings.developer.reference_ops)
     return 0 if report.choice else NoBackend.exit_code
 
 
@@ -75,7 +75,7 @@ def _print_ops(report: OpsReport) -> None:
         click.echo(f"{op:<30}{'  '.join(f'{row[name]:<{width[name]}}' for name in platforms)}".rstrip())
     click.echo(f"\nwithout ops of their own so far: {', '.join(report.without)}")
     if report.reference_ops:
-        click.echo(f"at their references, as the setting reference_ops says: {', '.join(report.reference_ops)}")
+        click.echo(f"at their references, as LOCALLLM_DEV_REFERENCE_OPS says: {', '.join(report.reference_ops)}")
 
 
 def _says(verdict: Verdict) -> str:

@@ -50,7 +50,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     url: str  # of the TCP endpoint
     stopping: bool = False
-    settings: dict[str, Any] = {}  # of config.LOADING: how models are loaded
+    settings: dict[str, Any] = {}  # as config.loading: how models are loaded
 
 
 class LoadBody(WireBody):

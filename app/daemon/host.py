@@ -274,12 +274,12 @@ def load_options(settings: Settings, model: Path, quant: Quant) -> LoadOptions:
         quant=quant,
         packed_dir=paths.packed_dir(model),
         graphs=settings.graphs,
-        compiler=settings.compiler,
+        compiler=settings.developer.compiler,
         compiled_dir=paths.compiled_dir(),
         threads=settings.threads or None,
-        reference_ops=settings.reference_ops,
-        attention=settings.attention,
-        self_test_dir=paths.self_test_dir() if settings.self_test == "on" else None,
+        reference_ops=settings.developer.reference_ops,
+        attention=settings.developer.attention,
+        self_test_dir=paths.self_test_dir() if settings.developer.self_test == "on" else None,
     )
 
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..config import LOADING
+from ..config import loading
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import catalog
 from ..version import VERSION
@@ -182,7 +182,7 @@ class _Api:
         return replies[0], worker.info
 
     async def status(self, request: Request) -> Response:
-        settings = {name: getattr(self.host.settings, name) for name in LOADING}
+        settings = loading(self.host.settings)
         return _json(
             Status(version=VERSION, pid=os.getpid(), url=self.door.url, stopping=self.host.stopping, settings=settings)
         )

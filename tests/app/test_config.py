@@ -118,9 +118,39 @@ def test_near_matches_are_offered(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean idle_unload?"
 
 
+def test_a_developer_sets_variables_and_nothing_else(tmp_path: Path) -> None:
+    env = {"LOCALLLM_DEV_REFERENCE_OPS": "norm, rope", "LOCALLLM_DEV_SELF_TEST": "off", "LOCALLLM_PORT": "3"}
+    settings = load("", tmp_path, env)
+    assert settings.developer == config.Developer(reference_ops=("norm", "rope"), self_test="off")
+    assert settings.port == 3
+    for text, env in (('attention = "ours"', {}), ("", {"LOCALLLM_ATTENTION": "ours"})):
+        with pytest.raises(ConfigError, match="variable of developers") as caught:
+            load(text, tmp_path, env)
+        assert caught.value.hint == "use LOCALLLM_DEV_ATTENTION in the environment"
+    for text in ("[developer]\nattention = 'ours'", "dev_attention = 'ours'"):
+        with pytest.raises(ConfigError, match="unknown setting"):
+            load(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "says"),
+    [
+        ("LOCALLLM_DEV_ATENTION", "ours", "unknown setting 'atention' in LOCALLLM_DEV_ATENTION"),
+        ("LOCALLLM_DEV_SELF_TEST", "never", "self_test in LOCALLLM_DEV_SELF_TEST"),
+        ("LOCALLLM_DEV_PORT", "3", "unknown setting 'port' in LOCALLLM_DEV_PORT"),
+    ],
+)
+def test_variables_of_developers_are_refused_by_name(variable: str, text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("", tmp_path, {variable: text})
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
 def test_every_setting_is_described() -> None:
     described = config.describe()
-    assert [setting.name for setting in described] == list(config.Settings.__struct_fields__)
+    assert [*(setting.name for setting in described), "developer"] == list(config.Settings.__struct_fields__)
+    assert [setting.name for setting in config.describe_developer()] == list(config.Developer.__struct_fields__)
     for setting in described:
         assert setting.sentence.endswith("."), setting.name
         assert setting.default == getattr(config.Settings(), setting.name)

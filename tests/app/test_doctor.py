@@ -78,12 +78,12 @@ def test_ops_by_platform() -> None:
 
 
 def test_ops_forced_to_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCALLLM_REFERENCE_OPS", "norm.rms,sampling")
+    monkeypatch.setenv("LOCALLLM_DEV_REFERENCE_OPS", "norm.rms,sampling")
     told = json.loads(run("--ops", "--json").stdout)
     assert set(told["ops"]["norm.rms"].values()) == set(told["ops"]["sampling.draw"].values()) == {"reference"}
     assert told["reference_ops"] == ["norm.rms", "sampling"]
     assert "norm.rms, sampling" in run().stdout
-    monkeypatch.setenv("LOCALLLM_REFERENCE_OPS", "norm.rmss")
+    monkeypatch.setenv("LOCALLLM_DEV_REFERENCE_OPS", "norm.rmss")
     refused = run("--ops")
     assert refused.returncode == ConfigError.exit_code
     assert "norm.rmss" in refused.stderr

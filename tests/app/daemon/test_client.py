@@ -15,7 +15,7 @@ import pytest
 
 from localllm.app import client as clients
 from localllm.app.client import Client, Done, ReasoningPiece, TextPiece, ToolCall
-from localllm.app.config import Settings
+from localllm.app.config import Developer, Settings
 from localllm.app.daemon import background
 from localllm.app.errors import (
     ContextTooLong,
@@ -183,9 +183,9 @@ async def test_settings_that_the_running_daemon_does_not_have_are_said(client: C
             return told
 
     assert await said(port=1, idle_unload=5.0) == [], "it loads models all the same"
-    (words,) = await said(context=4096, reference_ops=("norm",))
+    (words,) = await said(context=4096, developer=Developer(reference_ops=("norm",)))
     assert "context is 0, not 4096" in words
-    assert "reference_ops is [], not ['norm']" in words
+    assert "dev_reference_ops is [], not ['norm']" in words
     assert "localllm stop" in words
 
 

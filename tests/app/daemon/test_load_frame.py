@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from localllm.app import config, paths
-from localllm.app.config import Settings
+from localllm.app.config import Developer, Settings
 from localllm.app.daemon import frames
 from localllm.app.daemon.host import load_frame
 from localllm.app.store.catalog import ModelRef
@@ -30,9 +30,11 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "cache_share": (0.5, {"cache_share": 0.5}),
     "max_rows": (7, {"max_rows": 7}),
     "graphs": ("split", {"graphs": "split"}),
+    "threads": (3, {"threads": 3}),
+}
+DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "compiler": ("eager", {"compiler": "eager"}),
     "attention": ("flashinfer", {"attention": "flashinfer"}),
-    "threads": (3, {"threads": 3}),
     "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
     "self_test": ("off", {"self_test_dir": None}),
 }
@@ -65,8 +67,16 @@ def test_each_setting_reaches_the_worker(name: str) -> None:
     assert frame.backend == (value if name == "backend" else "auto")
 
 
+@pytest.mark.parametrize("name", DEVELOPER)
+def test_each_variable_of_a_developer_reaches_the_worker(name: str) -> None:
+    value, expected = DEVELOPER[name]
+    settings = Settings(developer=Developer(**{name: value}))
+    assert changed(received(load_frame(REF, settings, None, None)).options) == expected
+
+
 def test_no_setting_is_left_out() -> None:
     assert set(CHANGES) == set(config.LOADING)
+    assert set(DEVELOPER) == set(Developer.__struct_fields__)
 
 
 def test_defaults_are_the_options_of_a_runner_and_the_folders_of_this_program() -> None:

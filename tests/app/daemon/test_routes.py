@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.app.config import LOADING, Settings
+from localllm.app.config import Settings, loading
 from localllm.app.daemon import frames, server
 from localllm.app.daemon.admin import LoadedModel
 from localllm.app.daemon.server import Door, build
@@ -132,7 +132,7 @@ async def test_how_the_daemon_is(client: httpx.AsyncClient, host: FakeHost, stop
         "http://u",
         False,
     )
-    assert set(status["settings"]) == set(LOADING)
+    assert set(status["settings"]) == set(loading(Settings()))
     assert status["settings"]["quant"] == "int8"
     assert (await client.get("/health")).json() == {"status": "ok", "version": VERSION}
     host.stopping = True
