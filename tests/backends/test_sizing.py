@@ -15,6 +15,7 @@ from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.runner import RunnerSpec, page_bytes
+from localllm.kernels.ops import Ops
 
 from . import canary
 
@@ -112,3 +113,22 @@ def test_the_spec_says_what_it_was_made_of(files: ModelFiles) -> None:
     assert (spec.dtype, spec.quant, spec.weight_bytes) == ("float32", "int8", WEIGHTS)
     assert (spec.overlap, spec.warnings, spec.step_seconds) == (True, ("slow",), 7.0)
     assert planned(files, LoadOptions(max_rows=4), 2000).quant == ""
+
+
+def test_a_new_device_claims_nothing(files: ModelFiles) -> None:
+    """What docs/add-a-backend.md promises: a device without a word of its own is right on its first day."""
+    device = Device("cpu", torch.cpu, Ops(), torch.float32)
+    spec = planned(files, LoadOptions(max_rows=1, graphs="full"), 40, device)
+    assert (spec.overlap, spec.warnings, spec.step_seconds) == (False, (), 0.0)
+    assert (spec.graph_rows, spec.graph_tokens) == ((), ())
+    assert spec.max_tokens == 512
+    assert spec.groups[0].num_pages == 10, "a quarter of what is free"
+    assert not (device.pinned or device.fp8_cache or device.attentions or device.recorder)
+    assert (device.records_attention, device.graphs, device.row_tokens) == (True, "full", 512)
+
+
+def test_what_is_fetched_is_a_copy() -> None:
+    there = torch.ones(3)
+    here = CPU.fetch(there)
+    there.zero_()
+    assert here.tolist() == [1.0] * 3

@@ -1,0 +1,43 @@
+"""The judge of implementations: shapes, whole numbers, NaN, infinities, and how far an answer may be off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localllm.kernels.ops.judge import fault
+
+INF, NAN = torch.inf, torch.nan
+
+
+def of(*values: float) -> list[torch.Tensor]:
+    return [torch.tensor(values)]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "says"),
+    [
+        (of(1.0, 2.0), of(1.0, 2.0), ""),
+        (of(1.0, 2.02), of(1.0, 2.0), ""),  # of the largest magnitude, not of its own
+        (of(1.015, 2.0), of(1.0, 2.0), ""),
+        (of(1.0, 2.05), of(1.0, 2.0), "is off by 0.05 of 2"),
+        (of(1.0, -2.0), of(1.0, 2.0), "is off by 4 of 2"),
+        (of(1.03, 2.0), of(1.0, -2.0), "is off by 4 of 2"),
+        (of(0.0, 5e-9), of(0.0, 0.0), ""),  # beside nothing, a little is allowed
+        (of(0.0, 5e-8), of(0.0, 0.0), "is off by 5e-08 of 0"),
+        (of(1.0, NAN), of(1.0, 2.0), "answers NaN"),
+        (of(1.0, NAN), of(1.0, INF), "answers NaN"),
+        (of(INF, 1.0), of(INF, 1.0), ""),
+        (of(-INF, 1.0), of(INF, 1.0), "is off by inf of 1"),
+        (of(INF, 1.0), of(3.0, 1.0), "is off by inf of 3"),
+        (of(INF), of(INF), ""),
+        ([torch.tensor([1, 2])], [torch.tensor([1, 2])], ""),
+        ([torch.tensor([1, 3])], [torch.tensor([1, 2])], "answers other numbers"),
+        (of(1.0) + [torch.tensor([1])] + of(9.0), of(1.0) + [torch.tensor([1])] + of(1.0), "is off by 8 of 1"),
+        (of(1.0), of(1.0) + of(1.0), "answers in another shape"),
+        (of(1.0, 1.0), [torch.ones(2, 1)], "answers in another shape"),
+        ([torch.empty(0, 3)], [torch.empty(0, 3)], ""),
+    ],
+)
+def test_what_is_wrong_is_said(found: list[torch.Tensor], expected: list[torch.Tensor], says: str) -> None:
+    assert fault(found, expected, 0.01) == says

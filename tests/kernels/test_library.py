@@ -1,0 +1,80 @@
+"""Where the kernel libraries are looked for: the environment first, then what a checkout built, then the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localllm.kernels import library
+from localllm.kernels.library import LibraryMissing, find_cuda_library, find_library
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of kernels in a checkout, where nothing is built yet."""
+    folder = tmp_path / "checkout" / "kernels"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(library, "_HERE", folder)
+    monkeypatch.delenv("LOCALLLM_CPU_LIBRARY", raising=False)
+    monkeypatch.delenv("LOCALLLM_CUDA_LIBRARY", raising=False)
+    return folder
+
+
+def made(file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    return file
+
+
+def test_the_nearest_library_of_the_cpu_is_taken(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = made(package / "cpu" / "localllm_cpu.so")
+    assert find_library() == installed
+    built = made(package.parent / "build" / "kernels" / "localllm_cpu.so")
+    assert find_library() == built
+    named = made(package / "another.so")
+    monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(named))
+    assert find_library() == named
+    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(package / "none.so"))
+    assert find_library() == named
+
+
+def test_the_nearest_library_of_cuda_is_taken(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = made(package.parent / "build" / "kernels" / "cuda" / "localllm_cuda.so")
+    assert find_cuda_library() == built
+    named = made(package / "another.so")
+    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(named))
+    assert find_cuda_library() == named
+
+
+def test_a_name_that_is_no_file_is_refused_though_there_is_another(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(package / "cpu" / "localllm_cpu.so")
+    monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(package / "none.so"))
+    with pytest.raises(LibraryMissing, match=r"LOCALLLM_CPU_LIBRARY names .*none\.so, which is no file"):
+        find_library()
+
+
+def test_an_empty_name_is_none(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", "")
+    with pytest.raises(LibraryMissing, match="were not built"):
+        find_library()
+
+
+def test_a_library_of_cuda_that_was_installed_is_found_without_loading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "kernels_of_cuda"
+    installed = made(package / "localllm_cuda.so")
+    made(package / "__init__.py").write_text("raise ImportError\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    find_spec = library.find_spec
+    monkeypatch.setattr(library, "find_spec", lambda _: find_spec("kernels_of_cuda"))
+    assert find_cuda_library() == installed
+
+
+def test_no_library_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find_spec", lambda _: None)
+    with pytest.raises(LibraryMissing, match="make build CUDA=1"):
+        find_cuda_library()
