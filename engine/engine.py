@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from .drafts import Drafter
 from .errors import EngineError, OutOfMemory, RunnerFailed
 from .kv import make_cache
 from .lora import Adapter, AdapterPool
@@ -40,11 +41,13 @@ class Engine:
         runner: Runner,
         on_deltas: Callable[[list[Delta]], None] = _ignore,
         on_failure: Callable[[RunnerFailed], None] = _ignore,
+        drafter: Drafter | None = None,
     ) -> None:
+        """Raises EngineError for a drafter where the runner takes no drafts."""
         spec = runner.spec
         self._runner, self._on_deltas, self._on_failure = runner, on_deltas, on_failure
         self._adapters = AdapterPool(spec.num_adapters, spec.adapters_per_step, runner.load_adapter)
-        self._scheduler = Scheduler(spec, make_cache(spec), self._adapters)
+        self._scheduler = Scheduler(spec, make_cache(spec), self._adapters, drafter)
         self._overlap = spec.overlap
         self._in_flight: Pending | None = None
         self._state = threading.Condition()  # guards all of the scheduler and the adapters

@@ -1,14 +1,15 @@
-"""Which tokens are computed next. Chunked prefill, prefix hits, resuming and decode are the same arithmetic.
+"""The choice of the tokens of each step. Chunked prefill, prefix hits, resuming and decode are the same arithmetic.
 
-    what a sequence needs = len(tokens) + unknown - computed
-    a step gives          = min(needs, what is left of max_tokens); it draws a token iff nothing is then left
+    needs of a sequence = len(tokens) + unknown - computed
+    tokens in a step    = min(needs, rest of max_tokens); the row draws a token iff no needs are left then
 
-Running sequences come first, oldest first; then waiting ones in order of arrival, and the first that does not fit
-stops the rest, so nobody starves. So does one that begins with a page which a row of this very step is computing: it
-finds that page in the next step. Whoever runs is older than whoever waits. When memory runs out the youngest running
-sequence gives up its own (to be computed again, as far as its pages are not still in the prefix tree).
+Running sequences come first, oldest first. Waiting sequences follow in order of arrival; the first that does not fit
+stops the rest, so none starves. A sequence also waits when a row of the same step computes its first missing page: it
+finds that page in the next step. Running sequences are older than waiting ones. When memory runs out, the youngest
+running sequence is preempted: it gives its memory back and is computed again, except for pages in the prefix tree.
 
-schedule() may be called while one step is not committed yet: its tokens are then carried on the device.
+schedule() may be called while one step is not committed yet: the next step carries its tokens on the device. A row
+with drafts is the exception: its sequence waits for the commit, which says how many drafts were accepted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import deque
 from dataclasses import replace
 
 from .batch import Batch
+from .drafts import Drafter, follow, usable
 from .errors import CacheOverflow, ContextOverflow, EngineError, RequestRefused
 from .grammar import allowed_tokens
 from .history import TokenHistory
@@ -29,22 +31,28 @@ from .stats import Stats
 
 
 class Scheduler:
-    """Owns every sequence from add() to its last delta. Not thread-safe."""
+    """Keeps every sequence from add() to its last delta. Not thread-safe."""
 
-    def __init__(self, spec: RunnerSpec, cache: KVCache, adapters: AdapterPool) -> None:
-        self._spec, self._cache, self._adapters = spec, cache, adapters
+    def __init__(self, spec: RunnerSpec, cache: KVCache, adapters: AdapterPool, drafter: Drafter | None = None) -> None:
+        """Raises EngineError for a drafter where the runner takes no drafts."""
+        if drafter is not None and not spec.max_drafts:
+            raise EngineError("the runner takes no drafts: RunnerSpec.max_drafts is 0")
+        self._spec = spec
+        self._cache = cache
+        self._adapters = adapters
+        self._drafter = drafter
         self._builder = BatchBuilder()
         self._sequences: dict[str, Sequence] = {}
-        self._running: list[Sequence] = []  # hold a lease; oldest first
+        self._running: list[Sequence] = []  # with a lease; oldest first
         self._waiting: deque[Sequence] = deque()  # oldest first
         self._launched: deque[list[Row]] = deque()  # planned and not committed, two at most
-        self._ended: list[Delta] = []  # ends that no step brought about
-        self._blocked = False  # the first that waits found no room, and none was freed since
+        self._ended: list[Delta] = []  # last deltas of requests that ended without a step
+        self._blocked = False  # the first waiting sequence found no room, and no room was freed since
         self._stats = Stats(cache_tokens=cache.total_tokens)
 
     @property
     def has_work(self) -> bool:
-        """Something is to be planned, committed or told."""
+        """A step must be planned or committed, or deltas taken."""
         return bool(self._sequences or self._launched or self._ended)
 
     @property
@@ -61,7 +69,7 @@ class Scheduler:
         )
 
     def add(self, request: Request) -> None:
-        """Take a request in. Raises RequestRefused (and its kinds) for what can never run."""
+        """Queue a request. Raises RequestRefused (and its kinds) for a request that can never run."""
         self._refuse_impossible(request)
         sequence = Sequence(request)
         if request.sampling.reads_history:
@@ -106,43 +114,82 @@ class Scheduler:
         """The next step; None if nothing can be computed now. It must be run, and committed in its turn."""
         assert len(self._launched) < 2, "an unknown token can only be carried from the step right before"
         rows: list[Row] = []
-        budget, preemptions = self._spec.max_tokens, self._stats.preemptions
-        for sequence in tuple(self._running):
-            if budget and sequence.lease is not None:  # an older one may just have taken the lease away
-                budget -= self._plan(sequence, sequence.lease, budget, rows)
+        budget = self._spec.max_tokens
+        preemptions = self._stats.preemptions
+        running = tuple(self._running)
+        for index, sequence in enumerate(running):
+            if budget and sequence.lease is not None:  # None: an older sequence preempted it just now
+                younger = len(running) - index - 1  # each of them needs a token of the budget
+                budget -= self._plan(sequence, sequence.lease, budget, younger, rows)
         while budget and preemptions == self._stats.preemptions and (lease := self._admit_next(rows)) is not None:
-            budget -= self._plan(self._running[-1], lease, budget, rows)
+            budget -= self._plan(self._running[-1], lease, budget, 0, rows)
         if not rows:
             return None
         batch = self._builder.build(rows, *self._cache.take_copies())
         self._launch(rows)
         return batch
 
-    def _plan(self, sequence: Sequence, lease: Lease, budget: int, rows: list[Row]) -> int:
-        """Add the sequence's row, if it can have one; returns the tokens it takes."""
-        unknown, start = sequence.unknown, sequence.computed
-        length = len(sequence.tokens) + unknown
+    def _plan(self, sequence: Sequence, lease: Lease, budget: int, reserve: int, rows: list[Row]) -> int:
+        """Add the sequence's row, if it can have one. Returns its number of tokens, at most `budget`.
+
+        Drafts leave `reserve` tokens of the budget."""
+        start = sequence.computed
+        length = len(sequence.tokens) + sequence.unknown
         if length >= sequence.limit:
-            return 0  # its last token is on the way
-        if unknown and sequence.needs_known_tokens:
+            return 0  # the last token is on its way
+        if sequence.unknown and self._waits_for_token(sequence):
             return 0
         end = min(length, start + budget)
         if end > lease.capacity and not self._make_room(sequence, lease, end):
             return 0
-        draws = end == length
-        row = Row(sequence, lease, start, end, sequence.last_row if unknown and draws else -1, draws)
-        if draws and sequence.request.grammar is not None:
-            try:
-                row.masks = (allowed_tokens(sequence.request.grammar, self._spec.vocab_size),)
-            except Exception as error:  # a grammar is foreign code: it may fail its request, not the engine
-                self._end_early(sequence, "failed", f"the grammar failed: {error}")
-                return 0
+        row = Row(sequence, lease, start, end, -1, end == length)
+        if row.wants_token and not self._prepare_draw(row, budget - reserve - (end - start)):
+            return 0
         sequence.computed = end
         rows.append(row)
-        return end - start
+        return end - start + len(row.drafts)
+
+    def _waits_for_token(self, sequence: Sequence) -> bool:
+        """A sequence whose last token is on the device must not carry it, or gains by drafts once it is known."""
+        if sequence.drafting or sequence.needs_known_tokens:
+            return True
+        return self._drafter is not None and bool(self._drafter.propose(sequence.tokens, self._spec.max_drafts))
+
+    def _prepare_draw(self, row: Row, most_drafts: int) -> bool:
+        """Set carry, drafts and masks of a row that draws. False: its grammar failed, and the request with it."""
+        sequence = row.sequence
+        grammar = sequence.request.grammar
+        if sequence.unknown:
+            row.carry = sequence.last_row
+        elif self._drafter is not None:
+            row.drafts = self._draft(self._drafter, row, most_drafts)
+        if grammar is None:
+            return True
+        try:
+            mask = allowed_tokens(grammar, self._spec.vocab_size)
+            row.masks = (mask,)
+            if row.drafts:
+                row.drafts, masks = follow(grammar, mask, row.drafts, self._spec.vocab_size)
+                row.masks += masks
+        except Exception as error:  # a grammar is foreign code: it may fail its request, not the engine
+            self._end_early(sequence, "failed", f"the grammar failed: {error}")
+            return False
+        return True
+
+    def _draft(self, drafter: Drafter, row: Row, most: int) -> tuple[int, ...]:
+        """Drafts that fit into the step, the request and the cache as it is: drafts preempt no sequence."""
+        sequence = row.sequence
+        most = min(most, self._spec.max_drafts, sequence.limit - row.end - 1)
+        if most < 1:
+            return ()
+        proposal = drafter.propose(sequence.tokens, most)[:most]
+        drafts = usable(proposal, sequence.request.stop_ids, self._spec.vocab_size)
+        if row.end + len(drafts) > row.lease.capacity:
+            self._cache.grow(row.lease, row.end + len(drafts))
+        return drafts[: row.lease.capacity - row.end]
 
     def _make_room(self, sequence: Sequence, lease: Lease, length: int) -> bool:
-        """Let the youngest give up their memory until it suffices; False: the sequence itself had to."""
+        """Preempt the youngest sequences until `length` positions fit. False: the sequence itself was preempted."""
         while not self._cache.grow(lease, length):
             victim = self._running.pop()
             self._release(victim)
@@ -154,14 +201,14 @@ class Scheduler:
         return True
 
     def _admit_next(self, rows: list[Row]) -> Lease | None:
-        """Let the first that waits join, with room for all its tokens; None: nobody waits or it has to wait on."""
+        """Admit the first waiting sequence, with room for all its tokens. None: none waits, or it must wait on."""
         while self._waiting and not self._blocked and len(self._running) < self._spec.max_rows:
             sequence = self._waiting[0]
             if self._gains_by_waiting(sequence, rows):
                 return None
             try:
                 lease = self._acquire(sequence)
-            except EngineError as error:  # its adapter does not load
+            except EngineError as error:  # the adapter does not load
                 self._end_early(sequence, "failed", str(error))
                 continue
             if lease is None:
@@ -177,13 +224,16 @@ class Scheduler:
         return None
 
     def _gains_by_waiting(self, sequence: Sequence, rows: list[Row]) -> bool:
-        """For one step at most for each page of its own: equal prompts that come together are computed once."""
+        """It finds more in the cache after this step: of equal prompts that come together one is computed.
+
+        A sequence waits at most one step for each of its pages."""
         space, tokens = sequence.request.namespace, sequence.tokens
         return any(self._cache.will_find_more(space, tokens, row.lease, row.sequence.tokens, row.end) for row in rows)
 
     def _acquire(self, sequence: Sequence) -> Lease | None:
         """Adapter slot and cache memory, both or none."""
-        adapter, slot = sequence.request.adapter, 0
+        adapter = sequence.request.adapter
+        slot = 0
         if adapter is not None:
             free = self._adapters.acquire(adapter)
             if free is None:
@@ -200,59 +250,77 @@ class Scheduler:
         return None
 
     def _launch(self, rows: list[Row]) -> None:
-        """From here on the step counts as run: later steps may build on what it writes."""
+        """From here on the step counts as run: later steps may read the positions that it writes."""
         for index, row in enumerate(rows):
             sequence = row.sequence
             if row.wants_token:
                 sequence.unknown += 1
                 sequence.last_row = index
+                sequence.drafting = bool(row.drafts)
             self._cache.share(row.lease, sequence.tokens, sequence.computed)
         self._launched.append(rows)
         self._stats.steps += 1
 
     def commit(self, result: StepResult) -> list[Delta]:
-        """Take in what the oldest uncommitted step gave."""
+        """Take in the result of the oldest uncommitted step. Raises EngineError for one that does not fit the step."""
         tokens = result.tokens.tolist()
         starts = result.row_starts.tolist()
         deltas = []
         for index, row in enumerate(self._launched.popleft()):
             if row.wants_token and row.sequence.finish is None:
-                deltas.append(self._take_in(row.sequence, tokens[starts[index]], starts[index], result))
-        self._stats.tokens_out += len(deltas)
+                start = starts[index]
+                deltas.append(self._take_in(row, tokens[start : starts[index + 1]], start, result))
         self._stats.late_compiles += result.late_compiles
         return deltas
 
     def give_up(self, error: str) -> None:
-        """Steps that were planned and are not committed were not computed: their requests end."""
+        """End the requests of all uncommitted steps, which were not computed."""
         lost = [row.sequence for rows in self._launched for row in rows]
         self._launched.clear()
         for sequence in lost:
             if sequence.finish is None:
                 self._end_early(sequence, "no_memory", error)
-        self._cache.forget()  # what the steps were to write counted as shared already
+        self._cache.forget()  # pages that these steps should have written are shared already
 
-    def _take_in(self, sequence: Sequence, token: int, index: int, result: StepResult) -> Delta:
-        request, error = sequence.request, ""
-        finish: Finish | None = None
-        sequence.tokens.append(token)
+    def _take_in(self, row: Row, tokens: list[int], answer: int, result: StepResult) -> Delta:
+        """Append the tokens that a row gives; `answer` is the first of them in the result."""
+        sequence = row.sequence
+        if row.drafts or len(tokens) != 1:
+            _check_given(row, tokens)
         sequence.unknown -= 1
+        sequence.drafting = False
+        sequence.computed += len(tokens) - 1
+        finish: Finish | None = None
+        error = ""
+        count = 0
+        while finish is None and count < len(tokens):
+            finish, error = self._append(sequence, tokens[count])
+            count += 1
+        if finish is not None:
+            self._remove(sequence, finish)
+        self._stats.tokens_out += count
+        listed = sequence.request.sampling.logprobs
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if listed is not None:
+            logprobs = tuple([_logprobs(result, answer + at, tokens[at], listed) for at in range(count)])
+        return Delta(sequence.request.id, tuple(tokens[:count]), logprobs, finish, sequence.cached, error)
+
+    def _append(self, sequence: Sequence, token: int) -> tuple[Finish | None, str]:
+        """Append a token. Returns the end that it brings about, if any, and the error of a failure."""
+        request = sequence.request
+        sequence.tokens.append(token)
         if sequence.history is not None:
             sequence.history.add(token)
         if token in request.stop_ids:
-            finish = "stop"
-        elif request.grammar is not None:
+            return "stop", ""
+        if request.grammar is not None:
             try:
                 request.grammar.accept(token)
-                finish = "stop" if request.grammar.finished else None
-            except Exception as failure:  # as in _plan
-                finish, error = "failed", f"the grammar failed: {failure}"
-        if finish is None and len(sequence.tokens) == sequence.limit:
-            finish = "length"
-        if finish is not None:
-            self._remove(sequence, finish)
-        asked = request.sampling.logprobs
-        logprobs = () if asked is None else (_logprobs(result, index, token, asked),)
-        return Delta(request.id, (token,), logprobs, finish, sequence.cached, error)
+                if request.grammar.finished:
+                    return "stop", ""
+            except Exception as failure:  # as in _prepare_draw
+                return "failed", f"the grammar failed: {failure}"
+        return ("length" if len(sequence.tokens) == sequence.limit else None), ""
 
     def _end_early(self, sequence: Sequence, finish: Finish, error: str = "") -> None:
         self._remove(sequence, finish)
@@ -269,7 +337,7 @@ class Scheduler:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        """Give up cache memory and adapter slot; what was computed stays for a later prefix hit."""
+        """Give back cache memory and adapter slot; computed pages stay for later prefix hits."""
         assert sequence.lease is not None
         self._cache.share(sequence.lease, sequence.tokens, sequence.computed)
         self._cache.close(sequence.lease)
@@ -279,8 +347,15 @@ class Scheduler:
         self._blocked = False
 
 
-def _logprobs(result: StepResult, row: int, token: int, count: int) -> TokenLogprobs:
+def _check_given(row: Row, tokens: list[int]) -> None:
+    if not 1 <= len(tokens) <= 1 + len(row.drafts):
+        raise EngineError(f"the backend gave {len(tokens)} tokens to a row with {len(row.drafts)} drafts")
+    if tuple(tokens[:-1]) != row.drafts[: len(tokens) - 1]:
+        raise EngineError("the backend accepted a draft and gave another token in its place")
+
+
+def _logprobs(result: StepResult, answer: int, token: int, count: int) -> TokenLogprobs:
     if result.logprobs is None or result.top_tokens is None or result.top_logprobs is None:
-        raise EngineError("the backend gave no log-probabilities although a row asked for them")
-    top = zip(result.top_tokens[row, :count].tolist(), result.top_logprobs[row, :count].tolist(), strict=True)
-    return TokenLogprobs(token, float(result.logprobs[row]), tuple(top))
+        raise EngineError("the backend gave no log-probabilities although a row lists them")
+    top = zip(result.top_tokens[answer, :count].tolist(), result.top_logprobs[answer, :count].tolist(), strict=True)
+    return TokenLogprobs(token, float(result.logprobs[answer]), tuple(top))

@@ -1,4 +1,4 @@
-"""Counters of one engine, as the daemon shows them."""
+"""Counters of one engine, for display by the daemon."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stats:
-    """A snapshot; the counters only grow, the first four fields are of the moment."""
+    """A snapshot. The first four fields and `step_age` are current values; all others only grow."""
 
-    running: int = 0  # sequences that hold cache memory
+    running: int = 0  # sequences with cache memory
     waiting: int = 0
-    cache_tokens: int = 0  # what all KV memory holds
-    cache_used: int = 0  # of that, held by running sequences; the rest is free or kept for prefix hits
+    cache_tokens: int = 0  # positions that fit into the whole cache
+    cache_used: int = 0  # positions of running sequences; the rest is free or kept for prefix hits
     steps: int = 0
     tokens_in: int = 0  # prompt tokens of requests that were started
     tokens_out: int = 0
-    prefix_hit_tokens: int = 0  # of tokens_in, those that came from the cache
+    prefix_hit_tokens: int = 0  # part of tokens_in that came from the cache
     preemptions: int = 0
-    late_compiles: int = 0  # parts of the model that were compiled once more, while requests waited
-    step_host_seconds: float = 0.0  # planning and taking in steps: what the engine itself costs
-    step_seconds: float = 0.0  # all of it, the backend's work included
-    step_age: float = 0.0  # seconds since the step under way began, 0 between steps: hangs show in it
+    late_compiles: int = 0  # parts of the model that were compiled again while requests waited
+    step_host_seconds: float = 0.0  # time of the engine itself: planning and committing steps
+    step_seconds: float = 0.0  # time of all steps, the backend's work included
+    step_age: float = 0.0  # seconds since the current step began, 0 between steps; a hung step shows here

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.engine.batch import Batch
+from localllm.engine.drafts import Drafter
 from localllm.engine.engine import Engine
 from localllm.engine.kv import PagedKV
 from localllm.engine.lora import Adapter
@@ -49,6 +50,9 @@ class Modulo:
         bits[self.state :: 3] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)
 
+    def copy(self) -> Modulo:
+        return replace(self, taken=list(self.taken))
+
     def accept(self, token: int) -> None:
         assert token % 3 == self.state, "a token came that was not allowed"
         self.state = (self.state + self.step) % 3
@@ -83,11 +87,34 @@ def requests_of(seed: int, count: int, longest: int = 60, plain: bool = False) -
     return made
 
 
-def serve(spec: RunnerSpec, requests: list[Request], seed: int = 0, cancel: float = 0.0) -> tuple[list[Delta], Engine]:
+@dataclass
+class Prophet:
+    """A drafter that knows the outputs, and proposes each of their tokens with this probability, else another."""
+
+    texts: list[list[int]]  # prompts with their outputs
+    rng: random.Random
+    acceptance: float
+
+    def propose(self, tokens: list[int], limit: int) -> list[int]:
+        assert limit > 0
+        following = [text[len(tokens) :] for text in self.texts if text[: len(tokens)] == tokens]
+        if not following or self.rng.random() < 0.1:
+            return []
+        drafts = self.rng.choice(following)[: self.rng.randrange(limit + 3)]  # too many, now and then
+        return [token if self.rng.random() < self.acceptance else self.rng.randrange(100) for token in drafts]
+
+
+def prophet(make: list[Request], spec: RunnerSpec, seed: int, acceptance: float) -> Prophet:
+    return Prophet([[*each.prompt, *solo(each, spec)] for each in make], random.Random(seed), acceptance)
+
+
+def serve(
+    spec: RunnerSpec, requests: list[Request], seed: int = 0, cancel: float = 0.0, drafter: Drafter | None = None
+) -> tuple[list[Delta], Engine]:
     """Requests join at random times and may be cancelled at random times."""
     rng = random.Random(seed)
     device = TokenDevice(spec, lazy=rng.random() < 0.7)
-    engine = Engine(device)
+    engine = Engine(device, drafter=drafter)
     for adapter in ADAPTERS[1:3]:
         engine.register_adapter(adapter)
     deltas: list[Delta] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from localllm.engine.batch import Batch
+from localllm.engine.batch import Batch, Want
 from localllm.engine.engine import Engine
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
@@ -108,6 +108,8 @@ class TokenDevice:
         for row, (start, end) in enumerate(zip(batch.row_starts[:-1], batch.row_starts[1:], strict=True)):
             assert (np.diff(batch.positions[start:end]) == 1).all()
             assert batch.carry[row] < 0 or batch.tokens[end - 1] == 0
+            assert 0 <= batch.drafts[row] <= min(spec.max_drafts, end - start - 1)
+            assert not batch.drafts[row] or (batch.carry[row] < 0 and batch.wants[row] == Want.TOKEN)
         for array in (batch.states, batch.carry, batch.wants, batch.drafts, batch.adapter_scales):
             assert len(array) == batch.num_rows
         assert all(len(getattr(batch.sampling, name)) == batch.answer_starts[-1] for name in PER_ANSWER)
