@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localllm.app import config
@@ -155,3 +156,66 @@ def test_every_setting_is_described() -> None:
         assert setting.sentence.endswith("."), setting.name
         assert setting.default == getattr(config.Settings(), setting.name)
     assert described[2].choices == ("auto", "bfloat16", "float32")
+
+
+def test_what_holds_where_nothing_is_set() -> None:
+    assert msgspec.structs.asdict(config.Settings()) == {
+        "model": "guide",
+        "backend": "auto",
+        "dtype": "auto",
+        "cache_dtype": "auto",
+        "quant": "none",
+        "context": 0,
+        "cache_mib": 0,
+        "cache_share": 0.0,
+        "max_rows": 64,
+        "graphs": "auto",
+        "compiler": "inductor",
+        "attention": "auto",
+        "self_test": "on",
+        "threads": 0,
+        "reference_ops": (),
+        "host": "127.0.0.1",
+        "port": 11811,
+        "api_key": "",
+        "allowed_hosts": (),
+        "allowed_origins": (),
+        "idle_unload": 900.0,
+        "max_body_mib": 16,
+        "max_queue": 256,
+        "step_timeout": 0.0,
+        "drain": 5.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        *((name, 0) for name in ("context", "cache_mib", "cache_share", "threads", "port", "idle_unload", "drain")),
+        ("step_timeout", 0),
+        *((name, 1) for name in ("max_rows", "max_body_mib", "max_queue")),
+    ],
+)
+def test_the_least_of_every_number(name: str, least: int, tmp_path: Path) -> None:
+    assert getattr(load(f"{name} = {least}", tmp_path), name) == least
+    with pytest.raises(ConfigError) as caught:
+        load(f"{name} = {least - 1}", tmp_path)
+    (described,) = [setting for setting in config.describe() if setting.name == name]
+    assert caught.value.hint == described.meaning
+
+
+def test_a_setting_as_people_write_it() -> None:
+    described = {setting.name: setting for setting in config.describe()}
+    quant, port = described["quant"], described["port"]
+    assert (quant.env, quant.flag) == ("LOCALLLM_QUANT", "--quant")
+    assert described["cache_mib"].flag == "--cache-mib"
+    assert quant.meaning == f"{quant.sentence} One of: fp8, int4, int8, none."
+    assert (port.meaning, port.choices) == (port.sentence, ())
+
+
+@pytest.mark.parametrize("variable", sorted(config.PLACES | config.KERNELS))
+def test_every_variable_that_is_no_setting(tmp_path: Path, variable: str) -> None:
+    assert config.explain(env={variable: "x", "OTHER_PORT": "1"}, file=tmp_path / "none") == (config.Settings(), {})
+    with pytest.raises(ConfigError) as caught:
+        config.load(env={"LOCALLLM_ZZZZ": "x"}, file=tmp_path / "none")
+    assert caught.value.hint.startswith("known settings: model, ")

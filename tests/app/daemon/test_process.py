@@ -16,9 +16,9 @@ import pytest
 from msgspec import structs
 
 from localllm.app.daemon import frames, process
-from localllm.app.daemon.frames import AskStats, Cancel, Finished, Generate, Load, Loading, Stats
+from localllm.app.daemon.frames import AskStats, Cancel, Fault, Finished, Generate, Load, Loading, ModelInfo, Stats
 from localllm.app.daemon.process import Worker
-from localllm.app.errors import BodyTooLarge, InvalidRequest, ModelUnusable, Stopping, WorkerDied
+from localllm.app.errors import AppError, BodyTooLarge, InvalidRequest, ModelUnusable, Stopping, WorkerDied
 
 from .samples import model_info
 
@@ -356,3 +356,80 @@ def test_the_key_of_the_clients_is_not_handed_on(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     assert {**process.worker_environment(), "LOCALLLM_API_KEY": "secret"} == dict(os.environ)
     assert "LOCALLLM_API_KEY" not in process.worker_environment()
+
+
+READ_ENDS = {
+    "gone": (b"", "ended unexpectedly"),
+    "broken": (b"\0\0\0\1\xff", "ended unexpectedly"),
+    "too large": (b"\xff\xff\xff\xff", "ended unexpectedly"),
+    "failed": (frames.pack(frames.Failed(id="x", fault=Fault(code="worker_died", message="no device"))), "no device"),
+    "refused": (frames.pack(frames.LoadFailed(fault=Fault(code="model_unusable", message="cut short"))), "cut short"),
+    "loaded twice": (frames.pack(frames.Loaded(info=INFO)), "ended unexpectedly"),
+}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("name", READ_ENDS)
+async def test_how_reading_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, stopped: bool) -> None:
+    """What open requests are told: why it was stopped, else what the worker said, else that it is gone."""
+    sent, words = READ_ENDS[name]
+    worker = bench.worker
+    reaped: list[str] = []
+
+    async def reap() -> None:
+        reaped.append(worker.state)
+
+    monkeypatch.setattr(worker, "_reap", reap)
+    reader = asyncio.StreamReader()
+    reader.feed_data(frames.pack(frames.Started(id="a", prompt_tokens=3)))
+    reader.feed_data(frames.pack(frames.Piece(id="nobody", text="x")))
+    reader.feed_data(frames.pack(frames.Failed(id="b", fault=Fault(code="internal_error", message="b alone"))))
+    reader.feed_data(sent)
+    reader.feed_eof()
+    first, second = worker.open([Generate(id="a")]), worker.open([Generate(id="b")])
+    if stopped:
+        worker.expected_end = Stopping("it was unloaded")
+        words = words if name == "refused" else "it was unloaded"
+    loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+    loaded.set_result(INFO)
+    await worker._read(reader, loaded)
+    assert first.prompt_tokens == 3
+    with pytest.raises(AppError, match=words) as told:
+        await first.take()
+    assert "worker-some--model.log" in told.value.hint or stopped or name == "refused"
+    with pytest.raises(AppError, match="b alone"):
+        await second.take()
+    assert (reaped, bench.over, worker.held) == (["over"], [worker], 0)
+
+
+async def test_a_load_as_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = bench.worker
+    worker.state = "loading"
+    told: list[tuple[str, float]] = []
+    worker.listeners += [lambda *words: told.append(words), lambda *words: told.append(words)]
+
+    async def reap() -> None: ...
+
+    async def watch(info: ModelInfo) -> None: ...
+
+    monkeypatch.setattr(worker, "_reap", reap)
+    monkeypatch.setattr(worker, "_watch", watch)
+    reader = asyncio.StreamReader()
+    reader.feed_data(frames.pack(Loading(stage="reading", done=0.5, more=7.0)))
+    reader.feed_data(frames.pack(frames.Loaded(info=INFO)))
+    loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+    reading = asyncio.create_task(worker._read(reader, loaded))
+    assert await loaded == INFO
+    assert told == [("reading", 0.5)] * 2
+    assert worker._stage == Loading(stage="reading", done=0.5, more=7.0)
+    assert worker._told.is_set()
+    assert (worker.state, worker.info) == ("ready", INFO)
+    reader.feed_eof()
+    await reading
+    reader = asyncio.StreamReader()
+    reader.feed_eof()
+    loaded = asyncio.get_running_loop().create_future()
+    await worker._read(reader, loaded)
+    with pytest.raises(WorkerDied, match="ended unexpectedly"):
+        loaded.result()
+    assert bench.over == [worker], "told once"

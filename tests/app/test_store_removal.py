@@ -1,0 +1,85 @@
+"""What would be deleted of the shared cache, without a hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localllm.app import paths
+from localllm.app.errors import InvalidRequest, ModelNotFound
+from localllm.app.store import hub
+
+from .test_store_catalog import CONFIG, WHOLE, make
+
+SIZE = len(CONFIG) + 10
+
+
+def keep(snapshot: Path, size: int) -> Path:
+    folder = paths.packed_dir(snapshot)
+    folder.mkdir(parents=True)
+    (folder / "int8").write_bytes(bytes(size))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "repo", "revision"),
+    [("org/m", "org/m", ""), ("org/m@v1", "org/m", "v1"), ("org/m@a/b.c", "org/m", "a/b.c")],
+)
+def test_names_of_the_hub(name: str, repo: str, revision: str) -> None:
+    asked = hub.parse(name)
+    assert (asked.repo, asked.revision) == (repo, revision)
+    assert asked.folder == paths.hub_cache_dir() / "models--org--m"
+
+
+@pytest.mark.parametrize("name", ["m", "a/b/c", "org/..m", "org/m@a..b", "", "org/", "/m", "org/m@", "guide"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        hub.parse(name)
+    assert refused.value.param == "model"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_repo_goes_whole(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    """With what is kept of it, wherever that is; it is counted once."""
+    if apart:
+        monkeypatch.setattr(paths.os, "access", lambda *_: False)
+    snapshot = make("org/m", WHOLE)
+    other = make("org/other", WHOLE)
+    folders = [keep(snapshot, 100), keep(other, 100)]
+    plan = hub.plan_removal("org/m")
+    refs = len("c" * 40)
+    assert (plan.name, plan.frees) == ("org/m", SIZE + refs + 100)
+    assert snapshot.exists(), "nothing is deleted yet"
+    plan.execute()
+    assert not (paths.hub_cache_dir() / "models--org--m").exists()
+    assert [folder.exists() for folder in folders] == [False, True]
+    assert (other / "config.json").exists()
+
+
+def test_one_revision_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths.os, "access", lambda *_: False)
+    old, new = make("org/m", WHOLE, "a" * 40, refs=("v1",)), make("org/m", WHOLE, "b" * 40)
+    kept = [keep(snapshot, 100) for snapshot in (old, new)]
+    for unknown in ("v2", "aaaaaa", "c" * 40):
+        with pytest.raises(ModelNotFound, match="no revision"):
+            hub.plan_removal(f"org/m@{unknown}")
+    plan = hub.plan_removal("org/m@v1")
+    assert (plan.name, plan.frees) == ("org/m@v1", SIZE + 100)
+    plan.execute()
+    assert [folder.exists() for folder in (old, new, *kept)] == [False, True, False, True]
+    assert hub.plan_removal("org/m@bbbbbbb").frees == SIZE + 100
+
+
+def test_what_is_kept_goes_alone() -> None:
+    snapshot = make("org/m", WHOLE)
+    with pytest.raises(ModelNotFound, match="nothing is kept of org/m"):
+        hub.plan_unpacking("org/m")
+    folder = keep(snapshot, 100)
+    plan = hub.plan_unpacking("org/m")
+    assert plan.frees == 100
+    plan.execute()
+    assert (folder.exists(), snapshot.exists()) == (False, True)
+    for name in ("guide", "org/none"):
+        with pytest.raises((InvalidRequest, ModelNotFound)):
+            hub.plan_removal(name)
