@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from localllm.app.config import Settings
 from localllm.app.daemon import exchange
 from localllm.app.daemon.answers import ChatAnswer, Head
 from localllm.app.daemon.body import ClientGone
 from localllm.app.daemon.exchange import unless_gone
-from localllm.app.daemon.frames import Finished, Generate, Piece
+from localllm.app.daemon.frames import Failed, Fault, Finished, Generate, Piece, Started
 from localllm.app.daemon.metrics import Metrics
+from localllm.app.daemon.openai import ChatBody, CompletionBody
 from localllm.app.daemon.stream import Stream
-from localllm.app.errors import Stopping, WorkerDied
+from localllm.app.errors import AppError, Stopping, WorkerDied
+
+from .samples import model_info
 
 
 def tally(*frames: Any, requests: tuple[Generate, ...] = (Generate(id="a"),)) -> exchange._Tally:
@@ -137,3 +144,137 @@ async def test_work_goes_on_while_the_client_is_there() -> None:
 
     with pytest.raises(WorkerDied):
         await unless_gone(messages.get, fail())
+
+
+class FakeHost:
+    """A host of one model; its worker answers with the frames of a test."""
+
+    def __init__(self, *replies: Any) -> None:
+        self.settings = Settings(max_body_mib=1)
+        self.replies = replies
+        self.asked: list[Any] = []
+        self.closed: list[Stream] = []
+        self.opened = asyncio.Event()
+
+    def only(self) -> str:
+        return "only"
+
+    async def worker(self, name: str, *, local: bool) -> Any:
+        self.asked.append((name, local))
+        return SimpleNamespace(model=name, info=model_info(vocab=10, backend="b", quant="int8"))
+
+    def open(self, worker: Any, requests: list[Generate], weight: int) -> Stream:
+        self.asked.append((requests, weight))
+        self.opened.set()
+        stream = Stream([request.id for request in requests], weight, self.closed.append)
+        for request in requests:
+            for reply in self.replies:
+                stream.put(structs.replace(reply, id=request.id))
+        return stream
+
+
+async def exchanged(host: FakeHost, kind: Any = ChatBody, *, local: bool = False, **body: Any) -> tuple[list[Any], str]:
+    """What was sent, and the metrics' page."""
+    sent: list[Any] = []
+    metrics = Metrics()
+    parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> Any:
+        if parts:
+            return parts.pop()
+        return await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "headers": [(b"content-type", b"application/json")],
+        "server": ("/socket", None) if local else ("127.0.0.1", 1),
+    }
+    endpoint = exchange.Exchange(host, metrics, kind, "1.2")  # type: ignore[arg-type]
+    try:
+        await endpoint(scope, receive, send)
+    except AppError as error:
+        sent.append(error)
+    return sent, metrics.render({}, {}).decode()
+
+
+HI = [{"role": "user", "content": "hi"}]
+ENDS = (Started(id="", prompt_tokens=2), Piece(id="", text="x", finish="stop"), Finished(id="", prompt_tokens=2))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_from_its_body_to_its_last_byte(stream: bool) -> None:
+    host = FakeHost(*ENDS)
+    sent, page = await exchanged(host, messages=HI, stream=stream, model="m")
+    (name, local), (requests, weight) = host.asked
+    assert (name, local, weight, len(requests)) == ("m", False, 1, 1)
+    body = sent[1]["body"].removeprefix(b"data: ")
+    answer = json.loads(body)
+    assert (answer["model"], answer["system_fingerprint"]) == ("m", "localllm-1.2-b-float32-int8")
+    assert answer["id"] == requests[0].id
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["object"] == ("chat.completion.chunk" if stream else "chat.completion")
+    assert len(host.closed) == 1
+    assert 'localllm_requests_total{model="m",status="ok"} 1.0' in page
+    if not stream:
+        assert dict(sent[0]["headers"])[b"content-type"] == b"application/json"
+        assert answer["choices"][0]["message"]["content"] == "x"
+
+
+async def test_completions_of_several_prompts_weigh_what_they_ask_for() -> None:
+    host = FakeHost(*ENDS[:1], Piece(id="", text="x", finish="stop"), Piece(id="", choice=1, finish="stop"), ENDS[2])
+    sent, _ = await exchanged(host, CompletionBody, local=True, prompt=["a", "b"], n=2)
+    (name, local), (requests, weight) = host.asked
+    assert (name, local, weight, len(requests)) == ("only", True, 4, 2)
+    answer = json.loads(sent[1]["body"])
+    assert answer["id"].startswith("cmpl-")
+    assert [request.id for request in requests] == [f"{answer['id']}-0", f"{answer['id']}-1"]
+    assert [choice["text"] for choice in answer["choices"]] == ["x", "", "x", ""]
+
+
+async def test_outcomes_are_counted() -> None:
+    failing = Failed(id="", fault=Fault(code="context_length_exceeded", message="too long"))
+    for stream in (False, True):
+        (error,), page = await exchanged(FakeHost(failing), messages=HI, model="m", stream=stream)
+        assert error.code == "context_length_exceeded", "an error before the start has a status of its own"
+        assert 'localllm_requests_total{model="m",status="context_length_exceeded"} 1.0' in page
+    refused = FakeHost()
+    (error,), page = await exchanged(refused, messages=HI, model="m", stop_token_ids=[10])
+    assert (error.param, len(refused.asked), "localllm_requests_total{" in page) == ("stop_token_ids", 1, False)
+    (error,), _ = await exchanged(refused, messages=HI, model="m" * 2**20)
+    assert error.code == "request_too_large"
+
+
+async def test_a_client_that_hangs_up_is_counted_as_cancelled() -> None:
+    host = FakeHost(ENDS[0])
+    metrics = Metrics()
+    endpoint = exchange.Exchange(host, metrics, ChatBody, "1.2")  # type: ignore[arg-type]
+    body = json.dumps({"messages": HI, "model": "m"}).encode()
+    messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
+    read = asyncio.Event()
+
+    async def receive() -> Any:
+        if len(messages) == 1:
+            await host.opened.wait()
+        return messages.pop()
+
+    scope = {"headers": [(b"content-type", b"application/json")], "server": ("127.0.0.1", 1)}
+    with pytest.raises(ClientGone):
+        await endpoint(scope, receive, lambda _: read.wait())  # type: ignore[arg-type]
+    assert len(host.closed) == 1
+    assert 'localllm_requests_total{model="m",status="cancelled"} 1.0' in metrics.render({}, {}).decode()
+
+
+async def test_keep_alives_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.01)
+    made = tally()
+    streaming = asyncio.create_task(streamed(made))
+    await asyncio.sleep(0.05)
+    made._stream.put(Piece(id="a", finish="stop"))
+    made._stream.put(Finished(id="a"))
+    _, (_, *parts) = await streaming
+    kept = [part for part in parts if part["body"] == b": keep-alive\n\n"]
+    assert 1 <= len(kept) <= 20
+    assert all(part["more_body"] for part in kept)
