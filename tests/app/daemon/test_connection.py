@@ -132,7 +132,7 @@ async def test_the_socket_is_for_its_user(
     for family, aborted in ((socket.AF_UNIX, dropped), (socket.AF_INET, False)):
         transport = Transport(family)
         one = connected(transport)
-        assert transport.aborted is aborted
+        assert (transport.aborted, timers.of_heads) == (aborted, 0 if aborted else 1)
         one.connection_lost(None)
     assert timers.of_heads == 0
 
