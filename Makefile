@@ -2,7 +2,7 @@
 # make test   set up what is missing, then every check and test
 # make test-all  make test with slow tests and coverage, then slower checks: out-of-bounds reads and writes, the examination of guide
 # make bench  every figure of this machine, its GPU too, with nothing else running; takes many minutes and 5 GB of disk
-# make build  the CPU's kernels after a change to them; MAX_JOBS=1 leaves the other cores free, CUDA=1 adds a GPU's
+# make build  the CPU's kernels for every instruction set, or after a change to them; MAX_JOBS=1 leaves the other cores free, CUDA=1 adds a GPU's
 # Set-up lives in .venv and takes minutes once; after that both start in seconds.
 
 PYTHON ?= python3
@@ -37,12 +37,13 @@ test-all: $(VENV)/.dev build lint
 	$(BIN)/python -m scripts.train_guide.evaluate
 	$(BIN)/python -m scripts.train_guide.stale
 
-# The CPU's kernels again, after a change to them; the first time they are part of the set-up.
+# The CPU's kernels for every instruction set. The set-up compiles only those that this machine uses.
 build: $(VENV)/.runtime
 	@test -f build/kernels/build.ninja || $(INSTALL) --editable . --no-deps
 	@test -f build/kernels/build.ninja || \
 	  { echo "error: the CPU's kernels need a C++20 compiler; on Debian: apt install g++, then make build"; exit 1; }
-	@test -z "$(CUDA)" || cmake -B build/kernels -DLOCALLLM_CUDA=ON
+	@! grep -q '^LANES:.*=native$$' build/kernels/CMakeCache.txt || cmake -ULANES build/kernels
+	@test -z "$(CUDA)" || cmake -DLOCALLLM_CUDA=ON build/kernels
 	@$(REBUILD)
 
 lint: $(VENV)/.dev
@@ -87,7 +88,7 @@ $(VENV)/.torch: $(VENV)/.made constraints.txt
 
 $(VENV)/.runtime: $(VENV)/.torch pyproject.toml
 	$(PIP) --quiet scikit-build-core $(shell command -v cmake >/dev/null || echo cmake) $(shell command -v ninja >/dev/null || echo ninja)
-	$(INSTALL) --editable .
+	$(INSTALL) --config-settings=cmake.define.LANES=native --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

@@ -3,13 +3,7 @@
 #include <atomic>
 #include <stdexcept>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "features.h"
 
 namespace localllm {
 
@@ -28,63 +22,6 @@ namespace amx { extern const Lane table; }
 #endif
 
 namespace {
-
-#if defined(__x86_64__)
-
-struct Leaf {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
-
-Leaf leaf(unsigned number, unsigned part = 0) {
-  Leaf found;
-  __get_cpuid_count(number, part, &found.eax, &found.ebx, &found.ecx, &found.edx);
-  return found;
-}
-
-bool bit(unsigned word, int index) { return word >> index & 1; }
-
-// The registers that the system saves when it changes threads (XCR0); the others must not be used.
-uint64_t saved_registers() {
-  if (!bit(leaf(1).ecx, 27)) return 0;  // OSXSAVE: xgetbv may be asked
-  uint32_t low, high;
-  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (uint64_t)high << 32 | low;
-}
-
-constexpr uint64_t YMM = 0x6, ZMM = 0xe6, TILES = 0x60000;
-
-bool saves(uint64_t registers) { return (saved_registers() & registers) == registers; }
-
-bool has_avx2() {
-  Leaf one = leaf(1);
-  return saves(YMM) && bit(one.ecx, 12) && bit(one.ecx, 29) && bit(leaf(7).ebx, 5);  // FMA, F16C, AVX2
-}
-
-bool has_avxvnni() { return has_avx2() && bit(leaf(7, 1).eax, 4); }
-
-bool has_avx512() {
-  Leaf seven = leaf(7);
-  return has_avx2() && saves(ZMM) && bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) &&
-         bit(seven.ebx, 31) && bit(seven.ecx, 11) && bit(leaf(7, 1).eax, 5);  // F, DQ, BW, VL, VNNI, BF16
-}
-
-// Linux lends the tiles' 8 KiB of state to a process that asks (arch_prctl 0x1023 for component 18).
-bool tiles_granted() {
-#if defined(__linux__)
-  static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-  return granted;
-#else
-  return false;
-#endif
-}
-
-bool has_amx() {
-  unsigned features = leaf(7).edx;
-  return has_avx512() && saves(TILES) && bit(features, 22) && bit(features, 24) && bit(features, 25) &&
-         tiles_granted();  // AMX-BF16, AMX-TILE, AMX-INT8
-}
-
-#endif
 
 // Those that work here, the slowest first.
 std::vector<const Lane*> usable() {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not bui
 pytestmark = pytest.mark.real
 LIBRARY = torch.ops.localllm
 LANES = LIBRARY.lanes().split()
+SOURCES = Path(cpu.__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,14 @@ def test_the_generic_lane_is_always_there_and_the_last_is_taken() -> None:
     assert LANES[0] == "generic"
     assert LIBRARY.use_lane("") == LANES[-1]
     assert [LIBRARY.use_lane(lane) for lane in LANES] == LANES
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
+def test_a_native_build_has_the_lanes_that_the_library_uses(tmp_path: Path) -> None:
+    subprocess.run(["c++", "-std=c++20", SOURCES / "usable_lanes.cpp", "-o", tmp_path / "usable_lanes"], check=True)
+    usable = subprocess.run([tmp_path / "usable_lanes"], check=True, capture_output=True, text=True).stdout
+    assert usable.split(";")[-1] == LANES[-1]
+    assert set(LANES) <= set(usable.split(";"))
 
 
 def test_an_unknown_lane_is_refused_and_nothing_changes() -> None:
