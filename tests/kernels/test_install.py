@@ -41,6 +41,7 @@ def test_a_wheel_is_made_without_a_compiler(tmp_path: Path) -> None:
     assert wheel.name.startswith(f"localllm-{VERSION}-")
     names = zipfile.ZipFile(wheel).namelist()
     assert "localllm/kernels/ops/norm.py" in names
+    assert {f"localllm/{part}/py.typed" for part in ("app", "backends", "engine", "kernels")} <= set(names)
     assert not [name for name in names if name.endswith((".so", ".cpp", ".h"))]
 
 
