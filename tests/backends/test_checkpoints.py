@@ -168,6 +168,8 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("NaN scales, awq", "awq", changed("scales", with_nan), f"'{UP}.scales' holds a NaN"),
     ("NaN scales, int4", "compressed-int4", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
     ("NaN scales, fp8", "fp8-blocks", changed("weight_scale_inv", with_nan), "weight_scale_inv' holds a NaN"),
+    ("NaN scales, one an output", "compressed-fp8", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
+    ("NaN scales, int8", "compressed-int8", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
     ("NaN weights", "compressed-fp8", changed("weight", with_nan), f"'{UP}.weight' holds a NaN"),
     ("negative NaN", "fp8-blocks", changed("weight", with_negative_nan), f"'{UP}.weight' holds a NaN"),
     ("huge scales", "gptq", changed("scales", lambda t: t.float() * 1e9), "scales beyond float16"),

@@ -123,7 +123,7 @@ def test_a_new_device_claims_nothing(files: ModelFiles) -> None:
     assert (spec.graph_rows, spec.graph_tokens) == ((), ())
     assert spec.max_tokens == 512
     assert spec.groups[0].num_pages == 10, "a quarter of what is free"
-    assert not (device.pinned or device.fp8_cache or device.attentions or device.recorder)
+    assert (device.pinned, device.fp8_cache, device.attentions, device.recorder) == (False, False, {}, None)
     assert (device.records_attention, device.graphs, device.row_tokens) == (True, "full", 512)
 
 

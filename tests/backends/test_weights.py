@@ -41,6 +41,15 @@ def replaced(name: str, tensor: torch.Tensor) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.update({name: tensor})
 
 
+def spoilt(name: str, number: float) -> Callable[[Tensors], object]:
+    """The last value is another number."""
+
+    def change(tensors: Tensors) -> None:
+        tensors[name].view(-1)[-1] = number
+
+    return change
+
+
 CASES: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("a tensor missing", "llama", lambda t: t.pop(NORM), f"'{NORM}' is missing, expected [48]"),
     ("the head missing", "llama", lambda t: t.pop("lm_head.weight"), "'lm_head.weight' is missing"),
@@ -64,6 +73,21 @@ CASES: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("integers", "llama", replaced(NORM, torch.ones(48, dtype=torch.int8)), "one of BF16, F16, F32, found I8"),
     ("float64", "llama", replaced(NORM, torch.ones(48, dtype=torch.float64)), "found F64"),
     ("8-bit floats", "llama", replaced(NORM, torch.ones(48).to(torch.float8_e4m3fn)), "found F8_E4M3"),
+    ("NaN in a norm", "llama", spoilt(NORM, float("nan")), f"'{NORM}' holds a NaN or an infinity"),
+    (
+        "an infinity in a bias",
+        "qwen2",
+        spoilt("model.layers.0.self_attn.k_proj.bias", float("inf")),
+        "k_proj.bias' holds",
+    ),
+    ("NaN in the embedding", "llama", spoilt("model.embed_tokens.weight", float("nan")), "embed_tokens.weight' holds"),
+    ("NaN in the head", "llama", spoilt("lm_head.weight", float("nan")), "'lm_head.weight' holds a NaN"),
+    (
+        "NaN in a projection",
+        "llama",
+        spoilt("model.layers.1.mlp.up_proj.weight", float("nan")),
+        "up_proj.weight' holds",
+    ),
     ("another head", "llama-tied", replaced("lm_head.weight", torch.zeros(VOCAB, 48)), "should equal the embedding"),
 ]
 

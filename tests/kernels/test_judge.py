@@ -33,7 +33,7 @@ def of(*values: float) -> list[torch.Tensor]:
         (of(INF), of(INF), ""),
         ([torch.tensor([1, 2])], [torch.tensor([1, 2])], ""),
         ([torch.tensor([1, 3])], [torch.tensor([1, 2])], "answers other numbers"),
-        (of(1.0) + [torch.tensor([1])] + of(9.0), of(1.0) + [torch.tensor([1])] + of(1.0), "is off by 8 of 1"),
+        ([*of(1.0), torch.tensor([1]), *of(9.0)], [*of(1.0), torch.tensor([1]), *of(1.0)], "is off by 8 of 1"),
         (of(1.0), of(1.0) + of(1.0), "answers in another shape"),
         (of(1.0, 1.0), [torch.ones(2, 1)], "answers in another shape"),
         ([torch.empty(0, 3)], [torch.empty(0, 3)], ""),
