@@ -405,7 +405,7 @@ async def test_a_daemon_of_another_version(monkeypatch: pytest.MonkeyPatch, star
             {"quant": "none", "threads": 1},
             "quant is none, not int8, threads is 1, not 3",
         ),
-        ({"reference_ops": ("a",)}, {"reference_ops": ["a"]}, ""),
+        ({"developer": Developer(reference_ops=("a",))}, {"reference_ops": ["a"]}, ""),
         ({"port": 1}, {"quant": "int8"}, ""),
     ],
 )

@@ -1,0 +1,166 @@
+"""What a schema becomes for the grammar, without one: bounds, steps, references, and what is refused where."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from localllm.app.chat.schema import SchemaProblem, rewrite
+
+NUMBER, WHOLE, OBJECT, NULL = ({"type": kind} for kind in ("number", "integer", "object", "null"))
+NEXT = 1.0000000000000002  # after 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "made"),
+    [
+        (NUMBER, {"minimum": 1.5}, {"minimum": 1.5}),
+        (WHOLE, {"minimum": 1.5}, {"minimum": 2}),
+        (WHOLE, {"maximum": 1.5}, {"maximum": 1}),
+        (WHOLE, {"minimum": -1.5}, {"minimum": -1}),
+        (WHOLE, {"maximum": -1.5}, {"maximum": -2}),
+        (WHOLE, {"exclusiveMinimum": 1}, {"minimum": 2}),
+        (WHOLE, {"exclusiveMinimum": 1.5}, {"minimum": 2}),
+        (WHOLE, {"exclusiveMaximum": 1}, {"maximum": 0}),
+        (WHOLE, {"exclusiveMaximum": -0.5}, {"maximum": -1}),
+        (NUMBER, {"exclusiveMinimum": 0}, {"minimum": 1e-30}),
+        (NUMBER, {"exclusiveMaximum": 0}, {"maximum": -1e-30}),
+        (NUMBER, {"exclusiveMinimum": 1}, {"minimum": NEXT}),
+        (NUMBER, {"exclusiveMaximum": -1}, {"maximum": -NEXT}),
+        (NUMBER, {"exclusiveMinimum": -1}, {"exclusiveMinimum": -1}),
+        (NUMBER, {"exclusiveMaximum": 1}, {"exclusiveMaximum": 1}),
+        (NUMBER, {"minimum": 1, "exclusiveMinimum": True}, {"minimum": NEXT}),
+        (NUMBER, {"minimum": 1, "exclusiveMinimum": False}, {"minimum": 1}),
+        (NUMBER, {"exclusiveMinimum": True}, {}),
+        (WHOLE, {"minimum": 5, "exclusiveMinimum": 3}, {"minimum": 5}),
+        (WHOLE, {"minimum": 3, "exclusiveMinimum": 5}, {"minimum": 6}),
+        (WHOLE, {"maximum": 5, "exclusiveMaximum": 3}, {"maximum": 2}),
+        (WHOLE, {"maximum": 3, "exclusiveMaximum": 5}, {"maximum": 3}),
+        (WHOLE, {"maximum": 2**63 - 1}, {"maximum": 2**63 - 1}),
+        (WHOLE, {"minimum": 2**53}, {"minimum": 2**53}),
+        ({"type": "string"}, {"minimum": 3}, {}),
+        (WHOLE, {"multipleOf": 3, "minimum": 1}, {"multipleOf": 3, "minimum": 3}),
+        (WHOLE, {"multipleOf": 3, "maximum": 10}, {"multipleOf": 3, "maximum": 9}),
+        (WHOLE, {"multipleOf": 3, "minimum": 3, "maximum": 9}, {"multipleOf": 3, "minimum": 3, "maximum": 9}),
+        (WHOLE, {"multipleOf": 1.5, "minimum": 1}, {"multipleOf": 1.5, "minimum": 3}),
+        (NUMBER, {"multipleOf": 0.5, "minimum": 0.7}, {"multipleOf": 0.5, "minimum": 1}),
+        (NUMBER, {"multipleOf": 0.5, "exclusiveMinimum": 1}, {"multipleOf": 0.5, "minimum": 1.5}),
+        (NUMBER, {"multipleOf": 0.5, "exclusiveMinimum": -1}, {"multipleOf": 0.5, "minimum": -0.5}),
+        (NUMBER, {"multipleOf": 0.5, "exclusiveMaximum": 1}, {"multipleOf": 0.5, "maximum": 0.5}),
+        (NUMBER, {"multipleOf": 0.5, "exclusiveMaximum": -1}, {"multipleOf": 0.5, "maximum": -1.5}),
+        (NUMBER, {"multipleOf": 2**32 - 1}, {"multipleOf": 2**32 - 1}),
+        (NUMBER, {"multipleOf": 1e-9}, {"multipleOf": 1e-9}),
+        ({"type": "string"}, {"minLength": 0, "maxLength": 2.0}, {"minLength": 0, "maxLength": 2}),
+        (OBJECT, {"minProperties": 1}, {"minProperties": 1}),
+        (OBJECT, {"minProperties": 2, "required": ["a"]}, {"minProperties": 2, "required": ["a"]}),
+        ({}, {"const": "\t\n\r\b\f"}, {"const": "\t\n\r\b\f"}),
+        ({}, {"const": True}, {"const": True}),
+        ({}, {"items": [NULL], "additionalItems": False}, {"prefixItems": [NULL], "items": False}),
+        ({}, {"additionalItems": False}, {}),
+        (WHOLE, {"format": "zzz"}, {}),
+        ({}, {"format": "uuid"}, {"format": "uuid"}),
+        ({}, {"oneOf": [NULL, WHOLE]}, {"anyOf": [NULL, WHOLE]}),
+        ({}, {"oneOf": [NUMBER, WHOLE]}, {"oneOf": [NUMBER, WHOLE]}),
+        ({}, {"oneOf": [NULL, WHOLE], "anyOf": [{}]}, {"oneOf": [NULL, WHOLE], "anyOf": [{}]}),
+        ({}, {"not": False, "uniqueItems": False, "propertyNames": True, "then": {"not": {}}}, {}),
+        ({}, {"title": "t", "description": "d", "default": 1, "examples": [1], "$comment": "c"}, {}),
+    ],
+)
+def test_rewritten(kind: dict[str, Any], asked: dict[str, Any], made: dict[str, Any]) -> None:
+    result = rewrite(kind | asked)
+    assert (result.root, result.definitions) == (kind | made, {})
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "problem"),
+    [
+        (WHOLE | {"maximum": 2**63}, "#/maximum", "exactly"),
+        (WHOLE | {"minimum": 2**53 + 1}, "#/minimum", "exactly"),
+        (NUMBER | {"exclusiveMinimum": 2**53}, "#/exclusiveMinimum", "exactly"),
+        (NUMBER | {"minimum": "1"}, "#/minimum", "must be a number"),
+        (NUMBER | {"minimum": True}, "#/minimum", "must be a number"),
+        (NUMBER | {"minimum": float("inf")}, "#/minimum", "must be a number"),
+        (NUMBER | {"multipleOf": 0}, "#/multipleOf", "above 0"),
+        (NUMBER | {"multipleOf": 2**32}, "#/multipleOf", "below 2^32"),
+        (NUMBER | {"multipleOf": 1 / 3}, "#/multipleOf", "too many digits"),
+        ({"allOf": [{"multipleOf": 65536}]}, "#/allOf/0/multipleOf", "below 65536"),
+        ({"minLength": 2.5}, "#/minLength", "whole number"),
+        ({"minLength": -1}, "#/minLength", "whole number"),
+        ({"maxItems": True}, "#/maxItems", "must be a number"),
+        *(({"const": char}, "#/const", f"U+{ord(char):04X}") for char in "\0\x07\x0b\x0e\x1f\x7f\ud800\udfff"),
+        ({"enum": ["a", ["\0"]]}, "#/enum/1/0", "U+0000"),
+        ({"const": {"a/b~": "\0"}}, "#/const/a~1b~0", "U+0000"),
+        ({"const": 2**63}, "#/const", "exactly"),
+        ({"enum": "a"}, "#/enum", "must be an array"),
+        (OBJECT | {"minProperties": 2}, "#/minProperties", "one name twice"),
+        (OBJECT | {"minProperties": 3, "required": ["a", "a"]}, "#/minProperties", "one name twice"),
+        ({"type": "strin"}, "#/type", "names no type"),
+        ({"type": []}, "#/type", "names no type"),
+        ({"type": ["null", 3]}, "#/type", "names no type"),
+        ({"required": "a"}, "#/required", "array of names"),
+        ({"required": [1]}, "#/required", "array of names"),
+        ({"properties": []}, "#/properties", "must be an object"),
+        ({"prefixItems": {}}, "#/prefixItems", "must be an array"),
+        ({"allOf": {}}, "#/allOf", "must be an array"),
+        ({"properties": {"a/b": 3}}, "#/properties/a~1b", "an object or a boolean"),
+        ({"pattern": 3}, "#/pattern", "must be a string"),
+        ({"patternProperties": {"[": {}}}, "#/patternProperties/[", "ends too early"),
+        ({"format": "zzz"}, "#/format", "unknown format: zzz"),
+        ({"format": 3}, "#/format", "unknown format: 3"),
+        ({"not": {}}, "#", '"not"'),
+        ({"uniqueItems": True}, "#", '"uniqueItems"'),
+        ({"if": {}, "then": {"type": "null"}}, "#", '"if"'),
+        ({"items": {"contains": {}}}, "#/items", '"contains"'),
+        ({"$ref": 3}, "#/$ref", "must be a string"),
+        ({"$ref": "http://x/y"}, "#/$ref", "nothing is fetched"),
+        ({"$ref": "#nope"}, "#/$ref", "anchor"),
+        ({"$ref": "#/allOf/1", "allOf": [NULL]}, "#/$ref", "#/allOf has no '1'"),
+        ({"$ref": "#/allOf/01", "allOf": [NULL, NULL]}, "#/$ref", "has no '01'"),
+        ({"$ref": "#/allOf/-1", "allOf": [NULL]}, "#/$ref", "has no '-1'"),
+        ({"items": {"$ref": "#/a/b"}, "a": 3}, "#/items/$ref", "#/a has no 'b'"),
+    ],
+)
+def test_refused_with_its_place(schema: dict[str, Any], place: str, problem: str) -> None:
+    with pytest.raises(SchemaProblem, match=re.escape(problem)) as refused:
+        rewrite(schema)
+    assert str(refused.value).startswith(f"{place}: ")
+
+
+def old(draft: int) -> dict[str, str]:
+    return {"$schema": f"http://json-schema.org/draft-0{draft}/schema#"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": NULL}},
+        {"$ref": "#/$defs/a~1b~0c%20d", "$defs": {"a/b~c d": NULL}},
+        {"$ref": "#x", "$defs": {"a": NULL | {"$anchor": "x"}}},
+        {"$ref": "#x", "$defs": {"a": NULL | {"$dynamicAnchor": "x"}}},
+        {"$ref": "b", "$defs": {"a": NULL | {"$id": "b"}}},
+        {"$ref": "b#x", "$defs": {"a": {"$id": "b", "properties": {"c": NULL | {"$anchor": "x"}}}}},
+        {"$ref": "http://h/d/b", "$defs": {"a": {"$id": "http://h/d/e", "items": NULL | {"$id": "b"}}}},
+        old(7) | {"$ref": "#/definitions/a", "type": "string", "definitions": {"a": NULL}},
+        old(6) | {"$ref": "#x", "definitions": {"a": NULL | {"$id": "#x"}}},
+        old(4) | {"$ref": "b", "definitions": {"a": NULL | {"id": "b"}}},
+    ],
+)
+def test_references(schema: dict[str, Any]) -> None:
+    result = rewrite(schema)
+    assert (result.root, result.definitions) == ({"$ref": "#/$defs/0"}, {"0": NULL})
+
+
+def test_a_reference_is_followed_once_and_may_lead_to_itself() -> None:
+    result = rewrite(
+        {"items": {"$ref": "#"}, "additionalProperties": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#"}}}
+    )
+    root = {"items": {"$ref": "#/$defs/0"}, "additionalProperties": {"$ref": "#/$defs/1"}}
+    assert (result.root, result.definitions) == (root, {"0": root, "1": {"$ref": "#/$defs/0"}})
+
+
+def test_the_keyword_of_another_draft_names_nothing() -> None:
+    for schema in ({"$defs": {"a": NULL | {"id": "b"}}}, old(4) | {"definitions": {"a": NULL | {"$id": "b"}}}):
+        with pytest.raises(SchemaProblem, match="nothing is fetched"):
+            rewrite({"$ref": "b"} | schema)
