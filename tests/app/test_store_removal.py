@@ -83,3 +83,11 @@ def test_what_is_kept_goes_alone() -> None:
     for name in ("guide", "org/none"):
         with pytest.raises((InvalidRequest, ModelNotFound)):
             hub.plan_removal(name)
+
+
+def test_of_commits_that_begin_alike_none_goes() -> None:
+    for end in "bc":
+        make("org/m", WHOLE, "a" * 20 + end * 20, refs=())
+    with pytest.raises(ModelNotFound, match="no revision"):
+        hub.plan_removal("org/m@aaaaaaa")
+    assert hub.plan_removal(f"org/m@{'a' * 20}b").name == f"org/m@{'a' * 20}b"

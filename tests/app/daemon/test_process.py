@@ -400,6 +400,7 @@ async def test_how_reading_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch, n
     with pytest.raises(AppError, match="b alone"):
         await second.take()
     assert (reaped, bench.over, worker.held) == (["over"], [worker], 0)
+    assert (worker.expected_end is not None) == (stopped or name == "refused"), "else its end is logged as an error"
 
 
 async def test_a_load_as_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
