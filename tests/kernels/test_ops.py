@@ -88,6 +88,25 @@ def test_op_equals_reference(target: Target, number: int) -> None:
             torch.testing.assert_close(one.cpu().double(), other.double(), rtol=0.0, atol=allowed, msg=_told(dtype))
 
 
+@pytest.mark.parametrize("ops", [Ops(), cpu.OPS], ids=["reference", "cpu"])
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case) for case in CASES])
+def test_answers_are_of_the_type_that_was_asked_for(ops: Ops, number: int) -> None:
+    """Of the input's, where nothing was asked for."""
+    case = CASES[number]
+    for dtype in case.tolerances:
+        arguments, _ = asked(number, dtype)
+        given = judge.given(case, ops, arguments, "cpu", dtype)
+        (first, *_) = (
+            given[name]
+            for name in ("x", "gate_up", "query", "qkv", "logits", "weight", "pages", "tokens", "key")
+            if name in given
+        )
+        wanted = given.get("dtype") or first.dtype
+        returned = dict(ops)[case.op](**given)
+        for one in [returned] if isinstance(returned, torch.Tensor) else returned or ():
+            assert one.dtype == (wanted if one.is_floating_point() else torch.int64)
+
+
 def _told(dtype: torch.dtype) -> Callable[[str], str]:
     return lambda text: f"{dtype}: {text}"
 

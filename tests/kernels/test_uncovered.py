@@ -13,7 +13,8 @@ from localllm.backends.pytorch.quant.int4 import quantise as int4
 from localllm.kernels.ops import CASES, Ops, judge
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.layer import DecoderLayer
-from localllm.kernels.ops.projection import Product
+from localllm.kernels.ops.mlp import GatedMlp
+from localllm.kernels.ops.projection import Product, SideBySide
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
 
@@ -187,21 +188,48 @@ def test_a_layer_whose_products_no_call_takes_stays_as_it_is() -> None:
     (case,) = (case for case in CASES if str(case) == "layer.decoder-decode")
     arguments, _ = judge.asked(case, REFERENCE.layer.decoder, F32)
     plain = arguments["layer"]
-    names = ("qkv", "out", "gate_up", "down")
+    plains = plain.qkv, plain.out, plain.mlp.gate_up, plain.mlp.down
 
-    def prepared(ops: tuple[str, ...], order: torch.Tensor | None = None, packs: int = 4) -> Any:
-        products = {}
-        for at, (name, op) in enumerate(zip(names, ops, strict=True)):
-            product = getattr(plain, name)
+    def prepared(ops: tuple[str, ...], order: torch.Tensor | None = None, packs: int = 4, foreign: bool = False) -> Any:
+        made = []
+        for at, (product, op) in enumerate(zip(plains, ops, strict=True)):
             weight = int4(product.weight) if op.startswith("int4") else product.weight
             held = FAST.linear.pack(weight, F32) if at < packs else weight
-            products[name] = Product(op, held, None, order if name == "down" else None)
-        return FAST.layer.prepare(dataclasses.replace(plain, **products))
+            made.append(Product(op, held, None, order if at == 3 else None))
+        qkv, out, *rest = made
+        gated = GatedMlp(*rest, plain.mlp.gate)
+        mlp = (lambda *step: gated(*step)) if foreign else gated
+        return FAST.layer.prepare(dataclasses.replace(plain, qkv=qkv, out=out, mlp=mlp))
 
     for kinds in (("dense",) * 4, ("int4",) * 4, ("int4_wide",) * 4, ("int4", "dense", "int4", "dense")):
         assert isinstance(prepared(kinds), Prepared)
     assert prepared(("int4_wide",) * 4).weights[-1] is True
     assert prepared(("int4",) * 4).weights[-1] is False
     assert isinstance(prepared(("int4", "int4_wide", "dense", "dense")), DecoderLayer)
-    assert isinstance(prepared(("dense",) * 4, order=torch.arange(plain.down.weight.shape[1])), DecoderLayer)
+    assert isinstance(prepared(("dense",) * 4, order=torch.arange(plains[3].weight.shape[1])), DecoderLayer)
     assert isinstance(prepared(("dense",) * 4, packs=3), DecoderLayer)
+    assert isinstance(prepared(("dense",) * 4, foreign=True), DecoderLayer)
+
+
+@pytest.mark.parametrize("label", ["linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"])
+def test_products_of_inputs_with_more_dimensions(label: str) -> None:
+    (case,) = (case for case in CASES if str(case) == f"{label}-bias")
+    arguments, _ = judge.asked(case, dict(REFERENCE)[case.op], F32)
+    for ops in (FAST, REFERENCE):
+        given = judge.given(case, ops, arguments, "cpu", F32)
+        op, x = dict(ops)[case.op], given.pop("x")
+        expected = op(x, **given)
+        for shape in ((5, 1), (1, 5), (1, 5, 1)):
+            near(op(x.view(*shape, -1), **given), expected.view(*shape, -1))
+        near(op(x[0], **given), expected[0])
+
+
+def test_projections_take_inputs_in_their_order_and_lie_side_by_side() -> None:
+    x, weight, shift, order = numbers(3, 8), numbers(5, 8, seed=1), numbers(5, seed=2), torch.randperm(8)
+    ordered, plain = Product("dense", weight[:, order], shift, order), Product("dense", weight[:2])
+    for ops in (FAST, REFERENCE):
+        near(ordered(x, ops), x @ weight.t() + shift)
+        both = SideBySide((ordered, plain))(x.to(BF16), ops, dtype=F32)
+        assert both.dtype == F32
+        torch.testing.assert_close(both[:, :5], x @ weight.t() + shift, rtol=0, atol=0.1)
+        torch.testing.assert_close(both[:, 5:], x @ weight[:2].t(), rtol=0, atol=0.1)
