@@ -250,6 +250,22 @@ def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     assert talk.engine.stats().late_compiles > 0
 
 
+def test_a_step_counts_its_own_late_compilations_alone(tmp_path: Path) -> None:
+    runner = opened("llama", tmp_path)
+    assert runner._compiler is not None
+    compiler, split = runner._compiler, runner.prompts
+    batch = make_batch([Row(list(range(2, 12)), 0, range(1, 3))], VOCAB)
+    compiler.late = 3
+    assert runner.run(batch).result().late_compiles == 0
+
+    def late(*given: Any) -> torch.Tensor:
+        compiler.late += 2
+        return split(*given)
+
+    runner.prompts = late
+    assert runner.run(batch).result().late_compiles == 2
+
+
 @by_inductor
 def test_what_was_compiled_is_kept_for_the_next_start(tmp_path: Path) -> None:
     budget = replace(SPLIT, compiled_dir=tmp_path / "made")
