@@ -24,7 +24,7 @@ class LoadOptions:
     cache_share: float | None = None  # fraction of the memory left after loading, for the KV cache; None: automatic
     max_rows: int = 64
     max_step_tokens: int | None = None  # tokens in one step; None: the device's default
-    page_size: int = 16  # tokens per page of the KV cache
+    page_size: int | None = None  # tokens per page of the KV cache; None: the device's default
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     cache_dtype: CacheDtype = "auto"  # of the KV cache; auto: the dtype of computing
     quant: Quant = "none"  # format that the weights are quantised to while they are loaded

@@ -26,7 +26,7 @@ except LibraryMissing as error:  # right all the same, but slow
 # hardware it costs next to nothing, as weights stay as they are stored: with AVX2 the bundled model takes 96 ms instead
 # of 99 for a prompt of 512, 1.66 instead of 1.61 for a token, 6.6 instead of 6.2 for one of each of 16 rows.
 # No step takes an hour that anybody waits for: 512 tokens of an 8B model would then be computed at 2.3 GFLOP/s.
-DEVICE = Device("cpu", torch.cpu, OPS, dtype=torch.float32, step_seconds=3600.0)
+DEVICE = Device("cpu", "cpu", torch.cpu, OPS, dtype=torch.float32, step_seconds=3600.0)
 
 
 def open_on_cpu(files: ModelFiles, options: LoadOptions, free: int) -> Runner:

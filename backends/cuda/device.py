@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
 
@@ -21,6 +22,7 @@ from ..pytorch.device import Device
 from ..pytorch.graphs.cuda import CudaRecorder
 from ..pytorch.runner import DTYPES, open_runner
 from ..pytorch.selftest import self_tested
+from ..pytorch.streams import SideStream
 from .driver import Driver
 from .ops import LANES, MISSING, OPS
 
@@ -39,6 +41,7 @@ def _flashinfer(ops: Ops) -> Ops:
 
 DEVICE = Device(
     "cuda",
+    "cuda",
     torch.cuda,
     OPS,
     dtype=torch.bfloat16,
@@ -49,6 +52,7 @@ DEVICE = Device(
     row_tokens=None,
     fp8_cache=True,
     recorder=CudaRecorder,
+    streams=partial(SideStream, torch.cuda),
     graphs="breakable",  # as fast as split with prompts of 128 to 2,048 tokens of 0.6B, and open 5 s sooner
     # An H200 in 0.24 ms, hosts need 0.23 to 0.48 to launch a layer: prompts of 2,048 tokens of 0.6B, of 160 of 8B.
     layer_work=3.5e10,
@@ -83,6 +87,6 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     device = replace(DEVICE, dtype=dtype, warnings=warnings)
     if options.self_test_dir is not None:
         gpu, own = torch.cuda.get_device_name(), DTYPES.get(options.dtype, dtype)
-        ops, told = self_tested(LANES, device.name, own, options.self_test_dir, gpu, _versions())
+        ops, told = self_tested(LANES, device.type, own, options.self_test_dir, gpu, _versions())
         device = replace(device, ops=ops, warnings=warnings + told)
     return open_runner(files, options, device, max(0, free - WORKSPACE))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
@@ -15,11 +14,13 @@ from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
-from ...kernels.ops.sampling import Sampling
 
 
-def _with_elements(ops: Ops, activation: Any, norm: Any, rope: Any) -> Ops:
-    """From modules that name them alike."""
+def _with_library(ops: Ops) -> Ops:
+    """Raises LibraryMissing where the CUDA C++ kernels were not built."""
+    from ...kernels.cpu import activation, embedding, norm, rope
+    from ...kernels.cuda import attention, kv, layer, linear, step
+
     return replace(
         ops,
         norm=Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm, layer=norm.layer_norm),
@@ -29,43 +30,6 @@ def _with_elements(ops: Ops, activation: Any, norm: Any, rope: Any) -> Ops:
             gelu_tanh_and_mul=activation.gelu_tanh_and_mul,
         ),
         rope=Rope(neox=rope.rope, interleaved=rope.interleaved_rope),
-    )
-
-
-def _with_triton(ops: Ops) -> Ops:
-    from ...kernels.triton import activation, attention, draw, kv, linear, norm, rope, sampling
-
-    return replace(
-        _with_elements(ops, activation, norm, rope),
-        linear=replace(
-            ops.linear,
-            int8=linear.int8,
-            int4=linear.int4,
-            int4_wide=linear.int4_wide,
-            fp8=linear.fp8,
-            pack_slices=linear.pack_slices,
-        ),
-        kv=replace(ops.kv, append=kv.append),
-        attention=Attention(paged=attention.paged_attention),
-        sampling=Sampling(
-            carry=sampling.carry,
-            bias=sampling.bias,
-            penalise=sampling.penalise,
-            mask=sampling.mask,
-            greedy=sampling.greedy,
-            draw=draw.draw,
-            logprobs=sampling.logprobs,
-        ),
-    )
-
-
-def _with_library(ops: Ops) -> Ops:
-    """Raises LibraryMissing where the CUDA C++ kernels were not built."""
-    from ...kernels.cpu import activation, embedding, norm, rope
-    from ...kernels.cuda import attention, kv, layer, linear, step
-
-    return replace(
-        _with_elements(ops, activation, norm, rope),
         linear=Linear(
             dense=linear.dense,
             int8=linear.int8,
@@ -85,7 +49,9 @@ def _lanes() -> tuple[tuple[Ops, ...], str]:
     """(ops, the best first and references last; why the library's are not among them)"""
     lanes, missing = [Ops()], ""
     if find_spec("triton") is not None:
-        lanes.insert(0, _with_triton(Ops()))
+        from ...kernels.triton.ops import with_triton
+
+        lanes.insert(0, with_triton(Ops()))
     try:
         lanes.insert(0, _with_library(lanes[0]))
     except LibraryMissing as error:

@@ -17,6 +17,7 @@ from .machine import memory
 from .residents import Residents
 from .runner import MlxRunner
 
+PAGE_SIZE = 16  # tokens per page of the KV cache
 CACHE_SHARE = 0.6  # of the memory that is free once the weights are in
 STEP_TOKENS = 2048
 # MLX keeps freed memory for the next array of that size; more than this goes back to the system at once, and the rest
@@ -97,13 +98,14 @@ def _plan(files: ModelFiles, budget: LoadOptions, loaded: Loaded, free: int) -> 
         raise ModelRefused(
             f"{files.name} has a context of {config.max_positions} tokens, {budget.context} were asked for"
         )
+    page_size = budget.page_size or PAGE_SIZE
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
-    page, wanted = budget.page_size * token_bytes, budget.context or config.max_positions
+    page, wanted = page_size * token_bytes, budget.context or config.max_positions
     room = budget.cache_bytes if budget.cache_bytes is not None else int(free * (budget.cache_share or CACHE_SHARE))
     num_pages = room // 2 // page
     if budget.cache_bytes is None and budget.cache_share is None:  # what is not asked for is left to others
-        num_pages = min(num_pages, -(-max(wanted, budget.max_rows * min(wanted, 4096)) // budget.page_size))
-    fitting = num_pages * budget.page_size
+        num_pages = min(num_pages, -(-max(wanted, budget.max_rows * min(wanted, 4096)) // page_size))
+    fitting = num_pages * page_size
     if fitting < (budget.context or 1):
         raise ModelRefused(
             f"{files.name}: a context of {wanted} tokens needs {_size(2 * wanted * token_bytes)} of KV cache, but "
@@ -115,7 +117,7 @@ def _plan(files: ModelFiles, budget: LoadOptions, loaded: Loaded, free: int) -> 
         max_tokens=max(budget.max_step_tokens or STEP_TOKENS, budget.max_rows),
         max_rows=budget.max_rows,
         max_context=min(wanted, fitting),
-        groups=(CacheGroup(budget.page_size, num_pages),),
+        groups=(CacheGroup(page_size, num_pages),),
         overlap=True,
         dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),
         quant=loaded.quant,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...engine.options import Graphs
 from ...kernels.ops import Ops
+from .streams import InOrder, Streams
 
 
 class Recorder(Protocol):
@@ -47,17 +48,20 @@ class Recorder(Protocol):
 class Device:
     """A torch device and what it computes with. Code that is handed one never asks which it is."""
 
-    name: str  # torch's device type
+    name: str  # of the backend
+    type: str  # of torch's devices; that of HIP is "cuda"
     module: ModuleType  # torch.cpu, torch.cuda, …: its Event marks the end of a step
     ops: Ops
     dtype: torch.dtype  # what LoadOptions.dtype "auto" means here, for the model at hand
     overlap: bool = False  # a step runs beside the host, so planning ahead gains time
     pinned: bool = False  # copies to it want page-locked host memory
     cache_share: float = 0.25  # of the memory that is free once the weights are in; the rest is for everybody else
+    page_size: int = 16  # tokens per page of the KV cache
     step_tokens: int = 512  # in one step: enough to keep it busy, few enough that others need not wait long
     row_tokens: int | None = 512  # per row the cache is sized for when nothing is asked for; None: a whole context
     fp8_cache: bool = False  # its cache may be of float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # where steps can be captured
+    streams: Callable[[], Streams] = InOrder  # a second queue beside the recorder
     graphs: Graphs = "full"  # what LoadOptions.graphs "auto" means then
     layer_work: float = float("inf")  # multiplications that it makes while the host launches a layer's kernels
     # From LoadOptions.attention to the ops with that attention; raises SettingRefused where it is not installed.
@@ -69,7 +73,7 @@ class Device:
     def send(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device, without waiting for what is under way there."""
         plain = torch.from_numpy(np.ascontiguousarray(array))
-        return plain.pin_memory().to(self.name, non_blocking=True) if self.pinned else plain.to(self.name)
+        return plain.pin_memory().to(self.type, non_blocking=True) if self.pinned else plain.to(self.type)
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy in main memory, there once an event recorded after this call has passed."""

@@ -88,8 +88,8 @@ class Inputs:
             self._most_rows + 1
         )
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
-        self._device = torch.zeros(words, dtype=torch.int32, device=device.name)
-        self._drawn = torch.zeros(self._most_rows, dtype=torch.int32, device=device.name)
+        self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
+        self._drawn = torch.zeros(self._most_rows, dtype=torch.int32, device=device.type)
         self._tables: Tensor | None = None  # of captured steps, made when the first asks for it
         self._in_tables: tuple[NDArray[Any], int] | None = None  # the page table that is there, and of how many rows
 

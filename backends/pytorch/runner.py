@@ -242,7 +242,7 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
             config.num_kv_heads,
             config.head_dim,
             cache_dtype(options, dtype, device),
-            device.name,
+            device.type,
         )
     compiler = Compiler(options.compiler, options.compiled_dir) if chosen_graphs(options, device) == "split" else None
     runner = TorchRunner(model, kv, spec, device, compiler, recordable_tokens(config, spec.max_tokens, device))

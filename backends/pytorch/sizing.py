@@ -23,7 +23,7 @@ def plan(
 
     Raises ModelRefused with both numbers where the options cannot be met, and SettingRefused.
     """
-    config, quantised = files.config, files.config.quantization
+    config = files.config
     if weights > free:
         raise ModelRefused(
             f"{files.name} needs {_size(weights)} for its weights, but {_size(free)} are free",
@@ -33,20 +33,15 @@ def plan(
         raise ModelRefused(
             f"{files.name} has a context of {config.max_positions} tokens, {options.context} were asked for"
         )
+    page_size = options.page_size or device.page_size
     cache = cache_dtype(options, dtype, device)
-    page = page_bytes(options.page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
-    wanted = options.context or config.max_positions
-    if options.cache_bytes is not None:
-        num_pages = options.cache_bytes // page
-    else:
-        num_pages = int((free - weights) * (options.cache_share or device.cache_share)) // page
-        if options.cache_share is None:  # what is not asked for is left to others
-            roomy = max(wanted, options.max_rows * min(wanted, device.row_tokens or wanted))
-            num_pages = min(-(-roomy // options.page_size), num_pages)
-    fitting = num_pages * options.page_size
+    page = page_bytes(page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
+    context = options.context or config.max_positions
+    num_pages = _num_pages(options, device, free - weights, page, page_size, context)
+    fitting = num_pages * page_size
     if fitting < (options.context or 1):
         raise ModelRefused(
-            f"{files.name}: a context of {wanted} tokens needs {_size(-(-wanted // options.page_size) * page)} of KV "
+            f"{files.name}: a context of {context} tokens needs {_size(-(-context // page_size) * page)} of KV "
             f"cache, but {_size(num_pages * page)} are allowed",
             "ask for a shorter context, or allow a larger cache",
         )
@@ -56,8 +51,8 @@ def plan(
         vocab_size=config.vocab_size,
         max_tokens=max_tokens,
         max_rows=options.max_rows,
-        max_context=min(wanted, fitting),
-        groups=(CacheGroup(options.page_size, num_pages),),
+        max_context=min(context, fitting),
+        groups=(CacheGroup(page_size, num_pages),),
         overlap=device.overlap,
         graph_rows=decode_sizes(options.max_rows) if graphs != "off" and device.records_attention else (),
         graph_tokens=token_sizes(recordable_tokens(config, max_tokens, device))
@@ -65,11 +60,29 @@ def plan(
         else (),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
-        quant=quantised.title if quantised else options.quant if options.quant != "none" else "",
+        quant=_weight_format(config, options),
         cache_bytes=num_pages * page,
         warnings=device.warnings,
         step_seconds=device.step_seconds,
     )
+
+
+def _num_pages(options: LoadOptions, device: Device, free: int, page: int, page_size: int, context: int) -> int:
+    """Pages of `page` bytes each, of the bytes that are free once the weights are loaded."""
+    if options.cache_bytes is not None:
+        return options.cache_bytes // page
+    most = int(free * (options.cache_share or device.cache_share)) // page
+    if options.cache_share is not None:
+        return most
+    tokens = max(context, options.max_rows * min(context, device.row_tokens or context))
+    return min(-(-tokens // page_size), most)  # the rest is for other programs
+
+
+def _weight_format(config: ModelConfig, options: LoadOptions) -> str:
+    """For people; empty where weights are floats."""
+    if config.quantization:
+        return config.quantization.title
+    return options.quant if options.quant != "none" else ""
 
 
 def recordable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:

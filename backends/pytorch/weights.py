@@ -113,7 +113,7 @@ class Weights:
         check_finite(name, found)
         self.bytes += found.nbytes
         self.token_bytes += found.nbytes
-        return found.to(self._device.name, copy=True)
+        return found.to(self._device.type, copy=True)
 
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
         """As stored and, where the device computes from main memory, left in the file: only rows in use are read."""
@@ -123,7 +123,7 @@ class Weights:
             self._tensors.drop_pages()
         self._tensors.forget_read()
         self.bytes += found.nbytes
-        return found.to(self._device.name)
+        return found.to(self._device.type)
 
     def linear(self, names: Sequence[str], outs: Sequence[int], ins: int, bias: bool = False) -> Projection:
         """One projection, or several with the same input side by side, as one product where their formats allow it."""
@@ -191,13 +191,13 @@ class Weights:
     def _sent(self, loaded: Sequence[Loaded]) -> Iterator[Weight]:
         """Slice by slice, where the device computes."""
         for plain in slices(loaded):
-            yield changed(plain, lambda part: part.to(self._device.name))
+            yield changed(plain, lambda part: part.to(self._device.type))
             self._tensors.drop_pages()
 
     def _product(
         self, names: Sequence[str], product: str, weight: Any, biases: Sequence[Tensor], order: Tensor | None = None
     ) -> Product:
-        device = self._device.name
+        device = self._device.type
         held = changed(weight, lambda part: part.to(device))
         bias = torch.cat(list(biases)) if biases else None
         made = Product(product, held, bias, None if order is None else order.to(device))

@@ -6,7 +6,6 @@ splits. The others are attention_extend.py's.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,23 +19,13 @@ from ..ops.attention import Rows
 from .attention_decode import decode
 from .attention_extend import extend
 from .attention_plan import FEW, Launch, plan
+from .target import Device, counters, described
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MOST_DIM = 512
 MOST_HELD = 128  # numbers of a sum that a thread holds in registers
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ROOMY = 163 << 10  # bytes of shared memory
 HOPPER = 200 << 10  # with more, Triton keeps one more block of keys and values on its way
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What launches are shaped by."""
-
-    processors: int
-    shared: int  # bytes of shared memory a program may take
-    converts_fp8: bool  # in hardware
-    narrow: bool = False  # blocks on their way to the matrix units are held in the registers of 32 lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +59,8 @@ def paged_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The cache is of the queries' type, or float8_e4m3fn. Queries, and the heads of the cache, may lie
-    apart, as views. Calls on one device must follow one another (one stream, or streams that wait): they share the
-    counters of split tiles."""
+    """The cache is of the queries' type, or float8_e4m3fn. Queries, and the heads of the cache, may be views with
+    strides. Calls on two streams share nothing."""
     device = described(query.device)
     kv_heads = key_pages.shape[2]
     group = query.shape[1] // kv_heads
@@ -134,7 +122,7 @@ def _decode(
     places, lines, dim = 2 * chunks * kv_heads, constants["GROUP"] * launch.queries, constants["DIM"]
     partial = torch.empty(places, lines, dim, dtype=torch.float32, device=out.device)
     stats = torch.empty(places, 2, lines, dtype=torch.float32, device=out.device)
-    counted = counters(out.device, 1 << max(16, (launch.count * kv_heads - 1).bit_length()))
+    counted = counters(out.device, 1 << max(12, (launch.count * kv_heads - 1).bit_length()))
     numbers = launch.count, chunks, *options
     decode[kv_heads, chunks](
         *common,
@@ -203,21 +191,4 @@ def _listed(launch: Launch, device: torch.device) -> Tensor | None:
     if launch.tiles is None:
         return None
     tiles = torch.tensor(launch.tiles, dtype=torch.int32)
-    return tiles.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tiles
-
-
-@cache
-def described(device: torch.device) -> Device:
-    if INTERPRETED:
-        return Device(processors=8, shared=227 << 10, converts_fp8=False)
-    properties = torch.cuda.get_device_properties(device)
-    shared = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    converts = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
-    narrow = torch.version.hip is not None and properties.warp_size == 32
-    return Device(properties.multi_processor_count, shared, converts, narrow)
-
-
-@cache
-def counters(device: torch.device, size: int) -> Tensor:
-    """Zeros, between calls. Made before any graph is captured: a first call compiles, which capture does not allow."""
-    return torch.zeros(size, dtype=torch.int32, device=device)
+    return tiles.pin_memory().to(device, non_blocking=True) if device.type != "cpu" else tiles

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import INTERPRETED, counters, described
+from .target import counters, described
 from .widen import e4m3, nibbles, record_of, records_of
 
 Format = Literal["int8", "int4", "fp8"]
@@ -21,10 +21,7 @@ Format = Literal["int8", "int4", "fp8"]
 MOST = 16  # rows
 # Two products of an int8 are less than 2^14: sums of that many inputs are exact in an int32.
 MOST_INS = 2**17
-AMD = torch.version.hip is not None
-# Four bytes become four or eight 16-bit floats in a few instructions, which Triton's own need several times as many of.
-PTX = not AMD and not INTERPRETED
-COUNTERS = 1 << 16
+COUNTERS = 1 << 14
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -133,7 +130,7 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, amd: bool = AMD) -> Blocks:
+def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, amd: bool = False) -> Blocks:
     """`wide`: of float32 activations, which are multiplied without tensor cores. Those of `amd` wait for a device to be
     tuned on; they are such that no register spills."""
     k = 128 if sub >= ins or sub % 128 == 0 else 64 if sub % 64 == 0 else 32
@@ -169,17 +166,17 @@ def few_rows(
 ) -> Tensor:
     """x [1…16 rows, ins] times the weight [outs, ins], whose records of scale (and zero) are each of `sub` inputs: a
     multiple of 32, or all of them. int8 activations come with x_scale [rows] float32.
-
-    Calls on one device must follow one another (one stream, or streams that wait): they share counters.
     """
     rows, ins = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, outs, dtype=dtype)
     records = records_of(scale, turned=False)
-    n, k, turns, warps, stages = blocks_of(fmt, sub, ins, x.dtype == torch.float32)
+    device = described(x.device)
+    ptx = device.compiler == "cuda"  # widens four bytes in a few instructions; Triton's own need several times as many
+    n, k, turns, warps, stages = blocks_of(fmt, sub, ins, x.dtype == torch.float32, amd=device.compiler == "hip")
     step, blocks = k * turns, triton.cdiv(outs, n)
     steps = triton.cdiv(ins, step)
-    shares = shares_of(blocks, steps, described(x.device).processors)
+    shares = shares_of(blocks, steps, device.processors)
     share = triton.cdiv(steps, shares) * step
     shares = triton.cdiv(ins, share)
     kind = torch.int32 if fmt == "int8" else torch.float32
@@ -188,7 +185,7 @@ def few_rows(
         out, x, scale if x_scale is None else x_scale, data, scale, scale if zero is None else zero,
         scale if bias is None else bias, partial, counters(x.device, COUNTERS),
         rows, outs, ins, triton.cdiv(ins, sub), min(sub, ins), x.stride(0), data.stride(0), share,
-        fmt, records, sub >= ins, ins % step == 0, shares > 1, bias is not None, PTX, turns, MOST, n, k,
+        fmt, records, sub >= ins, ins % step == 0, shares > 1, bias is not None, ptx, turns, MOST, n, k,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out

@@ -11,6 +11,7 @@ from ..ops import kv as reference
 from ..ops.kv import Rotation
 from . import FLOATS
 from .rope import partner
+from .target import described
 
 
 def append(
@@ -49,7 +50,7 @@ def append(
 def _stored(pages: Tensor) -> bool:
     """Whether this device's Triton converts to what the pages hold."""
     if pages.dtype == torch.float8_e4m3fn:
-        return pages.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(pages.device) >= (8, 9)
+        return described(pages.device).converts_fp8
     return pages.dtype in FLOATS
 
 

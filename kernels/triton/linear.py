@@ -19,6 +19,7 @@ from ..ops.linear import Fp8, Int4, Int8, Weight
 from .few_rows import MOST, MOST_INS, few_rows
 from .few_rows_turned import few_rows_turned
 from .round_rows import as_rounded, round_rows, scale_back
+from .target import described
 from .widen import widened
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -88,7 +89,7 @@ def product(
 
 def _sums(x: Tensor, weights: Tensor) -> Tensor:
     """x times the weights' transpose, float32: rounded to 16 bits, many of a head's logits would be equal."""
-    if x.is_cuda and x.dtype != torch.float32:
+    if x.dtype != torch.float32 and described(x.device).mixed_products:
         return torch.mm(x, weights.t(), out_dtype=torch.float32)
     return torch.mm(x.float(), weights.t().float())
 
@@ -98,7 +99,7 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
     outs, ins = weight.data.shape
     rows = x.numel() // max(ins, 1)
     few = 0 < rows <= MOST and x.dtype in _FLOATS and 0 < ins <= MOST_INS and outs > 0
-    many = rows > MOST and x.is_cuda and ins % 16 == 0 and outs % 8 == 0
+    many = rows > MOST and described(x.device).mixed_products and ins % 16 == 0 and outs % 8 == 0
     if not few and not many:
         return linear_int8.int8(x, weight, bias, dtype)
     flat = x.reshape(-1, ins)

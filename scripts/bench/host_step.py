@@ -115,7 +115,7 @@ def whole_microseconds(rows: int, context: int, sampling: Sampling, steps: int) 
         overlap=True,
         graph_rows=(rows,),
     )
-    device = Device("cpu", torch.cpu, Ops(), torch.float32, overlap=True, recorder=Silent)
+    device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32, overlap=True, recorder=Silent)
     kv = PagedKV(1, spec.groups[0].num_pages, spec.groups[0].page_size, 1, 1, torch.float32, "cpu")
     engine = Engine(GraphRunner(TorchRunner(Nothing(), kv, spec, device)))
     random = np.random.default_rng(0)

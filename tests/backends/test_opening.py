@@ -16,6 +16,8 @@ from localllm.backends.cpu import device as on_cpu
 from localllm.backends.cuda import device as on_cuda
 from localllm.backends.cuda import ops as cuda_ops
 from localllm.backends.pytorch.device import Device
+from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.kernels.library import LibraryMissing
@@ -120,8 +122,9 @@ def test_lanes_of_a_gpu_begin_with_what_was_built_and_end_with_references(monkey
     def without_library(ops: Ops) -> Ops:
         raise LibraryMissing("not built")
 
+    triton_ops = pytest.importorskip("localllm.kernels.triton.ops")
     triton = replace(Ops(), activation=Activation(silu_and_mul=canary.save))
-    monkeypatch.setattr(cuda_ops, "_with_triton", lambda ops: triton)
+    monkeypatch.setattr(triton_ops, "with_triton", lambda ops: triton)
     for specified, library, lanes in (
         (None, without_library, (Ops(),)),
         (None, with_library, (with_library(Ops()), Ops())),
@@ -163,3 +166,18 @@ def test_the_cpu_is_given_what_is_free(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     cpu.open(files, LoadOptions())
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_a_device_is_placed_by_its_type_and_named_by_its_backend(tmp_path: Path) -> None:
+    """HIP's devices are torch's "cuda"; here they are torch's "cpu"."""
+    canary.save(tmp_path)
+    hip = replace(on_cpu.DEVICE, name="hip")
+    options = LoadOptions(cache_bytes=2**22, max_rows=2)
+    runner = open_runner(read_model(tmp_path), options, hip, 2**30)
+    assert isinstance(runner, TorchRunner)
+    assert runner.kv.keys.device.type == "cpu"
+    assert runner.spec.groups[0].page_size == hip.page_size == 16
+    wider = open_runner(read_model(tmp_path), options, replace(hip, page_size=64), 2**30)
+    assert wider.spec.groups[0].page_size == 64
+    with pytest.raises(SettingRefused, match="is not for hip"):
+        open_runner(read_model(tmp_path), replace(options, attention="flashinfer"), hip, 2**30)

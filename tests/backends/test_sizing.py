@@ -117,7 +117,7 @@ def test_the_spec_says_what_it_was_made_of(files: ModelFiles) -> None:
 
 def test_a_new_device_claims_nothing(files: ModelFiles) -> None:
     """What docs/add-a-backend.md promises: a device without a word of its own is right on its first day."""
-    device = Device("cpu", torch.cpu, Ops(), torch.float32)
+    device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32)
     spec = planned(files, LoadOptions(max_rows=1, graphs="full"), 40, device)
     assert (spec.overlap, spec.warnings, spec.step_seconds) == (False, (), 0.0)
     assert (spec.graph_rows, spec.graph_tokens) == ((), ())

@@ -57,9 +57,9 @@ def test_on_the_cpu(case: Case) -> None:
 @pytest.mark.skipif(not INTERPRETED, reason="test_triton_interpreted.py runs it")
 @pytest.mark.parametrize("case", sample(2), ids=str)
 def test_interpreted(case: Case) -> None:
-    from localllm.backends.cuda.ops import _with_triton
+    from localllm.kernels.triton.ops import with_triton
 
-    ops = _with_triton(Ops())
+    ops = with_triton(Ops())
     if ops.title(case.op) == "reference":
         pytest.skip("the reference's")
     assert not wrong(case, ops, "cpu", torch.float32)

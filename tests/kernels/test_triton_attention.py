@@ -16,12 +16,12 @@ pytest.importorskip("triton")
 from localllm.kernels.ops.attention import CASES, Rows
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.ops.case import TOLERANCES
-from localllm.kernels.triton import attention
+from localllm.kernels.triton import attention, target
 from localllm.kernels.triton.attention_plan import FEW, plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")  # Triton's own
 
-INTERPRETED = attention.INTERPRETED
+INTERPRETED = target.INTERPRETED
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_triton_interpreted.py runs it")
 real = [pytest.mark.real, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -57,7 +57,9 @@ def check(arguments: Mapping[str, Any], tolerance: float, rows: Rows | None = No
 
 
 def counters() -> list[torch.Tensor]:
-    return [attention.counters(torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE), 1 << 16)]
+    """Of the current stream, in each size that a batch may ask for."""
+    device = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
+    return [target.counters(device, 1 << bits) for bits in range(12, 17)]
 
 
 def inputs(

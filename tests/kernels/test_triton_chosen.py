@@ -32,10 +32,10 @@ def triton_functions() -> dict[str, FunctionType]:
 
 
 def test_without_the_library_triton_computes_what_it_has_kernels_for() -> None:
-    from localllm.backends.cuda.ops import _with_triton
+    from localllm.kernels.triton.ops import with_triton
 
     has = triton_functions()
-    chosen = dict(_with_triton(Ops()))
+    chosen = dict(with_triton(Ops()))
     expected = {name: has[reference.__name__] for name, reference in Ops() if reference.__name__ in has}
     assert {"linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"} <= set(expected)
     assert {name: chosen[name] for name in expected} == expected
@@ -46,7 +46,7 @@ def test_without_the_library_triton_computes_what_it_has_kernels_for() -> None:
 )
 def test_a_trace_goes_through_the_references(case: Case) -> None:
     """graphs=split traces a forward with tensors that have no memory."""
-    from localllm.backends.cuda.ops import _with_triton
+    from localllm.kernels.triton.ops import with_triton
 
     arguments = case.make(torch.Generator().manual_seed(1), torch.float32)
     expected = answer(case, dict(Ops())[case.op], dict(arguments))
@@ -54,7 +54,7 @@ def test_a_trace_goes_through_the_references(case: Case) -> None:
         fake = {
             name: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for name, one in arguments.items()
         }
-        found = answer(case, dict(_with_triton(Ops()))[case.op], fake)
+        found = answer(case, dict(with_triton(Ops()))[case.op], fake)
     assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in expected]
 
 

@@ -1,0 +1,98 @@
+"""A device's second queue: what follows what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+import torch
+
+from localllm.backends.cpu.device import DEVICE as CPU
+from localllm.backends.pytorch.streams import InOrder, SideStream
+
+
+class Queues:
+    """A torch module that notes what is queued, and what waits for what."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, ...]] = []
+        self.current = self.main = _Queue(self, "main")
+
+    def Stream(self) -> _Queue:
+        return _Queue(self, "side")
+
+    def current_stream(self) -> _Queue:
+        return self.current
+
+    @contextmanager
+    def stream(self, queue: _Queue) -> Iterator[None]:
+        self.current = queue
+        yield
+        self.current = self.main
+
+    def work(self, name: str) -> None:
+        self.notes.append((self.current.name, name))
+
+
+class _Queue:
+    def __init__(self, queues: Queues, name: str) -> None:
+        self.queues, self.name = queues, name
+
+    def wait_stream(self, other: _Queue) -> None:
+        self.queues.notes.append((self.name, "waits for", other.name))
+
+
+def test_a_fork_follows_what_was_queued_and_a_join_follows_the_fork() -> None:
+    queues = Queues()
+    streams = SideStream(cast(Any, queues))
+    queues.work("before")
+    with streams.fork():
+        queues.work("beside")
+    queues.work("meanwhile")
+    streams.join()
+    queues.work("after")
+    assert queues.notes == [
+        ("main", "before"),
+        ("side", "waits for", "main"),
+        ("side", "beside"),
+        ("main", "meanwhile"),
+        ("main", "waits for", "side"),
+        ("main", "after"),
+    ]
+
+
+def test_a_device_with_one_queue_computes_in_order() -> None:
+    streams = CPU.streams()
+    assert isinstance(streams, InOrder)
+    x = torch.ones(3)
+    with streams.fork():
+        x *= 2
+    streams.join()
+    assert x.sum() == 6.0
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_work_beside_the_main_queue_and_in_a_capture() -> None:
+    streams = SideStream(cast(Any, torch.cuda))
+    x = torch.zeros(1 << 22, device="cuda")
+    side, main = torch.empty_like(x), torch.empty_like(x)
+
+    def work() -> None:
+        x.add_(1)
+        with streams.fork():
+            torch.mul(x, 2, out=side)
+        torch.mul(x, 3, out=main)
+        streams.join()
+        x.copy_(side + main)
+
+    work()
+    torch.cuda.synchronize()
+    assert (x == 5).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    assert (x == 30).all()
