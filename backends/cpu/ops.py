@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...kernels.cpu import activation, attention, embedding, kv, layer, linear, norm, rope, sampling
+from ...kernels.cpu import attention, kv, layer, linear, sampling
+from ...kernels.elements import activation, embedding, norm, rope
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
 from ...kernels.ops.attention import Attention

@@ -18,8 +18,8 @@ from ...kernels.ops.rope import Rope
 
 def _with_library(ops: Ops) -> Ops:
     """Raises LibraryMissing where the CUDA C++ kernels were not built."""
-    from ...kernels.cpu import activation, embedding, norm, rope
     from ...kernels.cuda import attention, kv, layer, linear, step
+    from ...kernels.elements import activation, embedding, norm, rope
 
     return replace(
         ops,

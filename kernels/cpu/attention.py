@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..elements.arguments import FLOATS
 from ..ops import attention as reference
 from ..ops.attention import Rows
-from .floats import FLOATS
 
 _attention = torch.ops.localllm.attention.default
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..elements.arguments import FLOATS, heads_dense
 from ..ops import kv as reference
 from ..ops.kv import Rotation
-from .floats import FLOATS
 
 _store = torch.ops.localllm.store.default
 _copy_pages = torch.ops.localllm.copy_pages.default
@@ -49,8 +49,3 @@ def append(
     turn = _ROTATIONS[rotation]
     _append(qkv, query_norm, key_norm, eps, offset, cos, sin, turn, slots, key_pages, value_pages)
     return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])
-
-
-def heads_dense(x: Tensor) -> Tensor:
-    """x [tokens, heads, dim], of which tokens may lie apart."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

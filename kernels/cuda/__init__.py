@@ -1,7 +1,7 @@
 """The kernels of CUDA devices: CUDA C++ built into one library (`make build CUDA=1`).
 
-Importing this package loads it, or raises LibraryMissing. The ops are those of `kernels.cpu` under another device, so
-its wrappers of norms, gated activations, rotation and the embedding serve tensors of both.
+Importing this package loads it, or raises LibraryMissing. Norms, gated activations, RoPE and the
+embedding have their wrappers in kernels/elements.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..cpu import norm, rope
-from ..cpu.floats import FLOATS
-from ..cpu.kv import heads_dense
+from ..elements import norm, rope
+from ..elements.arguments import FLOATS, heads_dense
 from ..ops import kv as reference
 from ..ops.kv import Rotation
 from ..ops.norm import Norm

@@ -32,7 +32,8 @@ def microseconds(call: Call) -> float:
 
 def cases(dtype: torch.dtype) -> Mapping[str, tuple[int, Call, Call]]:
     """Op -> bytes that it must move, our call, the reference's."""
-    from localllm.kernels.cpu import activation, kv, norm, rope
+    from localllm.kernels.cuda import kv
+    from localllm.kernels.elements import activation, norm, rope
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)

@@ -36,8 +36,8 @@ RUNS = [(case, dtype) for case in CASES if case.op in OPS for dtype in case.tole
 @pytest.fixture(scope="module")
 def ops() -> Ops:
     importlib.import_module("localllm.kernels.cuda")
-    from localllm.kernels.cpu import activation, embedding, norm, rope
     from localllm.kernels.cuda import kv
+    from localllm.kernels.elements import activation, embedding, norm, rope
 
     return Ops(
         norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),

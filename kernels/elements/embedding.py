@@ -1,4 +1,4 @@
-"""The token embedding on the CPU (embedding.cpp); see kernels/ops/linear.py for what it means."""
+"""The token embedding (embedding.cpp, embedding.cu); kernels/ops/linear.py defines it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops import linear as reference
-from .floats import FLOATS
+from .arguments import FLOATS
 
 _embedding = torch.ops.localllm.embedding.default
 

@@ -1,4 +1,4 @@
-"""Gated activations on the CPU (activation.cpp); see kernels/ops/activation.py for what they mean."""
+"""Gated activations (activation.cpp, activation.cu); kernels/ops/activation.py defines them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops import activation as reference
-from .floats import FLOATS
+from .arguments import FLOATS
 
 _gate = torch.ops.localllm.gate.default
 _SILU, _GELU, _GELU_TANH = range(3)  # Activation in kernels.h

@@ -1,4 +1,4 @@
-"""Norms on the CPU (norm.cpp); see kernels/ops/norm.py for what they mean."""
+"""Norms (norm.cpp, norm.cu); kernels/ops/norm.py defines them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops import norm as reference
-from .floats import FLOATS
+from .arguments import FLOATS
 
 _rms_norm = torch.ops.localllm.rms_norm.default
 _add_rms_norm = torch.ops.localllm.add_rms_norm.default

@@ -1,4 +1,4 @@
-"""Rotary position embedding (rope.cpp), over query and key in place; see kernels/ops/rope.py for what it means."""
+"""Rotary position embedding (rope.cpp, rope.cu), in place; kernels/ops/rope.py defines it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops import rope as reference
-from .floats import FLOATS
+from .arguments import FLOATS
 
 _rope = torch.ops.localllm.rope.default
 
