@@ -1,4 +1,4 @@
-"""How the terminal UI and the commands speak to the daemon. Nothing else of ours does."""
+"""The client of the daemon, used by the terminal UI and the commands."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 CONNECT_SECONDS = 5.0
-WAIT_SECONDS = 30.0  # for a daemon that another process is starting
-STOP_SECONDS = 30.0  # beyond the drain
+WAIT_SECONDS = 30.0  # for a daemon that is starting or stopping
+STOP_SECONDS = 30.0  # in addition to the setting drain
 POLL_SECONDS = 0.05
 
 
@@ -54,7 +54,7 @@ class ReasoningPiece(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole call, given once its arguments are complete."""
+    """A complete tool call."""
 
     id: str
     name: str
@@ -62,16 +62,16 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """Last event of an answer."""
+    """The last event of an answer."""
 
     finish: str  # stop, length, tool_calls
     usage: Usage
-    ttft: float  # seconds from asking to the first piece; what follows it is timed by the daemon, which is not busy
-    seconds: float  # from asking to the end
+    ttft: float  # seconds from the request to the first token; the daemon measures the time after it
+    seconds: float  # seconds from the request to the end
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode rate: tokens after the first over the time after the first; 0 when they came in one piece."""
+        """Decode rate: tokens after the first, divided by the time after the first; 0 if there is no such time."""
         span = self.seconds - self.ttft
         return (self.usage.completion_tokens - 1) / span if span > 0 else 0.0
 
@@ -80,9 +80,9 @@ ChatEvent = TextPiece | ReasoningPiece | ToolCall | Done
 
 
 class Client:
-    """A connection to the daemon over its unix socket. Use `async with await Client.connect(settings)`.
+    """A connection to the daemon over its unix socket: `async with await Client.connect(settings)`.
 
-    Every method raises an AppError of app/errors.py; the daemon's own come back as the same class.
+    Methods raise an AppError. An error of the daemon has the same class as in the daemon.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -98,14 +98,14 @@ class Client:
     async def connect(
         cls, settings: Settings, *, start: bool = True, on_status: Callable[[str], None] | None = None
     ) -> Client:
-        """Reach the daemon, starting it when `start` and none runs. Raises DaemonUnreachable.
+        """Connect to the daemon. With `start`, start it if none runs. Raises DaemonUnreachable.
 
-        With `start`, a daemon of another version is refused as well; without, it is only told to `on_status`.
+        A daemon of another version is an error with `start`; otherwise `on_status` gets a message.
         """
         say = on_status or (lambda _: None)
         if owner_pid() is None:
             if not start:
-                raise DaemonUnreachable("no daemon runs", hint="localllm serve, chat or run starts one")
+                raise DaemonUnreachable("no daemon is running", hint="localllm serve, chat or run starts one")
             say("starting the daemon")
             await _start(settings)
         client = cls(settings)
@@ -115,15 +115,13 @@ class Client:
             await client.close()
             raise
         if status.version != VERSION:
-            words = f"the running daemon is localllm {status.version}, but this is {VERSION}"
+            message = f"the running daemon is localllm {status.version}, this program is {VERSION}"
             if start:
                 await client.close()
-                raise DaemonUnreachable(words, hint="localllm stop ends it; the next command starts the new one")
-            say(words)
+                raise DaemonUnreachable(message, hint="run localllm stop; the next command starts the new version")
+            say(message)
         if start and (others := _other_settings(settings, status.settings)):
-            say(
-                f"the running daemon has other settings ({others}); after localllm stop the next command starts it anew"
-            )
+            say(f"the running daemon has other settings ({others}); to apply yours, run localllm stop")
         return client
 
     async def __aenter__(self) -> Client:
@@ -137,7 +135,7 @@ class Client:
 
     @property
     def over(self) -> bool:
-        """No daemon runs any more: connect anew."""
+        """True if the daemon has stopped: connect again."""
         return owner_pid() is None
 
     async def models(self) -> list[ModelEntry]:
@@ -154,7 +152,7 @@ class Client:
         quant: str | None = None,
         on_progress: Callable[[str, float], None] | None = None,
     ) -> LoadedModel:
-        """Load a model (a no-op when it is); progress comes as (words, 0…1)."""
+        """Load a model, or return the loaded one. `on_progress` gets (stage, fraction from 0 to 1)."""
         body = {"model": _name(model), "backend": backend, "quant": quant}
         async with aclosing(self._events("/admin/load", body)) as events:
             async for event in events:
@@ -163,38 +161,40 @@ class Client:
                 progress = msgspec.convert(event, LoadProgress)
                 if on_progress is not None:
                     on_progress(progress.stage, progress.done)
-        raise DaemonUnreachable("the daemon ended while the model was loading")
+        raise DaemonUnreachable("the daemon stopped while it loaded the model")
 
     def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncGenerator[ChatEvent]:
-        """One answer as events; parameters are the OpenAI body's. Closing the iterator cancels the request."""
+        """Yield the events of one chat answer. `parameters` are OpenAI's. Closing the iterator cancels the request."""
         return self._answer("/v1/chat/completions", {"model": _name(model), "messages": messages, **parameters})
 
     def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncGenerator[ChatEvent]:
-        """The same for a plain text to be continued."""
+        """Yield the events of one completion of a plain text, like `chat`."""
         return self._answer("/v1/completions", {"model": _name(model), "prompt": prompt, **parameters})
 
     async def unload(self, model: str) -> None:
         await self._post("/admin/unload", {"model": _name(model)})
 
     async def shutdown(self) -> None:
-        """Ask the daemon to drain and end; returns when it is gone."""
+        """Stop the daemon after its running answers; returns when its process has ended."""
         await self._post("/admin/shutdown", {})
         deadline = time.monotonic() + self._settings.drain + STOP_SECONDS
         while owner_pid() is not None:
             if time.monotonic() > deadline:
-                raise DaemonUnreachable("the daemon was asked to stop, but still runs")
+                raise DaemonUnreachable("the daemon did not stop in time")
             await asyncio.sleep(POLL_SECONDS)
 
     async def _answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatEvent]:
-        asked = time.perf_counter()
+        start = time.perf_counter()
         finish = None
-        usage, decode = Usage(), 0.0
+        usage = Usage()
+        decode = 0.0
         calls = _Calls()
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         async with aclosing(self._events(path, body)) as events:
             async for event in events:
                 if event.get("usage"):
-                    usage, decode = _usage(event["usage"]), event["usage"]["decode_seconds"]
+                    usage = _usage(event["usage"])
+                    decode = event["usage"]["decode_seconds"]
                 for choice in event["choices"]:
                     for piece in _pieces(choice.get("delta") or {"content": choice.get("text")}, calls):
                         yield piece
@@ -202,12 +202,12 @@ class Client:
         for call in calls.rest():
             yield call
         if finish is None:
-            raise DaemonUnreachable("the daemon ended in the middle of the answer")
-        seconds = time.perf_counter() - asked
+            raise DaemonUnreachable("the daemon stopped in the middle of the answer")
+        seconds = time.perf_counter() - start
         yield Done(finish=finish, usage=usage, ttft=max(seconds - decode, 0.0), seconds=seconds)
 
     async def _status(self) -> Status:
-        """Waits for a daemon that is just starting, or just ending."""
+        """The daemon's status. Waits for a daemon that is starting or stopping."""
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             try:
@@ -218,12 +218,12 @@ class Client:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _get(self, path: str) -> bytes:
-        return await self._whole("GET", path, b"")
+        return await self._request("GET", path, b"")
 
     async def _post(self, path: str, body: dict[str, Any]) -> bytes:
-        return await self._whole("POST", path, msgspec.json.encode(body))
+        return await self._request("POST", path, msgspec.json.encode(body))
 
-    async def _whole(self, method: str, path: str, content: bytes) -> bytes:
+    async def _request(self, method: str, path: str, content: bytes) -> bytes:
         headers = {"content-type": "application/json"} if content else {}
         try:
             response = await self._http.request(method, path, content=content, headers=headers)
@@ -234,7 +234,7 @@ class Client:
         return response.content
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The JSON of each server-sent event. Raises the error that came instead, or in between."""
+        """Yield the JSON of each server-sent event. Raises the error of the response or of an event."""
         headers = {"content-type": "application/json"}
         try:
             async with self._http.stream("POST", path, content=msgspec.json.encode(body), headers=headers) as response:
@@ -255,23 +255,24 @@ class Client:
 
 
 def _other_settings(ours: Settings, theirs: dict[str, Any]) -> str:
-    """Settings that are set here, and that the daemon loads models without; empty without any."""
+    """The load settings that are set here and differ in the daemon; empty if there are none."""
     defaults = loading(Settings())
-    here = {name: value for name, value in loading(ours).items() if value != defaults[name] and name in theirs}
-    return ", ".join(f"{name} is {theirs[name]}, not {value}" for name, value in here.items() if value != theirs[name])
+    local = {name: value for name, value in loading(ours).items() if value != defaults[name] and name in theirs}
+    return ", ".join(f"{name} is {theirs[name]}, not {value}" for name, value in local.items() if value != theirs[name])
 
 
 class _Calls:
-    """Joins streamed tool calls: a call is whole once the next one begins, or the answer ends."""
+    """Joins streamed tool calls. A call is complete when the next one begins, or the answer ends."""
 
     def __init__(self) -> None:
         self._index = -1
         self._call = ToolCall(id="", name="", arguments="")
 
     def take(self, delta: dict[str, Any]) -> list[ToolCall]:
-        whole = []
+        complete = []
         if delta["index"] != self._index:
-            whole, self._index = self.rest(), delta["index"]
+            complete = self.rest()
+            self._index = delta["index"]
             self._call = ToolCall(id="", name="", arguments="")
         function = delta["function"]
         self._call = ToolCall(
@@ -279,7 +280,7 @@ class _Calls:
             name=self._call.name + function.get("name", ""),
             arguments=self._call.arguments + function.get("arguments", ""),
         )
-        return whole
+        return complete
 
     def rest(self) -> list[ToolCall]:
         return [] if self._index < 0 else [self._call]
@@ -310,25 +311,25 @@ async def _start(settings: Settings) -> None:
     try:
         await asyncio.to_thread(background.start, settings)
     except PortTaken:
-        if owner_pid() is None:  # not another client's daemon, but a stranger at our port
+        if owner_pid() is None:  # another program uses our port, not a daemon
             raise
 
 
 def _name(model: str) -> str:
-    """Ids go as they are; a path is made absolute, as the daemon stands in another folder."""
+    """The id, or the absolute path of a folder: the daemon has another working directory."""
     return str(Path(model).expanduser().absolute()) if is_path(model) else model
 
 
 def _lost(error: httpx.HTTPError) -> AppError:
-    return DaemonUnreachable(f"the daemon cannot be reached: {error}" if str(error) else "the daemon ended")
+    return DaemonUnreachable(f"cannot reach the daemon: {error}" if str(error) else "the daemon stopped")
 
 
 def _error(body: bytes) -> AppError:
-    """The daemon's error as it was raised there."""
+    """The error in a response body, with the class that it has in the daemon."""
     try:
         error = msgspec.json.decode(body)["error"]
     except (msgspec.DecodeError, KeyError, TypeError):
-        return DaemonUnreachable("the daemon gave an answer this version does not understand")
+        return DaemonUnreachable("the daemon sent a response that this version does not understand")
     return Fault(
         code=error["code"],
         message=error["message"],

@@ -1,4 +1,4 @@
-"""What this machine can run and why: the facts behind `localllm doctor`. No model is loaded for it."""
+"""The report of `localllm doctor`: backends, machine, paths, versions. Loads no model."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One backend: yes, or the reason why not."""
+    """The state of one backend."""
 
     backend: str
     available: bool
-    says: str  # the hardware's name, or the reason
-    memory: int = 0  # bytes in all
-    free: int = 0
+    says: str  # the name of the device, or the reason why it is unavailable
+    memory: int = 0  # bytes in total
+    free: int = 0  # bytes
     features: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything doctor knows, except the daemon's state, which only a client can tell."""
+    """The report, without the state of the daemon."""
 
     machine: dict[str, str]
     memory: dict[str, int]  # bytes
     backends: list[Verdict]
-    choice: str  # empty: none works
+    choice: str  # the selected backend; empty: none works
     reason: str
     hint: str
     paths: dict[str, str]
-    self_tests: dict[str, str]  # what that of its kernels found on each device so far
-    disk_free: int  # bytes where models are kept
+    self_tests: dict[str, str]  # device -> result of its kernel self-test
+    disk_free: int  # bytes free on the disk of the model cache
     models: int
     versions: dict[str, str]
 
     def for_json(self) -> dict[str, Any]:
-        """Plain values; features become an object."""
+        """The report as JSON values; features become an object."""
         return {**asdict(self), "backends": [{**asdict(v), "features": dict(v.features)} for v in self.backends]}
 
 
 def examine(backend: str = backends.AUTO) -> Report:
-    """Look at the machine. A backend that was asked for and cannot run is reported, not raised."""
+    """Probe the machine. If `backend` is unavailable, the report says so; nothing is raised."""
     choice, reason, hint = _choice(backend)
     memory = psutil.virtual_memory()
     cache = paths.hub_cache_dir()
@@ -80,7 +80,7 @@ def examine(backend: str = backends.AUTO) -> Report:
             "cores": f"{psutil.cpu_count(logical=False) or 1} physical, {os.cpu_count() or 1} logical",
         },
         memory={"total": memory.total, "available": memory.available},
-        backends=[_verdict(found) for found in backends.probe_all()],
+        backends=[_verdict(result) for result in backends.probe_all()],
         choice=choice,
         reason=reason,
         hint=hint,
@@ -88,23 +88,23 @@ def examine(backend: str = backends.AUTO) -> Report:
         self_tests=findings.told(paths.self_test_dir()),
         disk_free=shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free,
         models=len(catalog.available()),
-        versions={"localllm": VERSION} | {name: found for name in PACKAGES if (found := _version(name))},
+        versions={"localllm": VERSION} | {name: text for name in PACKAGES if (text := _version(name))},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OpsReport:
-    """Who computes each op, by platform: "reference" is plain torch."""
+    """The implementation of each op, by platform; "reference" is plain torch."""
 
-    ops: dict[str, dict[str, str]]
-    without: list[str]  # platforms that have no runner of the torch family
-    reference_ops: list[str]  # the setting that sent ops back to their references
+    ops: dict[str, dict[str, str]]  # op -> platform -> implementation
+    without: list[str]  # platforms without a torch runner
+    reference_ops: list[str]  # the setting
 
 
 def examine_ops(reference_ops: tuple[str, ...]) -> OpsReport:
-    """Imports torch. Raises NoBackend where there is none, ConfigError for an op that there is not."""
+    """The ops table. Imports torch. Raises NoBackend if torch is missing, ConfigError for an unknown op."""
     if find_spec("torch") is None:
-        raise NoBackend("torch is not installed: the backends here compute with ops of their own")
+        raise NoBackend("torch is not installed, and only torch backends have an ops table")
     from ..backends.platforms import matrix
 
     try:
@@ -124,10 +124,10 @@ def _choice(backend: str) -> tuple[str, str, str]:
     return choice.info.backend, choice.reason, ""
 
 
-def _verdict(found: DeviceInfo | Unavailable) -> Verdict:
-    if isinstance(found, DeviceInfo):
-        return Verdict(found.backend, True, found.name, found.memory, found.free, tuple(found.features.items()))
-    return Verdict(found.backend, False, found.reason)
+def _verdict(result: DeviceInfo | Unavailable) -> Verdict:
+    if isinstance(result, DeviceInfo):
+        return Verdict(result.backend, True, result.name, result.memory, result.free, tuple(result.features.items()))
+    return Verdict(result.backend, False, result.reason)
 
 
 def _places() -> Iterator[tuple[str, str]]:
@@ -138,7 +138,7 @@ def _places() -> Iterator[tuple[str, str]]:
     try:
         yield "socket", str(paths.socket_file())
     except OSError as error:
-        yield "socket", f"unusable: {error}"
+        yield "socket", f"not usable: {error}"
 
 
 def _version(package: str) -> str:

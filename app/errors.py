@@ -1,4 +1,4 @@
-"""Every error of the app and what it becomes: an exit code, an HTTP status and a hint. One table, kept here."""
+"""Every error of the app, with its exit code, HTTP status, type and code."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import ClassVar
 
 
 class AppError(Exception):
-    """An error with a sentence for people and, if we know it, a hint how to mend it.
+    """An error with a message and, if possible, a hint how to fix it.
 
-    `exit_code` is the CLI's; `status`, `type` and `code` are the HTTP error body's (OpenAI's shape).
+    `exit_code` is the exit code of the command line. `status`, `type` and `code` are for HTTP (OpenAI's error body).
+    `param` names the parameter at fault; `numbers` are added to the error body.
     """
 
     exit_code: ClassVar[int] = 1
@@ -18,7 +19,10 @@ class AppError(Exception):
 
     def __init__(self, message: str, *, hint: str = "", param: str | None = None, **numbers: int) -> None:
         super().__init__(message)
-        self.message, self.hint, self.param, self.numbers = message, hint, param, numbers
+        self.message = message
+        self.hint = hint
+        self.param = param
+        self.numbers = numbers
 
 
 class ConfigError(AppError):
@@ -70,13 +74,13 @@ class BodyTooLarge(AppError):
 
 
 class UnsupportedMedia(AppError):
-    """The body is not plain JSON: another content type, or compressed."""
+    """The request body is not plain JSON: another content type, or compressed."""
 
     exit_code, status, type, code = 2, 415, "invalid_request_error", "unsupported_media_type"
 
 
 class ModelUnusable(AppError):
-    """Files are missing, corrupt, unsafe or of an unknown architecture."""
+    """Model files are missing, corrupt or unsafe, or the architecture is unknown."""
 
     exit_code, status, type, code = 5, 422, "invalid_request_error", "model_unusable"
 
@@ -90,7 +94,7 @@ class Overloaded(AppError):
 
 
 class OutOfMemory(AppError):
-    """The device's memory did not suffice for a step: its requests are lost, all others go on."""
+    """The device ran out of memory in a step. The requests of that step end; all others continue."""
 
     exit_code, status, type, code = 6, 503, "server_error", "out_of_memory"
 
@@ -100,7 +104,7 @@ class Stopping(AppError):
 
 
 class WorkerDied(AppError):
-    """The engine process ended; its requests are lost, the next one starts a new process."""
+    """The worker process ended. Its requests end; the next request starts a new process."""
 
     exit_code, status, type, code = 7, 500, "server_error", "worker_died"
 
@@ -118,7 +122,7 @@ class DownloadFailed(AppError):
 
 
 class StorageFailed(AppError):
-    """A file of ours cannot be written: disk full, read-only, no permission."""
+    """A file cannot be written: disk full, read-only, no permission."""
 
     exit_code, status, type, code = 11, 507, "server_error", "storage_failed"
 

@@ -1,4 +1,4 @@
-"""Every path localllm uses. Nothing else in the project builds one outside a folder it was given."""
+"""Every path that localllm uses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ APP = "localllm"
 
 
 def config_file() -> Path:
-    """Settings a person may edit."""
+    """The settings file, editable by the user."""
     return Path(os.environ.get("LOCALLLM_CONFIG") or platformdirs.user_config_path(APP) / "config.toml")
 
 
 def data_dir() -> Path:
-    """Chat history and the generated API key."""
+    """The folder of the chat history and the generated API key."""
     return platformdirs.user_data_path(APP)
 
 
@@ -32,12 +32,12 @@ def api_key_file() -> Path:
 
 
 def cache_dir() -> Path:
-    """What can be deleted without loss. Weights live in the shared Hugging Face cache, not here."""
+    """The folder of files that can be deleted without loss. Models are in the Hugging Face cache, not here."""
     return platformdirs.user_cache_path(APP)
 
 
 def hub_cache_dir() -> Path:
-    """The Hugging Face cache that every program shares, placed by the same variables as there."""
+    """The Hugging Face cache, shared with other programs. Uses the variables of huggingface_hub."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser()
@@ -46,21 +46,24 @@ def hub_cache_dir() -> Path:
 
 
 def packed_dir(model: Path) -> Path:
-    """Weights of this model's folder as they were made smaller on load; not made here. Beside the model, so that they
-    go with it; in our cache where that folder is not ours to write in, or is our own program's."""
+    """The folder of this model's cached quantised weights (not created here).
+
+    It is inside the model folder, so that it is deleted with the model. If that folder is read-only or part of
+    localllm, it is in our cache.
+    """
     if os.access(model, os.W_OK) and assets_dir() not in model.resolve().parents:
         return model / ".localllm"
     return cache_dir() / "packed" / hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
 
 
 def compiled_dir() -> Path:
-    """What torch's compiler made of models, for the next start; not made here. Placed by the same variable as there."""
+    """The folder of models compiled by torch (not created here). Uses torch's variable."""
     chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     return Path(chosen).expanduser() if chosen else cache_dir() / "compiled"
 
 
 def self_test_dir() -> Path:
-    """What the kernels' self-test found on this machine's devices; not made here."""
+    """The folder of the kernel self-test's results (not created here)."""
     return cache_dir() / "self-test"
 
 
@@ -69,9 +72,9 @@ def log_dir() -> Path:
 
 
 def runtime_dir() -> Path:
-    """Socket, pid and port files: private to this user, made here with mode 0700.
+    """The folder of the socket, pid and port files, created with mode 0700.
 
-    Raises PermissionError when the folder belongs to somebody else or others may enter it.
+    Raises PermissionError if the folder belongs to another user, or another user may enter it.
     """
     base = os.environ.get("LOCALLLM_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     if os.environ.get("LOCALLLM_RUNTIME_DIR"):
@@ -83,7 +86,7 @@ def runtime_dir() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(f"{folder} must be a folder of your own with mode 0700; remove it or fix its mode")
+        raise PermissionError(f"{folder} must be your folder, with mode 0700; delete it or fix its mode")
     return folder
 
 
@@ -104,5 +107,5 @@ def assets_dir() -> Path:
 
 
 def guide_dir() -> Path:
-    """The bundled model."""
+    """The folder of the bundled model."""
     return assets_dir() / "guide"

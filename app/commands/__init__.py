@@ -1,1 +1,1 @@
-"""What each command of the command line does; app/cli.py holds their names and flags."""
+"""The bodies of the commands; app/cli.py has their names and flags."""

@@ -1,4 +1,4 @@
-"""What chat, run and bench share: flags into an OpenAI body, and a connection with the model loaded."""
+"""Shared by chat, run, bench and selftest: flags to OpenAI parameters, and a client with the model loaded."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from ..config import Settings
 from .console import say
 
 
-def parameters(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling flags that were given, by their names in an OpenAI body; `system` is a message, not one of them."""
-    given = {name: value for name, value in asked.items() if name != "system" and value not in (None, ())}
-    if "stop" in given:
-        given["stop"] = list(given["stop"])
-    return given
+def parameters(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling flags with a value, by their names in an OpenAI body. `system` is a message, not a parameter."""
+    body = {name: value for name, value in flags.items() if name != "system" and value not in (None, ())}
+    if "stop" in body:
+        body["stop"] = list(body["stop"])
+    return body
 
 
 def opening(system: str | None) -> list[dict[str, Any]]:
-    """The messages before the first turn."""
+    """The messages before the first user message."""
     return [{"role": "system", "content": system}] if system else []
 
 
 @asynccontextmanager
 async def loaded(settings: Settings, model: str, backend: str | None, quant: str | None) -> AsyncIterator[Client]:
-    """A client of the daemon, started where none runs, with the model ready to answer.
+    """A client of the daemon, with the model loaded. Starts the daemon if none runs.
 
-    `backend` and `quant` are for this model only; the daemon keeps to the settings for others. A model that is loaded
-    already is not loaded again for a call without them; the options of the earlier call are printed.
+    `backend` and `quant` apply to this model only. If the model is already loaded and the call has no such options, the
+    model keeps the options of the earlier call, and a notice is printed.
     """
     async with await Client.connect(settings, on_status=say) as client:
-        ready = await client.load(model, backend=backend, quant=quant)
-        if others := _options_of_others(ready, backend, quant):
+        info = await client.load(model, backend=backend, quant=quant)
+        if options := _earlier_options(info, backend, quant):
             say(
-                f"{ready.id} is loaded with {others}, as an earlier call asked; "
-                f"after localllm stop {ready.id} it is loaded by the settings"
+                f"{info.id} is already loaded, with {options} from an earlier call; "
+                f"to load it with the settings, run localllm stop {info.id} first"
             )
         yield client
 
 
-def _options_of_others(ready: LoadedModel, backend: str | None, quant: str | None) -> str:
-    """The options that an earlier call loaded the model with and this one does not ask for; empty without any."""
-    asked = {"--backend": backend not in (None, "auto"), "--quant": quant is not None}
-    return " ".join(option for option in ready.options if not asked[option.split()[0]])
+def _earlier_options(info: LoadedModel, backend: str | None, quant: str | None) -> str:
+    """The options of an earlier call that this call does not give; empty if there are none."""
+    current = {"--backend": backend not in (None, "auto"), "--quant": quant is not None}
+    return " ".join(option for option in info.options if not current[option.split()[0]])

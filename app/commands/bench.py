@@ -1,4 +1,4 @@
-"""`localllm bench`: how fast a model answers here, measured through the daemon as any program would see it."""
+"""`localllm bench`: the speed of a model, measured through the daemon's API."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..errors import AppError
 from .asking import loaded
 from .console import say
 
-LONG, SHORT = 400, 24  # words in a prompt that measures reading, and in one that measures writing
+LONG, SHORT = 400, 24  # words in a prompt, to measure prefill and decode
 NEW_TOKENS = 96
 WORDS = "time water house morning letter road music table winter colour bread window river paper summer garden".split()
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Medians over the rounds. Rates are tokens per second."""
+    """Medians over the rounds. Rates are in tokens per second."""
 
     model: str
     backend: str
@@ -35,19 +35,19 @@ class Result:
     quant: str
     rounds: int
     prompt_tokens: int
-    ttft_ms: float  # of a short prompt
-    prefill: float  # of the long prompt
-    decode: float  # one answer alone
-    throughput: dict[int, float]  # answers at once -> all their tokens
-    memory_gbps: float | None = None  # what the memory that the model computes from can be read at, where it is known
-    memory_share: float | None = None  # of that, what decoding alone reads the weights at; over 1: they stay in cache
+    ttft_ms: float  # time to first token of a short prompt
+    prefill: float  # rate with a long prompt
+    decode: float  # rate of one answer
+    throughput: dict[int, float]  # number of parallel answers -> rate of all of them
+    memory_gbps: float | None = None  # read bandwidth of the device memory; None: unknown
+    memory_share: float | None = None  # fraction of it that decode uses; > 1: weights stay in the CPU cache
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
 
 def bench(
     model: str | None, rounds: int, together: Sequence[int], backend: str | None, quant: str | None, as_json: bool
 ) -> int:
-    """Print the figures; `together` is how many answers are asked for at once, one after the other."""
+    """Print the results. `together` lists the numbers of parallel answers to measure."""
     settings = config.load()
     model = model or settings.model
     result = asyncio.run(_bench(loaded(settings, model, backend, quant), model, rounds, together))
@@ -59,13 +59,13 @@ def bench(
         f"medians of {result.rounds} rounds"
     )
     click.echo(f"  time to first token  {result.ttft_ms:10.1f} ms")
-    click.echo(f"  reading the prompt   {result.prefill:10.1f} tokens/s, {result.prompt_tokens} tokens")
-    click.echo(f"  writing alone        {result.decode:10.1f} tokens/s")
+    click.echo(f"  prefill              {result.prefill:10.1f} tokens/s, {result.prompt_tokens} tokens")
+    click.echo(f"  decode, 1 answer     {result.decode:10.1f} tokens/s")
     for count, rate in result.throughput.items():
-        click.echo(f"  writing, {f'{count} at once':12}{rate:10.1f} tokens/s in all")
+        click.echo(f"  {f'decode, {count} answers':21}{rate:10.1f} tokens/s in total")
     if result.memory_gbps is not None and result.memory_share is not None:
-        share = f"writing alone reads weights at {result.memory_share:.0%} of that"
-        click.echo(f"  memory               {result.memory_gbps:10.1f} GB/s when read; {share}")
+        share = f"decode with 1 answer uses {result.memory_share:.0%}"
+        click.echo(f"  memory               {result.memory_gbps:10.1f} GB/s read bandwidth; {share}")
     for warning in result.warnings:
         click.echo(f"  warning              {warning}")
     return 0
@@ -75,20 +75,21 @@ async def _bench(
     session: AbstractAsyncContextManager[Client], model: str, rounds: int, together: Sequence[int]
 ) -> Result:
     async with session as client:
-        info = await client.load(model)  # it is loaded: this only says how
+        info = await client.load(model)  # already loaded: returns its properties
         words = random.Random(0)
-        await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)  # warms caches; not counted
-        reading, alone = [], []
+        await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)  # warm-up; not measured
+        prefills = []
+        decodes = []
         rates: dict[int, list[float]] = {count: [] for count in together}
         for number in range(1, rounds + 1):
             say(f"round {number} of {rounds}")
-            reading += await _answers(client, model, [_prompt(words, LONG)], 1)
-            alone += await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)
-            for count, found in rates.items():
+            prefills += await _answers(client, model, [_prompt(words, LONG)], 1)
+            decodes += await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)
+            for count, results in rates.items():
                 prompts = [_prompt(words, SHORT) for _ in range(count)]
-                found.append(_rate(await _answers(client, model, prompts, NEW_TOKENS)))
-    decode = median(answer.tokens_per_second for answer in alone)
-    speed, share = _memory(info, decode)
+                results.append(_rate(await _answers(client, model, prompts, NEW_TOKENS)))
+    decode = median(answer.tokens_per_second for answer in decodes)
+    bandwidth, share = _memory(info, decode)
     return Result(
         model=model,
         backend=info.backend,
@@ -96,19 +97,19 @@ async def _bench(
         dtype=info.dtype,
         quant=info.quant,
         rounds=rounds,
-        prompt_tokens=round(median(answer.usage.prompt_tokens for answer in reading)),
-        ttft_ms=1e3 * median(answer.ttft for answer in alone),
-        prefill=median((a.usage.prompt_tokens - a.usage.cached_tokens) / a.ttft for a in reading),
+        prompt_tokens=round(median(answer.usage.prompt_tokens for answer in prefills)),
+        ttft_ms=1e3 * median(answer.ttft for answer in decodes),
+        prefill=median((a.usage.prompt_tokens - a.usage.cached_tokens) / a.ttft for a in prefills),
         decode=decode,
-        throughput={count: median(found) for count, found in rates.items()},
-        memory_gbps=speed,
+        throughput={count: median(results) for count, results in rates.items()},
+        memory_gbps=bandwidth,
         memory_share=share,
         warnings=info.warnings,
     )
 
 
 def _prompt(words: random.Random, count: int) -> str:
-    """Text no round before had, so that the prefix cache has nothing to give."""
+    """A new random text, so that there is no prefix hit."""
     return " ".join(words.choice(WORDS) for _ in range(count))
 
 
@@ -121,19 +122,19 @@ async def _answer(client: Client, model: str, prompt: str, tokens: int) -> Done:
         async for event in events:
             if isinstance(event, Done):
                 return event
-    raise AppError("the daemon ended an answer without saying so")
+    raise AppError("the daemon ended the answer without a final event")
 
 
 def _rate(answers: list[Done]) -> float:
-    """Tokens after the first ones over the time they took, of answers that were asked for together."""
+    """Decode rate of parallel answers: their tokens after the first, divided by the time after the first token."""
     tokens = sum(answer.usage.completion_tokens - 1 for answer in answers)
     return tokens / (max(answer.seconds for answer in answers) - min(answer.ttft for answer in answers))
 
 
 def _memory(info: LoadedModel, decode: float) -> tuple[float | None, float | None]:
-    """Read bandwidth in GB/s and the share of it that decoding uses, where both are known."""
+    """(read bandwidth in GB/s, fraction of it that decode uses); None where unknown."""
     if not info.token_bytes:
         return None, None
-    say("measuring how fast the memory is read")
-    speed = load(info.backend).read_bandwidth()
-    return (None, None) if speed is None else (speed / 1e9, info.token_bytes * decode / speed)
+    say("measuring the read bandwidth of the memory")
+    bandwidth = load(info.backend).read_bandwidth()
+    return (None, None) if bandwidth is None else (bandwidth / 1e9, info.token_bytes * decode / bandwidth)

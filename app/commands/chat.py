@@ -1,4 +1,4 @@
-"""`localllm chat`: the terminal UI, or line by line where there is no terminal."""
+"""`localllm chat`: the terminal UI, or one message per input line without a terminal."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from .asking import loaded, opening, parameters
 from .run import stream, text_of
 
 
-def chat(model: str | None, backend: str | None, quant: str | None, asked: dict[str, Any]) -> int:
-    """A conversation with the model named, or the default one."""
+def chat(model: str | None, backend: str | None, quant: str | None, flags: dict[str, Any]) -> int:
+    """Chat with `model`, or with the default model."""
     settings = config.load()
     model = model or settings.model
     if all(end.isatty() for end in (sys.stdin, sys.stdout, sys.stderr)):  # the UI draws on standard error
         from ..tui import run
 
-        return run(settings, model, asked["system"], parameters(asked), backend=backend, quant=quant)
-    _lines(loaded(settings, model, backend, quant), model, opening(asked["system"]), parameters(asked))
+        return run(settings, model, flags["system"], parameters(flags), backend=backend, quant=quant)
+    _lines(loaded(settings, model, backend, quant), model, opening(flags["system"]), parameters(flags))
     return 0
 
 
 def _lines(
     session: AbstractAsyncContextManager[Client], model: str, messages: list[dict[str, Any]], body: dict[str, Any]
 ) -> None:
-    """Each line of standard input is a turn; empty lines are skipped, the end of input ends the chat."""
-    # Input is read between the runs of the event loop: inside one, Ctrl-C would not interrupt the read.
+    """Answer each line of standard input until its end. Empty lines are skipped."""
+    # Input is read outside the event loop: inside, Ctrl-C would not interrupt the read.
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
             client = runner.run(stack.enter_async_context(session))
             for number, line in enumerate(sys.stdin.buffer, start=1):
-                turn = text_of(line, f"line {number} of standard input").strip()
-                if turn:
-                    messages.append({"role": "user", "content": turn})
+                message = text_of(line, f"line {number} of standard input").strip()
+                if message:
+                    messages.append({"role": "user", "content": message})
                     answer = runner.run(stream(client, model, messages, body))
                     messages.append({"role": "assistant", "content": answer})
         finally:

@@ -1,4 +1,4 @@
-"""`localllm completion`: the script that click makes for a shell."""
+"""`localllm completion`: the completion script for a shell, made by click."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from click.shell_completion import get_completion_class
 def completion(command: click.Command, shell: str) -> int:
     """Print the shell's completion script."""
     kind = get_completion_class(shell)
-    assert kind is not None, f"click knows no {shell}"
+    assert kind is not None, f"click does not support {shell}"
     click.echo(kind(command, {}, "localllm", "_LOCALLLM_COMPLETE").source())
     return 0

@@ -1,4 +1,4 @@
-"""How commands speak: errors in one place, plain tables, and text that cannot drive the terminal."""
+"""Output of the commands: errors, tables, and text without control characters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..errors import AppError, InvalidRequest, StorageFailed
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-# Everything that could move the cursor, recolour or rename the terminal: C0 without newline and tab, DEL, C1.
+# Characters that control a terminal: C0 without newline and tab, DEL, C1.
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def guarded(command: click.Command, args: list[str]) -> int:
-    """Run a click command; whatever goes wrong becomes one line, a hint and an exit code."""
+    """Run a click command. An error becomes one line, a hint and an exit code."""
     as_json = "--json" in args
     try:
         code = command.main(args, prog_name="localllm", standalone_mode=False)
@@ -37,10 +37,10 @@ def guarded(command: click.Command, args: list[str]) -> int:
 
 
 def report(error: AppError, as_json: bool) -> int:
-    """Print an error to standard error and return its exit code."""
+    """Print an error to standard error. Returns its exit code."""
     if as_json:
-        told = {"message": error.message, "type": error.type, "code": error.code, "hint": error.hint, **error.numbers}
-        say(json.dumps({"error": told}))
+        body = {"message": error.message, "type": error.type, "code": error.code, "hint": error.hint, **error.numbers}
+        say(json.dumps({"error": body}))
     else:
         say(click.style("error:", fg="red") + f" {' '.join(safe(error.message).split())}")
         if error.hint:
@@ -49,23 +49,23 @@ def report(error: AppError, as_json: bool) -> int:
 
 
 def say(line: str) -> None:
-    """A line for the person, on standard error, so that standard output holds results only."""
+    """Print a line to standard error. Standard output is for results only."""
     click.echo(line, err=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def write(text: str) -> None:
-    """Part of an answer to standard output, at once."""
+    """Print a part of an answer to standard output and flush."""
     sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def safe(text: str) -> str:
-    """The text with control characters made visible: a model must not be able to drive the terminal."""
+    """The text with control characters replaced, so that a model cannot control the terminal."""
     return text.translate(CONTROL)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns aligned with spaces, two between them."""
+    """Print aligned columns, two spaces apart."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for row in (header, *rows):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

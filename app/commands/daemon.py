@@ -14,26 +14,26 @@ from ..client import Client, LoadedModel
 from ..errors import DaemonUnreachable
 from ..sizes import size
 from .console import say, table
-from .settings import given
+from .settings import without_unset
 
 
 def serve(overrides: dict[str, Any]) -> int:
-    """Be the daemon until a signal ends it."""
-    settings = config.load(given(overrides))
+    """Run the daemon until a signal stops it."""
+    settings = config.load(without_unset(overrides))
     from ..daemon import lifecycle
 
     return lifecycle.serve(settings)
 
 
 def ps(as_json: bool) -> int:
-    """The loaded models; none when no daemon runs."""
+    """Print the loaded models."""
     models = asyncio.run(_loaded(config.load()))
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(model) for model in models or []], indent=2))
     elif models is None:
-        say("no daemon runs; localllm serve or localllm chat starts one")
+        say("no daemon is running; localllm serve or localllm chat starts one")
     elif not models:
-        say("the daemon runs; no model is loaded")
+        say("the daemon is running; no model is loaded")
     else:
         table(("MODEL", "STATE", "BACKEND", "CONTEXT", "MEMORY", "BUSY", "UNLOADS IN"), [_row(m) for m in models])
     return 0
@@ -48,15 +48,15 @@ async def _loaded(settings: config.Settings) -> list[LoadedModel] | None:
 
 
 def _row(model: LoadedModel) -> tuple[str, ...]:
-    leaves = "never" if model.unload_in is None else f"{model.unload_in:.0f} s"
+    unload_in = "never" if model.unload_in is None else f"{model.unload_in:.0f} s"
     backend = " ".join(part for part in (model.backend, model.dtype, model.quant) if part)
     context = str(model.context) if model.context else ""
     memory = size(model.memory) if model.memory else ""
-    return (model.id, model.state, backend, context, memory, str(model.requests), "" if model.requests else leaves)
+    return (model.id, model.state, backend, context, memory, str(model.requests), "" if model.requests else unload_in)
 
 
 def stop(model: str | None) -> int:
-    """Unload one model, or end the daemon."""
+    """Unload `model`, or stop the daemon."""
     return asyncio.run(_stop(config.load(), model))
 
 
@@ -64,13 +64,13 @@ async def _stop(settings: config.Settings, model: str | None) -> int:
     try:
         client = await Client.connect(settings, start=False)
     except DaemonUnreachable:
-        say("no daemon runs")
+        say("no daemon is running")
         return 0
     async with client:
         if model:
             await client.unload(model)
-            say(f"{model} is unloaded")
+            say(f"unloaded {model}")
         else:
             await client.shutdown()
-            say("the daemon has stopped")
+            say("stopped the daemon")
     return 0

@@ -16,11 +16,14 @@ from ..sizes import size
 
 
 def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
-    """Print the report; exit code 5 when nothing, or not what was asked for, can run."""
+    """Print the report. The exit code is 5 if the selected backend, or every backend, is unavailable."""
     settings = config.load({"backend": backend})
     if ops:
-        found = examine_ops(settings.developer.reference_ops)
-        click.echo(json.dumps(asdict(found), indent=2)) if as_json else _print_ops(found)
+        table = examine_ops(settings.developer.reference_ops)
+        if as_json:
+            click.echo(json.dumps(asdict(table), indent=2))
+        else:
+            _print_ops(table)
         return 0
     report = examine(settings.backend)
     daemon = asyncio.run(_daemon(settings))
@@ -33,38 +36,38 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
 
 
 async def _daemon(settings: config.Settings) -> str:
-    """Its state in words; it is not started for this."""
+    """The state of the daemon in words. Does not start it."""
     try:
         async with await Client.connect(settings, start=False) as client:
             models = [named(model) for model in await client.loaded()]
     except DaemonUnreachable:
         return "not running"
     except (AppError, OSError) as error:
-        return f"cannot be asked: {error}"
-    return f"running, with {', '.join(models)} loaded" if models else "running, with no model loaded"
+        return f"not responding: {error}"
+    return f"running, loaded: {', '.join(models)}" if models else "running, no model loaded"
 
 
 def named(model: LoadedModel) -> str:
-    """A loaded model, with what is to be known of it."""
-    told = "; ".join(filter(None, (model.quant, *model.warnings)))
-    return f"{model.id} ({told})" if told else model.id
+    """The id of a loaded model, with its quantisation and warnings."""
+    details = "; ".join(filter(None, (model.quant, *model.warnings)))
+    return f"{model.id} ({details})" if details else model.id
 
 
 def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
-    click.echo("Backends, in the order they are tried")
+    click.echo("Backends, in order of preference")
     for verdict in report.backends:
-        click.echo(f"  {verdict.backend:<9} {'yes' if verdict.available else 'no '}  {_says(verdict)}")
+        click.echo(f"  {verdict.backend:<9} {'yes' if verdict.available else 'no '}  {_description(verdict)}")
         for name, value in verdict.features:
             click.echo(f"  {'':<14} {name}: {value}")
-    _section("Choice", {report.choice or "none": report.reason, **({"hint": report.hint} if report.hint else {})})
+    _section("Selected", {report.choice or "none": report.reason, **({"hint": report.hint} if report.hint else {})})
     memory = f"{size(report.memory['available'])} free of {size(report.memory['total'])}"
     if reference_ops:
-        _section("Slowed down", {"reference_ops": f"{', '.join(reference_ops)} (see localllm doctor --ops)"})
+        _section("Reference ops", {"slow": f"{', '.join(reference_ops)} (see localllm doctor --ops)"})
     if report.self_tests:
-        _section("Self-test of kernels", report.self_tests)
+        _section("Kernel self-test", report.self_tests)
     _section("Machine", {**report.machine, "memory": memory})
-    _section("Places", report.paths)
-    _section("Models", {"here": str(report.models), "disk": f"{size(report.disk_free)} free", "daemon": daemon})
+    _section("Paths", report.paths)
+    _section("Models", {"count": str(report.models), "disk": f"{size(report.disk_free)} free", "daemon": daemon})
     _section("Versions", report.versions)
 
 
@@ -73,13 +76,15 @@ def _print_ops(report: OpsReport) -> None:
     width = {name: max(len(name), *(len(row[name]) for row in report.ops.values())) for name in platforms}
     for op, row in {"op": dict(zip(platforms, platforms, strict=True)), **report.ops}.items():
         click.echo(f"{op:<30}{'  '.join(f'{row[name]:<{width[name]}}' for name in platforms)}".rstrip())
-    click.echo(f"\nwithout ops of their own so far: {', '.join(report.without)}")
+    click.echo(f"\nbackends without their own ops: {', '.join(report.without)}")
     if report.reference_ops:
-        click.echo(f"at their references, as LOCALLLM_DEV_REFERENCE_OPS says: {', '.join(report.reference_ops)}")
+        click.echo(f"computed by references (LOCALLLM_DEV_REFERENCE_OPS): {', '.join(report.reference_ops)}")
 
 
-def _says(verdict: Verdict) -> str:
-    return f"{verdict.says}, {size(verdict.free)} free of {size(verdict.memory)}" if verdict.available else verdict.says
+def _description(verdict: Verdict) -> str:
+    if not verdict.available:
+        return verdict.says
+    return f"{verdict.says}, {size(verdict.free)} free of {size(verdict.memory)}"
 
 
 def _section(title: str, entries: dict[str, str]) -> None:

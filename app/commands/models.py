@@ -15,7 +15,7 @@ from .console import say, table
 
 
 def list_models(as_json: bool) -> int:
-    """The models on this machine."""
+    """Print the models on this machine."""
     config.load()
     models = catalog.available()
     if as_json:
@@ -34,29 +34,29 @@ def list_models(as_json: bool) -> int:
         ]
         click.echo(json.dumps(entries, indent=2))
         return 0
-    kept = any(model.packed for model in models)
+    packed = any(model.packed for model in models)
     table(
-        ("MODEL", "SIZE", *(["KEPT"] if kept else []), "CONTEXT", "DESCRIPTION"),
+        ("MODEL", "SIZE", *(["PACKED"] if packed else []), "CONTEXT", "DESCRIPTION"),
         [
             (
                 model.id,
                 size(model.size),
-                *([size(model.packed) if model.packed else ""] if kept else []),
+                *([size(model.packed) if model.packed else ""] if packed else []),
                 str(model.context or "?"),
                 model.description,
             )
             for model in models
         ],
     )
-    if kept:
-        say("KEPT are weights made smaller with --quant; localllm rm --packed MODEL frees them")
+    if packed:
+        say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
-        say("localllm pull org/repo fetches a larger model, for example Qwen/Qwen3-0.6B")
+        say("for a larger model: localllm pull org/repo, for example Qwen/Qwen3-0.6B")
     return 0
 
 
 def pull(name: str) -> int:
-    """Download, or complete, a model."""
+    """Download a model, or the missing files of it."""
     config.load()
     from ..store import download
 
@@ -66,17 +66,17 @@ def pull(name: str) -> int:
 
 
 def remove(name: str, packed: bool, yes: bool) -> int:
-    """Delete a downloaded model, or only what was kept of it in smaller weights, after asking."""
+    """Delete a downloaded model, or only its cached quantised weights. Asks for confirmation."""
     config.load()
     from ..store import hub
 
-    plan = hub.plan_unpacking(name) if packed else hub.plan_removal(name)
+    plan = hub.plan_packed_removal(name) if packed else hub.plan_removal(name)
     if not yes:
         if not sys.stdin.isatty():
-            raise InvalidRequest("rm asks before it deletes, and there is no terminal to ask in", hint="add --yes")
+            raise InvalidRequest("rm needs a terminal to ask for confirmation", hint="add --yes")
         if not click.confirm(f"Delete {plan.name} and free {size(plan.frees)}?", err=True):
-            say("nothing was deleted")
+            say("deleted nothing")
             return 1
     plan.execute()
-    say(f"{plan.name} is deleted; {size(plan.frees)} are free again")
+    say(f"deleted {plan.name}; freed {size(plan.frees)}")
     return 0

@@ -19,13 +19,13 @@ from .console import say, write
 
 
 def run(
-    model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, asked: dict[str, Any]
+    model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, flags: dict[str, Any]
 ) -> int:
-    """Ask once; the answer goes to standard output as it comes, or as one JSON object at the end."""
+    """Answer one prompt: stream the answer to standard output, or print one JSON object at the end."""
     settings = config.load()
-    messages = [*opening(asked.pop("system")), {"role": "user", "content": _prompt(prompt)}]
-    shape = _format(asked.pop("schema"), asked.pop("regex"))
-    body = parameters(asked) | shape
+    messages = [*opening(flags.pop("system")), {"role": "user", "content": _prompt(prompt)}]
+    constraint = _constraint(flags.pop("schema"), flags.pop("regex"))
+    body = parameters(flags) | constraint
     asyncio.run(_run(loaded(settings, model, backend, quant), model, messages, body, as_json))
     return 0
 
@@ -45,7 +45,7 @@ async def _run(
 
 
 async def stream(client: Client, model: str, messages: list[dict[str, Any]], body: dict[str, Any]) -> str:
-    """Print an answer as it comes, end its line, and give its text. Thoughts go to standard error."""
+    """Stream an answer to standard output and return its text. Reasoning goes to standard error."""
     text: list[str] = []
     async with aclosing(client.chat(model, messages, **body)) as events:  # closing it cancels the request
         async for event in events:
@@ -60,7 +60,7 @@ async def stream(client: Client, model: str, messages: list[dict[str, Any]], bod
                 case Done():
                     write("\n")
                     if event.finish == "length":
-                        say("the answer stops at its length limit (see --max-tokens)")
+                        say("the answer reached its length limit (see --max-tokens)")
     return "".join(text)
 
 
@@ -87,32 +87,32 @@ async def _collect(client: Client, model: str, messages: list[dict[str, Any]], b
 
 
 def _prompt(prompt: str | None) -> str:
-    """The argument and standard input, in this order, with an empty line between them."""
+    """The argument and standard input, separated by an empty line."""
     piped = ""
     if prompt and _read_by_another():
-        say("standard input, a file that was read in part before, is not part of the prompt")
+        say("standard input is ignored: another program has already read part of that file")
     elif not sys.stdin.isatty():
         piped = text_of(sys.stdin.buffer.read(), "standard input").strip("\n")
-    if prompt and piped:  # in a loop that reads a pipe line by line, it holds the other lines
-        say(f"standard input ({len(piped)} characters) is part of the prompt; < /dev/null leaves it out")
-    whole = "\n\n".join(part for part in (prompt, piped) if part)
-    if not whole.strip():
-        raise InvalidRequest("there is no prompt", hint='give one: localllm run guide "hello", or pipe it in')
-    return whole
+    if prompt and piped:  # in a shell loop over a pipe, standard input is the rest of the loop's lines
+        say(f"the prompt includes standard input ({len(piped)} characters); add < /dev/null to exclude it")
+    text = "\n\n".join(part for part in (prompt, piped) if part)
+    if not text.strip():
+        raise InvalidRequest("no prompt", hint='for example: localllm run guide "hello", or pipe the prompt in')
+    return text
 
 
 def _read_by_another() -> bool:
-    """Whether standard input is a file that another program has read in part, such as the loop of a shell."""
+    """True if standard input is a file that another program, such as a shell loop, has partly read."""
     try:
         return sys.stdin.buffer.seekable() and sys.stdin.buffer.tell() > 0
     except OSError:
         return False
 
 
-def _format(schema: IO[bytes] | None, regex: str | None) -> dict[str, Any]:
-    """--schema and --regex in the words of an OpenAI body."""
+def _constraint(schema: IO[bytes] | None, regex: str | None) -> dict[str, Any]:
+    """--schema or --regex as OpenAI parameters."""
     if schema and regex:
-        raise InvalidRequest("--schema and --regex cannot be used together")
+        raise InvalidRequest("only one of --schema and --regex may be given")
     if regex:
         return {"regex": regex}
     if not schema:
@@ -125,7 +125,7 @@ def _format(schema: IO[bytes] | None, regex: str | None) -> dict[str, Any]:
 
 
 def text_of(data: bytes, where: str) -> str:
-    """UTF-8 text. Raises InvalidRequest rather than guessing at other bytes."""
+    """Decode UTF-8. Raises InvalidRequest for other bytes."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

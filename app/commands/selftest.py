@@ -1,4 +1,4 @@
-"""`localllm selftest`: whether a backend computes right here, by the built-in model, whose answers are known."""
+"""`localllm selftest`: checks a backend with the known answers of the built-in model."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from .asking import loaded
 from .console import say
 
 HOT: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 24, "ignore_eos": True}
-HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # draws anything: of certain answers HOT may draw the same twice
+HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # nearly uniform: at HOT, two seeds may give the same answer
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     ok: bool
-    found: str = ""  # what was wrong, or how much was looked at
+    details: str = ""  # the difference, or the number of answers
 
 
 @dataclass(slots=True)
 class Report:
-    """What an owner of the hardware can send us."""
+    """The output of a self-test, for a bug report."""
 
     localllm: str
     machine: str
@@ -55,7 +55,7 @@ class Report:
 
 
 def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
-    """Print the report; 1 if a check failed."""
+    """Print the report. The exit code is 1 if a check failed."""
     report = asyncio.run(_selftest(backend, quant))
     if as_json:
         click.echo(json.dumps({**asdict(report), "ok": report.ok}, indent=2))
@@ -67,25 +67,25 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
             click.echo(f"  {name}: {value}")
         for check in report.checks:
             click.echo(
-                f"  {'ok    ' if check.ok else 'FAILED'}  {check.name}{f': {check.found}' if check.found else ''}"
+                f"  {'ok    ' if check.ok else 'FAILED'}  {check.name}{f': {check.details}' if check.details else ''}"
             )
-        click.echo("all is well" if report.ok else "something computes wrongly here: please report this output")
+        click.echo("all checks passed" if report.ok else "some checks failed: please report this output")
     return 0 if report.ok else 1
 
 
 async def _selftest(backend: str | None, quant: str | None) -> Report:
     async with loaded(config.load(), GUIDE, backend, quant) as client:
-        info = await client.load(GUIDE)  # it is loaded: this only says how
+        info = await client.load(GUIDE)  # already loaded: returns its properties
         report = _report(info)
         async for check in _checks(_Asker(client)):
             report.checks.append(check)
-            say(f"{len(report.checks)} checks done")
+            say(f"{len(report.checks)} checks finished")
     return report
 
 
 def _report(info: LoadedModel) -> Report:
-    found = load(info.backend).probe()
-    features = dict(found.features) if isinstance(found, DeviceInfo) else {}
+    device = load(info.backend).probe()
+    features = dict(device.features) if isinstance(device, DeviceInfo) else {}
     machine = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     return Report(VERSION, machine, info.backend, info.device, features, info.dtype, info.quant)
 
@@ -102,45 +102,49 @@ class _Asker:
                     text += event.text
                 elif isinstance(event, Done):
                     return text, event
-        raise AppError("the daemon ended an answer without saying so")
+        raise AppError("the daemon ended the answer without a final event")
 
     async def texts(self, prompts: list[str], together: bool, **parameters: Any) -> list[str]:
         if together:
-            asked: list[Awaitable[tuple[str, Done]]] = [self.ask(prompt, **parameters) for prompt in prompts]
-            return [text for text, _ in await asyncio.gather(*asked)]
+            answers: list[Awaitable[tuple[str, Done]]] = [self.ask(prompt, **parameters) for prompt in prompts]
+            return [text for text, _ in await asyncio.gather(*answers)]
         return [(await self.ask(prompt, **parameters))[0] for prompt in prompts]
 
 
 async def _checks(asker: _Asker) -> AsyncIterator[Check]:
     known: list[dict[str, str]] = json.loads((files("localllm.assets") / "guide" / "answers.json").read_text("utf-8"))
-    prompts, answers = [one["prompt"] for one in known], [one["answer"] for one in known]
+    prompts = [entry["prompt"] for entry in known]
+    answers = [entry["answer"] for entry in known]
     greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 80}
-    told = await asker.texts(prompts, together=False, **greedy)
-    yield _same("known answers, one after the other", told, answers)
-    told = await asker.texts(prompts, together=True, **greedy)
-    yield _same("known answers, all at once", told, answers)
+    texts = await asker.texts(prompts, together=False, **greedy)
+    yield _same("known answers, one by one", texts, answers)
+    texts = await asker.texts(prompts, together=True, **greedy)
+    yield _same("known answers, in parallel", texts, answers)
     yield await _prefix(asker, prompts[0], answers[0], greedy)
-    alone = await asker.texts(prompts[:8], together=False, seed=7, **HOT)
-    yield _same("seeded draws, drawn again", await asker.texts(prompts[:8], together=False, seed=7, **HOT), alone)
-    drawn = [await asker.texts(prompts[:8], together=True, seed=seed, **HOTTER) for seed in (7, 8)]
-    yield Check("other seeds draw otherwise", drawn[0] != drawn[1])
+    first = await asker.texts(prompts[:8], together=False, seed=7, **HOT)
+    second = await asker.texts(prompts[:8], together=False, seed=7, **HOT)
+    yield _same("equal seeds give equal answers", second, first)
+    seven = await asker.texts(prompts[:8], together=True, seed=7, **HOTTER)
+    eight = await asker.texts(prompts[:8], together=True, seed=8, **HOTTER)
+    yield Check("different seeds give different answers", seven != eight)
     yield await _schema(asker)
 
 
-def _same(name: str, told: list[str], expected: list[str]) -> Check:
-    wrong = [(mine, right) for mine, right in zip(told, expected, strict=True) if mine.strip() != right.strip()]
+def _same(name: str, answers: list[str], expected: list[str]) -> Check:
+    wrong = [pair for pair in zip(answers, expected, strict=True) if pair[0].strip() != pair[1].strip()]
     if not wrong:
-        return Check(name, True, f"{len(told)} answers")
-    mine, right = wrong[0]
-    return Check(name, False, f"{len(wrong)} of {len(told)} differ, the first is {mine[:80]!r}, not {right[:80]!r}")
+        return Check(name, True, f"{len(answers)} answers")
+    answer, correct = wrong[0]
+    first = f"the first is {answer[:80]!r}, expected {correct[:80]!r}"
+    return Check(name, False, f"{len(wrong)} of {len(answers)} differ; {first}")
 
 
 async def _prefix(asker: _Asker, prompt: str, answer: str, greedy: dict[str, Any]) -> Check:
     text, done = await asker.ask(prompt, **greedy)
     reused = done.usage.cached_tokens
     check = _same("a known answer from the prefix cache", [text], [answer])
-    told = f"{reused} of {done.usage.prompt_tokens} tokens reused"
-    return Check(check.name, check.ok and reused > 0, told if check.ok else f"{told}; {check.found}")
+    hit = f"{reused} of {done.usage.prompt_tokens} tokens reused"
+    return Check(check.name, check.ok and reused > 0, hit if check.ok else f"{hit}; {check.details}")
 
 
 async def _schema(asker: _Asker) -> Check:

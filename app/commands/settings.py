@@ -14,33 +14,36 @@ from .console import table
 
 
 def flags() -> list[click.Parameter]:
-    """One option per setting of the daemon; the settings themselves judge what is given."""
+    """One option per setting of the daemon. app/config.py validates the values."""
     return [_flag(setting) for setting in configuration.describe() if setting.name not in configuration.CLIENT_ONLY]
 
 
 def _flag(setting: configuration.Setting) -> click.Option:
     default = setting.default
-    shown = "" if default in ("", ()) else f" [default: {default}]"
-    kind = (
-        click.Choice(setting.choices) if setting.choices else type(default) if isinstance(default, int | float) else str
-    )
+    suffix = "" if default in ("", ()) else f" [default: {default}]"
+    kind: Any = str
+    if setting.choices:
+        kind = click.Choice(setting.choices)
+    elif isinstance(default, int | float):
+        kind = type(default)
     return click.Option(
-        [setting.flag, setting.name], type=kind, multiple=isinstance(default, tuple), help=setting.sentence + shown
+        [setting.flag, setting.name], type=kind, multiple=isinstance(default, tuple), help=setting.sentence + suffix
     )
 
 
-def given(overrides: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were given: click hands over () for a repeatable flag that was not."""
+def without_unset(overrides: dict[str, Any]) -> dict[str, Any]:
+    """The flags with a value. click passes None, or () for a repeatable flag, if a flag is missing."""
     return {name: value for name, value in overrides.items() if value not in (None, ())}
 
 
 def config(as_json: bool) -> int:
-    """Print each setting's value and where it comes from; a key is never shown."""
+    """Print the value and the source of each setting. Never prints an API key."""
     settings, origin = configuration.explain()
     values = msgspec.structs.asdict(settings)
     if settings.api_key:
-        values["api_key"] = "(set, not shown)"
-    file, described = paths.config_file(), configuration.describe()
+        values["api_key"] = "(set, hidden)"
+    file = paths.config_file()
+    described = configuration.describe()
     if as_json:
         entries = [
             {
@@ -55,15 +58,15 @@ def config(as_json: bool) -> int:
         ]
         click.echo(json.dumps({"file": str(file), "settings": entries}, indent=2))
         return 0
-    click.echo(f"Settings file: {file}{'' if file.exists() else ' (not there yet)'}")
-    click.echo("A variable beats the file, a flag beats both.\n")
-    rows = [(s.name, _shown(values[s.name]), origin.get(s.name, "default"), s.env) for s in described]
-    table(("SETTING", "VALUE", "FROM", "VARIABLE"), rows)
+    click.echo(f"Settings file: {file}{'' if file.exists() else ' (does not exist)'}")
+    click.echo("A flag overrides a variable, which overrides the file.\n")
+    rows = [(s.name, _text(values[s.name]), origin.get(s.name, "default"), s.env) for s in described]
+    table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows)
     click.echo()
     for setting in described:
         click.echo(f"{setting.name}: {setting.sentence}")
     return 0
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)

@@ -1,10 +1,10 @@
-"""Which models can be used now: the bundled one, and the whole ones in the shared Hugging Face cache.
+"""The usable models: the bundled one, and the complete ones in the shared Hugging Face cache.
 
     models--org--repo/
         refs/main             a commit
-        snapshots/<commit>/   links into blobs/, made file by file as each is complete
+        snapshots/<commit>/   links into blobs/, one as soon as its file is complete
 
-The cache is read here with nothing but the file system: importing huggingface_hub takes a quarter of a second.
+This module reads the cache without huggingface_hub, because importing that is slow.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..errors import ModelNotFound
 
 GUIDE = "guide"
 MAIN = "main"
-GUIDE_SAYS = "the tiny built-in model: knows localllm and little else"
+GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
 
-PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # as long as the hub lets them be
+PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # the hub's maximum length
 NAME = re.compile(rf"(?P<repo>(?:{PART}/)?{PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
 SHORTEST_COMMIT = 7
 
@@ -32,46 +32,47 @@ SHORTEST_COMMIT = 7
 class ModelRef:
     """A model on disk."""
 
-    id: str  # what clients call it: guide, org/repo or org/repo@revision
+    id: str  # guide, org/repo or org/repo@revision
     path: Path  # the folder with config.json
     bundled: bool = False
     revision: str = ""  # commit, in the Hugging Face cache
     size: int = 0  # bytes on disk
-    packed: int = 0  # bytes of weights made smaller on load and kept; not in size
-    context: int = 0  # tokens, of the model; 0: its files do not say
+    packed: int = 0  # bytes of cached quantised weights; not in size
+    context: int = 0  # maximum context of the model in tokens; 0: unknown
     description: str = ""
 
 
 def available() -> list[ModelRef]:
-    """Every model that could be loaded now, the bundled one first. Half-downloaded ones are not listed."""
+    """Every complete model, the bundled one first."""
     bundled = [_bundled()] if whole(paths.guide_dir()) else []
     repos = sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower())
     return bundled + [model for folder in repos for model in _in_cache(folder)]
 
 
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
-    """The model of this name; with `allow_path` also a folder, written with a leading /, ./, ../ or ~.
+    """The model of this name. With `allow_path`, also a folder (with a leading /, ./, ../ or ~).
 
-    Raises ModelNotFound with near matches, or with the command that would fetch it.
+    Raises ModelNotFound, with similar names or the command that downloads the model as its hint.
     """
     if allow_path and is_path(name):
         return _at_path(Path(name).expanduser())
     if name == GUIDE and whole(paths.guide_dir()):
         return _bundled()
-    asked = NAME.fullmatch(name)
-    if asked:
-        repo, revision = asked["repo"], asked["revision"] or MAIN
+    parts = NAME.fullmatch(name)
+    if parts:
+        repo = parts["repo"]
+        revision = parts["revision"] or MAIN
         folder = paths.hub_cache_dir() / f"models--{repo.replace('/', '--')}"
         commit = refs(folder).get(revision, revision)
         matching = [model for model in _in_cache(folder) if is_commit(commit, model.revision)]
         if len(matching) == 1:
             return matching[0]
-    raise ModelNotFound(f"no model {name[:200]!r} here", hint=_hint(name), param="model")
+    raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=_hint(name), param="model")
 
 
-def is_commit(asked: str, commit: str) -> bool:
-    """The whole commit, or enough of its beginning."""
-    return len(asked) >= SHORTEST_COMMIT and commit.startswith(asked)
+def is_commit(revision: str, commit: str) -> bool:
+    """True if `revision` is the commit, or a long enough prefix of it."""
+    return len(revision) >= SHORTEST_COMMIT and commit.startswith(revision)
 
 
 def is_path(name: str) -> bool:
@@ -79,7 +80,7 @@ def is_path(name: str) -> bool:
 
 
 def whole(folder: Path) -> bool:
-    """Has a config and every weight file it names (a link to a missing file counts as missing)."""
+    """True if the folder has a config and every weight file of the index (a dangling link is a missing file)."""
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"
@@ -91,22 +92,22 @@ def whole(folder: Path) -> bool:
 
 
 def refs(repo_folder: Path) -> dict[str, str]:
-    """Branch or tag → commit of one repo in the cache, main first."""
+    """Branch or tag -> commit of one repo in the cache, main first."""
     root = repo_folder / "refs"
-    found = {
+    commits = {
         str(file.relative_to(root)): file.read_text("ascii", "replace").strip()
         for file in root.rglob("*")
         if file.is_file()
     }
-    return dict(sorted(found.items(), key=lambda item: (item[0] != MAIN, item[0])))
+    return dict(sorted(commits.items(), key=lambda item: (item[0] != MAIN, item[0])))
 
 
 def _bundled() -> ModelRef:
-    return _describe(GUIDE, paths.guide_dir(), bundled=True, description=GUIDE_SAYS)
+    return _describe(GUIDE, paths.guide_dir(), bundled=True, description=GUIDE_DESCRIPTION)
 
 
 def _in_cache(repo_folder: Path) -> Iterator[ModelRef]:
-    """Whole snapshots of one repo: `org/repo` is main, others carry their branch, tag or short commit."""
+    """The complete snapshots of one repo: main as `org/repo`, others with their branch, tag or short commit."""
     _, _, rest = repo_folder.name.partition("--")
     repo = rest.replace("--", "/", 1)
     names = {commit: name for name, commit in reversed(refs(repo_folder).items())}
@@ -119,14 +120,16 @@ def _in_cache(repo_folder: Path) -> Iterator[ModelRef]:
 def _at_path(folder: Path) -> ModelRef:
     folder = folder.absolute()
     if not folder.is_dir():
-        raise ModelNotFound(f"no folder {folder}", hint="a path must lead to a folder with config.json", param="model")
+        raise ModelNotFound(
+            f"folder {folder} does not exist", hint="the path of a model is a folder with config.json", param="model"
+        )
     if not (folder / "config.json").is_file():
         raise ModelNotFound(
-            f"{folder} is no model folder: it has no config.json",
-            hint="a model's folder has config.json, tokenizer.json and *.safetensors, as on Hugging Face",
+            f"{folder} is not a model folder: config.json is missing",
+            hint="a model folder has config.json, tokenizer.json and *.safetensors, as on Hugging Face",
             param="model",
         )
-    return _describe(str(folder), folder, files=folder.glob("*"))  # what lies deeper may be the whole disk
+    return _describe(str(folder), folder, files=folder.glob("*"))  # no subfolders: they may be the whole disk
 
 
 def _describe(
@@ -138,7 +141,8 @@ def _describe(
     description: str = "",
     files: Iterable[Path] | None = None,
 ) -> ModelRef:
-    config, packed = _read_json(folder / "config.json"), paths.packed_dir(folder)
+    config = _read_json(folder / "config.json")
+    packed = paths.packed_dir(folder)
     text = config.get("text_config")
     context = (text if isinstance(text, dict) else config).get("max_position_embeddings")
     return ModelRef(
@@ -156,7 +160,7 @@ def _describe(
 
 
 def _read_json(file: Path) -> dict[str, object]:
-    """The file's object; empty when it has none, so that one broken repo does not hide the others."""
+    """The JSON object in the file; empty if it has none, so that one broken repo does not hide the others."""
     try:
         value = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
@@ -165,13 +169,13 @@ def _read_json(file: Path) -> dict[str, object]:
 
 
 def _hint(name: str) -> str:
-    here = [model.id for model in available()]
-    by_repo = {known.partition("/")[2].lower() or known: known for known in here}
-    near = difflib.get_close_matches(name.lower(), [known.lower() for known in here], n=3, cutoff=0.6)
-    close = [known for known in here if known.lower() in near]
-    close += [known for short, known in by_repo.items() if name and name.lower() in short and known not in close]
-    if close:
-        return f"did you mean {' or '.join(close[:3])}?"
+    ids = [model.id for model in available()]
+    by_repo = {id.partition("/")[2].lower() or id: id for id in ids}
+    near = difflib.get_close_matches(name.lower(), [id.lower() for id in ids], n=3, cutoff=0.6)
+    similar = [id for id in ids if id.lower() in near]
+    similar += [id for repo, id in by_repo.items() if name and name.lower() in repo and id not in similar]
+    if similar:
+        return f"did you mean {' or '.join(similar[:3])}?"
     if NAME.fullmatch(name) and "/" in name:
-        return f"localllm pull {name} fetches it"
-    return "localllm list shows the models here; localllm pull org/repo fetches one"
+        return f"to download it: localllm pull {name}"
+    return "localllm list shows the models on this machine; localllm pull org/repo downloads one"

@@ -1,7 +1,7 @@
-"""`pull`: the files a model needs, from Hugging Face into the shared cache, so that an interruption shows as such.
+"""`pull`: downloads the files of a model from Hugging Face into the shared cache.
 
-The small files come first and the weights last, one after the other; the branch's name is put on the new commit when
-all are there. Until then `list` and `chat` see what they saw before.
+Small files first, weights last, one at a time. The branch points to the new commit only when all files are complete.
+Until then `list` and `chat` use the old commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import catalog, hub
 if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
 
-# Whatever a loader reads must be here; a `*` stays within one folder.
+# Every file that a loader reads. A `*` matches within one folder.
 SMALL = (
     "*.json",
     "*.jinja",
@@ -34,9 +34,9 @@ SMALL = (
     "NOTICE*",
 )
 WEIGHTS = "*.safetensors"
-UNSAFE = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # pickles: loading one runs code
-OTHER_REPO = "look for a repo of the same model with .safetensors files"
-HEADROOM = 64 * 2**20  # bytes left free on the disk
+UNSAFE = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # pickles: loading them runs code
+OTHER_REPO = "find a repo of the same model with .safetensors files"
+HEADROOM = 64 * 2**20  # bytes to leave free on the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +46,34 @@ class RemoteFile:
 
 
 def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
-    """Fetch what is missing of `org/repo[@revision]` and give the model. Progress bars go to standard error.
+    """Download the missing files of `org/repo[@revision]` and return the model. Progress bars go to standard error.
 
-    Raises InvalidRequest, ModelNotFound, ModelUnusable (no weights we may load), DownloadFailed or StorageFailed.
+    Raises InvalidRequest, ModelNotFound, ModelUnusable (no safetensors weights), DownloadFailed or StorageFailed.
     """
-    asked = hub.parse(name)
+    target = hub.parse(name)
     from huggingface_hub import HfApi, hf_hub_download
 
-    revision = asked.revision or catalog.MAIN
-    with hub.translated(asked):
-        info = HfApi().model_info(asked.repo, revision=revision, files_metadata=True)
+    revision = target.revision or catalog.MAIN
+    with hub.translated(target):
+        info = HfApi().model_info(target.repo, revision=revision, files_metadata=True)
         assert info.sha is not None, "the hub always names the commit"
-        files = choose(asked.repo, [RemoteFile(file.rfilename, file.size or 0) for file in info.siblings or []])
-        snapshot = asked.folder / "snapshots" / info.sha
+        files = choose(target.repo, [RemoteFile(file.rfilename, file.size or 0) for file in info.siblings or []])
+        snapshot = target.folder / "snapshots" / info.sha
         missing = [file for file in files if not (snapshot / file.name).exists()]
         _check_space(sum(file.size for file in missing))
         if missing:
-            tell(f"fetching {len(missing)} of {len(files)} files of {asked.repo}, commit {info.sha[:12]}")
+            tell(f"downloading {len(missing)} of {len(files)} files of {target.repo}, commit {info.sha[:12]}")
         for number, file in enumerate(missing, start=1):
             bar = _titled(f"{number}/{len(missing)} {file.name}")
             cache = paths.hub_cache_dir()
-            hf_hub_download(asked.repo, file.name, revision=info.sha, cache_dir=cache, tqdm_class=bar)
+            hf_hub_download(target.repo, file.name, revision=info.sha, cache_dir=cache, tqdm_class=bar)
         if not catalog.is_commit(revision, info.sha):
-            _name_commit(asked.folder / "refs" / revision, info.sha)
-    return catalog.resolve(f"{asked.repo}@{info.sha}")
+            _name_commit(target.folder / "refs" / revision, info.sha)
+    return catalog.resolve(f"{target.repo}@{info.sha}")
 
 
 def _titled(title: str) -> type[tqdm]:
-    """The hub library's progress bar, with our title: it would show the end of a path."""
+    """The progress bar of huggingface_hub, with our title (its own is the end of a path)."""
     from huggingface_hub.utils import tqdm
 
     class Titled(tqdm):
@@ -84,19 +84,17 @@ def _titled(title: str) -> type[tqdm]:
 
 
 def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
-    """The files to fetch, weights last. Raises ModelUnusable where there is nothing we may load."""
+    """The files to download, weights last. Raises ModelUnusable if there are no safetensors weights."""
     names = {file.name for file in files}
     weights = [file for file in files if _fits(file.name, WEIGHTS)]
     if not weights:
-        raise ModelUnusable(f"{repo} {_instead(names)}", hint=OTHER_REPO)
+        raise ModelUnusable(f"{repo} {_reason(names)}", hint=OTHER_REPO)
     if "config.json" not in names:
-        raise ModelUnusable(
-            f"{repo} has no config.json, so it is not a whole model", hint="pull its base model instead"
-        )
+        raise ModelUnusable(f"{repo} has no config.json: it is not a complete model", hint="pull its base model")
     if not names & {SINGLE, INDEX}:
-        problem = f"{repo} has its weights as {weights[0].name}, but neither {SINGLE} nor {INDEX}"
+        problem = f"{repo} has weights in {weights[0].name}, but no {SINGLE} or {INDEX}"
         raise ModelUnusable(problem, hint=OTHER_REPO)
-    # Some repos carry the same weights twice: `model*.safetensors` is the form that config.json belongs to.
+    # Some repos have the same weights twice: config.json describes `model*.safetensors`.
     weights = [file for file in weights if file.name.startswith("model")] or weights
     small = [file for file in files if any(_fits(file.name, pattern) for pattern in SMALL)]
     return sorted(small, key=lambda file: file.name) + sorted(weights, key=lambda file: file.name)
@@ -106,13 +104,13 @@ def _fits(name: str, pattern: str) -> bool:
     return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
 
 
-def _instead(names: set[str]) -> str:
-    """Why a repo without safetensors is refused."""
+def _reason(names: set[str]) -> str:
+    """Why a repo without safetensors weights is unusable."""
     pickles = sorted(name for name in names if any(fnmatch(name, pattern) for pattern in UNSAFE))
     if pickles:
-        return f"has pickle weights only ({pickles[0]}), and loading those would run code from the repo"
+        return f"has only pickle weights ({pickles[0]}); loading them would run code from the repo"
     if any(name.endswith(".gguf") for name in names):
-        return "has GGUF weights only, which this version cannot read"
+        return "has only GGUF weights, which this version does not support"
     return "has no safetensors weights"
 
 
@@ -121,13 +119,13 @@ def _check_space(needed: int) -> None:
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if needed + HEADROOM > free:
-        message = f"the download needs {size(needed)}, but {cache} has {size(free)} free"
+        message = f"not enough disk space: the download needs {size(needed)}, {cache} has {size(free)} free"
         raise StorageFailed(message, hint="free some space, or set HF_HOME to a larger disk", needed=needed, free=free)
 
 
 def _name_commit(ref: Path, commit: str) -> None:
-    """Point a branch or tag at a commit, whole or not at all."""
+    """Point a branch or tag to a commit, atomically."""
     ref.parent.mkdir(parents=True, exist_ok=True)
-    fresh = ref.with_name(f".{ref.name}.new")
-    fresh.write_text(commit, "ascii")
-    fresh.replace(ref)
+    temporary = ref.with_name(f".{ref.name}.new")
+    temporary.write_text(commit, "ascii")
+    temporary.replace(ref)

@@ -104,7 +104,7 @@ def test_serve_has_a_flag_for_every_setting_of_the_daemon() -> None:
         (["serve", "--dtype", "int3"], "'int3' is not one of"),
         (["run", "guide", "hi", "--schema", "no-such-file"], "no-such-file"),
         (["run", "guide", "hi", "--schema", __file__], "is not JSON"),
-        (["run", "guide", "hi", "--schema", __file__, "--regex", "a"], "together"),
+        (["run", "guide", "hi", "--schema", __file__, "--regex", "a"], "only one of"),
         (["completion", "tcsh"], "'tcsh' is not one of"),
     ],
 )
@@ -162,9 +162,9 @@ def test_a_file_that_a_loop_reads_is_left_to_it(
 ) -> None:
     (tmp_path / "lines").write_text("one\ntwo\n")
     assert prompt_from(tmp_path / "lines", "one", 4, monkeypatch) == "one"
-    assert "not part of the prompt" in capsys.readouterr().err
+    assert "standard input is ignored" in capsys.readouterr().err
     assert prompt_from(tmp_path / "lines", "ask", 0, monkeypatch) == "ask\n\none\ntwo"
-    assert "standard input (7 characters) is part of the prompt" in capsys.readouterr().err
+    assert "the prompt includes standard input (7 characters)" in capsys.readouterr().err
     assert prompt_from(tmp_path / "lines", None, 4, monkeypatch) == "two"
     assert capsys.readouterr().err == ""
 
@@ -260,7 +260,7 @@ def test_config_says_where_each_value_comes_from(tmp_path: Path) -> None:
 
 
 def test_without_a_daemon_ps_and_stop_say_so() -> None:
-    for args, words in ((("ps",), "no daemon runs"), (("stop",), "no daemon runs")):
+    for args, words in ((("ps",), "no daemon is running"), (("stop",), "no daemon is running")):
         done = process(*args)
         assert (done.returncode, done.stdout) == (0, "")
         assert words in done.stderr

@@ -69,7 +69,7 @@ def test_argument_and_piped_text_are_one_prompt(localllm: Shell) -> None:
     assert tokens(given="one two") < tokens("one two", given="three")
     nothing = localllm("run", "guide", given=" \n")
     assert nothing.returncode == 2
-    assert "there is no prompt" in nothing.stderr
+    assert "no prompt" in nothing.stderr
 
 
 def test_a_loop_over_the_lines_of_a_file_asks_once_for_each(
@@ -86,7 +86,7 @@ def test_options_of_another_call_are_said(localllm: Shell) -> None:
     ask = ("run", "guide", "hi", "--max-tokens", "1")
     localllm("stop", "guide")
     assert "earlier" not in localllm(*ask, "--quant", "int8").stderr
-    assert "guide is loaded with --quant int8, as an earlier call asked" in localllm(*ask).stderr
+    assert "guide is already loaded, with --quant int8 from an earlier call" in localllm(*ask).stderr
     assert "earlier" not in localllm(*ask, "--quant", "none").stderr
     assert "earlier" not in localllm(*ask).stderr
 
@@ -149,7 +149,7 @@ def test_ps_shows_what_is_loaded(localllm: Shell) -> None:
     [model] = [entry for entry in json.loads(localllm("ps", "--json").stdout) if entry["id"] == "guide"]
     assert (model["state"], model["backend"]) == ("ready", "cpu")
     assert re.search(r"guide +ready +cpu", localllm("ps").stdout)
-    assert "with guide loaded" in localllm("doctor").stdout
+    assert "running, loaded: guide" in localllm("doctor").stdout
 
 
 def test_ctrl_c_ends_the_answer_and_nothing_else(localllm: Shell, environment: dict[str, str]) -> None:
@@ -194,11 +194,11 @@ def test_bench_shows_a_table(localllm: Shell) -> None:
     assert done.returncode == 0, done.stderr
     title, *lines = done.stdout.splitlines()
     assert re.fullmatch(r"guide on .+ \(cpu, (float32|bfloat16)\), medians of 1 rounds", title)
-    words = ["time to first token", "reading the prompt", "writing alone", "writing, 3 at once", "memory"]
+    words = ["time to first token", "prefill", "decode, 1 answer", "decode, 3 answers", "memory"]
     assert [line[2:23].rstrip() for line in lines] == words
     figures = [re.match(r" *([\d.]+) (ms|tokens/s|GB/s)", line[23:]) for line in lines]
     assert all(figure and float(figure[1]) > 0 for figure in figures)
-    assert done.stderr.splitlines() == ["round 1 of 1", "measuring how fast the memory is read"]
+    assert done.stderr.splitlines() == ["round 1 of 1", "measuring the read bandwidth of the memory"]
 
 
 def test_stop_unloads_one_model(localllm: Shell) -> None:
@@ -207,7 +207,7 @@ def test_stop_unloads_one_model(localllm: Shell) -> None:
     assert json.loads(localllm("ps", "--json").stdout) == []
 
 
-def test_selftest_says_that_all_is_well(localllm: Shell) -> None:
+def test_selftest_passes(localllm: Shell) -> None:
     done = localllm("selftest", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -217,16 +217,16 @@ def test_selftest_says_that_all_is_well(localllm: Shell) -> None:
     assert all(check["ok"] for check in report["checks"]), report
 
 
-def test_selftest_tells_what_is_wrong() -> None:
+def test_selftest_shows_a_wrong_answer() -> None:
     assert _same("known", ["a", "b "], ["a", "b"]).ok
     check = _same("known", ["a", "c"], ["a", "b"])
-    assert (check.ok, check.found) == (False, "1 of 2 differ, the first is 'c', not 'b'")
+    assert (check.ok, check.details) == (False, "1 of 2 differ; the first is 'c', expected 'b'")
 
 
-def test_selftest_tells_what_is_wrong_with_an_answer_from_the_cache() -> None:
+def test_selftest_shows_a_wrong_answer_from_the_cache() -> None:
     class Wrong:
         async def ask(self, prompt: str, **parameters: Any) -> tuple[str, Done]:
             return "c", Done(finish="stop", usage=Usage(prompt_tokens=9, cached_tokens=8), ttft=0.0, seconds=0.0)
 
     check = asyncio.run(_prefix(Wrong(), "?", "b", {}))  # type: ignore[arg-type]
-    assert (check.ok, check.found) == (False, "8 of 9 tokens reused; 1 of 1 differ, the first is 'c', not 'b'")
+    assert (check.ok, check.details) == (False, "8 of 9 tokens reused; 1 of 1 differ; the first is 'c', expected 'b'")

@@ -95,7 +95,7 @@ def test_revisions_have_names_of_their_own() -> None:
         ("guid", "did you mean guide?"),
         ("org/Whle", "did you mean org/whole?"),
         ("whole", "did you mean org/whole?"),
-        ("other/model", "localllm pull other/model fetches it"),
+        ("other/model", "to download it: localllm pull other/model"),
         ("zzz", "localllm list shows"),
         ("../../etc", "localllm list shows"),
         ("", "localllm list shows"),
@@ -121,7 +121,7 @@ def test_a_folder_without_a_config_is_refused_at_once(tmp_path: Path, monkeypatc
         raise AssertionError("the folder may be a whole disk")
 
     monkeypatch.setattr(Path, "rglob", walk)
-    with pytest.raises(ModelNotFound, match=r"no model folder: it has no config\.json"):
+    with pytest.raises(ModelNotFound, match=r"is not a model folder: config\.json is missing"):
         catalog.resolve(str(tmp_path), allow_path=True)
     (tmp_path / "config.json").write_text(CONFIG)
     (tmp_path / "deep").mkdir()
@@ -134,7 +134,7 @@ def test_paths_are_models_only_where_allowed(tmp_path: Path) -> None:
     assert catalog.resolve(str(tmp_path), allow_path=True).path == tmp_path
     with pytest.raises(ModelNotFound):
         catalog.resolve(str(tmp_path))
-    with pytest.raises(ModelNotFound, match="no folder"):
+    with pytest.raises(ModelNotFound, match="does not exist"):
         catalog.resolve("./no-such-folder", allow_path=True)
 
 

@@ -93,7 +93,7 @@ def test_pull_fetches_what_is_needed_and_list_and_rm_know_it(hub: Hub) -> None:
 
     again = localllm(hub, "pull", "org/whole")
     assert again.returncode == 0
-    assert "fetching" not in again.stderr, "what is here is not fetched again"
+    assert "downloading" not in again.stderr
 
     refused = localllm(hub, "rm", "org/whole")
     assert refused.returncode == 2
@@ -164,10 +164,10 @@ def test_kept_weights_are_listed_and_go_alone_or_with_the_model(hub: Hub, monkey
     assert beside.parent == model.path
     assert catalog.resolve("org/whole").packed == 5000
     assert catalog.resolve("org/whole").size == model.size, "what is kept is not the model's own"
-    assert "KEPT" in localllm(hub, "list").stdout
+    assert "PACKED" in localllm(hub, "list").stdout
     freed = localllm(hub, "rm", "org/whole", "--packed", "--yes")
     assert (freed.returncode, beside.exists(), model.path.exists()) == (0, False, True), freed.stderr
-    assert "KEPT" not in localllm(hub, "list").stdout
+    assert "PACKED" not in localllm(hub, "list").stdout
     assert localllm(hub, "rm", "org/whole", "--packed", "--yes").returncode == 3, "there is nothing any more"
 
     keep()
@@ -222,7 +222,7 @@ def test_offline_and_unreachable_hubs_are_told_apart(hub: Hub) -> None:
         (OSError(errno.ENOSPC, "no space"), StorageFailed, "is full"),
         (OSError(errno.EDQUOT, "quota"), StorageFailed, "is full"),
         (PermissionError(errno.EACCES, "not yours"), StorageFailed, "cannot write the model cache: .*not yours"),
-        (XetDownloadError("gone"), DownloadFailed, "the download of org/x broke off: gone"),
+        (XetDownloadError("gone"), DownloadFailed, "the download of org/x failed: gone"),
     ],
 )
 def test_errors_of_the_disk_and_the_line_are_ours(error: Exception, kind: type[AppError], words: str) -> None:
@@ -230,7 +230,7 @@ def test_errors_of_the_disk_and_the_line_are_ours(error: Exception, kind: type[A
         raise error
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "refuses access.*401"), (500, "answered 500 for org/whole")])
+@pytest.mark.parametrize(("status", "words"), [(401, "denies access.*401"), (500, "returned status 500 for org/whole")])
 def test_what_the_hub_answers_is_said(hub: Hub, status: int, words: str) -> None:
     hub.fails_with = status
     done = localllm(hub, "pull", "org/whole")
@@ -273,7 +273,7 @@ def test_files_that_are_here_need_no_space(hub: Hub) -> None:
     hub.repos["org/whole"] = {**WHOLE, "model.safetensors": Huge(b"x")}
     again = localllm(hub, "pull", "org/whole")
     assert again.returncode == 0, again.stderr
-    assert "fetching 1 of" in again.stderr
+    assert "downloading 1 of" in again.stderr
 
 
 @pytest.mark.parametrize("length", [7, 40])
@@ -361,7 +361,7 @@ def test_files_chosen(names: list[str], chosen: list[str]) -> None:
         (["config.json", "model.gguf"], "GGUF"),
         (["config.json"], "no safetensors"),
         (["adapter_model.safetensors"], "no config.json"),
-        (["config.json", "consolidated.safetensors"], "neither model.safetensors nor"),
+        (["config.json", "consolidated.safetensors"], "no model.safetensors or"),
         (["config.json", "b/model.safetensors"], "no safetensors"),
         (["config.json", "original/consolidated.00.pth"], "pickle"),
     ],

@@ -152,7 +152,7 @@ async def test_start_on_demand_and_shutdown(short_folder: Any, monkeypatch: pyte
     folder: Path = short_folder()
     for name, value in environment(folder).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DaemonUnreachable, match="no daemon runs"):
+    with pytest.raises(DaemonUnreachable, match="no daemon is running"):
         await Client.connect(Settings(), start=False)
     told: list[str] = []
     settings = Settings(port=0, drain=0.1)
@@ -167,7 +167,7 @@ async def test_start_on_demand_and_shutdown(short_folder: Any, monkeypatch: pyte
 
 async def test_another_version_is_said(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "VERSION", "99.0")
-    with pytest.raises(DaemonUnreachable, match=rf"is localllm {VERSION}, but this is 99.0") as mismatch:
+    with pytest.raises(DaemonUnreachable, match=rf"is localllm {VERSION}, this program is 99.0") as mismatch:
         await Client.connect(Settings())
     assert "localllm stop" in mismatch.value.hint
     told: list[str] = []
