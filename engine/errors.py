@@ -1,21 +1,23 @@
-"""What the engine refuses, and why. Every error carries the numbers a person needs to mend the request."""
+"""The errors of the engine. Each has the numbers that a user needs to fix the request."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of all errors the engine raises on purpose."""
+    """Base class of the engine's errors."""
 
 
 class RequestRefused(EngineError):
-    """The request can never run on this engine; nothing was started."""
+    """The request can never run on this engine. Nothing was started."""
 
 
 class ContextOverflow(RequestRefused):
-    """Prompt (plus the tokens asked for) is longer than the model's context."""
+    """The prompt plus max_tokens exceeds the context of the model."""
 
     def __init__(self, needed: int, limit: int, prompt: int) -> None:
-        self.needed, self.limit, self.prompt = needed, limit, prompt
+        self.needed = needed
+        self.limit = limit
+        self.prompt = prompt
         super().__init__(
             f"this model's maximum context length is {limit} tokens, but the request needs {needed} "
             f"({prompt} in the prompt and {needed - prompt} to generate)"
@@ -23,15 +25,16 @@ class ContextOverflow(RequestRefused):
 
 
 class CacheOverflow(RequestRefused):
-    """One request larger than all KV memory: preempting others would never make it fit."""
+    """One request needs more than the whole KV cache, so preemption cannot help."""
 
     def __init__(self, needed: int, limit: int) -> None:
-        self.needed, self.limit = needed, limit
-        super().__init__(f"the request needs KV memory for {needed} tokens, but all of it holds {limit}")
+        self.needed = needed
+        self.limit = limit
+        super().__init__(f"the request needs {needed} tokens of KV cache, but the whole cache has {limit}")
 
 
 class ModelRefused(EngineError):
-    """A model's files cannot be used: missing, corrupt, unsafe or of an unknown architecture."""
+    """Model files are missing, corrupt or unsafe, or the architecture is unknown."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         self.hint = hint
@@ -39,7 +42,7 @@ class ModelRefused(EngineError):
 
 
 class SettingRefused(EngineError):
-    """A setting that only whoever computes can judge; the message names it."""
+    """A setting that this backend, device or model does not support. The message names it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         self.hint = hint
@@ -47,11 +50,11 @@ class SettingRefused(EngineError):
 
 
 class OutOfMemory(EngineError):
-    """A step found too little memory on the device: nothing of it counts, what was computed before stands."""
+    """The device ran out of memory in a step. The step has no results; earlier results stay valid."""
 
 
 class RunnerFailed(EngineError):
-    """The backend failed while computing a step: the engine is closed and the requests named here are lost."""
+    """The backend failed in a step. The engine is closed and the requests in `request_ids` end."""
 
     def __init__(self, message: str, request_ids: tuple[str, ...] = ()) -> None:
         self.request_ids = request_ids

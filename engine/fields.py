@@ -1,4 +1,4 @@
-"""A foreign JSON object, read field by field: nothing in it is trusted."""
+"""Validated access to the fields of an untrusted JSON object."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from .errors import ModelRefused
 
 
 class Fields:
-    """A JSON object whose values are asked for by type and range; null counts as absent."""
+    """A JSON object with typed and range-checked access. A null value counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self._values, self._where = values, where
+        self._values = values
+        self._where = where
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
@@ -24,31 +25,32 @@ class Fields:
         return sum(1 for _ in self)
 
     def null(self, key: str) -> bool:
-        """Whether the key is there, and says null: for the few fields where that differs from an absent one."""
+        """True if the key is present with a null value, for fields where null differs from absent."""
         return key in self._values and self._values[key] is None
 
     def updated(self, other: Fields) -> Fields:
-        """Both objects' fields; those of `other` win."""
-        there = {key: other._values[key] for key in other}
-        return Fields({**self._values, **there}, other._where if there else self._where)
+        """The fields of both objects; `other` overrides."""
+        overrides = {key: other._values[key] for key in other}
+        return Fields({**self._values, **overrides}, other._where if overrides else self._where)
 
     def refuse(self, key: str, expected: str) -> ModelRefused:
-        found = repr(self._values[key])[:100] if key in self else "nothing"
-        return ModelRefused(f"{self._where}: {key} should be {expected}, found {found}")
+        """The error for a wrong value."""
+        value = repr(self._values[key])[:100] if key in self else "nothing"
+        return ModelRefused(f"{self._where}: {key} must be {expected}, not {value}")
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         value = self._values.get(key)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self.refuse(key, f"a whole number in {low}…{high}")
+            raise self.refuse(key, f"an integer in {low}…{high}")
         return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         value = self._values.get(key)
         if value is None and default is not None:
             return default
-        # Compared before it becomes a float: a whole number of a thousand digits would overflow. NaN fails too.
+        # Compared before conversion to float, which could overflow. NaN fails as well.
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
             raise self.refuse(key, f"a number in {low:g}…{high:g}")
         return float(value)
@@ -70,16 +72,16 @@ class Fields:
         return value
 
     def one_of(self, key: str, known: Collection[str | bool]) -> str | bool:
-        """False where there is none."""
+        """The value, or False if the field is absent."""
         value = self._values.get(key)
         if value is None:
             return False
         if not isinstance(value, (str, bool)) or value not in known:
-            raise self.refuse(key, f"one of {', '.join(str(each) for each in known)}")
+            raise self.refuse(key, f"one of {', '.join(str(choice) for choice in known)}")
         return value
 
     def table(self, key: str) -> Fields:
-        """The object at key; an empty one where there is none."""
+        """The object at `key`, or an empty one."""
         value = self._values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.refuse(key, "an object")
@@ -89,8 +91,8 @@ class Fields:
         value = self._values.get(key)
         if not isinstance(value, list) or len(value) != count:
             raise self.refuse(key, f"a list of {count} numbers")
-        one_by_one = Fields({str(index): item for index, item in enumerate(value)}, f"{self._where}: {key}")
-        return tuple(one_by_one.number(str(index), 1e-6, 1e6) for index in range(count))
+        items = Fields({str(index): item for index, item in enumerate(value)}, f"{self._where}: {key}")
+        return tuple(items.number(str(index), 1e-6, 1e6) for index in range(count))
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._values.get(key)
@@ -99,9 +101,9 @@ class Fields:
         return tuple(value)
 
     def ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """One token id or a list of them; () where there is none."""
+        """One token id or a list of ids; () if the field is absent."""
         value = self._values.get(key)
         listed = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < vocab_size for item in listed):
-            raise self.refuse(key, f"token ids below the vocabulary's {vocab_size}")
+            raise self.refuse(key, f"token ids below the vocabulary size {vocab_size}")
         return tuple(listed)

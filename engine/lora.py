@@ -1,4 +1,4 @@
-"""Adapters as the engine sees them: a name, a version, a slot."""
+"""Adapters in the engine: names, versions and adapter slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A value: the same name with other content is another adapter, so it can reuse neither slot nor KV."""
+    """An adapter version. The same name with other content is another adapter, with its own slot and KV."""
 
     name: str
     path: str
@@ -17,15 +17,16 @@ class Adapter:
 
 
 class AdapterPool:
-    """Which adapters are known, and which of them lie in the runner's slots 1…num_slots.
+    """The registered adapters, and the adapter in each slot 1…num_slots of the runner.
 
-    At most `at_once` different adapters are in use together, so that no step needs more. A slot in use is never
-    given to another adapter; of the others, the least recently used one is.
+    At most `at_once` adapters are in use at a time, so that no step needs more. A slot in use keeps its adapter;
+    otherwise the least recently used slot is reassigned.
     """
 
     def __init__(self, num_slots: int, at_once: int, load: Callable[[int, Adapter], None]) -> None:
-        """`load(slot, adapter)` puts the weights there; whatever it raises leaves the slot empty."""
-        self._at_once, self._load = min(at_once, num_slots), load
+        """`load(slot, adapter)` loads the weights into the slot. If it raises, the slot stays empty."""
+        self._at_once = min(at_once, num_slots)
+        self._load = load
         self._known: dict[str, Adapter] = {}
         self._empty = list(range(num_slots, 0, -1))
         self._slots: dict[Adapter, int] = {}
@@ -33,14 +34,14 @@ class AdapterPool:
         self._unused: OrderedDict[Adapter, None] = OrderedDict()  # in a slot, least recently used first
 
     def register(self, adapter: Adapter) -> None:
-        """Make an adapter known; another one of the same name is forgotten once its users are done."""
+        """Register an adapter. It replaces an adapter of the same name, which requests in progress still use."""
         self._known[adapter.name] = adapter
 
     def find(self, name: str) -> Adapter | None:
         return self._known.get(name)
 
     def acquire(self, adapter: Adapter) -> int | None:
-        """The slot with the adapter's weights, to be released; None: too many others are in use. Raises as `load`."""
+        """The slot with the adapter; release it later. None: too many adapters are in use. Raises as `load` does."""
         if adapter not in self._users:
             if len(self._users) == self._at_once:
                 return None

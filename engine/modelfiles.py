@@ -1,4 +1,4 @@
-"""A model's folder: config.json, generation_config.json, safetensors -> ModelFiles. Nothing in it is ever run."""
+"""Reads a model folder: config.json, generation_config.json, safetensors headers -> ModelFiles. Runs no code of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from .fields import Fields
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
 from .tensorfiles import StoredTensor, read_header
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_JSON = 32 * 1024 * 1024
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_JSON = 32 * 1024 * 1024  # bytes
 
 _SAMPLING_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
@@ -31,28 +32,28 @@ _SAMPLING_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model that can be loaded, as far as its files can tell without reading a weight."""
+    """The validated metadata of a model. No weights are read."""
 
     path: Path
     name: str
     config: ModelConfig
-    tensors: Mapping[str, StoredTensor]  # by name, over all shards
-    eos_ids: tuple[int, ...]  # generation_config.json's, else config.json's
-    generation: Mapping[str, float]  # sampling the authors recommend: keys as in Sampling, only those given
+    tensors: Mapping[str, StoredTensor]  # name -> tensor, over all shards
+    eos_ids: tuple[int, ...]  # from generation_config.json, otherwise from config.json
+    generation: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
 
     @property
     def weight_bytes(self) -> int:
-        """As stored."""
+        """Bytes of all tensors as stored."""
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
 
 def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
-    """Look at a model's folder; `name` defaults to the folder's. Raises ModelRefused naming file and field."""
+    """Read a model folder. `name` defaults to the folder name. Raises ModelRefused with the file and the field."""
     folder = Path(path)
     if folder.suffix.lower() == ".gguf":
         raise ModelRefused(f"{folder.name}: GGUF files are not supported", "use a model with safetensors weights")
     if not folder.is_dir():
-        raise ModelRefused(f"there is no model folder at {folder}")
+        raise ModelRefused(f"model folder {folder} does not exist")
     if not (folder / "config.json").exists():
         raise _no_config(folder)
     config = parse_config(_read_json(folder / "config.json"))
@@ -69,13 +70,13 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
 def _no_config(folder: Path) -> ModelRefused:
     if any(folder.glob("*.gguf")):
         return ModelRefused(
-            f"{folder.name} holds GGUF files, which are not supported", "use a model with safetensors weights"
+            f"{folder.name} has GGUF files, which are not supported", "use a model with safetensors weights"
         )
-    return ModelRefused(f"{folder.name} has no config.json", "a model folder is as on Hugging Face: config.json, …")
+    return ModelRefused(f"{folder.name} has no config.json", "use a model folder as on Hugging Face")
 
 
 def _recommended(fields: Fields) -> dict[str, float]:
-    """Sampling defaults; `do_sample: false` means greedy whatever else is written."""
+    """Recommended sampling parameters; `do_sample: false` means greedy."""
     if not fields.flag("do_sample", True):
         return {"temperature": 0.0}
     return {key: fields.number(key, *limits) for key, limits in _SAMPLING_RANGES.items() if key in fields}
@@ -87,14 +88,14 @@ def _read_json(file: Path) -> Mapping[str, Any]:
         if not stat.S_ISREG(status.st_mode):
             raise ModelRefused(f"{file.name} is not a regular file")
         if status.st_size > MAX_JSON:
-            raise ModelRefused(f"{file.name} has {status.st_size} bytes; more than {MAX_JSON} is not plausible")
+            raise ModelRefused(f"{file.name} has {status.st_size} bytes; the limit is {MAX_JSON}")
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelRefused(f"{file.name} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise ModelRefused(f"{file.name} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ModelRefused(f"{file.name} should hold a JSON object, found a {type(values).__name__}")
+        raise ModelRefused(f"{file.name} must contain a JSON object, not a {type(values).__name__}")
     return values
 
 
@@ -105,27 +106,27 @@ def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
         raise _no_weights(folder)
     weight_map = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelRefused(f"{INDEX}: weight_map should be an object of tensor names and files")
+        raise ModelRefused(f"{INDEX}: weight_map must be an object of tensor names and files")
     tensors: dict[str, StoredTensor] = {}
     for file in sorted({_shard(folder, file) for file in weight_map.values()}):
         if not file.exists():
-            raise ModelRefused(f"the shard {file.name} is missing", "download the model again")
+            raise ModelRefused(f"shard {file.name} is missing", "download the model again")
         for name, tensor in read_header(file).items():
             if name in tensors:
-                raise ModelRefused(f"tensor {name!r} stands in both {tensors[name].file.name} and {file.name}")
+                raise ModelRefused(f"tensor {name!r} is in both {tensors[name].file.name} and {file.name}")
             tensors[name] = tensor
     for name, file in weight_map.items():
         if name not in tensors or tensors[name].file.name != file:
-            raise ModelRefused(f"{INDEX} says tensor {name!r:.200} is in {file}, but it is not")
+            raise ModelRefused(f"tensor {name!r:.200} is not in {file}, contrary to {INDEX}")
     for name in tensors.keys() - weight_map.keys():
         raise ModelRefused(f"tensor {name!r:.200} is in {tensors[name].file.name}, but not in {INDEX}")
     return tensors
 
 
 def _shard(folder: Path, file: object) -> Path:
-    """A shard is a file of the folder itself: a name that leads elsewhere is an attack."""
+    """The path of a shard. Refuses a name that leads out of the folder (an attack)."""
     if not isinstance(file, str) or not file.endswith(".safetensors") or Path(file).name != file or "\\" in file:
-        raise ModelRefused(f"{INDEX} names {file!r:.200}, which is not a .safetensors file of the model's own folder")
+        raise ModelRefused(f"{INDEX} names {file!r:.200}, which is not a .safetensors file in the model folder")
     return folder / file
 
 
@@ -133,12 +134,12 @@ def _no_weights(folder: Path) -> ModelRefused:
     unsafe = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
     if unsafe:
         return ModelRefused(
-            f"{folder.name} has its weights only as {unsafe[0]}, a pickle, which can run code when it is read",
+            f"{folder.name} has only pickle weights ({unsafe[0]}); loading them could run code",
             "use a model with safetensors weights",
         )
     if any(folder.glob("*.gguf")):
         return ModelRefused(
-            f"{folder.name} has its weights only as GGUF, which is not supported",
+            f"{folder.name} has only GGUF weights, which are not supported",
             "use a model with safetensors weights",
         )
-    return ModelRefused(f"{folder.name} has no weights: neither {SINGLE} nor {INDEX}", "download the model again")
+    return ModelRefused(f"{folder.name} has no weights: {SINGLE} and {INDEX} are missing", "download the model again")

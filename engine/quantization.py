@@ -1,4 +1,4 @@
-"""config.json's quantization_config -> Quantization: how a checkpoint's projections were made smaller by others."""
+"""quantization_config of config.json -> Quantization, the weight format of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from typing import Literal
 from .errors import ModelRefused
 from .fields import Fields
 
-Quant = Literal["none", "int8", "int4", "fp8"]  # what we make of ordinary weights while loading
+Quant = Literal["none", "int8", "int4", "fp8"]  # formats for quantisation while loading
 Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "foreign"]
 
-SINGLE_GROUP = 32  # groups of inputs are a multiple of this
+SINGLE_GROUP = 32  # group sizes are multiples of this
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A checkpoint's weight format. Which projections have it, their stored tensors say."""
+    """The weight format of a checkpoint. The stored tensors show which projections are quantised."""
 
     method: Method
-    format: Literal["int4", "int8", "fp8", "foreign"]  # foreign: only the library that wrote it reads it
-    group: int = 0  # inputs that share a scale; 0: all of an output's
-    block: int = 0  # outputs that share a scale, where a scale is for a block; 0: each has its own, or all one
-    symmetric: bool = True  # no zero points are stored
-    zeros_less_one: bool = False  # stored zero points are one too small
-    ordered: bool = False  # groups are of inputs in another order, which is stored
-    rounds_activations: bool = False  # made for activations of the same width
+    format: Literal["int4", "int8", "fp8", "foreign"]  # foreign: only the library that wrote it can read it
+    group: int = 0  # inputs per scale; 0: one scale per output
+    block: int = 0  # outputs per scale of a block; 0: one scale per output or per tensor
+    symmetric: bool = True  # no zero points
+    zeros_less_one: bool = False  # stored zero points are one less than the real ones
+    ordered: bool = False  # activation order: groups use a stored permutation of the inputs
+    rounds_activations: bool = False  # activations are quantised to the same width
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Name to show to the user."""
         return f"{self.method} {self.format}" if self.method != self.format else self.format
 
 
-# compressed-tensors' actorder: whether the order in which inputs were quantised is that of the groups, too.
+# actorder of compressed-tensors -> True if the groups use the quantisation order of the inputs.
 _ORDERS: Mapping[str | bool, bool] = MappingProxyType(
     {"group": True, "dynamic": True, True: True, "weight": False, "static": False, False: False}
 )
 
 
 def parse_quantization(fields: Fields, where: str = "config.json") -> Quantization | None:
-    """None where config.json names no quantisation. Raises ModelRefused for what cannot be loaded, by name."""
+    """None if config.json has no quantisation. Raises ModelRefused, with the field, for an unsupported format."""
     if "quantization" in fields and "bits" in fields.table("quantization"):
-        return Quantization("foreign", "foreign")  # quantization_config, where it is there too, says the same
+        return Quantization("foreign", "foreign")  # a quantization_config beside it has the same content
     for key in ("quantization_config", "compression_config"):
         if key in fields:
             table = fields.table(key)
@@ -53,7 +53,7 @@ def parse_quantization(fields: Fields, where: str = "config.json") -> Quantizati
             if reader is None:
                 raise ModelRefused(
                     f"{where}: weights quantised by {method:.50} are not supported",
-                    "supported are gptq, awq, compressed-tensors and fp8; or use a bf16 model",
+                    "supported: gptq, awq, compressed-tensors, fp8; or use a bf16 model",
                 )
             return reader(table)
     return None
@@ -81,36 +81,40 @@ def _awq(table: Fields) -> Quantization:
     if table.text("version", "gemm").lower() != "gemm":
         raise table.refuse("version", "gemm")
     if table.text("backend", "autoawq") == "llm-awq":
-        raise table.refuse("backend", "autoawq: llm-awq packs weights in another order")
+        raise table.refuse("backend", "autoawq (llm-awq packs weights in another order)")
     _layout(table, "gemm")
     _plain(table)
     return Quantization("awq", "int4", _group(table), symmetric=not table.flag("zero_point", True))
 
 
 def _layout(table: Fields, *known: str) -> str:
-    """Writers spell the key in two ways, and the newer ones write both; the first of `known` where there is none."""
+    """The value of checkpoint_format or format (newer files have both); the first of `known` if both are absent."""
     named = [(key, table.text(key)) for key in ("checkpoint_format", "format") if key in table]
     for key, name in named:
         if name not in known or name != named[0][1]:
-            raise table.refuse(key, " or ".join(known) + (", the same under both keys" if name in known else ""))
+            raise table.refuse(
+                key, " or ".join(known) + (", with the same value in both keys" if name in known else "")
+            )
     return named[0][1] if named else known[0]
 
 
 def _plain(table: Fields) -> None:
-    """Refuses what GPTQModel's formats may have beside weights, scales and zero points."""
-    if any(not name.startswith("-:") for name in table.table("dynamic")):  # -: names projections left in floats
-        raise table.refuse("dynamic", "exceptions only (-:): projections of different formats are not supported")
+    """Refuse extensions of GPTQModel that change the result."""
+    if any(not name.startswith("-:") for name in table.table("dynamic")):  # -: names unquantised projections
+        raise table.refuse(
+            "dynamic", "a list of exceptions only (-:); projections of different formats are not supported"
+        )
     if table.text("pack_dtype", "int32") != "int32":
         raise table.refuse("pack_dtype", "int32")
     for key in ("adapter", "rotation"):
         if key in table:
-            raise table.refuse(key, "nothing: it changes the result, and is not supported")
+            raise table.refuse(key, "absent (it changes the result and is not supported)")
 
 
 def _fp8(table: Fields) -> Quantization:
     if table.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise table.refuse("fmt", "e4m3")
-    _no_small_cache(table)
+    _no_quantised_cache(table)
     if "weight_block_size" not in table:
         return Quantization("fp8", "fp8")
     outs, ins = _blocks(table, "weight_block_size")
@@ -118,45 +122,45 @@ def _fp8(table: Fields) -> Quantization:
 
 
 def _blocks(table: Fields, key: str) -> tuple[int, int]:
-    """Outputs and inputs that share a scale."""
+    """(outputs, inputs) per scale."""
     outs, ins = table.numbers(key, 2)
     if outs % 1 or ins % SINGLE_GROUP:
-        raise table.refuse(key, f"whole outputs and a multiple of {SINGLE_GROUP} inputs")
+        raise table.refuse(key, f"[outputs, inputs] with inputs a multiple of {SINGLE_GROUP}")
     return int(outs), int(ins)
 
 
-def _no_small_cache(table: Fields) -> None:
+def _no_quantised_cache(table: Fields) -> None:
     if "kv_cache_scheme" in table:
-        raise table.refuse("kv_cache_scheme", "nothing: a smaller KV cache is not supported")
+        raise table.refuse("kv_cache_scheme", "absent (a quantised KV cache is not supported)")
 
 
 def _compressed(table: Fields) -> Quantization:
-    """compressed-tensors, as llm-compressor writes it."""
+    """Read the format of compressed-tensors (llm-compressor)."""
     status = table.text("quantization_status", "compressed")
     if status != "compressed":
         raise table.refuse("quantization_status", "compressed")
     if "sparsity_config" in table and table.table("sparsity_config").text("format", "dense") != "dense":
         raise table.refuse("sparsity_config", "dense")
-    _no_small_cache(table)
+    _no_quantised_cache(table)
     if len(table.table("transform_config").table("config_groups")):
-        raise table.refuse("transform_config", "empty: rotated activations are not supported")
+        raise table.refuse("transform_config", "empty (rotated activations are not supported)")
     groups = table.table("config_groups")
     if len(groups) != 1:
-        raise table.refuse("config_groups", "one group: projections of different formats are not supported")
+        raise table.refuse("config_groups", "one group (projections of different formats are not supported)")
     scheme = groups.table(next(iter(groups)))
     weights, kind = scheme.table("weights"), table.text("format", scheme.text("format", "unnamed"))
     bits, group = weights.integer("num_bits", 1, 64), _group(weights)
     strategy = weights.text("strategy", "group" if group else "channel")
     activations = scheme.table("input_activations")
     if "output_activations" in scheme:
-        raise scheme.refuse("output_activations", "nothing: results are not rounded")
+        raise scheme.refuse("output_activations", "absent (quantised outputs are not supported)")
     if kind == "pack-quantized":
         _only(weights, "num_bits", bits, 4)
         if weights.text("type", "int") != "int":
             raise weights.refuse("type", "int")
         _strategy(weights, strategy, "group", "channel")
         if activations:
-            raise scheme.refuse("input_activations", "nothing: int4 weights are taken with activations as they are")
+            raise scheme.refuse("input_activations", "absent (int4 weights need unquantised activations)")
         symmetric, order = weights.flag("symmetric", True), weights.one_of("actorder", _ORDERS)
         return Quantization(
             "compressed-tensors", "int4", group, symmetric=symmetric, ordered=_ORDERS.get(order, False) and group > 0
@@ -167,7 +171,7 @@ def _compressed(table: Fields) -> Quantization:
         if not weights.flag("symmetric", True):
             raise weights.refuse("symmetric", "true for int8")
         if activations and not (activations.flag("dynamic", False) and activations.flag("symmetric", True)):
-            raise scheme.refuse("input_activations", "symmetric and dynamic: fixed scales are not supported")
+            raise scheme.refuse("input_activations", "symmetric and dynamic (static scales are not supported)")
         _only(activations, "num_bits", activations.integer("num_bits", 1, 64, 8), 8)
         return Quantization("compressed-tensors", "int8", rounds_activations=bool(activations))
     if kind in ("float-quantized", "naive-quantized"):
@@ -183,15 +187,15 @@ def _compressed(table: Fields) -> Quantization:
 def _group(table: Fields) -> int:
     size = table.integer("group_size", -1, 2**20, -1)
     if (size > 0 and size % SINGLE_GROUP) or size == 0:
-        raise table.refuse("group_size", f"a multiple of {SINGLE_GROUP}, or -1 for one scale for each output")
+        raise table.refuse("group_size", f"a multiple of {SINGLE_GROUP}, or -1 for one scale per output")
     return max(size, 0)
 
 
-def _only(table: Fields, key: str, found: int, supported: int) -> None:
-    if found != supported:
-        raise table.refuse(key, f"{supported}; other numbers of bits are not supported")
+def _only(table: Fields, key: str, bits: int, supported: int) -> None:
+    if bits != supported:
+        raise table.refuse(key, f"{supported} (other bit widths are not supported)")
 
 
-def _strategy(table: Fields, found: str, *supported: str) -> None:
-    if found not in supported:
+def _strategy(table: Fields, strategy: str, *supported: str) -> None:
+    if strategy not in supported:
         raise table.refuse("strategy", " or ".join(supported))

@@ -1,8 +1,8 @@
-"""Headers of safetensors files, read and checked without trusting a number in them.
+"""Reads and validates the headers of safetensors files. Trusts no number in them.
 
     [ 8 bytes: header length ][ header: JSON, name -> dtype, shape, data_offsets ][ data, without holes ]
 
-The format: https://github.com/huggingface/safetensors#format. Nothing here reads tensor data.
+The format: https://github.com/huggingface/safetensors#format. This module reads no tensor data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from .errors import ModelRefused
 
-MAX_HEADER = 100_000_000  # bytes; the format's own limit
+MAX_HEADER = 100_000_000  # bytes; the limit of the format
 MAX_DIMENSIONS = 8
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
@@ -31,17 +31,17 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     }
 )
 
-_HINT = "the file is damaged or incomplete: remove it and download the model again"
+_HINT = "the file is corrupt or incomplete: delete it and download the model again"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies, as its file's header says; checked against the file's size."""
+    """The position of a tensor in its file, validated against the file size."""
 
     file: Path
     dtype: str  # a key of ITEM_BYTES
     shape: tuple[int, ...]
-    start: int  # bytes from the file's beginning
+    start: int  # offset in bytes
     stop: int
 
     @property
@@ -50,7 +50,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> Mapping[str, StoredTensor]:
-    """Every tensor in the file. Raises ModelRefused naming file, tensor, what was expected and what was found."""
+    """Every tensor in the file. Raises ModelRefused with file, tensor, expected and actual value."""
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -58,10 +58,10 @@ def read_header(file: Path) -> Mapping[str, StoredTensor]:
         with file.open("rb") as stream:
             prefix = stream.read(8)
             if len(prefix) < 8:
-                raise _damaged(file, f"it has {status.st_size} bytes; even an empty one has more than 8")
+                raise _corrupt(file, f"it has {status.st_size} bytes; the minimum is 8")
             (length,) = struct.unpack("<Q", prefix)
             if length > min(MAX_HEADER, status.st_size - 8):
-                raise _damaged(file, f"its header should have {length} bytes, the file has {status.st_size}")
+                raise _corrupt(file, f"its header needs {length} bytes, the file has {status.st_size}")
             raw = stream.read(length)
     except OSError as error:
         raise ModelRefused(f"{file.name} cannot be read: {error.strerror or error}") from error
@@ -72,23 +72,23 @@ def read_header(file: Path) -> Mapping[str, StoredTensor]:
     return tensors
 
 
-def _damaged(file: Path, what: str) -> ModelRefused:
-    return ModelRefused(f"{file.name} is not a sound safetensors file: {what}", _HINT)
+def _corrupt(file: Path, reason: str) -> ModelRefused:
+    return ModelRefused(f"{file.name} is not a valid safetensors file: {reason}", _HINT)
 
 
 def _parse(file: Path, raw: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise _damaged(file, "a name stands twice in its header")
-        return found
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            raise _corrupt(file, "its header has a duplicate name")
+        return entries
 
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise _damaged(file, "its header is not JSON") from error
+        raise _corrupt(file, "its header is not JSON") from error
     if not isinstance(header, dict):
-        raise _damaged(file, f"its header is a {type(header).__name__}, not an object")
+        raise _corrupt(file, f"its header is a {type(header).__name__}, not an object")
     return header
 
 
@@ -98,17 +98,20 @@ def _is_count(value: object) -> bool:
 
 def _check_tensor(file: Path, name: str, entry: object, base: int) -> StoredTensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _damaged(file, f"tensor {name!r} should have dtype, shape and data_offsets, it has {entry!r:.200}")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        raise _corrupt(file, f"tensor {name!r} must have dtype, shape and data_offsets, not {entry!r:.200}")
+    dtype = entry["dtype"]
+    shape = entry["shape"]
+    offsets = entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise _damaged(file, f"tensor {name!r} has the unknown dtype {dtype!r:.50}")
+        raise _corrupt(file, f"tensor {name!r} has an unknown dtype: {dtype!r:.50}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
-        raise _damaged(file, f"tensor {name!r} has the impossible shape {shape!r:.200}")
+        raise _corrupt(file, f"tensor {name!r} has an invalid shape: {shape!r:.200}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise _damaged(file, f"tensor {name!r} has the impossible data_offsets {offsets!r:.200}")
-    expected, found = math.prod(shape) * ITEM_BYTES[dtype], offsets[1] - offsets[0]
-    if expected != found:
-        raise _damaged(file, f"tensor {name!r}, {dtype} {shape}, needs {expected} bytes, but has {found}")
+        raise _corrupt(file, f"tensor {name!r} has invalid data_offsets: {offsets!r:.200}")
+    expected = math.prod(shape) * ITEM_BYTES[dtype]
+    actual = offsets[1] - offsets[0]
+    if expected != actual:
+        raise _corrupt(file, f"tensor {name!r}, {dtype} {shape}, needs {expected} bytes, but has {actual}")
     return StoredTensor(file, dtype, tuple(shape), base + offsets[0], base + offsets[1])
 
 
@@ -116,8 +119,8 @@ def _check_layout(file: Path, tensors: Mapping[str, StoredTensor], base: int, si
     end = base
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
         if tensor.start != end:
-            fault = "overlaps the one before it" if tensor.start < end else "leaves a hole before it"
-            raise _damaged(file, f"tensor {name!r} begins at byte {tensor.start}, expected {end}: it {fault}")
+            fault = "overlaps the tensor before it" if tensor.start < end else "leaves a gap before it"
+            raise _corrupt(file, f"tensor {name!r} starts at byte {tensor.start}, expected {end}: it {fault}")
         end = tensor.stop
     if end != size:
-        raise _damaged(file, f"its tensors end at byte {end}, but the file has {size} bytes")
+        raise _corrupt(file, f"its tensors end at byte {end}, but the file has {size} bytes")
