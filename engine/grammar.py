@@ -15,11 +15,11 @@ class Grammar(Protocol):
     """A matcher for one request. Not shared, not thread-safe."""
 
     def allowed(self) -> NDArray[np.uint32]:
-        """[ceil(vocab / 32)] bits: which tokens may come next."""
+        """[ceil(vocab / 32)] uint32, one bit per token: the tokens that may come next."""
         ...
 
     def accept(self, token: int) -> None:
-        """Take in the token that was drawn."""
+        """Advance by the sampled token."""
         ...
 
     def copy(self) -> Grammar:
@@ -28,7 +28,7 @@ class Grammar(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end may follow: the sequence stops here."""
+        """True if only the end may follow: the sequence stops."""
         ...
 
 
@@ -36,9 +36,9 @@ def allowed_tokens(grammar: Grammar, vocab_size: int) -> NDArray[np.uint32]:
     """The grammar's mask. Raises ValueError if it is not one for this vocabulary or allows nothing."""
     mask = grammar.allowed()
     if mask.dtype != np.uint32 or mask.shape != (-(-vocab_size // 32),):
-        raise ValueError(f"a mask of {mask.dtype} {mask.shape} does not fit a vocabulary of {vocab_size}")
+        raise ValueError(f"the mask ({mask.dtype} {mask.shape}) does not match the vocabulary size {vocab_size}")
     if not mask.any():
-        raise ValueError("no token is allowed")
+        raise ValueError("the grammar allows no token")
     return mask
 
 

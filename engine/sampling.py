@@ -1,7 +1,7 @@
-"""The draw of a token: the numpy oracle that judges every backend's sampler.
+"""Sampling in numpy: the reference for the sampler of every backend.
 
-A backend must do the same steps in the same order, answer by answer, on float32 or better; where two candidates lie
-closer than its rounding it may choose the other one. The steps (`candidates` does 1–7, `draw` does 8):
+A backend must do the same steps in the same order, answer by answer, in float32 or better. If two candidates are
+closer than its rounding error, it may choose either. `candidates` does steps 1–7, `draw` does step 8:
 
     1 logit_bias          x[t] += bias
     2 repetition penalty  t in prompt or output: x[t] = x[t] / r if x[t] > 0 else x[t] * r
@@ -9,14 +9,14 @@ closer than its rounding it may choose the other one. The steps (`candidates` do
     4 allowed-token mask  x[t] = -inf where the bit of t is 0
       temperature 0: the token is argmax x (the smallest id among equals) and the rest is skipped
     5 temperature         x /= temperature
-    6 top_k               keep t if x[t] >= the k-th largest x: ties of the k-th value stay
-      top_p               p = softmax(x) over what is left; keep t if the p of all strictly larger x sum to
-                          < top_p: the smallest set reaching top_p, and ties of its last value stay
+    6 top_k               keep t if x[t] >= the k-th largest x (keeps ties)
+      top_p               p = softmax(x) over the rest; keep t if the p of all strictly larger x sum to
+                          < top_p: the smallest set that reaches top_p (keeps ties)
     7 min_p               keep t if p[t] >= min_p * max p, that is x[t] >= max x + ln(min_p)
     8 draw                the token is argmax (x[t] + g[t]), a Gumbel-max draw (the smallest id among equals)
 
-The noise g depends on (seed, draw position, token id) only, so a request draws the same tokens whoever shares its
-batch, however its prompt was chunked, on every backend. All integers are unsigned 32-bit and wrap:
+The noise g depends only on (seed, draw position, token id). So a request gets the same tokens with any batch, any
+chunking and any backend. All integers are unsigned 32-bit and wrap:
 
     mix(h):  h ^= h >> 16;  h *= 0x85EBCA6B;  h ^= h >> 13;  h *= 0xC2B2AE35;  h ^= h >> 16     (murmur3 fmix32)
     k = mix(low 32 bits of seed + 0x9E3779B9)
@@ -26,8 +26,7 @@ batch, however its prompt was chunked, on every backend. All integers are unsign
     u = ((h >> 8) | 1) / 2**24      24 bits, odd: exact in float32, never 0 and never 1
     g = -ln(-ln(u))
 
-Log-probabilities are log_softmax of the raw logits, before step 1; the likeliest are listed with the smallest id
-first among equals.
+Log-probabilities are log_softmax of the raw logits, before step 1. Among equal ones the smallest id comes first.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ GOLDEN = np.uint32(0x9E3779B9)
 
 
 def mix(h: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """murmur3's 32-bit finaliser: every input bit flips every output bit with probability about one half."""
+    """The 32-bit finaliser of murmur3: each input bit flips each output bit with a probability of about 1/2."""
     h = h ^ (h >> np.uint32(16))
     h = h * np.uint32(0x85EBCA6B)
     h = h ^ (h >> np.uint32(13))
@@ -56,7 +55,7 @@ def mix(h: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def uniform(seed: int, position: int, vocab_size: int) -> Floats:
-    """[vocab_size] numbers in (0, 1), one for each token id, fixed by seed and draw position."""
+    """[vocab_size] float64 in (0, 1), one per token id, determined by seed and draw position."""
     key = np.zeros(1, np.uint32)
     for word in (seed & 0xFFFFFFFF, seed >> 32, position):
         key = mix((key ^ np.uint32(word)) + GOLDEN)
@@ -80,9 +79,9 @@ def log_softmax(logits: Floats) -> Floats:
 def candidates(
     logits: NDArray[np.float32], sampling: AnswerSampling, answer: int, mask: NDArray[np.bool_] | None
 ) -> Floats:
-    """[vocab] values among which `answer` draws, -inf where a token is out; `mask` is [vocab] of allowed tokens.
+    """[vocab] float64 scores of the tokens for `answer`; -inf: excluded. `mask` is [vocab] bool of the allowed tokens.
 
-    Raises ValueError if the mask allows nothing.
+    Raises ValueError if the mask allows no token.
     """
     x = logits.astype(np.float64)
     biases = _of_answer(answer, sampling.bias_answers, sampling.bias_tokens, sampling.bias_values)
