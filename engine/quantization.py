@@ -125,7 +125,7 @@ def _blocks(table: Fields, key: str) -> tuple[int, int]:
     """(outputs, inputs) per scale."""
     outs, ins = table.numbers(key, 2)
     if outs % 1 or ins % SINGLE_GROUP:
-        raise table.refuse(key, f"[outputs, inputs] with inputs a multiple of {SINGLE_GROUP}")
+        raise table.refuse(key, f"[outputs, inputs]: integers, inputs a multiple of {SINGLE_GROUP}")
     return int(outs), int(ins)
 
 

@@ -247,8 +247,8 @@ class BrokenGrammar(Modulo):
     ("kind", "error", "tokens"),
     [
         ("allowed", "lexer is too complex", 2),
-        ("nothing", "no token is allowed", 2),
-        ("shape", "does not fit a vocabulary of 96", 2),
+        ("nothing", "the grammar allows no token", 2),
+        ("shape", "does not match the vocabulary size 96", 2),
         ("accept", "cannot take this", 3),
     ],
 )

@@ -185,7 +185,7 @@ def test_absent_field(family: str, index: int) -> None:
         found, theirs = ours(values), completed(values)
         if key in REQUIRED:
             assert isinstance(found, ModelRefused), key
-            assert f"{key} should be" in str(found)
+            assert f"{key} must be" in str(found)
         elif theirs is None:
             assert isinstance(found, ModelRefused) or key in CLEAR, key
         elif isinstance(found, ModelRefused):  # transformers' model would fail on what its config class takes

@@ -81,58 +81,58 @@ def test_code_of_the_repository_is_never_run(tmp_path: Path) -> None:
 
 
 BAD_FIELDS: list[tuple[str, Any, str]] = [
-    ("model_type", None, "model_type should be a string, found nothing"),
-    ("model_type", 3, "model_type should be a string, found 3"),
-    ("vocab_size", None, "vocab_size should be a whole number"),
-    ("vocab_size", 0, "vocab_size should be a whole number in 1…16777216, found 0"),
-    ("vocab_size", -5, "found -5"),
-    ("vocab_size", 1e3, "found 1000.0"),
-    ("vocab_size", "100", "found '100'"),
-    ("vocab_size", True, "found True"),
-    ("vocab_size", 10**30, "vocab_size should be"),
-    ("hidden_size", 66, "a multiple of num_attention_heads (4), found 66"),
-    ("hidden_size", 2**40, "hidden_size should be"),
-    ("intermediate_size", [], "intermediate_size should be"),
-    ("num_hidden_layers", 0, "num_hidden_layers should be"),
-    ("num_hidden_layers", 10**6, "num_hidden_layers should be"),
-    ("num_attention_heads", -4, "num_attention_heads should be"),
-    ("num_key_value_heads", 3, "a divisor of num_attention_heads (4), found 3"),
-    ("head_dim", 0, "head_dim should be"),
-    ("head_dim", 15, "even number of dimensions"),
-    ("max_position_embeddings", 10**12, "max_position_embeddings should be"),
-    ("rms_norm_eps", 0, "rms_norm_eps should be a number"),
-    ("rms_norm_eps", float("nan"), "rms_norm_eps should be a number"),
-    ("rms_norm_eps", "1e-5", "rms_norm_eps should be a number"),
-    ("rope_theta", float("inf"), "rope_theta should be"),
-    ("rope_theta", -1.0, "rope_theta should be"),
-    ("rope_theta", 10**400, "rope_theta should be"),
-    ("rope_scaling", [], "rope_scaling should be an object"),
+    ("model_type", None, "model_type must be a string, not nothing"),
+    ("model_type", 3, "model_type must be a string, not 3"),
+    ("vocab_size", None, "vocab_size must be an integer"),
+    ("vocab_size", 0, "vocab_size must be an integer in 1…16777216, not 0"),
+    ("vocab_size", -5, "not -5"),
+    ("vocab_size", 1e3, "not 1000.0"),
+    ("vocab_size", "100", "not '100'"),
+    ("vocab_size", True, "not True"),
+    ("vocab_size", 10**30, "vocab_size must be"),
+    ("hidden_size", 66, "a multiple of num_attention_heads (4), not 66"),
+    ("hidden_size", 2**40, "hidden_size must be"),
+    ("intermediate_size", [], "intermediate_size must be"),
+    ("num_hidden_layers", 0, "num_hidden_layers must be"),
+    ("num_hidden_layers", 10**6, "num_hidden_layers must be"),
+    ("num_attention_heads", -4, "num_attention_heads must be"),
+    ("num_key_value_heads", 3, "a divisor of num_attention_heads (4), not 3"),
+    ("head_dim", 0, "head_dim must be"),
+    ("head_dim", 15, "must be an even number"),
+    ("max_position_embeddings", 10**12, "max_position_embeddings must be"),
+    ("rms_norm_eps", 0, "rms_norm_eps must be a number"),
+    ("rms_norm_eps", float("nan"), "rms_norm_eps must be a number"),
+    ("rms_norm_eps", "1e-5", "rms_norm_eps must be a number"),
+    ("rope_theta", float("inf"), "rope_theta must be"),
+    ("rope_theta", -1.0, "rope_theta must be"),
+    ("rope_theta", 10**400, "rope_theta must be"),
+    ("rope_scaling", [], "rope_scaling must be an object"),
     ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "rope type 'dynamic' is not supported"),
-    ("rope_scaling", {"rope_type": "linear"}, "factor should be a number"),
-    ("rope_scaling", {"rope_type": "linear", "factor": 0}, "factor should be a number"),
+    ("rope_scaling", {"rope_type": "linear"}, "factor must be a number"),
+    ("rope_scaling", {"rope_type": "linear", "factor": 0}, "factor must be a number"),
     ("rope_scaling", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "a list of 8 numbers"),
     (
         "rope_scaling",
         {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1},
-        "more than low_freq_factor (4)",
+        "greater than low_freq_factor (4)",
     ),
-    ("is_causal", False, "is_causal is not supported: it does not generate text"),
+    ("is_causal", False, "is_causal is not supported: the model does not generate text"),
     ("per_layer_config", {"0": {"num_key_value_heads": 1}}, "layers of different shapes are not supported"),
     ("layer_types", ["full_attention", "sliding_attention"], "full_attention for every layer"),
-    ("rope_parameters", {"full_attention": {"rope_theta": 5.0}}, "one rotary embedding for all layers"),
+    ("rope_parameters", {"full_attention": {"rope_theta": 5.0}}, "one rope for all layers"),
     (
         "rope_scaling",
         {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.5},
-        "partial_rotary_factor should be 1 with the rope type linear",
+        "partial_rotary_factor must be 1 (rope type linear",
     ),
-    ("hidden_act", "relu6", "activation 'relu6' is not one of"),
-    ("attention_bias", "yes", "attention_bias should be true or false"),
-    ("tie_word_embeddings", 1, "tie_word_embeddings should be true or false"),
-    ("eos_token_id", 100, "token ids below the vocabulary's 100"),
+    ("hidden_act", "relu6", "activation 'relu6' is not supported"),
+    ("attention_bias", "yes", "attention_bias must be true or false"),
+    ("tie_word_embeddings", 1, "tie_word_embeddings must be true or false"),
+    ("eos_token_id", 100, "token ids below the vocabulary size 100"),
     ("eos_token_id", [1, -1], "token ids below"),
     ("eos_token_id", "</s>", "token ids below"),
     ("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes are not supported"),
-    ("quantization_config", {"quant_method": "gptq", "bits": 3}, "bits should be 4"),
+    ("quantization_config", {"quant_method": "gptq", "bits": 3}, "bits must be 4"),
     ("use_bidirectional_attention", True, "does not generate text"),
 ]
 
@@ -146,22 +146,22 @@ def test_bad_field_is_refused_by_name(key: str, value: Any, told: str, tmp_path:
 
 
 BAD_FIELDS_OF_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
-    ("phi3", {"partial_rotary_factor": 0.01}, "even number of dimensions"),
+    ("phi3", {"partial_rotary_factor": 0.01}, "must be an even number"),
     ("phi3", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear' is not supported"),
     ("phi3", {"layer_types": ["sliding_attention"] * 2}, "full_attention for every layer"),
-    ("mistral", {"sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "sliding_window should be"),
-    ("qwen2", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}, "use_sliding_window should be true"),
-    ("qwen3", {"rope_parameters": {"full_attention": {}}}, "one rotary embedding for all layers"),
-    ("gemma3_text", {"sliding_window": None}, "sliding_window should be a whole number"),
-    ("gemma3_text", {"rope_parameters": {"rope_type": "linear"}}, "rope_type should be inside one of full_attention"),
-    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8}}, "type should be spelled rope_type"),
+    ("mistral", {"sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "sliding_window must be"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}, "use_sliding_window must be true"),
+    ("qwen3", {"rope_parameters": {"full_attention": {}}}, "one rope for all layers"),
+    ("gemma3_text", {"sliding_window": None}, "sliding_window must be an integer"),
+    ("gemma3_text", {"rope_parameters": {"rope_type": "linear"}}, "rope_type must be inside one of full_attention"),
+    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8}}, "type must be renamed to rope_type"),
     (
         "gemma3_text",
         {
             "num_hidden_layers": 6,
             "rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4, "truncate": False}},
         },
-        "truncate should be true",
+        "truncate must be true",
     ),
 ]
 
@@ -225,10 +225,10 @@ def test_unknown_architecture_is_refused_by_its_name_whatever_else_is_wrong(
         ("{", "not JSON"),
         (b"\xff\xfe{}", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[1]", "should hold a JSON object, found a list"),
-        ("null", "found a NoneType"),
+        ("[1]", "must contain a JSON object, not a list"),
+        ("null", "not a NoneType"),
         ('{"vocab_size": ' + "9" * 5000 + "}", "not JSON"),
-        (" " * (32 * 1024 * 1024 + 1), "not plausible"),
+        (" " * (32 * 1024 * 1024 + 1), "the limit is"),
     ],
     ids=["empty", "cut", "bytes", "nested", "list", "null", "digits", "huge"],
 )
@@ -281,9 +281,9 @@ def test_bad_generation_config_is_refused(values: Any, told: str, tmp_path: Path
     ("files", "told"),
     [
         ({}, "has no weights"),
-        ({"pytorch_model__bin": b"\x80\x04"}, "a pickle, which can run code"),
-        ({"consolidated__00__pth": b"PK"}, "a pickle, which can run code"),
-        ({"tiny__gguf": b"GGUF"}, "only as GGUF"),
+        ({"pytorch_model__bin": b"\x80\x04"}, "loading them could run code"),
+        ({"consolidated__00__pth": b"PK"}, "loading them could run code"),
+        ({"tiny__gguf": b"GGUF"}, "only GGUF weights"),
     ],
 )
 def test_weights_we_cannot_read_are_refused(files: dict[str, bytes], told: str, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_weights_we_cannot_read_are_refused(files: dict[str, bytes], told: str, 
 
 
 def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="no model folder"):
+    with pytest.raises(ModelRefused, match="does not exist"):
         read_model(tmp_path / "absent")
     with pytest.raises(ModelRefused, match="GGUF files are not supported"):
         read_model(tmp_path / "model.Q4_K_M.gguf")
@@ -300,7 +300,7 @@ def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match=r"has no config\.json"):
         read_model(tmp_path / "empty")
     (tmp_path / "empty" / "model.gguf").touch()
-    with pytest.raises(ModelRefused, match="holds GGUF files"):
+    with pytest.raises(ModelRefused, match="has GGUF files"):
         read_model(tmp_path / "empty")
     os.mkfifo(tmp_path / "empty" / "config.json")
     with pytest.raises(ModelRefused, match="not a regular file"):
@@ -345,18 +345,18 @@ class TestShards:
     )
     def test_names_that_lead_elsewhere_are_refused(self, name: Any, tmp_path: Path) -> None:
         (tmp_path / "other.safetensors").write_bytes(safetensors("a"))
-        with pytest.raises(ModelRefused, match="file of the model's own folder"):
+        with pytest.raises(ModelRefused, match="file in the model folder"):
             read_model(self.both(tmp_path, {"a": name}))
 
     @pytest.mark.parametrize(
         ("weight_map", "told"),
         [
-            ([], "weight_map should be an object"),
-            ({}, "weight_map should be an object"),
-            (None, "weight_map should be an object"),
+            ([], "weight_map must be an object"),
+            ({}, "weight_map must be an object"),
+            (None, "weight_map must be an object"),
             ({"a": "model-00003-of-00003.safetensors"}, "model-00003-of-00003.safetensors is missing"),
-            ({"a": FIRST, "b": FIRST, "c": SECOND}, "says tensor 'b' is in model-00001"),
-            ({"a": FIRST, "b": SECOND, "c": SECOND, "d": SECOND}, "says tensor 'd' is in model-00002"),
+            ({"a": FIRST, "b": FIRST, "c": SECOND}, "tensor 'b' is not in model-00001"),
+            ({"a": FIRST, "b": SECOND, "c": SECOND, "d": SECOND}, "tensor 'd' is not in model-00002"),
             ({"a": FIRST, "b": SECOND}, "tensor 'c' is in model-00002-of-00002.safetensors, but not in"),
         ],
     )
@@ -366,7 +366,7 @@ class TestShards:
 
     def test_tensor_in_two_shards_is_refused(self, tmp_path: Path) -> None:
         made = self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND}, safetensors("a", "b"))
-        with pytest.raises(ModelRefused, match="stands in both"):
+        with pytest.raises(ModelRefused, match="is in both"):
             read_model(made)
 
     def test_damaged_shard_is_refused_by_name(self, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_request_longer_than_the_context_is_refused_with_the_numbers(overlap: 
 
 def test_a_request_larger_than_all_memory_is_refused_with_both_numbers() -> None:
     engine, _ = engine_of(spec=replace(SPEC, groups=(CacheGroup(4, 10),)))
-    with pytest.raises(CacheOverflow, match="41 tokens, but all of it holds 40") as refusal:
+    with pytest.raises(CacheOverflow, match="41 tokens of KV cache, but the whole cache has 40") as refusal:
         engine.submit(request("large", 30, 11))
     assert (refusal.value.needed, refusal.value.limit) == (41, 40)
     engine.submit(request("fits", 30, 10))
