@@ -1,4 +1,4 @@
-"""The terminal UI. Its folders follow the screen: chat/ is what one sees first, the other screens lie beside it.
+"""The terminal UI. The folders follow the screens: chat/ is the main screen, the other screens are beside it.
 
 app           the application        chat/     header, messages, hints, prompt, status
 connection    the daemon             history/  the history file and its screen
@@ -21,9 +21,9 @@ def run(
     backend: str | None = None,
     quant: str | None = None,
 ) -> int:
-    """Run the UI until the person leaves; returns the exit code. `backend` and `quant` are for the models chosen here.
+    """Run the UI until the user quits. Returns the exit code. `backend` and `quant` apply to models loaded here.
 
-    `parameters` are sampling parameters by their OpenAI names; one that cannot be raises InvalidRequest.
+    `parameters` are sampling parameters by their OpenAI names. Raises InvalidRequest for an invalid one.
     """
     from .. import paths
     from ..client import Client
@@ -32,10 +32,10 @@ def run(
     from .history.store import Store
     from .parameters import check
 
-    checked = {name: check(name, value) for name, value in (parameters or {}).items() if value is not None}
+    valid = {name: check(name, value) for name, value in (parameters or {}).items() if value is not None}
     app = ChatApp(
         settings,
-        Conversation(model, system or "", checked),
+        Conversation(model, system or "", valid),
         connect=Client.connect,
         backend=backend,
         quant=quant,

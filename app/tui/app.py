@@ -1,4 +1,4 @@
-"""The application: it connects the parts, owns themes, palette and the way out."""
+"""The application: connects the parts; themes, command palette and shutdown."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .conversation import Conversation
 from .history.recorder import Recorder
 from .history.store import Store
 
-PATIENCE = 3.0  # seconds that leaving waits for a last save
+QUIT_SECONDS = 3.0  # maximum wait for the last save when the user quits
 
 
 class ChatApp(App[int]):
-    """The terminal UI. Ends with the exit code."""
+    """The terminal UI. Its result is the exit code."""
 
     TITLE = "localllm"
     CSS_PATH = paths.assets_dir() / "tui.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal"), (100, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]
 
-    BINDINGS = [Binding("ctrl+c", "interrupt", "Stop or leave", show=False)]
+    BINDINGS = [Binding("ctrl+c", "interrupt", "Stop or quit", show=False)]
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class ChatApp(App[int]):
         quant: str | None = None,
     ) -> None:
         super().__init__()
-        for known in (theme.DARK, theme.LIGHT):
-            self.register_theme(known)
-        self.theme = theme.suited(os.environ)
+        for colours in (theme.DARK, theme.LIGHT):
+            self.register_theme(colours)
+        self.theme = theme.default(os.environ)
         self._connection = Connection(settings, connect, backend, quant)
         self._recorder = Recorder(store)
         self._clock = clock
@@ -67,48 +67,50 @@ class ChatApp(App[int]):
             signal.signal(signal.SIGHUP, lambda *_: self._hang_up(loop))
 
     def _leave(self) -> None:
-        """As Ctrl+Q does: answer saved, terminal restored."""
+        """Quit like Ctrl+Q: save the answer, restore the terminal."""
         self.run_worker(self.action_quit())
 
     def _hang_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The terminal is gone. A write to it would end Textual's writing thread, for which all others would then
-        wait for ever; so what is still written goes nowhere, from this very moment on. The SIGCONT that comes with a
-        hang-up would have Textual start its screen, and its threads, once more."""
+        """Quit after the terminal has closed (SIGHUP).
+
+        Output goes to /dev/null from now on: a write to the closed terminal would end Textual's writer thread, and the
+        other threads would wait for it forever. SIGCONT follows SIGHUP and would make Textual start its screen again.
+        """
         signal.signal(signal.SIGCONT, signal.SIG_IGN)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        null = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
-            os.dup2(nowhere, stream)
-        os.close(nowhere)
+            os.dup2(null, stream)
+        os.close(null)
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._leave)
 
     async def on_unmount(self) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(QUIT_SECONDS):
                 await self._connection.close()
                 await self._recorder.close()
         except (AppError, TimeoutError):
-            pass  # nobody is left to tell, and what mattered was saved before
+            pass  # the user has quit, and the conversation was saved before
 
     async def action_quit(self) -> None:
-        """Leave: the running answer is cancelled and kept."""
+        """Quit. A running answer is cancelled and its text is saved."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(QUIT_SECONDS):
                 await self._chat.stop()
                 await self._chat.save()
         except TimeoutError:
-            pass  # a hanging disk must not hold the terminal
+            pass  # a slow disk must not block quitting
         self.exit(0)
 
     async def action_interrupt(self) -> None:
-        """Ctrl+C with nothing selected: stop the answer; a second time, leave."""
+        """Ctrl+C without a selection: stop the answer; pressed twice: quit."""
         if self._chat.is_answering:
             await self._chat.stop()
         elif self._clock() - self._interrupted < 2:
             await self.action_quit()
         else:
             self._interrupted = self._clock()
-            self._chat.say("Ctrl+C again leaves localllm.")
+            self._chat.say("Press Ctrl+C again to quit localllm.")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in commands.COMMANDS:

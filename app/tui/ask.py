@@ -1,4 +1,4 @@
-"""A one-line question over the screen."""
+"""A dialog with one input line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from textual.widgets import Input, Static
 
 
 class AskScreen(ModalScreen[str | None]):
-    """Gives the line, or None when cancelled."""
+    """Returns the line, or None if cancelled."""
 
     BINDINGS = [("escape", "dismiss(None)", "Cancel")]
 
     def __init__(self, question: str, value: str = "") -> None:
         super().__init__()
-        self._question, self._value = question, value
+        self._question = question
+        self._value = value
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -23,7 +24,7 @@ class AskScreen(ModalScreen[str | None]):
             line = Input(self._value)
             line.cursor_blink = False
             yield line
-            yield Static("Enter keeps it · Esc cancels", classes="keys")
+            yield Static("Enter saves · Esc cancels", classes="keys")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip() or None)

@@ -1,4 +1,4 @@
-"""The daemon as the UI sees it: reached on demand, reached again after it was lost. Knows no widget."""
+"""The UI's connection to the daemon: connects on demand, reconnects after a loss. Independent of widgets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ Connect = Callable[..., Awaitable[Client]]
 
 
 class Connection:
-    """`state` is a few words for the status line; `on_change` is called whenever something here changed.
+    """A lazy connection. `state` is a short text for the status line; `on_change` is called after every change.
 
-    `backend` and `quant` are for the models loaded here; the daemon keeps to its settings for others.
+    `backend` and `quant` apply to the models loaded here; the daemon uses its settings for others.
     """
 
     def __init__(
         self, settings: Settings, connect: Connect, backend: str | None = None, quant: str | None = None
     ) -> None:
-        self._settings, self._connect, self._backend, self._quant = settings, connect, backend, quant
+        self._settings = settings
+        self._connect = connect
+        self._backend = backend
+        self._quant = quant
         self._client: Client | None = None
         self._lock = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
@@ -32,7 +35,7 @@ class Connection:
         self.loaded: list[LoadedModel] = []
 
     async def client(self) -> Client:
-        """The client, connected now if it was not or its daemon has ended. Raises DaemonUnreachable."""
+        """The client. Connects if there is no connection or the daemon has stopped. Raises DaemonUnreachable."""
         async with self._lock:
             if self._client is not None and self._client.over:
                 await self.close()
@@ -47,11 +50,11 @@ class Connection:
             return self._client
 
     async def use(self, model: str) -> None:
-        """Have the daemon load a model, progress in `state`. Raises AppError."""
+        """Load a model. `state` shows the progress. Raises AppError."""
         self._say(f"loading {model}")
         try:
             client = await self.client()
-            progress = lambda words, done: self._say(f"{words} {done:.0%}")  # noqa: E731
+            progress = lambda stage, done: self._say(f"{stage} {done:.0%}")  # noqa: E731
             await client.load(model, backend=self._backend, quant=self._quant, on_progress=progress)
             await self.refresh()
         except AppError as error:
@@ -60,17 +63,18 @@ class Connection:
         self._say("ready")
 
     async def refresh(self) -> None:
-        """Ask again which models there are and which are loaded. Raises AppError."""
+        """Update the lists of models and loaded models. Raises AppError."""
         client = await self.client()
         try:
-            self.entries, self.loaded = await client.models(), await client.loaded()
+            self.entries = await client.models()
+            self.loaded = await client.loaded()
         except AppError as error:
             self.lost(error)
             raise
         self.on_change()
 
     def lost(self, error: AppError) -> None:
-        """Note a failure; after a lost daemon the next call connects anew, after a lost engine it loads anew."""
+        """Handle an error: if the daemon stopped, the next call reconnects; if the worker died, it loads again."""
         if isinstance(error, DaemonUnreachable):
             self._client = None
         if isinstance(error, DaemonUnreachable | WorkerDied):
@@ -86,13 +90,13 @@ class Connection:
         return next((loaded for loaded in self.loaded if loaded.id == model), None)
 
     def context(self, model: str) -> int:
-        """Context window in tokens; 0 while unknown."""
+        """Context window in tokens; 0: unknown."""
         loaded = self.running(model)
         entry = next((entry for entry in self.entries if entry.id == model), None)
         return (loaded.context if loaded else 0) or (entry.context if entry else 0)
 
     def is_bundled(self, model: str) -> bool:
-        """Known from its name before the daemon answers."""
+        """True for the built-in model. Uses its name until the daemon has answered."""
         entry = next((entry for entry in self.entries if entry.id == model), None)
         return entry.bundled if entry else model == paths.guide_dir().name
 

@@ -1,4 +1,4 @@
-"""The help page: keys and commands."""
+"""The help screen: keys and commands."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .commands import COMMANDS
 KEYS = (
     ("Enter", "Send"),
     ("Shift+Enter, Ctrl+J", "New line; Ctrl+J works in every terminal"),
-    ("Esc", "Stop the answer; leave what is open"),
-    ("Ctrl+R", "Answer again; the earlier answer stays"),
-    ("Alt+Left, Alt+Right", "Alternatives of the newest message"),
-    ("Up, prompt empty", "Go to the messages; Esc returns. There:"),
-    ("  Up, Down", "Move"),
-    ("  e, r", "Edit and resend your message, answer again"),
-    ("  c, k", "Copy the message, a code block of it"),
-    ("  Left, Right", "Earlier and later alternatives"),
-    ("  Enter", "Unfold a long message, or the model's thoughts"),
+    ("Esc", "Stop the answer; close a dialog"),
+    ("Ctrl+R", "Generate another answer; keep the earlier one"),
+    ("Alt+Left, Alt+Right", "Previous or next alternative of the last message"),
+    ("Up, prompt empty", "Go to the messages; Esc returns. On a message:"),
+    ("  Up, Down", "Previous, next message"),
+    ("  e, r", "Edit your message; generate another answer"),
+    ("  c, k", "Copy the message; copy its code block"),
+    ("  Left, Right", "Previous, next alternative"),
+    ("  Enter", "Expand a long message or the reasoning"),
     ("F1  F2  F3  F4", "Help, models, history, settings"),
     ("Ctrl+N", "New conversation"),
     ("Ctrl+P", "Command palette"),
     ("Tab", "Complete a command"),
-    ("Ctrl+C", "Copy the selection; stop; twice: leave"),
-    ("Ctrl+Q", "Leave"),
+    ("Ctrl+C", "Copy the selection; stop the answer; twice: quit"),
+    ("Ctrl+Q", "Quit"),
 )
 
 
@@ -40,15 +40,15 @@ class HelpScreen(ModalScreen[None]):
             with VerticalScroll():
                 yield Static(_table(list(KEYS)))
                 yield Static("")
-                yield Static(_table([(f"/{c.name} {c.arguments}", _sentence(c.sentence, c.aliases)) for c in COMMANDS]))
+                yield Static(_table([(f"/{c.name} {c.arguments}", _text(c.sentence, c.aliases)) for c in COMMANDS]))
                 yield Static(
-                    "\nThe built-in guide is a tiny model. For a larger one: localllm pull org/repo, then here /model.",
+                    "\nThe built-in guide is a tiny model. For a larger one: localllm pull org/repo, then /model here.",
                     markup=False,
                 )
             yield Static("Esc closes", classes="keys")
 
 
-def _sentence(sentence: str, aliases: tuple[str, ...]) -> str:
+def _text(sentence: str, aliases: tuple[str, ...]) -> str:
     return sentence + (f" Also {', '.join('/' + alias for alias in aliases)}." if aliases else "")
 
 

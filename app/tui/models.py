@@ -1,4 +1,4 @@
-"""The model picker: what is on this machine, filtered as one types."""
+"""The model list, with a filter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .text import visible
 
 
 class ModelScreen(ModalScreen[str | None]):
-    """Gives the chosen model's id, or None."""
+    """Returns the id of the selected model, or None."""
 
     BINDINGS = [
         ("escape", "dismiss(None)", "Close"),
@@ -29,7 +29,8 @@ class ModelScreen(ModalScreen[str | None]):
 
     def __init__(self, connection: Connection, current: str) -> None:
         super().__init__()
-        self._connection, self._current = connection, current
+        self._connection = connection
+        self._current = current
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
@@ -39,14 +40,14 @@ class ModelScreen(ModalScreen[str | None]):
             yield line
             yield OptionList(markup=False)
             yield Static("", id="notice", markup=False)
-            yield Static("Enter uses it · Esc closes · more models: localllm pull org/repo", classes="keys")
+            yield Static("Enter selects · Esc closes · more models: localllm pull org/repo", classes="keys")
 
     def on_mount(self) -> None:
         self._fill("")
-        self._ask()
+        self._load_entries()
 
     @work
-    async def _ask(self) -> None:
+    async def _load_entries(self) -> None:
         try:
             await self._connection.refresh()
         except AppError as error:
@@ -57,20 +58,20 @@ class ModelScreen(ModalScreen[str | None]):
         models = self.query_one(OptionList)
         models.clear_options()
         matcher = Matcher(query)
-        rated = [(matcher.match(entry.id) if query else 1.0, entry) for entry in self._connection.entries]
-        found = [entry for score, entry in sorted(rated, key=lambda pair: -pair[0]) if score > 0]
-        for entry in found:
+        scores = [(matcher.match(entry.id) if query else 1.0, entry) for entry in self._connection.entries]
+        matches = [entry for score, entry in sorted(scores, key=lambda pair: -pair[0]) if score > 0]
+        for entry in matches:
             name = visible(entry.id)
-            shown = matcher.highlight(name) if query else Content(name)
-            models.add_option(Option(Content.assemble(shown, "\n  ", self._facts(entry)), entry.id))
-        if found:
-            ids = [entry.id for entry in found]
+            title = matcher.highlight(name) if query else Content(name)
+            models.add_option(Option(Content.assemble(title, "\n  ", self._facts(entry)), entry.id))
+        if matches:
+            ids = [entry.id for entry in matches]
             models.highlighted = ids.index(self._current) if not query and self._current in ids else 0
 
     def _facts(self, entry: ModelEntry) -> Content:
         running = self._connection.running(entry.id)
         facts = [
-            f"in memory, {running.backend}" if running else "in memory" if entry.loaded else "",
+            f"loaded, {running.backend}" if running else "loaded" if entry.loaded else "",
             "built-in, tiny" if entry.bundled else "",
             size(entry.size) if entry.size else "",
             f"{entry.context:,} tokens" if entry.context else "",
@@ -82,13 +83,13 @@ class ModelScreen(ModalScreen[str | None]):
         self._fill(event.value)
 
     @on(Input.Submitted)
-    def _choose_highlighted(self) -> None:
+    def _dismiss_highlighted(self) -> None:
         models = self.query_one(OptionList)
         if models.highlighted is not None:
             self.dismiss(models.get_option_at_index(models.highlighted).id)
 
     @on(OptionList.OptionSelected)
-    def _choose(self, event: OptionList.OptionSelected) -> None:
+    def _dismiss_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
 
     def action_move(self, direction: str) -> None:

@@ -1,4 +1,4 @@
-"""Sampling parameters of a conversation: their ranges, their sentences and how typed text becomes a value."""
+"""Sampling parameters: names, ranges, descriptions, and the parser of typed values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Parameter:
-    """One field of the chat request. `above` and `low` bound from below (exclusive, inclusive), `high` from above."""
+    """One sampling parameter. Its value is > `above`, >= `low` and <= `high`."""
 
     name: str
     kind: type[int] | type[float] | type[list]
@@ -25,9 +25,9 @@ class Parameter:
     @property
     def range(self) -> str:
         if self.kind is list:
-            return 'one text, or a JSON list such as ["END", "\\n\\n"]'
+            return 'a text, or a JSON list such as ["END", "\\n\\n"]'
         left = f"more than {self.above:g}" if self.above > -math.inf else f"{self.low:g}"
-        number = "a whole number" if self.kind is int else "a number"
+        number = "an integer" if self.kind is int else "a number"
         if self.high == math.inf:
             return f"{number}, {left}" + (" or more" if self.above == -math.inf else "")
         if self.high >= 2**63:
@@ -38,32 +38,40 @@ class Parameter:
 PARAMETERS = {
     parameter.name: parameter
     for parameter in (
-        Parameter("temperature", float, "How freely words are drawn; 0 always takes the likeliest.", 0, 100),
-        Parameter("top_p", float, "Draw from the likeliest words that together have this probability.", 0, 1, above=0),
-        Parameter("top_k", int, "Draw from this many likeliest words; 0 is off.", 0),
-        Parameter("min_p", float, "Leave out words less likely than this part of the likeliest.", 0, 1),
-        Parameter("max_tokens", int, "Longest answer in tokens; unset uses what the context has left.", 1),
-        Parameter("seed", int, "The same seed and conversation give the same answer.", 0, 2**64 - 1),
-        Parameter("stop", list, "The answer ends before any of these texts."),
-        Parameter("presence_penalty", float, "Above 0: words already used become less likely.", -2, 2),
-        Parameter("frequency_penalty", float, "Above 0: often used words become less likely.", -2, 2),
-        Parameter("repetition_penalty", float, "Above 1: words of prompt and answer repeat less.", 0, 100, above=0),
+        Parameter("temperature", float, "Randomness; 0: always the most likely token.", 0, 100),
+        Parameter("top_p", float, "Sample from the most likely tokens with this total probability.", 0, 1, above=0),
+        Parameter("top_k", int, "Sample from this many most likely tokens; 0: no limit.", 0),
+        Parameter("min_p", float, "Exclude tokens below this fraction of the highest probability.", 0, 1),
+        Parameter("max_tokens", int, "Maximum length of the answer in tokens; unset: the rest of the context.", 1),
+        Parameter("seed", int, "Random seed; the same seed gives the same answer.", 0, 2**64 - 1),
+        Parameter("stop", list, "End the answer before any of these texts."),
+        Parameter("presence_penalty", float, "Above 0: tokens that were used are less likely.", -2, 2),
+        Parameter("frequency_penalty", float, "Above 0: tokens that were used often are less likely.", -2, 2),
+        Parameter(
+            "repetition_penalty",
+            float,
+            "Above 1: tokens of the prompt and the answer are less likely.",
+            0,
+            100,
+            above=0,
+        ),
     )
 }
 
 
 def parameter(name: str) -> Parameter:
-    """The parameter of this name. Raises InvalidRequest that names near matches."""
-    found = PARAMETERS.get(name.strip().lower().replace("-", "_"))
-    if found is None:
+    """The parameter of this name. Raises InvalidRequest with similar names."""
+    known = PARAMETERS.get(name.strip().lower().replace("-", "_"))
+    if known is None:
         near = difflib.get_close_matches(name, PARAMETERS, n=3) or list(PARAMETERS)
-        raise InvalidRequest(f"There is no parameter {name!r}.", hint=f"Try {', '.join(near)}.", param=name)
-    return found
+        raise InvalidRequest(f"Unknown parameter {name!r}.", hint=f"Try {', '.join(near)}.", param=name)
+    return known
 
 
 def parse(name: str, text: str) -> Any:
-    """The value that `text` gives the parameter; None for empty text, which unsets it. Raises InvalidRequest."""
-    known, text = parameter(name), text.strip()
+    """The value of a typed text; None for an empty text (unset). Raises InvalidRequest."""
+    known = parameter(name)
+    text = text.strip()
     if not text or text.lower() in ("none", "default", "unset"):
         return None
     if known.kind is list:
@@ -76,7 +84,7 @@ def parse(name: str, text: str) -> Any:
 
 
 def check(name: str, value: Any) -> Any:
-    """The value itself when it fits the parameter. Raises InvalidRequest."""
+    """Validate a value. Raises InvalidRequest."""
     known = parameter(name)
     if known.kind is list:
         texts = [value] if isinstance(value, str) else value
@@ -91,7 +99,7 @@ def check(name: str, value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as text that `parse` reads back."""
+    """A value as text, in the form that `parse` accepts."""
     if isinstance(value, list):
         return value[0] if len(value) == 1 and value[0][:1] != "[" else json.dumps(value, ensure_ascii=False)
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -109,5 +117,5 @@ def _stops(known: Parameter, text: str) -> list[str] | None:
 
 def _refusal(known: Parameter, value: object) -> InvalidRequest:
     return InvalidRequest(
-        f"{known.name} cannot be {str(value)[:40]!r}: it is {known.range}.", hint=known.sentence, param=known.name
+        f"{known.name} must be {known.range}, not {str(value)[:40]!r}.", hint=known.sentence, param=known.name
     )

@@ -1,4 +1,4 @@
-"""System prompt and sampling of the conversation, checked before they are kept."""
+"""The settings dialog: system prompt and sampling parameters, validated."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from .text import clean
 
 
 class Choice(NamedTuple):
+    """The result of the dialog."""
+
     system: str
     parameters: dict[str, Any]
 
 
 class SettingsScreen(ModalScreen[Choice | None]):
-    """Gives the new values, or None when cancelled. Empty fields leave a parameter to the model's own default."""
+    """Returns the new values, or None if cancelled. An empty field is the model's default."""
 
-    BINDINGS = [("escape", "dismiss(None)", "Cancel"), ("ctrl+s", "keep", "Keep")]
+    BINDINGS = [("escape", "dismiss(None)", "Cancel"), ("ctrl+s", "save", "Save")]
 
     def __init__(self, system: str, parameters: dict[str, Any]) -> None:
         super().__init__()
-        self._system, self._parameters = system, parameters
+        self._system = system
+        self._parameters = parameters
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog wide", can_focus=False):
@@ -35,7 +38,7 @@ class SettingsScreen(ModalScreen[Choice | None]):
             system = TextArea(self._system, show_line_numbers=False, highlight_cursor_line=False, compact=True)
             system.cursor_blink = False
             yield system
-            yield Static("Sampling", classes="dialog-title")
+            yield Static("Sampling parameters", classes="dialog-title")
             with Grid(id="parameters"):
                 for name in PARAMETERS:
                     with Horizontal(classes="parameter"):
@@ -45,10 +48,10 @@ class SettingsScreen(ModalScreen[Choice | None]):
                         line.cursor_blink = False
                         yield line
             yield Static("", id="notice", markup=False)
-            yield Static("Ctrl+S keeps · Esc cancels · Tab next field", classes="keys")
+            yield Static("Ctrl+S saves · Esc cancels · Tab next field", classes="keys")
 
     @on(Input.Submitted)
-    def action_keep(self) -> None:
+    def action_save(self) -> None:
         parameters = {}
         for name in PARAMETERS:
             line = self.query_one(f"#{name}", Input)
@@ -71,11 +74,11 @@ class SettingsScreen(ModalScreen[Choice | None]):
             self._explain(self.focused)
 
     def _explain(self, line: Input) -> None:
-        """Under the fields: what the focused one means, or why its value cannot be."""
+        """Show the description of the focused field, or the error of its value."""
         known = PARAMETERS[line.id or ""]
         try:
             parse(known.name, line.value)
-            words = f"{known.name}: {known.sentence}"
+            text = f"{known.name}: {known.sentence}"
         except InvalidRequest as error:
-            words = error.message
-        self.query_one("#notice", Static).update(words)
+            text = error.message
+        self.query_one("#notice", Static).update(text)

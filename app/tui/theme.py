@@ -1,4 +1,4 @@
-"""Two calm colour themes of our own, and which of them a terminal starts with."""
+"""Two colour themes, and the default theme of a terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIGHT = Theme(
 )
 
 
-def suited(env: Mapping[str, str]) -> str:
-    """The theme for a terminal: light when it says so by COLORFGBG, as several terminals do; else dark."""
+def default(env: Mapping[str, str]) -> str:
+    """The light theme if COLORFGBG (set by several terminals) has a light background, otherwise the dark one."""
     background = env.get("COLORFGBG", "").rpartition(";")[2]
     return LIGHT.name if background in ("7", "15") else DARK.name

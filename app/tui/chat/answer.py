@@ -1,4 +1,4 @@
-"""One answer from asking to its end, told to the message it fills. Knows no widget."""
+"""Requests one answer and fills a message with it. Independent of widgets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Part = Literal["text", "reasoning"]
 async def run(
     connection: Connection, conversation: Conversation, answer: Message, on_piece: Callable[[Part, str], None]
 ) -> None:
-    """Ask for `answer` and fill it; `on_piece` gets each addition. The message's `finish` is set in every case.
+    """Request `answer` and fill it. `on_piece` gets each addition. Always sets `finish`.
 
-    Errors of the daemon end in `finish="failed"` with a sentence in `error`; the text so far stays. Cancelling the
-    task cancels the request, sets `finish="stopped"` and goes on as CancelledError.
+    An error of the daemon sets `finish="failed"` and `error`, and keeps the text so far. Cancelling the task cancels
+    the request, sets `finish="stopped"` and raises CancelledError.
     """
     try:
         client = await connection.client()
@@ -45,24 +45,26 @@ async def run(
                     case Done():
                         _settle(answer, event)
         if not answer.finish:
-            answer.finish, answer.error = "failed", "The answer broke off without an end."
+            answer.finish = "failed"
+            answer.error = "The answer ended unexpectedly."
     except asyncio.CancelledError:
         answer.finish = answer.finish or "stopped"
         raise
     except AppError as error:
         connection.lost(error)
-        answer.finish, answer.error = "failed", sentence(error)
+        answer.finish = "failed"
+        answer.error = sentence(error)
     finally:
         answer.finish = answer.finish or "failed"
 
 
 def sentence(error: AppError) -> str:
-    """The error for people: what happened, its numbers, what helps."""
+    """An error as text for the user: message, numbers, hint."""
     numbers = {name.replace("_", " "): str(value) for name, value in error.numbers.items()}
     missing = [f"{name} {value}" for name, value in numbers.items() if value not in error.message]
     parts = [error.message + (f" ({', '.join(missing)})" if missing else ""), error.hint]
     if isinstance(error, ContextTooLong):
-        parts.append("What helps: /new, a shorter message (/edit), or a model with a larger context (/model)")
+        parts.append("Try /new, a shorter message (/edit), or a model with a larger context (/model)")
     lines = [part.rstrip(".") + "." for part in parts if part]
     return visible("\n".join([lines[0][0].upper() + lines[0][1:], *lines[1:]]))
 
@@ -72,9 +74,10 @@ def _settle(answer: Message, done: Done) -> None:
     answer.prompt_tokens = done.usage.prompt_tokens
     answer.completion_tokens = done.usage.completion_tokens
     answer.cached_tokens = done.usage.cached_tokens
-    answer.ttft, answer.seconds = done.ttft, done.seconds
+    answer.ttft = done.ttft
+    answer.seconds = done.seconds
 
 
 def _shown(call: ToolCall) -> str:
-    """A tool call as text; this UI offers no tools, so a model that calls one is quoted."""
+    """A tool call as text: this UI has no tools, so it shows the call."""
     return clean(f"\n```json\n{json.dumps({'name': call.name, 'arguments': call.arguments}, indent=2)}\n```\n")

@@ -1,4 +1,4 @@
-"""What each slash command does to the chat screen."""
+"""The actions of the slash commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def obey(screen: ChatScreen, call: Call, message: Message | None = None) -> None:
-    """Do it; `message` is the one it is about, where a key on a message asked. Raises AppError."""
+    """Run a command. `message` is the focused message, for keys on a message. Raises AppError."""
     if call.name == "copy":
         _copy(screen, call.argument, message)
     else:
@@ -34,9 +34,9 @@ async def _model(screen: ChatScreen, name: str) -> None:
         screen.use_model(name)
     else:
 
-        def use(chosen: str | None) -> None:
-            if chosen is not None:
-                screen.use_model(chosen)
+        def use(model: str | None) -> None:
+            if model is not None:
+                screen.use_model(model)
 
         screen.app.push_screen(ModelScreen(screen.connection, screen.conversation.model), use)
 
@@ -53,29 +53,31 @@ async def _history(screen: ChatScreen, words: str) -> None:
 
 
 async def _settings(screen: ChatScreen, _: str) -> None:
-    async def keep(choice: Choice | None) -> None:
+    async def save(choice: Choice | None) -> None:
         if choice is not None:
-            screen.conversation.system, screen.conversation.parameters = choice.system, choice.parameters
-            screen.say("Kept. They hold from the next answer on.")
+            screen.conversation.system = choice.system
+            screen.conversation.parameters = choice.parameters
+            screen.say("Saved. They apply to the next answer.")
             await screen.save()
 
-    screen.app.push_screen(SettingsScreen(screen.conversation.system, screen.conversation.parameters), keep)
+    screen.app.push_screen(SettingsScreen(screen.conversation.system, screen.conversation.parameters), save)
 
 
 async def _set(screen: ChatScreen, argument: str) -> None:
     name, _, text = argument.partition(" ")
-    held = screen.conversation.parameters
+    values = screen.conversation.parameters
     if not name:
-        words = ", ".join(f"{name} {parameters.shown(value)}" for name, value in held.items())
-        screen.say(f"Set: {words}." if words else "Nothing is set: the model's own defaults hold.")
+        text = ", ".join(f"{name} {parameters.shown(value)}" for name, value in values.items())
+        screen.say(f"Set: {text}." if text else "No parameter is set: the model's defaults apply.")
         return
-    known, value = parameters.parameter(name), parameters.parse(name, text)
+    known = parameters.parameter(name)
+    value = parameters.parse(name, text)
     if value is None:
-        held.pop(known.name, None)
-        screen.say(f"{known.name} is unset: the model's own default holds.")
+        values.pop(known.name, None)
+        screen.say(f"{known.name} is unset: the model's default applies.")
     else:
-        held[known.name] = value
-        screen.say(f"{known.name} is {parameters.shown(value)} from the next answer on.")
+        values[known.name] = value
+        screen.say(f"{known.name} is {parameters.shown(value)} for the next answer.")
     await screen.save()
 
 
@@ -84,7 +86,7 @@ async def _system(screen: ChatScreen, text: str) -> None:
         await _settings(screen, "")
         return
     screen.conversation.system = "" if text.lower() == "none" else clean(text)
-    screen.say("The system prompt is set." if screen.conversation.system else "There is no system prompt now.")
+    screen.say("The system prompt is set." if screen.conversation.system else "The system prompt is removed.")
     await screen.save()
 
 
@@ -102,12 +104,12 @@ async def _regenerate(screen: ChatScreen, _: str) -> None:
 
 
 async def _edit(screen: ChatScreen, _: str) -> None:
-    asked = [message for message in screen.conversation.path() if message.role == "user"]
-    if not asked:
-        raise InvalidRequest("There is no message of yours to edit yet.")
+    questions = [message for message in screen.conversation.path() if message.role == "user"]
+    if not questions:
+        raise InvalidRequest("There is no message to edit.")
     if screen.is_answering:
         raise InvalidRequest("An answer is running.", hint="Esc stops it.")
-    screen.edit(asked[-1])
+    screen.edit(questions[-1])
 
 
 async def _stop(screen: ChatScreen, _: str) -> None:
@@ -120,7 +122,7 @@ def _copy(screen: ChatScreen, what: str, message: Message | None) -> None:
     answers = [shown for shown in screen.conversation.path() if shown.role == "assistant" and shown.content]
     message = message or (answers[-1] if answers else None)
     if message is None:
-        raise InvalidRequest("There is no answer to copy yet.")
+        raise InvalidRequest("There is no answer to copy.")
     first, _, number = what.partition(" ")
     if not what:
         screen.copy(message.content, "The answer")
@@ -128,30 +130,34 @@ def _copy(screen: ChatScreen, what: str, message: Message | None) -> None:
         screen.copy(export.markdown(screen.conversation), "The conversation")
     elif first == "code":
         blocks = export.code_blocks(message.content)
-        at = int(number) if number.isdigit() else len(blocks) if not number else 0
-        if not 1 <= at <= len(blocks):
-            raise InvalidRequest(f"There is no code block {number or 'in this message'}; it has {len(blocks)}.")
-        screen.copy(blocks[at - 1], f"Code block {at} of {len(blocks)}")
+        index = int(number) if number.isdigit() else len(blocks) if not number else 0
+        if not 1 <= index <= len(blocks):
+            raise InvalidRequest(
+                f"There is no code block {number or 'in this message'}; the message has {len(blocks)}."
+            )
+        screen.copy(blocks[index - 1], f"Code block {index} of {len(blocks)}")
     else:
-        raise InvalidRequest(f"/copy does not know {what[:40]!r}.", hint="Try /copy, /copy code 2 or /copy all.")
+        raise InvalidRequest(f"Unknown argument of /copy: {what[:40]!r}.", hint="Try /copy, /copy code 2 or /copy all.")
 
 
 async def _title(screen: ChatScreen, text: str) -> None:
     if not text:
-        raise InvalidRequest("A title is missing.", hint="/title a few words")
+        raise InvalidRequest("The title is missing.", hint="Example: /title a few words")
     screen.conversation.title = one_line(text)
     await screen.save()
 
 
 async def _export(screen: ChatScreen, argument: str) -> None:
     file = await asyncio.to_thread(export.write, screen.conversation, argument, screen.folder)
-    screen.say(f"Written to {file}")
+    screen.say(f"Exported to {file}")
 
 
 async def _theme(screen: ChatScreen, name: str) -> None:
     themes = {"light": LIGHT.name, "dark": DARK.name, "": DARK.name if screen.app.theme == LIGHT.name else LIGHT.name}
     if name not in themes:
-        raise InvalidRequest(f"There is no theme {name[:40]!r} here.", hint="Try /theme light or dark; more: Ctrl+P.")
+        raise InvalidRequest(
+            f"Unknown theme {name[:40]!r}.", hint="Use /theme light or /theme dark; Ctrl+P has more themes."
+        )
     screen.app.theme = themes[name]
 
 

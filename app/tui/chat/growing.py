@@ -1,12 +1,12 @@
-"""Markdown that grows while it streams, at a cost per frame that does not grow with the answer.
+"""Streaming Markdown, with a constant cost per frame.
 
-Textual lays out the last block of a document anew with each addition, and a long list or code block is one block.
-So a growing text is cut into segments, each a small document; when the answer ends, a code block that was cut is
-laid out once more in one piece.
+Textual lays out the last block of a document again after each addition, and a long list or code block is one block.
+So a growing text is split into segments, each a small document. When the answer ends, a split code block is laid out
+again as one document.
 
     segment 1   heading, paragraphs, list items 1…9          settled
-    segment 2   list items 10…17, beginning of a code block  settled, its fence closed for show
-    segment 3   rest of the code block so far                grows, its fence opened again for show
+    segment 2   list items 10…17, beginning of a code block  settled, fence closed for display
+    segment 3   rest of the code block so far                grows, fence opened for display
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Markdown
 
-FRAME = 0.05  # seconds between additions to the screen, at least
+FRAME = 0.05  # minimum seconds between updates of the screen
 SEGMENT_LINES = 16
 
-Inside = Literal["", "list", "code"]  # what a cut goes through
+Inside = Literal["", "list", "code"]  # the block that a cut splits
 
 _FENCE = re.compile(r"( *)(`{3,}|~{3,})\s*([^`]*)$")
 _ITEM = re.compile(r"([-*+]|\d{1,9}[.)])\s+\S")
 
 
 def parser() -> MarkdownIt:
-    """HTML is shown as the text it is, never dropped."""
+    """A Markdown parser that shows HTML as text."""
     return MarkdownIt("gfm-like", {"html": False})
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Two documents that look like one, and where in the source the second begins."""
+    """Two documents that look like one. The second starts at `at` in the source."""
 
     settled: str
     growing: str
@@ -47,12 +47,12 @@ class Cut:
 
 
 def split(source: str) -> Cut | None:
-    """Cut at the last line where it cannot be seen; None: there is none.
+    """Split at the last line where the cut is invisible; None if there is no such line.
 
-    The last line is taken as unfinished and never decides.
+    The last line may be incomplete, so it is ignored.
     """
     lines = source.split("\n")
-    found: tuple[int, Inside, str, str] | None = None  # line, what is cut, the fence's marks and language
+    cut: tuple[int, Inside, str, str] | None = None  # line, block, marks and language of the fence
     fence: re.Match[str] | None = None
     opened = 0
     for number, line in enumerate(lines[:-1]):
@@ -60,18 +60,19 @@ def split(source: str) -> Cut | None:
         blank_before = number > 0 and not lines[number - 1].strip()
         if fence is None:
             if number > 0 and _ITEM.match(line):
-                found = number, "" if blank_before else "list", "", ""
+                cut = number, "" if blank_before else "list", "", ""
             elif blank_before and line[:1].strip():
-                found = number, "", "", ""
+                cut = number, "", "", ""
             fence, opened = mark, number
         elif mark and mark[2].startswith(fence[2]) and not mark[3].strip():
             fence = None
         elif not fence[1] and number > opened + 1:
-            found = number, "code", fence[2], fence[3]
-    if found is None:
+            cut = number, "code", fence[2], fence[3]
+    if cut is None:
         return None
-    number, inside, marks, language = found
-    head, tail = "\n".join(lines[:number]) + "\n", "\n".join(lines[number:])
+    number, inside, marks, language = cut
+    head = "\n".join(lines[:number]) + "\n"
+    tail = "\n".join(lines[number:])
     at = len(head)
     return Cut(head + marks, f"{marks}{language}\n{tail}", at, inside) if marks else Cut(head, tail, at, inside)
 
@@ -79,18 +80,18 @@ def split(source: str) -> Cut | None:
 @dataclass(frozen=True)
 class Segment:
     document: Markdown
-    start: int  # in the whole source
-    inside: Inside  # what the cut before it went through
+    start: int  # offset in the whole source
+    inside: Inside  # the block that the cut before it splits
 
 
 class GrowingMarkdown(Vertical):
-    """Shows `source`; `write` adds to it, `end` waits until all of it is on the screen."""
+    """Shows `source`. `write` appends to it; `end` waits until all of it is on the screen."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self._source = source
         self._segments = [Segment(_document(source), 0, "")]
-        self._growing = source  # what the last segment's document shows
+        self._growing = source  # source of the last segment
         self._pending: list[str] = []
         self._more = asyncio.Event()
         self._drawing = asyncio.Lock()
@@ -118,15 +119,15 @@ class GrowingMarkdown(Vertical):
         while True:
             await self._more.wait()
             self._more.clear()
-            began = clock()
+            start = clock()
             await asyncio.shield(self._flush())
-            shown = asyncio.Event()
-            self.call_after_refresh(shown.set)
-            await shown.wait()
-            await asyncio.sleep(max(FRAME, clock() - began))  # at most half of the time goes into drawing
+            refreshed = asyncio.Event()
+            self.call_after_refresh(refreshed.set)
+            await refreshed.wait()
+            await asyncio.sleep(max(FRAME, clock() - start))  # at most half of the time is drawing
 
     async def _flush(self) -> None:
-        async with self._drawing:  # the end does not overtake a flush that outlives its cancelled task
+        async with self._drawing:  # a flush may outlive its cancelled task; `end` waits for it
             await self._add()
 
     async def _add(self) -> None:
@@ -141,7 +142,7 @@ class GrowingMarkdown(Vertical):
         if cut is None:
             await last.document.append(text)
             return
-        hidden = self._growing.index("\n") + 1 if last.inside == "code" else 0  # the fence opened for show
+        hidden = self._growing.index("\n") + 1 if last.inside == "code" else 0  # the fence that was opened for display
         self._growing = cut.growing
         self._segments.append(Segment(_document(cut.growing, cut.inside), last.start + cut.at - hidden, cut.inside))
         last.document.set_class(bool(cut.inside), f"cut-{cut.inside}")
@@ -149,7 +150,7 @@ class GrowingMarkdown(Vertical):
         await self.mount(self._segments[-1].document)
 
     async def _join_code(self) -> None:
-        """Colours follow from a code block's beginning, so lay out those that were cut in one piece."""
+        """Lay out split code blocks again as one document: colours depend on the start of the block."""
         joined: list[Segment] = []
         ends = [segment.start for segment in self._segments[1:]] + [len(self._source)]
         for segment, end in zip(self._segments, ends, strict=True):
@@ -158,12 +159,14 @@ class GrowingMarkdown(Vertical):
                 continue
             first = joined[-1]
             joined[-1] = Segment(_document(self._source[first.start : end]), first.start, first.inside)
-        kept = {segment.document for segment in joined}
+        documents = {segment.document for segment in joined}
         for place, segment in enumerate(joined):
             if not segment.document.is_attached:
                 after = joined[place - 1].document if place else None
                 await (self.mount(segment.document, after=after) if after else self.mount(segment.document, before=0))
-        await self.remove_children([segment.document for segment in self._segments if segment.document not in kept])
+        await self.remove_children(
+            [segment.document for segment in self._segments if segment.document not in documents]
+        )
         self._segments = joined
         for segment, after_it in pairwise(joined):
             segment.document.set_class(after_it.inside == "list", "cut-list")

@@ -1,4 +1,4 @@
-"""The top line: what is talking, and which conversation this is."""
+"""The top line: the model and the title of the conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a half-typed command could become, just above the prompt box."""
+"""Completions of a typed command, above the prompt box."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..text import one_line
 
 
 class Hints(OptionList, can_focus=False):
-    """Hidden while empty. The prompt box keeps the focus and moves the highlight."""
+    """The list of completions. Hidden if empty. The prompt box has the focus and moves the highlight."""
 
     def __init__(self) -> None:
         super().__init__(markup=False)

@@ -1,4 +1,4 @@
-"""One message on the screen: a question as plain text, an answer as Markdown that grows while it streams."""
+"""One message on the screen: a question as plain text, an answer as streaming Markdown."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..conversation import Message
 from ..text import fold, one_line, visible
 from .growing import GrowingMarkdown
 
-UNFOLDED = 60_000  # characters of a question shown at most; copy and export have all of it
-_ENDS = {"stopped": "stopped", "length": "cut off: the token limit was reached", "tool_calls": "called a tool"}
+UNFOLDED = 60_000  # maximum number of visible characters of a question; copy and export use all
+_ENDS = {"stopped": "stopped", "length": "stopped at the length limit", "tool_calls": "called a tool"}
 
 
 class MessageView(Vertical, can_focus=True):
-    """Keys on a focused message arrive at the screen as `Asked`."""
+    """A message. Its keys are sent to the screen as `Requested`."""
 
     BINDINGS = [
         Binding("e", "ask('edit')", "Edit"),
@@ -31,21 +31,23 @@ class MessageView(Vertical, can_focus=True):
         Binding("enter,space", "unfold", "Unfold"),
     ]
 
-    class Asked(Event):
-        """A key asks for something to be done with this message."""
+    class Requested(Event):
+        """A key on this message: `action` names the action."""
 
-        def __init__(self, message: Message, wish: str) -> None:
+        def __init__(self, message: Message, action: str) -> None:
             super().__init__()
-            self.message, self.wish = message, wish
+            self.message = message
+            self.action = action
 
     def __init__(self, message: Message, place: tuple[int, int]) -> None:
-        """`place`: this is the n-th of m alternatives."""
+        """`place` is (n, m): the message is alternative n of m."""
         super().__init__(classes=message.role)
-        self.message, self.place = message, place
+        self.message = message
+        self.place = place
         self._unfolded = False
 
     def compose(self) -> ComposeResult:
-        yield Static(self._who(), classes="who", markup=False)
+        yield Static(self._author(), classes="who", markup=False)
         yield Static("", classes="reasoning", markup=False)
         if self.message.role == "user":
             yield Static(self._question(), classes="question", markup=False)
@@ -64,23 +66,23 @@ class MessageView(Vertical, can_focus=True):
             self._show_reasoning()
 
     async def end(self) -> None:
-        """Show everything that is still on its way, and how the answer ended."""
+        """Show the rest of the text and the end of the answer."""
         await self.query_one(GrowingMarkdown).end()
         self.settle(self.place)
 
     def settle(self, place: tuple[int, int]) -> None:
-        """Show how the message stands now: its alternatives, its end, its error."""
+        """Update the alternatives, the end and the error of the message."""
         self.place = place
-        self.query_one(".who", Static).update(self._who())
+        self.query_one(".who", Static).update(self._author())
         note = self.query_one(".note", Static)
-        words = self._note()
-        note.update(words)
-        note.display = bool(words)
+        text = self._note()
+        note.update(text)
+        note.display = bool(text)
         self.set_class(self.message.finish == "failed", "failed")
         self._show_reasoning()
 
-    def action_ask(self, wish: str) -> None:
-        self.post_message(self.Asked(self.message, wish))
+    def action_ask(self, action: str) -> None:
+        self.post_message(self.Requested(self.message, action))
 
     def action_unfold(self) -> None:
         self._unfolded = not self._unfolded
@@ -89,24 +91,26 @@ class MessageView(Vertical, can_focus=True):
         self._show_reasoning()
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        """A link of a model is shown and copied, never opened: its text may hide where it leads."""
+        """Show and copy a link, but do not open it: its text may hide its target."""
         event.stop()
         self.app.copy_to_clipboard(event.href)
         self.app.notify(visible(event.href)[:300], title="Link copied", markup=False)
 
-    def _who(self) -> str:
+    def _author(self) -> str:
         place, count = self.place
         name = "You" if self.message.role == "user" else one_line(self.message.model, 40)
         return f"{name}  ‹{place}/{count}›" if count > 1 else name
 
     def _question(self) -> str:
-        head, left = fold(self.message.content)
-        if not left:
+        head, omitted = fold(self.message.content)
+        if not omitted:
             return visible(self.message.content)
         if not self._unfolded:
-            return f"{visible(head)}\n… {left:,} more characters (Enter on this message unfolds)"
+            return f"{visible(head)}\n… {omitted:,} more characters (Enter on this message expands it)"
         rest = len(self.message.content) - UNFOLDED
-        return visible(self.message.content[:UNFOLDED]) + (f"\n… {rest:,} more: copy or /export" if rest > 0 else "")
+        return visible(self.message.content[:UNFOLDED]) + (
+            f"\n… {rest:,} more characters: use copy or /export" if rest > 0 else ""
+        )
 
     def _show_reasoning(self) -> None:
         reasoning = self.query_one(".reasoning", Static)
@@ -117,7 +121,7 @@ class MessageView(Vertical, can_focus=True):
         if self._unfolded:
             words = visible(text[:UNFOLDED])
         elif self.message.finish or self.message.content:
-            words = f"Thought in {len(text.split()):,} words (Enter on this message unfolds)"
+            words = f"Reasoning, {len(text.split()):,} words (Enter on this message expands it)"
         else:
             words = visible("\n".join(text[-600:].split("\n")[-4:]))
         reasoning.update(words)
@@ -129,8 +133,8 @@ class MessageView(Vertical, can_focus=True):
         if not message.finish:
             return "" if message.content else "…"
         if message.finish == "failed":
-            left_out = "" if message.content else " Later answers leave this turn out."
-            return f"{message.error}\nCtrl+R tries again.{left_out}"
+            omitted = "" if message.content else " Later requests omit this message."
+            return f"{message.error}\nCtrl+R tries again.{omitted}"
         if message.finish == "stopped" and not message.content:
-            return "stopped before the first word; later answers leave this turn out"
-        return _ENDS.get(message.finish, "" if message.content else "an empty answer")
+            return "stopped before the first token; later requests omit this message"
+        return _ENDS.get(message.finish, "" if message.content else "empty answer")

@@ -1,4 +1,4 @@
-"""The messages of the shown path, the newest in sight."""
+"""The messages of the visible path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textual.widgets import Static
 from ..conversation import Conversation, Message
 from .message import MessageView
 
-WINDOW = 16  # messages mounted at first; earlier ones on demand, so that long conversations open at once
+WINDOW = 16  # number of messages mounted first; earlier ones on demand, so that long conversations open fast
 
 
 class Earlier(Static, can_focus=True):
@@ -21,7 +21,7 @@ class Earlier(Static, can_focus=True):
 
 
 class Messages(VerticalScroll, can_focus=False):
-    """Follows the newest text until the person scrolls away."""
+    """Scrolls with the newest text until the user scrolls up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +39,10 @@ class Messages(VerticalScroll, can_focus=False):
         self.query_one("#welcome", Static).update(text)
 
     async def show(self, conversation: Conversation, *, more: bool = False) -> None:
-        """Show the conversation's path, keeping the views that are still right."""
+        """Show the visible path. Reuses existing views."""
         if conversation.id != self._shown:
-            self._shown, self._window = conversation.id, WINDOW
+            self._shown = conversation.id
+            self._window = WINDOW
         if more:
             self._window += WINDOW
         path = conversation.path()
@@ -49,14 +50,14 @@ class Messages(VerticalScroll, can_focus=False):
         self.query_one("#welcome").display = not path
         earlier = self.query_one("#earlier", Earlier)
         earlier.display = hidden > 0
-        earlier.update(f"{hidden} earlier messages · Enter shows them")
-        wanted = path[hidden:]
+        earlier.update(f"{hidden} earlier messages · Enter to show")
+        visible = path[hidden:]
         views = {id(view.message): view for view in self.query(MessageView)}
-        keep = {id(message) for message in wanted}
+        keep = {id(message) for message in visible}
         with self.app.batch_update():
             await self.remove_children([view for key, view in views.items() if key not in keep])
             before: Static | MessageView = earlier
-            for message in wanted:
+            for message in visible:
                 place = _place(conversation, message)
                 view = views.get(id(message))
                 if view is None:
@@ -69,16 +70,16 @@ class Messages(VerticalScroll, can_focus=False):
             self.anchor()
 
     def view(self, message: Message) -> MessageView | None:
-        """The view of a message, if it is on the screen."""
+        """The view of a message, or None if it is not mounted."""
         return next((view for view in self.query(MessageView) if view.message is message), None)
 
     def step(self, message: Message | None, by: int) -> bool:
-        """Focus the message `by` places from this one (None: from below the last). False: there is none."""
+        """Move the focus by `by` messages from `message` (None: from below the last). False: no such message."""
         views = list(self.query(MessageView))
-        at = next((i for i, view in enumerate(views) if view.message is message), len(views)) + by
-        if not 0 <= at < len(views):
+        index = next((i for i, view in enumerate(views) if view.message is message), len(views)) + by
+        if not 0 <= index < len(views):
             return False
-        views[at].focus()
+        views[index].focus()
         return True
 
 

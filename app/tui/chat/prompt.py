@@ -1,4 +1,4 @@
-"""The prompt box: Enter sends, large pastes are kept beside the text and shown as a short mark."""
+"""The prompt box: Enter sends; a placeholder shows a large paste."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _MARK = re.compile(r"\[paste (\d+): [^\]]*\]")
 
 class Prompt(TextArea):
     class Submitted(Message):
-        """The person sends; `text` has every paste in full."""
+        """The user sends `text`, with all pastes."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class HintMoved(Message):
-        """Up or down in the list of hints."""
+        """Up or down in the completions."""
 
         def __init__(self, step: int) -> None:
             super().__init__()
             self.step = step
 
     class HintTaken(Message):
-        """Tab: complete what is typed."""
+        """Tab: accept the completion."""
 
     class Left(Message):
-        """Up in an empty box: to the messages."""
+        """Up in an empty box: move to the messages."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -44,17 +44,17 @@ class Prompt(TextArea):
             compact=True,
         )
         self.cursor_blink = False
-        self.hinting = False  # the list of hints is open: up, down and tab are its keys
+        self.hinting = False  # the completions are visible: up, down and tab are their keys
         self._pastes: list[str] = []
 
     def put(self, text: str) -> None:
-        """Replace what is typed; a long text is folded like a paste."""
+        """Replace the text. A long text becomes a paste."""
         self._pastes = []
         self.text = self._folded(text)
         self.move_cursor(self.document.end)
 
     def full_text(self) -> str:
-        """What is typed, with every paste in its place."""
+        """The text with all pastes."""
         return _MARK.sub(self._pasted, self.text)
 
     async def _on_key(self, event: events.Key) -> None:

@@ -1,4 +1,4 @@
-"""The chat screen: it holds the conversation, asks for answers and shows what comes."""
+"""The chat screen: the conversation, requests and answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .messages import Messages
 from .prompt import Prompt
 from .status import Figures, StatusLine
 
-RATE_SECONDS = 0.25  # how often the rate of a running answer is told
+RATE_SECONDS = 0.25  # seconds between updates of the rate of a running answer
 
 
 class ChatScreen(Screen[None]):
@@ -57,7 +57,10 @@ class ChatScreen(Screen[None]):
         folder: Path,
     ) -> None:
         super().__init__()
-        self.connection, self.recorder, self.conversation, self.folder = connection, recorder, conversation, folder
+        self.connection = connection
+        self.recorder = recorder
+        self.conversation = conversation
+        self.folder = folder
         self._clock = clock
         self._answering: Worker[None] | None = None
         self._editing: Message | None = None
@@ -74,18 +77,18 @@ class ChatScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(Prompt).focus()
-        self.connection.on_change = self._tell
-        self._tell()
+        self.connection.on_change = self._update_figures
+        self._update_figures()
         self.use_model(self.conversation.model)
 
-    # asking and answering
+    # questions and answers
 
     @property
     def is_answering(self) -> bool:
         return self._answering is not None and self._answering.is_running
 
     def ask(self, text: str) -> bool:
-        """Send a question, below the shown path or as an alternative of the one being edited. False: not now."""
+        """Send a question: after the visible path, or as an alternative of the edited one. False: busy."""
         if self._is_busy():
             return False
         parent = self._editing.parent if self._editing else self.conversation.leaf
@@ -95,15 +98,15 @@ class ChatScreen(Screen[None]):
         return True
 
     def action_regenerate(self, message: Message | None = None) -> None:
-        """Another answer to the question of this answer, or to the last question."""
+        """Generate another answer to the question of `message`, or to the last question."""
         message = message or next(iter(self.conversation.path()[::-1]), None)
         if message is None:
-            self.say("There is nothing to answer again yet.")
+            self.say("There is no question yet.")
         elif not self._is_busy():
-            asked = self.conversation.messages[message.parent or 0] if message.role == "assistant" else message
+            question = self.conversation.messages[message.parent or 0] if message.role == "assistant" else message
             if "seed" in self.conversation.parameters:
-                self.say("The seed is set, so the answer may be the same. /set seed unsets it.")
-            self._answer(asked)
+                self.say("A seed is set, so the answer may be the same. /set seed unsets it.")
+            self._answer(question)
 
     def _answer(self, question: Message) -> None:
         self._answering = self._run(self.conversation, self.conversation.add("assistant", parent=question.index))
@@ -122,42 +125,47 @@ class ChatScreen(Screen[None]):
                 await view.end()
             await self.save()
             self._answering = None
-            self._tell()
+            self._update_figures()
         if answer.finish in ("stop", "length"):
-            await self._look()
+            await self._refresh_figures()
 
     def _shower(self, messages: Messages, answer: Message) -> Callable[[answering.Part, str], None]:
-        """What shows each piece of an answer, and now and then its rate."""
-        view, began, told, pieces = messages.view(answer), 0.0, 0.0, 0
+        """A callback that shows each part of an answer and updates its rate."""
+        view = messages.view(answer)
+        start = 0.0
+        updated = 0.0
+        pieces = 0
 
         def show(part: answering.Part, text: str) -> None:
-            nonlocal began, told, pieces
-            now, pieces = self._clock(), pieces + 1
+            nonlocal start, updated, pieces
+            now = self._clock()
+            pieces += 1
             if view is not None:
                 view.grow(part, text)
             if pieces == 1:
-                began = told = now
+                start = updated = now
                 if view is not None:
                     view.settle(view.place)
-            elif now - told > RATE_SECONDS:
-                told, self._rate = now, (pieces - 1) / (now - began)
-                self._tell_status()
+            elif now - updated > RATE_SECONDS:
+                updated = now
+                self._rate = (pieces - 1) / (now - start)
+                self._update_status()
 
         return show
 
-    async def _look(self) -> None:
-        """Bring the engine's own figures up to date; the answer is here already, so a failure only shows as a state."""
+    async def _refresh_figures(self) -> None:
+        """Update the figures of the engine. The answer is complete, so an error only changes the status line."""
         try:
             await self.connection.refresh()
         except AppError as error:
             self.connection.lost(error)
 
     async def stop(self) -> None:
-        """End the running answer, its text so far kept and saved."""
-        if (running := self._answering) is not None:
-            running.cancel()
+        """Stop the running answer. Its text so far is saved."""
+        if (worker := self._answering) is not None:
+            worker.cancel()
             with suppress(WorkerCancelled, WorkerFailed):
-                await running.wait()
+                await worker.wait()
 
     def _is_busy(self) -> bool:
         if self.is_answering:
@@ -167,7 +175,7 @@ class ChatScreen(Screen[None]):
     # the conversation
 
     async def save(self) -> None:
-        """Keep the conversation in the history; when that fails say so once, and try again with the next turn."""
+        """Save the conversation to the history. Reports the first of several failures; the next save tries again."""
         try:
             await self.recorder.save(self.conversation)
             self._unsaved = False
@@ -175,27 +183,27 @@ class ChatScreen(Screen[None]):
             if not self._unsaved:
                 self.say(f"{error.message} {error.hint}", severity="warning")
             self._unsaved = True
-        self._tell()
+        self._update_figures()
 
     async def begin(self, conversation: Conversation) -> None:
-        """Leave this conversation for another one."""
+        """Switch to another conversation."""
         await self.stop()
         await self.save()
         changed = conversation.model != self.conversation.model
         self.conversation = conversation
         self.leave_editing()
         await self.query_one(Messages).show(conversation)
-        self._tell()
+        self._update_figures()
         self.query_one(Prompt).focus()
         if changed:
             self.use_model(conversation.model)
 
     def edit(self, message: Message) -> None:
-        """Put a question back into the prompt box; sending it makes an alternative of it."""
+        """Edit a question in the prompt box. Sending it adds an alternative."""
         self._editing = message
         prompt = self.query_one(Prompt)
         prompt.put(message.content)
-        prompt.border_title = "editing: Enter sends it anew, Esc leaves it as it was"
+        prompt.border_title = "editing: Enter sends, Esc cancels"
         prompt.add_class("editing")
         prompt.focus()
 
@@ -209,34 +217,34 @@ class ChatScreen(Screen[None]):
 
     @work
     async def action_alternative(self, step: int, message: Message | None = None) -> None:
-        """Show the alternative before or after this one; of the last message that has any, when none is given."""
+        """Show the previous or next alternative of `message`, or of the last message that has any."""
         path = [message] if message else self.conversation.path()[::-1]
         for candidate in path:
             others = self.conversation.alternatives(candidate)
             if len(others) > 1 and not self._is_busy():
-                at = next(i for i, other in enumerate(others) if other is candidate)
-                shown = others[(at + step) % len(others)]
-                self.conversation.show(shown)
+                index = next(i for i, other in enumerate(others) if other is candidate)
+                alternative = others[(index + step) % len(others)]
+                self.conversation.show(alternative)
                 messages = self.query_one(Messages)
                 await messages.show(self.conversation)
-                if message and (view := messages.view(shown)):
+                if message and (view := messages.view(alternative)):
                     view.focus()
                 await self.save()
                 return
 
     @work(exclusive=True, group="model")
     async def use_model(self, model: str) -> None:
-        """Load a model; the conversation goes on with it once the daemon has it."""
+        """Load a model. The conversation uses it as soon as it is loaded."""
         try:
             await self.connection.use(model)
         except AppError as error:
-            self.say(answering.sentence(error), severity="error", title=f"{model} cannot be used now")
+            self.say(answering.sentence(error), severity="error", title=f"Cannot use {model}")
             return
         if self.conversation.model != model:
             self.conversation.model = model
-            self.say(f"Answers now come from {model}.")
+            self.say(f"Now using {model}.")
             await self.save()
-        self._tell()
+        self._update_figures()
 
     # keys and events
 
@@ -262,7 +270,7 @@ class ChatScreen(Screen[None]):
 
     @work
     async def obey(self, call: commands.Call, *, message: Message | None = None, typed: str = "") -> None:
-        """Carry out a command; `typed` comes back into the prompt box when it is refused."""
+        """Run a command. If it fails, `typed` is restored in the prompt box."""
         try:
             await obey(self, call, message)
         except AppError as error:
@@ -273,7 +281,8 @@ class ChatScreen(Screen[None]):
 
     @on(TextArea.Changed)
     def _typed(self) -> None:
-        prompt, hints = self.query_one(Prompt), self.query_one(Hints)
+        prompt = self.query_one(Prompt)
+        hints = self.query_one(Hints)
         models = [entry.id for entry in self.connection.entries]
         hints.show(commands.hints(prompt.text, models) if self._editing is None else [])
         prompt.hinting = hints.display
@@ -292,17 +301,18 @@ class ChatScreen(Screen[None]):
     def _to_messages(self) -> None:
         self.query_one(Messages).step(None, -1)
 
-    @on(MessageView.Asked)
-    def _wish(self, event: MessageView.Asked) -> None:
-        message, messages = event.message, self.query_one(Messages)
-        match event.wish:
+    @on(MessageView.Requested)
+    def _run_action(self, event: MessageView.Requested) -> None:
+        message = event.message
+        messages = self.query_one(Messages)
+        match event.action:
             case "up":
                 messages.step(message, -1)
             case "down":
                 if not messages.step(message, 1):
                     self.query_one(Prompt).focus()
             case "earlier" | "later":
-                self.action_alternative(-1 if event.wish == "earlier" else 1, message)
+                self.action_alternative(-1 if event.action == "earlier" else 1, message)
             case "regenerate":
                 self.action_regenerate(message)
             case "edit" if message.role == "user":
@@ -314,7 +324,7 @@ class ChatScreen(Screen[None]):
                 self.obey(commands.Call("copy", "code"), message=message)
 
     def action_back(self) -> None:
-        """Esc: out of what is open, the smallest first."""
+        """Esc: close the completions, cancel editing, or stop the answer."""
         prompt = self.query_one(Prompt)
         if self.query_one(Hints).display:
             self.query_one(Hints).show([])
@@ -333,25 +343,27 @@ class ChatScreen(Screen[None]):
     async def action_show_earlier(self) -> None:
         await self.query_one(Messages).show(self.conversation, more=True)
 
-    # what is told
+    # notices and figures
 
     def copy(self, text: str, what: str) -> None:
         self.app.copy_to_clipboard(visible(text))
-        self.say(f"{what} was sent to the clipboard.")
+        self.say(f"{what} was copied to the clipboard.")
 
     def say(self, words: str, *, severity: str = "information", title: str = "") -> None:
         self.app.notify(visible(words), severity=severity, title=title, markup=False)  # type: ignore[arg-type]
 
-    def _tell(self) -> None:
-        """Bring header, welcome and status line up to date."""
-        conversation, connection = self.conversation, self.connection
+    def _update_figures(self) -> None:
+        """Update header, welcome text and status line."""
+        conversation = self.conversation
+        connection = self.connection
         bundled = connection.is_bundled(conversation.model)
         self.query_one(Header).tell(conversation.model, bundled, conversation.title)
         self.query_one(Messages).welcome(_welcome(conversation.model, bundled))
-        self._tell_status()
+        self._update_status()
 
-    def _tell_status(self) -> None:
-        conversation, connection = self.conversation, self.connection
+    def _update_status(self) -> None:
+        conversation = self.conversation
+        connection = self.connection
         answers = [message for message in conversation.path() if message.prompt_tokens]
         self.query_one(StatusLine).tell(
             Figures(
@@ -370,11 +382,11 @@ def _welcome(model: str, bundled: bool) -> Content:
     if not bundled:
         return Content.assemble(("What would you like to know?", "bold"), keys)
     return Content.assemble(
-        (f"You are talking to {model}, a {TINY}.", "bold"),
-        " It knows localllm and small talk, little else, and it makes mistakes.",
-        "\n\nA larger model, once: ",
+        (f"This is {model}, a {TINY}.", "bold"),
+        " It answers questions about localllm, knows little else, and makes mistakes.",
+        "\n\nFor a larger model, run ",
         ("localllm pull org/repo", "bold"),
-        "   then here: ",
+        ", then use ",
         ("/model", "bold"),
         keys,
     )

@@ -1,4 +1,4 @@
-"""The bottom line: the engine's figures, as many as fit."""
+"""The status line: the figures of the engine, as many as fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..conversation import Message
 
 @dataclass(frozen=True)
 class Figures:
-    """What the line may show. None: nothing to say yet."""
+    """The figures of the status line. None: unknown."""
 
     state: str
     running: LoadedModel | None
@@ -22,36 +22,36 @@ class Figures:
     unsaved: bool = False
 
     def segments(self) -> list[tuple[int, str]]:
-        """Pieces from left to right, each with its rank: the highest ranks go first when room is short."""
-        found = [(0, self.state)]
+        """(rank, text) from left to right. If space is short, the highest ranks are dropped first."""
+        parts = [(0, self.state)]
         if self.unsaved:
-            found.append((1, "not saved"))
+            parts.append((1, "not saved"))
         if self.running:
-            found.append((7, " ".join(filter(None, (self.running.backend, self.running.dtype, self.running.quant)))))
-            found.append((9, self.running.device))
+            parts.append((7, " ".join(filter(None, (self.running.backend, self.running.dtype, self.running.quant)))))
+            parts.append((9, self.running.device))
             if self.running.cache_tokens:
-                found.append((8, f"kv {self.running.cache_used / self.running.cache_tokens:.0%}"))
+                parts.append((8, f"kv {self.running.cache_used / self.running.cache_tokens:.0%}"))
         if self.rate:
-            found.append((2, f"{self.rate:.1f} tok/s"))
+            parts.append((2, f"{self.rate:.1f} tok/s"))
         if (answer := self.answer) is not None and answer.prompt_tokens:
             used = answer.prompt_tokens + answer.completion_tokens
-            found += [
+            parts += [
                 (2, f"{answer.tokens_per_second:.1f} tok/s" if answer.tokens_per_second and not self.rate else ""),
                 (4, f"first {answer.ttft * 1000:.0f} ms" if answer.ttft < 1 else f"first {answer.ttft:.1f} s"),
                 (3, f"context {used:,}/{self.context:,}" if self.context else f"context {used:,}"),
                 (5, f"cached {answer.cached_tokens / answer.prompt_tokens:.0%}"),
             ]
         elif self.context:
-            found.append((6, f"context {self.context:,}"))
-        return [(rank, words) for rank, words in found if words]
+            parts.append((6, f"context {self.context:,}"))
+        return [(rank, words) for rank, words in parts if words]
 
 
 def fit(segments: list[tuple[int, str]], width: int) -> str:
-    """The segments that fit into `width`, in their order, the least important left out first."""
-    kept = list(segments)
-    while len(kept) > 1 and len(_joined(kept)) > width:
-        kept.remove(max(kept))
-    return _joined(kept)[:width]
+    """The segments that fit into `width`, in order. Drops the highest ranks first."""
+    visible = list(segments)
+    while len(visible) > 1 and len(_joined(visible)) > width:
+        visible.remove(max(visible))
+    return _joined(visible)[:width]
 
 
 def _joined(segments: list[tuple[int, str]]) -> str:

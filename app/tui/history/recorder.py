@@ -1,4 +1,4 @@
-"""The history for the UI: every call runs on one thread of its own, so a slow disk never stops the screen."""
+"""Asynchronous access to the history, on a separate thread, so that a slow disk does not block the UI."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Result = TypeVar("Result")
 
 
 class Recorder:
-    """Every method may raise StorageFailed. What could not be written is written by the next `save` that succeeds."""
+    """Methods raise StorageFailed. Messages of a failed `save` are written by the next successful one."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="history")
-        self._settled: dict[str, int] = {}  # conversation: its messages before this one are written and final
+        self._settled: dict[str, int] = {}  # conversation id -> number of messages that are written and final
 
     async def save(self, conversation: Conversation) -> None:
-        """Write what is not in the file yet. Only the newest message of a conversation can still change."""
+        """Write the messages that are not in the file. Only the newest message of a conversation can still change."""
         if not conversation.messages:
             return
         done = self._settled.get(conversation.id, 0)

@@ -22,7 +22,7 @@ from .store import Entry
 
 
 class Conversations(OptionList):
-    """The list; its keys are single letters because nothing is typed here."""
+    """The list of conversations, with single-letter keys."""
 
     BINDINGS = [
         Binding("d,delete", "screen.delete", "Delete"),
@@ -33,13 +33,15 @@ class Conversations(OptionList):
 
 
 class HistoryScreen(ModalScreen[str | None]):
-    """Gives the id of the conversation to resume, or None."""
+    """Returns the id of the conversation to resume, or None."""
 
     BINDINGS = [("escape", "dismiss(None)", "Close")]
 
     def __init__(self, recorder: Recorder, current: Conversation, words: str = "") -> None:
         super().__init__()
-        self._recorder, self._current, self._words = recorder, current, words
+        self._recorder = recorder
+        self._current = current
+        self._words = words
         self._entries: list[Entry] = []
         self._deleted: list[str] = []
 
@@ -51,14 +53,14 @@ class HistoryScreen(ModalScreen[str | None]):
             yield line
             yield Conversations(markup=False)
             yield Static("", id="notice", markup=False)
-            yield Static("Enter opens · Down to the list: d delete, u undo, r rename · Esc closes", classes="keys")
+            yield Static("Enter opens · in the list (Down): d delete, u undo, r rename · Esc closes", classes="keys")
 
     def on_mount(self) -> None:
         self._fill(self._words)
 
     @work(exclusive=True)
-    async def _fill(self, words: str, at: int = 0, told: str = "") -> None:
-        """List what is found, and tell what was just done or why the list is empty."""
+    async def _fill(self, words: str, highlighted: int = 0, notice: str = "") -> None:
+        """Search and fill the list. Shows `notice`, or the reason why the list is empty."""
         try:
             self._entries = await self._recorder.list(words)
         except StorageFailed as error:
@@ -68,17 +70,17 @@ class HistoryScreen(ModalScreen[str | None]):
         conversations.clear_options()
         conversations.add_options([Option(self._row(entry), entry.id) for entry in self._entries])
         if self._entries:
-            conversations.highlighted = min(at, len(self._entries) - 1)
+            conversations.highlighted = min(highlighted, len(self._entries) - 1)
             empty = ""
         else:
             empty = "No message or title contains all of these words." if words else "No conversations yet."
-        self._say(told or empty)
+        self._say(notice or empty)
 
     def _row(self, entry: Entry) -> Content:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.updated))
         title = one_line(entry.title or "untitled", 48)
         row = Content.assemble((when, "dim"), "  ", title, (f"  {one_line(entry.model, 24)} · {entry.messages}", "dim"))
-        return Content.assemble(row, "\n", (" " * 18 + entry.found, "dim italic")) if entry.found else row
+        return Content.assemble(row, "\n", (" " * 18 + entry.excerpt, "dim italic")) if entry.excerpt else row
 
     @on(Input.Changed)
     def _search(self, event: Input.Changed) -> None:
@@ -106,7 +108,7 @@ class HistoryScreen(ModalScreen[str | None]):
         if (entry := self._highlighted()) is None:
             return
         if entry.id == self._current.id:
-            self._say("This conversation is open; leave it with /new before deleting it.")
+            self._say("This conversation is open. Close it with /new, then delete it.")
             return
         try:
             await self._recorder.delete(entry.id)
@@ -114,13 +116,13 @@ class HistoryScreen(ModalScreen[str | None]):
             self._say(error.message)
             return
         self._deleted.append(entry.id)
-        told = f"Deleted “{one_line(entry.title, 30)}”. u brings it back; it is gone for good after a day."
-        self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0, told)
+        notice = f"Deleted “{one_line(entry.title, 30)}”. u restores it for one day."
+        self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0, notice)
 
     @work
     async def action_undo(self) -> None:
         if not self._deleted:
-            self._say("Nothing was deleted here.")
+            self._say("There is nothing to restore.")
             return
         try:
             await self._recorder.restore(self._deleted[-1])
@@ -128,7 +130,7 @@ class HistoryScreen(ModalScreen[str | None]):
             self._say(error.message)
             return
         self._deleted.pop()
-        self._fill(self.query_one(Input).value, told="It is back.")
+        self._fill(self.query_one(Input).value, notice="Restored.")
 
     @work
     async def action_rename(self) -> None:
@@ -146,8 +148,8 @@ class HistoryScreen(ModalScreen[str | None]):
             self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0)
 
     def _highlighted(self) -> Entry | None:
-        at = self.query_one(Conversations).highlighted
-        return None if at is None or at >= len(self._entries) else self._entries[at]
+        index = self.query_one(Conversations).highlighted
+        return None if index is None or index >= len(self._entries) else self._entries[index]
 
     def _say(self, words: str) -> None:
         self.query_one("#notice", Static).update(words)

@@ -1,7 +1,7 @@
-"""The history file: conversations and their messages in SQLite, with full-text search. Synchronous, one thread.
+"""The history file: conversations in SQLite, with full-text search. Synchronous, for one thread.
 
-Search is by substring (FTS5 trigrams), so it finds parts of words and languages without spaces; terms shorter than
-three characters fall back to a scan. A deleted conversation can be restored for a day, then it is purged.
+Search is by substring (FTS5 trigrams), so it works within words and in languages without spaces. Terms of fewer than 3
+characters use a scan. A deleted conversation can be restored for a day; then it is purged.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ CREATE TRIGGER message_changed AFTER UPDATE ON message BEGIN
 
 @dataclass(frozen=True)
 class Entry:
-    """A conversation in the list. `found` is the text around the first match of a search."""
+    """A conversation in the list. `excerpt` is the text around the first match of a search."""
 
     id: str
     title: str
     model: str
     updated: float
     messages: int
-    found: str = ""
+    excerpt: str = ""
 
 
 class Store:
-    """Every method may raise StorageFailed; a failed write leaves the file as it was."""
+    """Methods raise StorageFailed. A failed write does not change the file."""
 
     def __init__(self, file: Path, now: Callable[[], float] = time.time) -> None:
-        self.file, self._now = file, now
+        self.file = file
+        self._now = now
         self._open: sqlite3.Connection | None = None
 
     def save(self, head: Conversation, messages: list[Message]) -> None:
-        """Write the conversation's own fields and these of its messages (new, or changed since)."""
+        """Write the fields of the conversation and the given messages (new or changed)."""
         now = self._now()
         with self._transaction() as database:
             database.execute(
@@ -81,21 +82,22 @@ class Store:
                 )
 
     def list(self, words: str = "", limit: int = 200) -> list[Entry]:
-        """Newest first. With words: conversations of which one message, or the title, contains all of them."""
+        """The conversations, newest first. With `words`: those with all words in one message or in the title."""
         terms = words.split()
-        where, values = ["c.deleted IS NULL"], []
-        found = "''"
+        where = ["c.deleted IS NULL"]
+        values = []
+        excerpt = "''"
         if terms:
             in_text, text_values = _contains(terms)
             in_title = " AND ".join("instr(lower(c.title), lower(?)) > 0" for _ in terms)
             matches = f"FROM search JOIN message m ON m.id = search.rowid WHERE {in_text}"
             where.append(f"(c.id IN (SELECT m.conversation {matches}) OR ({in_title}))")
-            found = f"(SELECT m.content {matches} AND m.conversation = c.id LIMIT 1)"
+            excerpt = f"(SELECT m.content {matches} AND m.conversation = c.id LIMIT 1)"
             values = [*text_values, *text_values, *terms]
         with self._transaction() as database:
             rows = database.execute(
                 f"SELECT c.id, c.title, c.model, c.updated,"
-                f" (SELECT count(*) FROM message n WHERE n.conversation = c.id), {found} FROM conversation c"
+                f" (SELECT count(*) FROM message n WHERE n.conversation = c.id), {excerpt} FROM conversation c"
                 f" WHERE {' AND '.join(where)} ORDER BY c.updated DESC, c.rowid DESC LIMIT ?",
                 (*values, limit),
             ).fetchall()
@@ -119,7 +121,7 @@ class Store:
             ]
         for message in messages:
             if message.role == "assistant" and not message.finish:
-                message.finish = "stopped"  # its program ended before the answer did
+                message.finish = "stopped"  # the program ended before the answer
         return Conversation(row[0], row[1], json.loads(row[2]), row[3], row[4], messages, row[5])
 
     def rename(self, id: str, title: str) -> None:
@@ -127,7 +129,7 @@ class Store:
             database.execute("UPDATE conversation SET title = ? WHERE id = ?", (title, id))
 
     def delete(self, id: str) -> None:
-        """Take it from the list; `restore` brings it back until it is purged."""
+        """Remove it from the list. `restore` works until it is purged."""
         with self._transaction() as database:
             database.execute("UPDATE conversation SET deleted = ? WHERE id = ?", (self._now(), id))
 
@@ -149,25 +151,27 @@ class Store:
                 yield self._open
         except (sqlite3.Error, OSError, ValueError) as error:
             raise StorageFailed(
-                f"The history file failed: {error}.", hint=f"The chat goes on in memory. File: {self.file}"
+                f"Cannot use the history file: {error}.", hint=f"The chat continues without saving. File: {self.file}"
             ) from None
 
     def _connect(self) -> sqlite3.Connection:
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))  # private before SQLite writes to it
+        os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))  # set the file mode before SQLite writes
         database = sqlite3.connect(self.file, timeout=5.0)
         try:
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
                 database.execute(f"PRAGMA {pragma}")
             version = database.execute("PRAGMA user_version").fetchone()[0]
             if version > VERSION:
-                raise sqlite3.DatabaseError(f"a newer localllm wrote it (format {version}, known {VERSION})")
+                raise sqlite3.DatabaseError(f"written by a newer localllm (format {version}, supported: {VERSION})")
             if version == 0:
                 database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
             with database:
                 purge = "DELETE FROM conversation WHERE deleted < ?"
                 if database.execute(purge, (self._now() - UNDO_SECONDS,)).rowcount:
-                    database.execute("INSERT INTO search(search) VALUES ('optimize')")  # drops its traces of them
+                    database.execute(
+                        "INSERT INTO search(search) VALUES ('optimize')"
+                    )  # removes deleted text from the index
         except sqlite3.Error:
             database.close()
             raise
@@ -175,7 +179,7 @@ class Store:
 
 
 def _contains(terms: list[str]) -> tuple[str, list[str]]:
-    """SQL that holds for rows of `search` with all terms, and its values."""
+    """(SQL condition for rows of `search` with all terms, its values)"""
     long = [term for term in terms if len(term) >= 3]
     short = [term for term in terms if len(term) < 3]
     parts = ["search MATCH ?"] if long else []

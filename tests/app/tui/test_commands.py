@@ -28,7 +28,7 @@ def test_parse(text: str, call: Call | None) -> None:
 
 @pytest.mark.parametrize(("text", "near"), [("/hlep", "/help"), ("/modle x", "/model"), ("/usr/bin", "//")])
 def test_unknown_is_refused_with_near_matches(text: str, near: str) -> None:
-    with pytest.raises(InvalidRequest, match="no command") as refused:
+    with pytest.raises(InvalidRequest, match="Unknown command") as refused:
         parse(text)
     assert near in refused.value.hint
 

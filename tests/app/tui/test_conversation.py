@@ -75,7 +75,7 @@ def test_export(tmp_path) -> None:
     assert [message["content"] for message in data["messages"]][3:] == ["Yours.", "A spirit."]
     with pytest.raises(InvalidRequest, match="exists"):
         export.write(conversation, "json all.json", tmp_path)
-    with pytest.raises(StorageFailed, match="cannot be written"):
+    with pytest.raises(StorageFailed, match="Cannot write"):
         export.write(conversation, "md missing/folder.md", tmp_path)
     with pytest.raises(InvalidRequest, match="nothing"):
         export.write(Conversation("guide"), "", tmp_path)

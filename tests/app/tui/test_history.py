@@ -97,7 +97,7 @@ def test_search(store: Store, words: str, titles: list[str]) -> None:
 
 def test_search_shows_the_place(store: Store) -> None:
     save(store, talk("Tell me", "long " * 100 + "needle in it"))
-    assert "needle in it" in store.list("needle")[0].found
+    assert "needle in it" in store.list("needle")[0].excerpt
 
 
 def test_search_follows_changes(store: Store) -> None:
@@ -165,7 +165,7 @@ def test_a_damaged_file_is_left_alone(store: Store) -> None:
 
 def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageFailed, match="history file failed"):
+    with pytest.raises(StorageFailed, match="Cannot use the history file"):
         Store(tmp_path / "file" / "history.sqlite3").list()
 
 

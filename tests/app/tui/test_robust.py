@@ -80,7 +80,7 @@ async def test_context_overflow_tells_both_numbers_and_what_helps(chat: OpenChat
     error = ContextTooLong("the prompt is too long", n_prompt_tokens=3000, n_ctx=2048)
     async with chat(FakeClient([error], ["Fine."])) as c:
         await c.send("long")
-        for words in ("n prompt tokens 3000", "n ctx 2048", "/new", "/edit", "Later answers leave this turn out"):
+        for words in ("n prompt tokens 3000", "n ctx 2048", "/new", "/edit", "Later requests omit this message"):
             assert words in " ".join(c.shown().split()), words
         await c.send("short")
         assert [m["content"] for m in c.client.asked[1]["messages"]] == ["short"]
@@ -163,7 +163,7 @@ async def test_the_end_of_the_stream_without_an_end_is_an_error(chat: OpenChat) 
     async with chat(Broken(["half", " more"])) as c:
         await c.send("go")
         assert c.path[-1].finish == "failed"
-        assert "broke off" in c.shown()
+        assert "ended unexpectedly" in c.shown()
 
 
 async def test_a_full_disk_for_history(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ async def test_a_full_disk_for_history(chat: OpenChat, monkeypatch: pytest.Monke
 
         def full(*_: object) -> None:
             raise StorageFailed(
-                "The history file failed: database or disk is full.", hint="The chat goes on in memory."
+                "Cannot use the history file: database or disk is full.", hint="The chat continues without saving."
             )
 
         monkeypatch.setattr(c.store, "save", full)
