@@ -178,7 +178,7 @@ def test_the_list_begins_with_the_built_in_model_and_is_sorted() -> None:
     for repo in ("org/b", "Org/A", "org/c"):
         make(repo, WHOLE)
     guide, *others = catalog.available()
-    assert (guide.id, guide.bundled, guide.description) == ("guide", True, catalog.GUIDE_SAYS)
+    assert (guide.id, guide.bundled, guide.description) == ("guide", True, catalog.GUIDE_DESCRIPTION)
     assert [model.id for model in others] == ["Org/A", "org/b", "org/c"]
     assert not any(model.bundled for model in others)
     assert catalog.resolve("guide").bundled

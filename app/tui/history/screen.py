@@ -53,7 +53,7 @@ class HistoryScreen(ModalScreen[str | None]):
             yield line
             yield Conversations(markup=False)
             yield Static("", id="notice", markup=False)
-            yield Static("Enter opens · in the list (Down): d delete, u undo, r rename · Esc closes", classes="keys")
+            yield Static("Enter opens · Down: the list; d delete, u undo, r rename · Esc closes", classes="keys")
 
     def on_mount(self) -> None:
         self._fill(self._words)

@@ -294,7 +294,7 @@ async def test_an_answer_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyP
     with pytest.raises(WorkerDied, match="gone"):
         await answer(client, "hi")
     client, _ = answering(monkeypatch, [event(stage="reading", done=0.5)])
-    with pytest.raises(DaemonUnreachable, match="while the model was loading"):
+    with pytest.raises(DaemonUnreachable, match="while it loaded the model"):
         await client.load("m")
 
 
@@ -328,7 +328,7 @@ class Owners:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(clients, "WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(clients, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(clients, "STOP_SECONDS", 1.0)
 
 
 def status(version: str = VERSION, **settings: Any) -> bytes:
@@ -367,11 +367,11 @@ async def test_a_daemon_that_is_starting_is_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(clients, "owner_pid", Owners(0))
     assert await connecting(monkeypatch, [None, None, status()], start=False) == ([], "", [])
     said, error, closed = await connecting(monkeypatch, [None], start=False)
-    assert (said, error, closed) == ([], "the daemon cannot be reached: refused", [True])
+    assert (said, error, closed) == ([], "cannot reach the daemon: refused", [True])
     monkeypatch.setattr(clients, "WAIT_SECONDS", 60.0)
     monkeypatch.setattr(clients, "owner_pid", Owners(7, 7, None))
     _, error, closed = await connecting(monkeypatch, [None], start=False)
-    assert (error, closed) == ("the daemon cannot be reached: refused", [True]), "it is gone: nobody waits"
+    assert (error, closed) == ("cannot reach the daemon: refused", [True]), "it is gone: nobody waits"
 
 
 @pytest.mark.parametrize("start", [False, True])
@@ -383,14 +383,14 @@ async def test_without_a_daemon(monkeypatch: pytest.MonkeyPatch, quick: None, st
     if start:
         assert (said, error, len(started)) == (["starting the daemon"], "", 1)
     else:
-        assert (said, error, started) == ([], "no daemon runs", [])
+        assert (said, error, started) == ([], "no daemon is running", [])
 
 
 @pytest.mark.parametrize("start", [False, True])
 async def test_a_daemon_of_another_version(monkeypatch: pytest.MonkeyPatch, start: bool) -> None:
     monkeypatch.setattr(clients, "owner_pid", Owners(7))
     said, error, closed = await connecting(monkeypatch, [status("0.0.0")], start=start)
-    words = f"the running daemon is localllm 0.0.0, but this is {VERSION}"
+    words = f"the running daemon is localllm 0.0.0, this program is {VERSION}"
     assert (said, error, closed) == (([], words, [True]) if start else ([words], "", []))
 
 
@@ -415,7 +415,7 @@ async def test_settings_of_ours_that_a_daemon_has_not(
     monkeypatch.setattr(clients, "owner_pid", Owners(7))
     said, _, _ = await connecting(monkeypatch, [status(**theirs)], start=True, **ours)
     assert said == (
-        [f"the running daemon has other settings ({words}); after localllm stop the next command starts it anew"]
+        [f"the running daemon has other settings ({words}); to apply yours, run localllm stop"]
         if words
         else []
     )
@@ -432,7 +432,7 @@ async def test_an_end_is_waited_for(monkeypatch: pytest.MonkeyPatch, quick: None
     assert client.over
     assert [(method, path) for method, path, *_ in asked] == [("POST", "/admin/shutdown")]
     monkeypatch.setattr(clients, "owner_pid", Owners(7))
-    with pytest.raises(DaemonUnreachable, match="still runs"):
+    with pytest.raises(DaemonUnreachable, match="did not stop in time"):
         await client.shutdown()
     await client.close()
 
