@@ -415,9 +415,7 @@ async def test_settings_of_ours_that_a_daemon_has_not(
     monkeypatch.setattr(clients, "owner_pid", Owners(7))
     said, _, _ = await connecting(monkeypatch, [status(**theirs)], start=True, **ours)
     assert said == (
-        [f"the running daemon has other settings ({words}); to apply yours, run localllm stop"]
-        if words
-        else []
+        [f"the running daemon has other settings ({words}); to apply yours, run localllm stop"] if words else []
     )
     said, _, _ = await connecting(monkeypatch, [status(**theirs)], start=False, **ours)
     assert said == [], "who does not start it does not mind"
