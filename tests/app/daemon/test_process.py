@@ -10,6 +10,8 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -434,3 +436,21 @@ async def test_a_load_as_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(WorkerDied, match="ended unexpectedly"):
         loaded.result()
     assert bench.over == [worker], "told once"
+
+
+async def test_its_process_is_waited_for_but_not_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may hold a process that was killed."""
+    ended = asyncio.Event()
+    process_of_it: Any = SimpleNamespace(pid=0, wait=ended.wait)
+    await bench.worker.gone()
+    bench.worker._process = process_of_it
+    waiting = asyncio.create_task(bench.worker.gone())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    ended.set()
+    await waiting
+    ended.clear()
+    monkeypatch.setattr(process, "GONE_SECONDS", 0.01)
+    async with asyncio.timeout(10):
+        await bench.worker.gone()
+    bench.worker._process = None
