@@ -117,9 +117,10 @@ def test_token_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
     vocab = {"<unk>": 0, "<0xC3>": 1, "<0xB6>": 2, "▁so": 3}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_tokens([AddedToken("ü", normalized=False)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     found = ChatTokenizer(tmp_path)
-    assert [found.token_bytes(token) for token in (1, 2, 3)] == [b"\xc3", b"\xb6", b" so"]
+    assert [found.token_bytes(token) for token in (1, 2, 3, 4)] == [b"\xc3", b"\xb6", b" so", b"\xc3\xbc"]
     assert found.decode([3, 1, 2]) == " soö"
 
 

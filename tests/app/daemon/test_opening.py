@@ -50,11 +50,14 @@ def opened(
     choice = SimpleNamespace(
         backend=SimpleNamespace(name="b", open=open_), info=SimpleNamespace(name="d"), reason="the first that works"
     )
-    monkeypatch.setattr(opening, "read_model", lambda path, name: files)
-    monkeypatch.setattr(opening.backends, "choose", lambda name, files: choice)
+    asked: list[Any] = []
+    monkeypatch.setattr(opening, "read_model", lambda *given: asked.append(given) or files)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(opening.backends, "choose", lambda *given: asked.append(given) or choice)  # type: ignore[func-returns-value]
     told: list[Any] = []
-    model = opening.open_model(Load(model="m", path="x", options=options), lambda *stage: told.append(stage))
+    load = Load(model="m", path="x", backend="cpu", options=options)
+    model = opening.open_model(load, lambda *stage: told.append(stage))
     model.close()
+    assert asked == [(Path("x"), "m"), ("cpu", files)]
     return model, received[0], told
 
 
