@@ -70,6 +70,8 @@ def test_tool_answers_and_reasoning_are_kept() -> None:
         ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "assistant", "content": None, "tool_calls": "x"}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[0].tool_calls[0].function"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0].function"),
+        ({"role": "assistant", "tool_calls": ["f"]}, "messages[0].tool_calls[0].function"),
     ],
 )
 def test_refusals_name_the_place(message: object, param: str) -> None:

@@ -182,3 +182,15 @@ def test_the_template_alone_says_what_begins_a_conversation(
     prompts.from_text("hi")
     prompts.from_text("hi", add_special_tokens=False)
     assert added == [False, True, False]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("marks", ["", "<think><tool_call>"])
+def test_what_an_answer_may_hold_is_in_the_template_or_the_vocabulary(
+    tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, marks: str, known: bool
+) -> None:
+    prompts = with_template(tmp_path, renderer, "{% if false %}" + marks + "{% endif %}{{ tools }}")
+    monkeypatch.setattr(prompts.tokenizer, "id_of", lambda _: 5 if known else None)
+    prompt = prompts.from_messages(HI, tools=[TOOL])
+    assert (prompt.reasoning, prompt.tools) == (known or bool(marks), known or bool(marks))
+    assert not prompts.from_messages(HI).tools
