@@ -29,7 +29,7 @@ DEFAULT_PORT = 11811
 
 PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
 # For kernel development: docs/add-a-kernel.md.
-KERNELS = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY LOCALLLM_METAL_KERNELS".split())
+KERNELS = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY".split())
 # Settings for loading models. A running daemon keeps the values that it started with.
 LOADING = tuple("backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads".split())
 CLIENT_ONLY = frozenset({"model"})  # read by commands, not by the daemon

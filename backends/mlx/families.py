@@ -14,12 +14,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
-from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.utils import _get_classes
 
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import FAMILIES, ModelConfig
+from .adapter import Gated, Head, Layers, mix
 from .ropes import frequencies, rotates_as, rotation
 
 
@@ -68,7 +67,6 @@ def loading(wanted: ModelConfig, context: int) -> dict[str, Any]:
 
 def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
     """Change a model that has no weights yet."""
-    gated = _mixed(_Gated, activation=_ACTIVATIONS[config.activation])
     for layer, kind in zip(model.layers, config.layer_kinds, strict=True):
         attention, mlp = layer.self_attn, layer.mlp
         attention.rope = rotation(config.ropes[kind], context)
@@ -77,12 +75,11 @@ def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
             part = attention if name in attention else mlp
             if name in part:
                 setattr(part, name, nn.Linear(*projection))
-        mlp.__class__ = gated(type(mlp))
+        mix(mlp, Gated, activation=_ACTIVATIONS[config.activation])
     scale = config.hidden_size**0.5 if config.model_type == "gemma3_text" else 1.0
     first = {kind: config.layer_kinds.index(kind) for kind in config.ropes}
-    places = [first[kind] for kind in config.layer_kinds]
-    model.model.__class__ = _mixed(_Layers, embedding_scale=scale, masks=places)(type(model.model))
-    model.__class__ = _mixed(_Head, config=config)(type(model))
+    mix(model.model, Layers, embedding_scale=scale, first_of_kind=[first[kind] for kind in config.layer_kinds])
+    mix(model, Head, config=config)
     return model
 
 
@@ -109,77 +106,6 @@ def _geglu(gate: mx.array, x: mx.array) -> mx.array:
 
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": swiglu, "gelu_tanh": _geglu}
-
-
-def _mixed(kind: type, **values: Any) -> Callable[[type], type]:
-    """A subclass of mlx-lm's class that computes as `kind` does, with `values` as its attributes."""
-    return lambda base: type(base.__name__, (kind, base), {name: _held(value) for name, value in values.items()})
-
-
-def _held(value: Any) -> Any:
-    return staticmethod(value) if callable(value) else value
-
-
-class _Gated:
-    """Mixed into the class of an MLP."""
-
-    activation: Callable[[mx.array, mx.array], mx.array]
-
-    def __call__(self: Any, x: mx.array) -> mx.array:
-        if "gate_up_proj" in self:
-            gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
-        else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
-        found: mx.array = self.down_proj(self.activation(gate, up))
-        return found
-
-
-class _Layers:
-    """Mixed into the class of a trunk: a mask for each kind of layer, where mlx-lm's classes know one, or a pattern."""
-
-    embedding_scale: float
-    masks: list[int]  # of each layer: the first of its kind
-
-    def __call__(
-        self: Any, inputs: mx.array, cache: list[Any] | None = None, input_embeddings: mx.array | None = None
-    ) -> mx.array:
-        h = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
-        if self.embedding_scale != 1.0:
-            h = h * mx.array(self.embedding_scale, h.dtype)
-        cache = [None] * len(self.layers) if cache is None else cache
-        masks = {layer: create_attention_mask(h, cache[layer]) for layer in set(self.masks)}
-        for layer, own, place in zip(self.layers, cache, self.masks, strict=True):
-            h = layer(h, masks[place], own)
-        found: mx.array = self.norm(h)
-        return found
-
-
-class _Head:
-    """Mixed into the class of a model."""
-
-    config: ModelConfig
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> mx.array:
-        logits: mx.array = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        cap = self.config.logit_soft_cap
-        return mx.tanh(logits / cap) * cap if cap else logits
-
-    def make_cache(self: Any) -> list[KVCache | RotatingKVCache]:
-        return [
-            RotatingKVCache(max_size=self.config.window) if kind == "sliding" else KVCache()
-            for kind in self.config.layer_kinds
-        ]
-
-    def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """A tied head is the embedding, whatever else the files hold; one that is not must be there. Tables of rope are
-        no weights."""
-        weights = {name: weight for name, weight in weights.items() if ".rotary_emb." not in name}
-        if self.config.tie_embeddings:
-            weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}
-        elif "lm_head.weight" not in weights:
-            raise ModelRefused("its files have no lm_head.weight, but tie_word_embeddings is false in config.json")
-        sanitize = getattr(super(), "sanitize", None)
-        return weights if sanitize is None else sanitize(weights)
 
 
 def set_context(model: nn.Module, config: ModelConfig, context: int) -> None:
@@ -211,7 +137,7 @@ def verify(model: nn.Module, config: ModelConfig, context: int) -> None:
                 raise _differs(config, f"{name} of layer {index}", has, wants)
         if not rotates_as(attention.rope, rope, context):
             raise _differs(config, f"rope of layer {index}", attention.rope, rope)
-        if not isinstance(layer.mlp, _Gated) or layer.mlp.activation is not _ACTIVATIONS[config.activation]:
+        if not isinstance(layer.mlp, Gated) or layer.mlp.activation is not _ACTIVATIONS[config.activation]:
             raise _differs(config, f"the activation of layer {index}", type(layer.mlp).__name__, config.activation)
     for path, part in model.named_modules():
         if getattr(part, "eps", config.norm_eps) != config.norm_eps:
@@ -219,7 +145,7 @@ def verify(model: nn.Module, config: ModelConfig, context: int) -> None:
     tied = (model if "tie_word_embeddings" in vars(model) else model.args).tie_word_embeddings
     if ("lm_head" in model) == config.tie_embeddings or tied != config.tie_embeddings:
         raise _differs(config, "tie_word_embeddings", not config.tie_embeddings, config.tie_embeddings)
-    if not isinstance(trunk, _Layers) or not isinstance(model, _Head):
+    if not isinstance(trunk, Layers) or not isinstance(model, Head):
         raise _differs(config, "its classes", type(model).__mro__, "ours")
 
 

@@ -10,19 +10,14 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.utils import load_model
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from . import families, strangers
-from .attention import Ragged, hook_attention
-from .caches import LayerShape
-from .experts import use_kernels
-from .projections import linears, turn_weights
-from .rotary import turns_late
-from .trunk import Trunk
+from .adapter import Forward, probe_layers, windows_of
+from .cache import LayerShape
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 BITS = {"int8": 8, "int4": 4}
@@ -34,12 +29,11 @@ class Loaded:
     """A model with its weights in memory."""
 
     model: nn.Module
-    trunk: Trunk
+    forward: Forward
     shapes: list[LayerShape]  # one for each layer with a cache
     quant: str  # its weights' format where they are quantised, for people
     bytes: int  # of its weights
     token_bytes: int  # of those, what computing one token reads; 0: it depends on the token
-    turns_late: bool  # its layers take rotary.LATER for an offset
 
 
 def load(files: ModelFiles, budget: LoadOptions) -> Loaded:
@@ -65,25 +59,21 @@ def load(files: ModelFiles, budget: LoadOptions) -> Loaded:
         _quantise(model, files, budget, quant)
         quant = budget.quant
     mx.eval(model.parameters())
-    use_kernels(model)
-    windows = _windows(model, files)
-    trunk = Trunk(model)
-    hook_attention(model)
+    forward = Forward(model)
+    try:
+        shapes = _shapes(model, forward)
+    except ModelRefused as error:
+        raise ModelRefused(f"{files.name} ({files.config.model_type}): {error}", error.hint) from error
     sizes = {path: weight.nbytes for path, weight in _weights(model)}
-    shapes, token_bytes = _shapes(model, trunk, windows, files), _token_bytes(model, sizes)
-    late = turns_late(model, trunk, len(windows))
-    turn_weights(model)  # after trials, which may break off in the middle of a layer
-    _name_parts(model)
-    return Loaded(model, trunk, shapes, quant, sum(sizes.values()), token_bytes, late)
+    return Loaded(model, forward, shapes, quant, sum(sizes.values()), _token_bytes(model, sizes))
 
 
-def _name_parts(model: nn.Module) -> None:
-    """Parts of a module as attributes beside its dict, where Python finds them without a call: a step of a small model
-    asks for them some hundred times. Whoever replaces a part later does so by setattr and calls this again."""
-    for module in model.modules():
-        for name, part in module.items():
-            if isinstance(part, nn.Module | list):
-                object.__setattr__(module, name, part)
+def _shapes(model: nn.Module, forward: Forward) -> list[LayerShape]:
+    windows = windows_of(model)
+    return [
+        LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, window)
+        for (keys, values), window in zip(probe_layers(model, forward, len(windows)), windows, strict=True)
+    ]
 
 
 def _weights(model: nn.Module) -> list[tuple[str, mx.array]]:
@@ -133,56 +123,9 @@ def _quantise(model: nn.Module, files: ModelFiles, budget: LoadOptions, quantise
         raise SettingRefused(f"quant {budget.quant} is not for mlx", f"choose one of {', '.join(BITS)}")
     if quantised:
         raise SettingRefused(f"{files.name} is quantised already ({quantised})", "leave quant at none")
-    fitting = {path for path, module in linears(model) if module.weight.shape[-1] % GROUP == 0}
-    nn.quantize(model, GROUP, BITS[budget.quant], class_predicate=lambda path, _: path in fitting)
+    nn.quantize(model, GROUP, BITS[budget.quant], class_predicate=_fits_quantisation)
 
 
-def _windows(model: nn.Module, files: ModelFiles) -> list[int]:
-    """Of each layer's cache, as the model makes them. Raises ModelRefused for caches that are no keys and values."""
-    caches = model.make_cache() if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
-    for cache in caches:
-        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
-            raise ModelRefused(
-                f"{files.name}: its layers keep a {type(cache).__name__}, not plain keys and values: "
-                "recurrent and compressed caches are not supported here yet",
-                "choose a model of another architecture",
-            )
-    return [cache.max_size if isinstance(cache, RotatingKVCache) else 0 for cache in caches]
-
-
-class _Sounding:
-    """A cache that only learns what it would have to hold; nothing is computed.
-
-    What it returns is for our attention: a model that looks at it has attention of its own.
-    """
-
-    offset = 0
-
-    def __init__(self) -> None:
-        self.seen: tuple[mx.array, mx.array] | None = None
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Ragged, Ragged]:
-        self.seen = keys, values
-        return Ragged([keys]), Ragged([values])
-
-    def make_mask(self, *args: Any, **kwargs: Any) -> Ragged:
-        return Ragged([None])
-
-
-def _shapes(model: nn.Module, trunk: Trunk, windows: list[int], files: ModelFiles) -> list[LayerShape]:
-    caches = [_Sounding() for _ in windows]
-    try:
-        trunk.call(model, mx.zeros((1, 1), mx.int32), caches, 0)
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ModelRefused(
-            f"{files.name}: mlx-lm computes {files.config.model_type} with attention of its own, which does not take "
-            f"our caches ({error})",
-            "choose a model of another architecture",
-        ) from error
-    shapes = []
-    for cache, window in zip(caches, windows, strict=True):
-        if cache.seen is None:
-            raise ModelRefused(f"{files.name}: a layer keeps no keys and values, which is not supported here yet")
-        keys, values = cache.seen
-        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, window))
-    return shapes
+def _fits_quantisation(_path: str, module: nn.Module) -> bool:
+    """A projection or an embedding, of experts too, whose inputs divide into groups."""
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % GROUP == 0

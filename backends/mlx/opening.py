@@ -10,24 +10,23 @@ from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
-from .caches import DECODES
+from .cache import Caches
 from .families import describes, set_context
 from .loading import Loaded, load
 from .machine import memory
-from .residents import Residents
+from .plan import Planner
 from .runner import MlxRunner
 
 PAGE_SIZE = 16  # tokens per page of the KV cache
 CACHE_SHARE = 0.6  # of the memory that is free once the weights are in
 STEP_TOKENS = 2048
+ROOM = 1  # columns of groups for each column of the pool
 # MLX keeps freed memory for the next array of that size; more than this goes back to the system at once, and the rest
 # when nothing was computed for a while.
 KEPT = 2**30  # bytes
 # MLX on CUDA keeps a graph for each sequence of operations, and a plan for each shape of attention. Once it has met
 # twice as many as it keeps, however long that took, every new one is an error, unless this variable says not to check.
 THRASHING = "MLX_ENABLE_CACHE_THRASHING_CHECK"
-# What one more group of rows costs, in columns of attention that take as long. None: padding costs no time.
-GROUP_COLUMNS: int | None = None if DECODES else 4096
 
 
 def open_on_mlx(files: ModelFiles, budget: LoadOptions) -> Runner:
@@ -51,23 +50,19 @@ def open_on_mlx(files: ModelFiles, budget: LoadOptions) -> Runner:
         spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
         if describes(files.config):
             set_context(loaded.model, files.config, spec.max_context)
-        residents = Residents(
-            loaded.shapes, spec.groups[0].num_pages, spec.groups[0].page_size, spec.max_context, GROUP_COLUMNS
-        )
-        if mx.cuda.is_available():  # elsewhere the system gives pages that nobody wrote to others meanwhile
-            mx.eval(residents.pool.keys, residents.pool.values)
-    runner = MlxRunner(loaded, spec, residents, stream)
-    if mx.cuda.is_available():
-        runner.warm()
-    return runner
+        [pages] = spec.groups
+        caches = Caches(loaded.shapes, pages.num_pages, pages.page_size)
+    padding = loaded.bytes // sum(shape.token_bytes for shape in loaded.shapes)
+    planner = Planner(pages.page_size, ROOM * pages.tokens, padding)
+    return MlxRunner(loaded, spec, planner, caches, stream)
 
 
 def _memory() -> tuple[int, int]:
-    """(all, free) bytes where MLX computes: NVIDIA's GPUs have their own."""
-    if not mx.cuda.is_available():
+    """(total, free) bytes where MLX computes. A GPU with memory of its own says how much is free."""
+    device = mx.device_info()
+    if "free_memory" not in device:
         return memory()
-    found = mx.device_info()
-    return int(found["total_memory"]), int(found["free_memory"])
+    return int(device["total_memory"]), int(device["free_memory"])
 
 
 def _refuse_settings(budget: LoadOptions) -> None:
@@ -82,7 +77,7 @@ def _refuse_settings(budget: LoadOptions) -> None:
 
 
 def _limit_memory(total: int) -> None:
-    mx.set_cache_limit(total // 8 if mx.cuda.is_available() else KEPT)  # cudaMalloc is slow
+    mx.set_cache_limit(KEPT)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
         mx.set_memory_limit(total)

@@ -24,8 +24,13 @@ class Drawn:
     top: mx.array | None = None  # [answers, k] float32
 
     @property
+    def logprobs(self) -> tuple[mx.array | None, ...]:
+        """As StepResult has them."""
+        return self.chosen, self.top_tokens, self.top
+
+    @property
     def arrays(self) -> list[mx.array]:
-        return [x for x in (self.tokens, self.chosen, self.top_tokens, self.top) if x is not None]
+        return [x for x in (self.tokens, *self.logprobs) if x is not None]
 
 
 def sample(logits: mx.array, batch: Batch) -> Drawn:

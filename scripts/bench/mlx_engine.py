@@ -6,10 +6,6 @@
   the same context (`--rows`); and the whole, from the first prompt to the last token. The loop gets all prompts as one
   array at once and knows when each ends; the engine gets requests;
 - uneven: decode of rows of very different length, beside as many of their mean length;
-- strategies: the same rows in one batch cache, beside several groups of rows of like length;
-- in-place: the same rows where one kernel turns keys and writes them, beside MLX's rope and copies;
-- few: products of few rows, and attention of few tokens, by our own kernels for CUDA beside MLX's, where steps decode
-  and where a prompt's first tokens were computed before;
 - prefix: time to the first token where the prompt's first 4,096 tokens were computed before, and were not; and where
   attention has met no prompt of these lengths, for which MLX may have to prepare.
 
@@ -25,7 +21,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +35,6 @@ from rows import Row, row, save
 from shapes import SHAPES, Shape
 
 from localllm.backends import mlx
-from localllm.backends.mlx import caches, opening, projections, rotary
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
@@ -49,7 +43,6 @@ from localllm.engine.runner import DeviceInfo, Runner
 
 CONTEXT, STEPS, WARM = 128, 64, 8  # tokens
 LONG, QUESTION = 4096, 16  # tokens of a prefix and of what follows it
-COLUMNS = 4096  # that one more group is worth, where there are several
 
 
 def main() -> None:
@@ -90,16 +83,8 @@ class Bench:
         assert isinstance(found, DeviceInfo)
         self.device, self.pairs, self.counts, self._folder, self._quant = found.name, pairs, counts, folder, quant
         self.title = f"mlx {shape} {'bf16' if quant == 'none' else quant}"
-        self.runner = self.opened(opening.GROUP_COLUMNS)
-
-    def opened(self, group_columns: int | None, in_place: bool = rotary.IN_PLACE) -> Runner:
-        """A runner with this many columns to a group (see opening.GROUP_COLUMNS), whose steps write in place or not."""
-        own = opening.GROUP_COLUMNS, rotary.IN_PLACE
-        opening.GROUP_COLUMNS, rotary.IN_PLACE = group_columns, in_place
-        budget = LoadOptions(context=2 * LONG, max_rows=max(self.counts), cache_bytes=2**34, quant=self._quant)
-        runner = mlx.open(read_model(self._folder), budget)
-        opening.GROUP_COLUMNS, rotary.IN_PLACE = own
-        return runner
+        options = LoadOptions(context=2 * LONG, max_rows=max(counts), cache_bytes=2**34, quant=quant)
+        self.runner = mlx.open(read_model(folder), options)
 
     @cached_property
     def peer(self) -> nn.Module:
@@ -189,7 +174,7 @@ class Kept:
 def loop_rates(model: nn.Module, rows: int) -> Rates:
     """mlx-lm's own caches in a loop that evaluates one step while it builds the next.
 
-    Rows of one length need none of what BatchKVCache does for others, which costs a third of the speed on CUDA.
+    Rows of one length need no BatchKVCache.
     """
     caches, prompt = make_prompt_cache(model), mx.random.randint(3, 250, (rows, CONTEXT))
     mx.eval(prompt)
@@ -222,53 +207,6 @@ def uneven(bench: Bench) -> Iterator[Row]:
     yield bench.row(f"decode {count} rows of 64…2048 tokens, peer: all of {same[0]}", ours.steady, theirs.steady)
 
 
-def strategies(bench: Bench) -> Iterator[Row]:
-    """The two that there are for rows of different length; which one a device uses is opening.GROUP_COLUMNS."""
-    count = max(bench.counts)
-    one, several = bench.opened(None), bench.opened(COLUMNS)
-    for lengths, told in ((_lengths(count), "of 64…2048 tokens"), ([CONTEXT] * count, f"of {CONTEXT} tokens")):
-        ours, theirs = turns(
-            bench.pairs, lambda x=lengths: engine_rates(one, x), lambda x=lengths: engine_rates(several, x)
-        )
-        yield bench.row(f"decode {count} rows {told} in one group, peer: in several", ours.steady, theirs.steady)
-
-
-def in_place(bench: Bench) -> Iterator[Row]:
-    one, other = (bench.opened(opening.GROUP_COLUMNS, whether) for whether in (True, False))
-    for count in bench.counts:
-        ours, theirs = turns(
-            bench.pairs,
-            lambda n=count: engine_rates(one, [CONTEXT] * n),
-            lambda n=count: engine_rates(other, [CONTEXT] * n),
-        )
-        yield bench.row(f"decode {count} x {CONTEXT} written in place, peer: not", ours.steady, theirs.steady)
-
-
-@contextmanager
-def kernels_for_few(use: bool) -> Iterator[None]:
-    own = projections.FEW_ROWS, caches.FEW_TOKENS
-    projections.FEW_ROWS = caches.FEW_TOKENS = use
-    yield
-    projections.FEW_ROWS, caches.FEW_TOKENS = own
-
-
-def few(bench: Bench) -> Iterator[Row]:
-    def rates(count: int, use: bool) -> Rates:
-        with kernels_for_few(use):
-            return engine_rates(bench.runner, [CONTEXT] * count)
-
-    for count in bench.counts:
-        ours, theirs = turns(bench.pairs, lambda n=count: rates(n, True), lambda n=count: rates(n, False))
-        yield bench.row(f"decode {count} x {CONTEXT} by kernels for few rows, peer: MLX's", ours.steady, theirs.steady)
-    found: dict[bool, list[float]] = {True: [], False: []}
-    for pair in range(bench.pairs + 1):
-        for use in (pair % 2 == 0, pair % 2 != 0):
-            with kernels_for_few(use):
-                found[use].append(first_tokens(bench, LONG, 0)[1])
-    one, other = (1e3 * statistics.median(found[use][1:]) for use in (True, False))
-    yield bench.row(f"first token after {LONG} tokens that were there, kernels for few, peer: MLX's", one, other, "ms")
-
-
 def first_tokens(bench: Bench, length: int, less: int) -> tuple[float, float]:
     """Seconds to the first token where a prompt's first `length` tokens were not there, and then where so many but
     `less` were."""
@@ -295,9 +233,6 @@ def prefix(bench: Bench) -> Iterator[Row]:
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "decode": decode,
     "uneven": uneven,
-    "strategies": strategies,
-    "in-place": in_place,
-    "few": few,
     "prefix": prefix,
 }
 

@@ -1,76 +1,110 @@
-"""Metal kernels: their sources compiled as C++ and run with one thread a SIMD group, since there is no Metal in CI."""
+"""The Metal kernel of rope and store: its source compiled as C++ and run thread by thread, since CI has no Metal."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-pytest.importorskip("mlx", reason="mlx is not installed")
+pytest.importorskip("mlx.core", reason="mlx is not installed")
 
 import mlx.core as mx
 
-from localllm.kernels.metal import rope_store as rope_op
-from localllm.kernels.metal import swiglu as op
+from localllm.kernels.metal import rope_store as op
 
 from .emulation import execute
-from .test_mlx_rope_store import CASES, DTYPES, Case, Given, check, given
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+TOLERANCES = {mx.float32: 2e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
+
+
+class Case(NamedTuple):
+    """What is asked of the op: rows that began at different columns."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    value_dim: int
+    rope: op.Rope
+    rows: int = 3
+    columns: int = 32
+    end: int = 30
+
+
+CASES = {
+    "qwen3": Case(16, 8, 128, 128, op.Rope(128, False, 1e6)),
+    "many rows": Case(4, 2, 64, 64, op.Rope(64, False, 1e4), rows=40),
+    "the first column": Case(4, 2, 64, 64, op.Rope(64, False, 1e4), rows=1, end=1),
+    "the last column": Case(4, 2, 64, 64, op.Rope(64, False, 1e4), end=32),
+    "part of a head": Case(7, 1, 80, 80, op.Rope(32, False, 1e4)),
+    "neighbours": Case(6, 3, 96, 96, op.Rope(96, True, 1e4)),
+    "neighbours, part": Case(6, 3, 96, 96, op.Rope(24, True, 1e4)),
+    "slower positions": Case(4, 4, 64, 64, op.Rope(64, False, 1e4, 0.125)),
+    "freqs": Case(4, 2, 64, 64, op.Rope(64, False, None, freqs=mx.array(7.0 ** np.arange(32) + 1.0, mx.float32))),
+    "no turn": Case(4, 2, 16, 16, op.Rope(16, False, None, freqs=mx.array([1.0, 2.0] + [np.inf] * 6))),
+    "short values": Case(4, 2, 64, 24, op.Rope(64, False, 1e4)),
+    "long values": Case(4, 2, 32, 128, op.Rope(32, True, 1e4)),
+}
+
+
+class Given(NamedTuple):
+    """As `reference` takes them."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    keys: mx.array
+    values: mx.array
+    padding: mx.array
+    end: mx.array
+
+
+def given(case: Case, dtype: Any) -> Given:
+    """What is turned is part of something larger, as projections leave it; every other column holds no number."""
+    rng = np.random.default_rng(case.heads + case.end)
+
+    def new(heads: int, dim: int) -> mx.array:
+        x = mx.array(rng.normal(size=(case.rows, 2, heads, dim)), dtype)
+        return x[:, :1].transpose(0, 2, 1, 3)
+
+    held = [mx.full((case.rows, case.kv_heads, case.columns, dim), np.nan, dtype) for dim in (case.dim, case.value_dim)]
+    padding = [row * 13 % case.end for row in range(case.rows)]
+    new_ones = new(case.heads, case.dim), new(case.kv_heads, case.dim), new(case.kv_heads, case.value_dim)
+    return Given(*new_ones, *held, mx.array(padding, mx.int32), mx.array([case.end], mx.int32))
+
+
+def plain(x: np.ndarray, rope: op.Rope, positions: np.ndarray) -> np.ndarray:
+    """[rows, heads, 1, dim] turned, in numpy."""
+    half = rope.dims // 2
+    speeds = rope.base ** -(np.arange(half) / half) if rope.freqs is None else 1 / np.array(rope.freqs, np.float64)
+    angles = (positions * rope.scale)[:, None, None, None] * speeds
+    places = np.arange(rope.dims).reshape(half, 2).T if rope.traditional else np.arange(rope.dims).reshape(2, half)
+    one, other = x[..., places[0]], x[..., places[1]]
+    turned = x.copy()
+    turned[..., places[0]] = one * np.cos(angles) - other * np.sin(angles)
+    turned[..., places[1]] = one * np.sin(angles) + other * np.cos(angles)
+    return turned
+
+
+def numbers(x: mx.array) -> np.ndarray:
+    return np.array(x.astype(mx.float32)).astype(np.float64)
+
+
+def check(case: Case, asked: Given, found: op.Stored) -> None:
+    tolerance = TOLERANCES[asked.q.dtype]
+    assert {x.dtype for x in found} == {asked.q.dtype}
+    positions = case.end - 1 - np.array(asked.padding)
+    turned, key = (plain(numbers(x), case.rope, positions) for x in (asked.q, asked.k))
+    np.testing.assert_allclose(numbers(found.queries), turned, rtol=0, atol=tolerance)
+    for held, new, near in ((found.keys, key, tolerance), (found.values, numbers(asked.v), 0)):
+        columns = numbers(held)
+        np.testing.assert_allclose(columns[:, :, case.end - 1], new[:, :, 0], rtol=0, atol=near)
+        assert np.isnan(np.delete(columns, case.end - 1, axis=2)).all(), "other columns are as they were"
+
 
 HARNESS = """
-#include <cmath>
-using uint = uint32_t;
-using std::exp;
-using T = float;
-constexpr uint INS = {ins}, OUTS = {outs}, CHOICES = {choices};
-struct {{ uint x, y, z; }} thread_position_in_grid;
-const uint thread_index_in_simdgroup = 0, threads_per_simdgroup = 1;
-float simd_sum(float x) {{ return x; }}
-int main() {{
-{reads}
-  float* out = new float[{pairs} * OUTS];
-  for (thread_position_in_grid.z = 0; thread_position_in_grid.z < {pairs}; thread_position_in_grid.z++)
-    for (thread_position_in_grid.y = 0; thread_position_in_grid.y < OUTS; thread_position_in_grid.y++) {{
-{source}
-    }}
-  fwrite(out, 4, {pairs} * OUTS, fopen("out", "wb"));
-}}
-"""
-
-
-def emulated(folder: Path, x: np.ndarray, chosen: np.ndarray, gate: op.Experts, up: op.Experts) -> np.ndarray:
-    tensors = dict(zip(op.INPUTS, (x, chosen.astype(np.uint32), *map(np.array, (*gate, *up))), strict=True))
-    kinds = {"u": "uint", "f": "float"}
-    reads = []
-    for name, values in tensors.items():
-        values.tofile(folder / name)
-        reads.append(f'  auto {name} = read<{kinds[values.dtype.kind]}>("{name}", {values.size});')
-    outs, (tokens, choices) = gate.weight.shape[1], chosen.shape
-    code = HARNESS.format(
-        ins=x.shape[1], outs=outs, choices=choices, pairs=tokens * choices, reads="\n".join(reads), source=op.SOURCE
-    )
-    execute(code, folder)
-    return np.fromfile(folder / "out", np.float32).reshape(tokens, choices, outs)
-
-
-def experts(key: Any, count: int, outs: int, ins: int) -> op.Experts:
-    return op.Experts(*mx.quantize(mx.random.normal((count, outs, ins), key=key) / ins**0.5, op.GROUP, op.BITS))
-
-
-@pytest.mark.emulated
-@pytest.mark.parametrize(("tokens", "choices", "outs", "ins"), [(1, 1, 8, 64), (3, 2, 16, 192), (5, 4, 40, 128)])
-def test_swiglu_source_equals_the_reference(tmp_path: Path, tokens: int, choices: int, outs: int, ins: int) -> None:
-    keys = mx.random.split(mx.random.key(tokens), 3)
-    gate, up = experts(keys[0], 6, outs, ins), experts(keys[1], 6, outs, ins)
-    x = mx.random.normal((tokens, ins), key=keys[2])
-    chosen = np.random.default_rng(tokens).integers(0, 6, (tokens, choices))
-    expected = np.array(op.reference(x, gate, up, mx.array(chosen)))
-    found = emulated(tmp_path, np.array(x), chosen, gate, up)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
-ROPE_HARNESS = """
 #include <cmath>
 using uint = uint32_t;
 struct uint3 { uint x, y, z; };
@@ -86,10 +120,10 @@ int main() {
 """
 
 
-def rope_emulated(folder: Path, case: Case, asked: Given) -> rope_op.Stored:
+def emulated(folder: Path, case: Case, asked: Given) -> op.Stored:
     """What the source writes; thread by thread, some more than there is work for."""
     kinds = {mx.float32: "float", mx.float16: "_Float16", mx.bfloat16: "bfloat16", mx.int32: "int32_t"}
-    inputs = dict(zip(rope_op.INPUTS, asked, strict=True))
+    inputs = dict(zip(op.INPUTS, asked, strict=True))
     if case.rope.freqs is not None:
         inputs["freqs"] = case.rope.freqs
     body = [f"using T = {kinds[asked.q.dtype]};"]
@@ -108,16 +142,16 @@ def rope_emulated(folder: Path, case: Case, asked: Given) -> rope_op.Stored:
     pairs, slots = max(case.dim, case.value_dim) // 2, case.heads + 2 * case.kv_heads
     body += [f"for (uint z = 0; z < {case.rows}; z++)", f"for (uint y = 0; y < {slots + 3}; y++)"]
     body += [f"for (uint x = 0; x < {pairs}; x++) [&](uint3 thread_position_in_grid) {{"]
-    body += [rope_op.METAL, rope_op.source(case.rope), "}(uint3{x, y, z});"]
+    body += [op.METAL, op.source(case.rope), "}(uint3{x, y, z});"]
     outs = {"out": asked.q, "keys": asked.keys, "values": asked.values}
     body += [f'fwrite({name}, sizeof(T), {x.size}, fopen("{name}", "wb"));' for name, x in outs.items()]
-    execute(ROPE_HARNESS + "\n".join(body) + "\n}\n", folder, "-fsanitize=address,undefined")
+    execute(HARNESS + "\n".join(body) + "\n}\n", folder, "-fsanitize=address,undefined")
 
     def told(name: str, like: mx.array) -> mx.array:
         kind = np.uint16 if like.itemsize == 2 else np.uint32
         return mx.array(np.fromfile(folder / name, kind)).view(like.dtype).reshape(like.shape)
 
-    return rope_op.Stored(*(told(name, x) for name, x in outs.items()))
+    return op.Stored(*(told(name, x) for name, x in outs.items()))
 
 
 @pytest.mark.emulated
@@ -125,4 +159,24 @@ def rope_emulated(folder: Path, case: Case, asked: Given) -> rope_op.Stored:
 @pytest.mark.parametrize("name", CASES)
 def test_rope_store_source_writes_one_column(tmp_path: Path, name: str, dtype: str) -> None:
     asked = given(CASES[name], DTYPES[dtype])
-    check(CASES[name], asked, rope_emulated(tmp_path, CASES[name], asked))
+    check(CASES[name], asked, emulated(tmp_path, CASES[name], asked))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_the_reference_equals_numpy(name: str, dtype: str) -> None:
+    asked = given(CASES[name], DTYPES[dtype])
+    store = op.prepared(asked.q, asked.keys, asked.values, CASES[name].rope)
+    check(CASES[name], asked, store(*asked))
+
+
+def test_what_the_kernel_computes() -> None:
+    def fits(dtypes: Any, dims: tuple[int, int], turned: int) -> bool:
+        return op.fits(dims, dtypes, op.Rope(turned, False, 1e4))
+
+    assert fits([mx.bfloat16] * 3, (128, 128), 128)
+    assert fits([mx.float32] * 3, (64, 512), 32)
+    assert not fits([mx.bfloat16, mx.float16, mx.float16], (128, 128), 128)
+    assert not fits([mx.bfloat16] * 3, (128, 1024), 128)
+    assert not fits([mx.bfloat16] * 3, (128, 128), 256)
+    assert not fits([mx.int32] * 3, (128, 128), 128)

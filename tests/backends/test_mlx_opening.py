@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +16,17 @@ pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
 
+from localllm.backends import mlx
 from localllm.backends.mlx import opening
-from localllm.backends.mlx.caches import LayerShape
+from localllm.backends.mlx.cache import LayerShape
 from localllm.backends.mlx.failures import failures, shortages
-from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
+from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import RunnerSpec
 
 from . import canary
+from .mlx_models import DENSE, SMALL
 
 SHAPES = [LayerShape(1, 64, 32, mx.float16, 0), LayerShape(2, 64, 64, mx.float16, 0)]
 TOKEN = (64 + 32 + 2 * (64 + 64)) * 2
@@ -110,3 +115,38 @@ def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError]) -
 def test_a_bug_of_ours_stays_what_it_is() -> None:
     with pytest.raises(KeyError), failures(), shortages():
         raise KeyError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        (LoadOptions(quant="fp8"), "quant fp8"),
+        (LoadOptions(cache_dtype="fp8"), "cache_dtype fp8"),
+        (LoadOptions(attention="flashinfer"), "attention flashinfer"),
+        (LoadOptions(graphs="full"), "graphs full"),
+        (LoadOptions(reference_ops=("norm",)), "reference_ops"),
+    ],
+)
+def test_settings_it_cannot_honour_are_refused(tmp_path: Path, budget: LoadOptions, told: str) -> None:
+    DENSE.save(tmp_path)
+    with pytest.raises(SettingRefused, match=told):
+        mlx.open(read_model(tmp_path), budget)
+
+
+def test_an_architecture_without_a_vocabulary_is_refused_by_field(tmp_path: Path) -> None:
+    DENSE.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "olmo2", "vocab_size": None}))
+    with pytest.raises(ModelRefused, match="vocab_size should be a whole number"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
+def test_meeting_many_shapes_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA MLX raises once it has met twice as many as it keeps plans for: a server meets them over days."""
+    monkeypatch.delenv(opening.THRASHING, raising=False)
+    DENSE.save(tmp_path)
+    mlx.open(read_model(tmp_path), SMALL)
+    assert os.environ[opening.THRASHING] == "0"
+    monkeypatch.setenv(opening.THRASHING, "1")
+    mlx.open(read_model(tmp_path), SMALL)
+    assert os.environ[opening.THRASHING] == "1", "whoever wants to know is told"

@@ -1,0 +1,252 @@
+"""The one file that adapts mlx-lm's objects: its caches, and the classes of a model's parts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask as attention_mask_of_model
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_attention_mask
+
+from ...engine.errors import ModelRefused
+from ...engine.modelconfig import ModelConfig
+
+ATTENTION = "scaled_dot_product_attention"  # of mlx_lm.models.base, which the modules of models import
+
+
+class _Window:
+    """Mixed into a cache of mlx-lm that keeps every position: a layer with a window reads its last columns only."""
+
+    keys: mx.array  # [rows, kv heads, columns, dim]
+    values: mx.array
+    window = 0  # positions that a token sees, its own included; 0: all
+    padded = False  # rows have columns before their first position
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
+        """New keys and values [rows, kv heads, new, dim] -> those that the new tokens see."""
+        found: tuple[mx.array, ...] = super().update_and_fetch(keys, values)  # type: ignore[misc]
+        columns = self.window + keys.shape[2] - 1
+        if not self.window or found[0].shape[2] <= columns:
+            return found
+        return tuple(x[..., -columns:, :] for x in found)
+
+    def make_mask(self: Any, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """The mask of the next N tokens over the columns that update_and_fetch returns. mlx-lm names the arguments."""
+        end: int = self.size()
+        before = min(end, self.window - 1) if self.window else end
+        window = min((size for size in (self.window, window_size) if size), default=0)
+        limit = window if 0 < window < before + N else None
+        if not self.padded:
+            return create_attention_mask(N, before, return_array, limit)
+        left = self.left_padding if before == end else self.left_padding - (end - before)
+        return create_causal_mask(N, before, limit, left_padding=left)
+
+
+class RowCache(_Window, KVCache):  # type: ignore[misc]
+    """The cache of one layer and one sequence."""
+
+    def row(self, index: int) -> RowCache:
+        return self
+
+
+class BatchCache(_Window, BatchKVCache):  # type: ignore[misc]
+    """The cache of one layer and several sequences, which end in the same column."""
+
+    @classmethod
+    def of(cls, rows: list[RowCache]) -> BatchCache:
+        """Copies of sequences with positions."""
+        cache: BatchCache = cls.merge(rows)
+        cache.window = rows[0].window
+        cache.padded = len({row.offset for row in rows}) > 1
+        return cache
+
+    def row(self, index: int) -> RowCache:
+        """A copy of one sequence."""
+        cache: RowCache = RowCache.from_state(self.extract(index).state)
+        cache.window = self.window
+        return cache
+
+
+def new_cache(rows: int, window: int) -> RowCache | BatchCache:
+    """A layer's cache of empty rows."""
+    cache = RowCache() if rows == 1 else BatchCache([0] * rows)
+    cache.window = window
+    return cache
+
+
+def windows_of(model: nn.Module) -> list[int]:
+    """The window of each cache that the model makes; 0: none. Raises ModelRefused for other state than keys and
+    values."""
+    caches = model.make_cache() if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
+    for cache in caches:
+        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
+            raise ModelRefused(
+                f"its layers keep a {type(cache).__name__}, not plain keys and values: recurrent and compressed "
+                "caches are not supported here yet",
+                "choose a model of another architecture",
+            )
+    return [cache.max_size if isinstance(cache, RotatingKVCache) else 0 for cache in caches]
+
+
+def mix(part: nn.Module, kind: type, **values: Any) -> None:
+    """Let a part of a model compute as `kind` does, with `values` as attributes of its class."""
+    base = type(part)
+    attributes = {name: staticmethod(value) if callable(value) else value for name, value in values.items()}
+    part.__class__ = type(base.__name__, (kind, base), attributes)
+
+
+class Gated:
+    """Mixed into an MLP: the gate's activation of ModelConfig."""
+
+    activation: Callable[[mx.array, mx.array], mx.array]
+
+    def __call__(self: Any, x: mx.array) -> mx.array:
+        """[rows, tokens, hidden] -> the same shape."""
+        if "gate_up_proj" in self:
+            gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
+        else:
+            gate = self.gate_proj(x)
+            up = self.up_proj(x)
+        found: mx.array = self.down_proj(self.activation(gate, up))
+        return found
+
+
+class Layers:
+    """Mixed into a trunk: one mask for each kind of layer, where mlx-lm's classes know one kind, or a pattern."""
+
+    embedding_scale: float
+    first_of_kind: list[int]  # of each layer
+
+    def __call__(
+        self: Any, inputs: mx.array, cache: list[Any] | None = None, input_embeddings: mx.array | None = None
+    ) -> mx.array:
+        """Tokens [rows, new] -> normalised hidden states [rows, new, hidden]."""
+        h = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
+        if self.embedding_scale != 1.0:
+            h = h * mx.array(self.embedding_scale, h.dtype)
+        caches = [None] * len(self.layers) if cache is None else cache
+        masks = {layer: attention_mask_of_model(h, caches[layer]) for layer in set(self.first_of_kind)}
+        for layer, layer_cache, first in zip(self.layers, caches, self.first_of_kind, strict=True):
+            h = layer(h, masks[first], layer_cache)
+        found: mx.array = self.norm(h)
+        return found
+
+
+class Head:
+    """Mixed into a model: soft cap, caches and tied weights of ModelConfig."""
+
+    config: ModelConfig
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> mx.array:
+        logits: mx.array = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        cap = self.config.logit_soft_cap
+        return mx.tanh(logits / cap) * cap if cap else logits
+
+    def make_cache(self: Any) -> list[KVCache | RotatingKVCache]:
+        window = self.config.window
+        return [RotatingKVCache(window) if kind == "sliding" else KVCache() for kind in self.config.layer_kinds]
+
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """A tied head is the embedding, even if the files have a head; a head that is not tied must be in the files.
+        Tables of rope are no weights."""
+        weights = {name: weight for name, weight in weights.items() if ".rotary_emb." not in name}
+        if self.config.tie_embeddings:
+            weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}
+        elif "lm_head.weight" not in weights:
+            raise ModelRefused("its files have no lm_head.weight, but tie_word_embeddings is false in config.json")
+        sanitize = getattr(super(), "sanitize", None)
+        return weights if sanitize is None else sanitize(weights)
+
+
+class _Tap:
+    """The hidden states of a trunk's last call."""
+
+    hidden: mx.array | None = None
+
+
+class _LastToken:
+    """Mixed into a trunk: only the last token of each row goes through the head."""
+
+    tap: _Tap
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        self.tap.hidden = super().__call__(*args, **kwargs)[:, -1:]  # type: ignore[misc]
+        return self.tap.hidden
+
+
+class Forward:
+    """Calls a model for the logits of each row's last token."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._tap = _Tap()
+        trunk = getattr(model, "model", None)
+        if isinstance(trunk, nn.Module):
+            mix(trunk, _LastToken, tap=self._tap)
+
+    def __call__(self, tokens: mx.array, caches: list[Any]) -> tuple[mx.array, mx.array]:
+        """tokens [rows, new] -> logits [rows, vocab] and normalised hidden states [rows, hidden] of the last token;
+        [rows, 0] where the model has no trunk."""
+        logits = self._model(tokens, cache=caches)[:, -1]
+        hidden = self._tap.hidden
+        self._tap.hidden = None  # it would keep the arrays of a step that failed
+        return logits, logits[:, :0] if hidden is None else hidden[:, -1]
+
+
+class Probe:
+    """A cache that records the shapes of a layer's keys and values, for a call that computes nothing."""
+
+    offset = 0
+    keys: mx.array | None = None
+    values: mx.array
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Probe, Probe]:
+        self.keys = keys
+        self.values = values
+        return self, self
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> Probe:
+        return self
+
+
+def _attention_of_probe(
+    queries: mx.array, keys: Probe, values: Probe, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
+) -> mx.array:
+    return mx.zeros((*queries.shape[:3], values.values.shape[3]), queries.dtype)
+
+
+@contextmanager
+def _probing(model: nn.Module) -> Iterator[None]:
+    """The model's modules call `_attention_of_probe` for mlx-lm's attention."""
+    modules = {sys.modules[type(part).__module__] for part in model.modules()}
+    replaced = {module: getattr(module, ATTENTION) for module in modules if hasattr(module, ATTENTION)}
+    for module in replaced:
+        setattr(module, ATTENTION, _attention_of_probe)
+    try:
+        yield
+    finally:
+        for module, attention in replaced.items():
+            setattr(module, ATTENTION, attention)
+
+
+def probe_layers(model: nn.Module, forward: Forward, caches: int) -> list[tuple[mx.array, mx.array]]:
+    """Lazy keys and values [1, kv heads, 1, dim] of each layer with a cache. Raises ModelRefused for a model whose
+    attention is not mlx-lm's: its masks may be wrong for several rows."""
+    probes = [Probe() for _ in range(caches)]
+    try:
+        with _probing(model):
+            forward(mx.zeros((1, 1), mx.int32), probes)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ModelRefused(
+            f"mlx-lm computes it with attention of its own, which may not take caches of several rows ({error})",
+            "choose a model of another architecture",
+        ) from error
+    found = [(probe.keys, probe.values) for probe in probes if probe.keys is not None]
+    if len(found) < caches:
+        raise ModelRefused("a layer keeps no keys and values, which is not supported here yet")
+    return found

@@ -1,0 +1,131 @@
+"""Groups and pages of MLX: every position where its page says, whichever way it is moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
+
+import mlx.core as mx
+
+from localllm.backends.mlx.cache import Caches, Group, LayerShape, Pool
+from localllm.backends.mlx.plan import Begin, Gather, Read, Span, Trim, Write
+
+pytestmark = pytest.mark.real_otherdevice
+
+PAGE = 4
+SHAPES = [LayerShape(2, 3, 5, mx.float32, 0), LayerShape(1, 4, 4, mx.float32, 6)]
+SCATTERED = [7, 3, 4, 19, 1, 11, 9, 2, 14, 6]
+
+
+@pytest.fixture
+def caches() -> Caches:
+    return Caches(SHAPES, 24, PAGE)
+
+
+def extend(group: Group, new: int) -> None:
+    """As a call of a model does, with random keys and values."""
+    rows = len(group.lengths)
+    group.place()
+    for layer, shape in zip(group.layers, SHAPES, strict=True):
+        dims = (shape.key_dim, shape.value_dim)
+        layer.update_and_fetch(*(mx.random.normal((rows, shape.kv_heads, new, dim)) for dim in dims))
+    group.lengths = [length + new for length in group.lengths]
+
+
+def rows_of(group: Group) -> list[list[np.ndarray]]:
+    """Each row's keys and values of each layer, [kv heads, positions, dim]."""
+    found = []
+    for row, length in enumerate(group.lengths):
+        whole = [(x, layer.size()) for layer in group.layers for x in (layer.keys, layer.values)]
+        found.append([np.array(x[row, :, end - length : end]) for x, end in whole])
+    return found
+
+
+def same(one: list[np.ndarray], other: list[np.ndarray], length: int) -> bool:
+    return all(np.array_equal(a[:, :length], b[:, :length]) for a, b in zip(one, other, strict=True))
+
+
+def uneven(caches: Caches) -> Group:
+    """Group 9: rows of 37, 5 and 40 positions."""
+    for number, length in enumerate((30, 33)):
+        caches.move(Begin(number, 1))
+        extend(caches.groups[number], length)
+    caches.move(Begin(2, 1))
+    extend(caches.groups[2], 2)
+    caches.move(Gather(8, [(0, 0), (2, 0)]))
+    extend(caches.groups[8], 1)
+    caches.move(Gather(9, [(8, 0), (8, 1), (1, 0)]))
+    extend(caches.groups[9], 2)
+    for step in range(4):
+        extend(caches.groups[9], 1)
+        assert caches.groups[9].lengths == [34 + step, 6 + step, 36 + step]
+    return caches.groups[9]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("length", [1, 4, 5, 37, 40])
+def test_what_is_written_is_read(caches: Caches, rows: int, length: int) -> None:
+    caches.move(Begin(1, rows))
+    extend(caches.groups[1], length)
+    caches.write([Write(1, [Span(rows - 1, length, 0, SCATTERED)])], [])
+    assert caches.pool.changed
+    caches.pool.settle()
+    caches.move(Read(2, SCATTERED, length))
+    [found] = rows_of(caches.groups[2])
+    assert same(found, rows_of(caches.groups[1])[rows - 1], length)
+    assert caches.groups[2].layers[0].keys.shape[2] > length, "room for the next position"
+
+
+def test_rows_of_unlike_length_are_gathered_and_written(caches: Caches) -> None:
+    group = uneven(caches)
+    before = rows_of(group)
+    spans = [Span(0, 37, 20, SCATTERED), Span(1, 9, 0, [20, 21, 22])]
+    caches.write([Write(9, spans)], [])
+    pool = [np.array(x) for x in (caches.pool.keys[0], caches.pool.values[1])]
+    for span in spans:
+        columns = caches.pool.columns(span.pages, span.start, span.length)
+        assert columns[0] == span.pages[span.start // PAGE] * PAGE + span.start % PAGE
+        for whole, kept in ((pool[0], before[span.row][0]), (pool[1], before[span.row][3])):
+            assert np.array_equal(whole[0, :, columns], kept[:, span.start : span.length].swapaxes(0, 1))
+    caches.move(Gather(10, [(9, 2), (9, 1)]))
+    assert caches.groups[10].lengths == [39, 9]
+    assert same(rows_of(caches.groups[10])[0], before[2], 39)
+    assert same(rows_of(caches.groups[10])[1], before[1], 9)
+    caches.move(Gather(11, [(10, 1)]))
+    [alone] = rows_of(caches.groups[11])
+    assert same(alone, before[1], 9)
+
+
+def test_a_row_is_cut_to_its_first_positions(caches: Caches) -> None:
+    caches.move(Begin(1, 1))
+    extend(caches.groups[1], 20)
+    [before] = rows_of(caches.groups[1])
+    caches.move(Trim(1, 7))
+    extend(caches.groups[1], 5)
+    [found] = rows_of(caches.groups[1])
+    assert same(found, before, 7)
+    assert caches.groups[1].lengths == [12]
+
+
+def test_all_sources_are_read_before_any_target_is_written() -> None:
+    pool = Pool(SHAPES, 6, PAGE)
+    for side in (pool.keys, pool.values):
+        side[:] = [mx.random.normal(x.shape) for x in side]
+    expected = [np.array(x) for x in (*pool.keys, *pool.values)]
+    before = [x.copy() for x in expected]
+    copies = [(1, 2), (2, 3), (5, 1)]
+    for source, target in copies:
+        for own, old in zip(expected, before, strict=True):
+            own[:, :, target * PAGE : target * PAGE + PAGE] = old[:, :, source * PAGE : source * PAGE + PAGE]
+    pool.copy(copies)
+    assert pool.changed
+    for found, right in zip((*pool.keys, *pool.values), expected, strict=True):
+        assert np.array_equal(np.array(found), right)
+
+
+def test_groups_that_are_not_kept_are_gone(caches: Caches) -> None:
+    uneven(caches)
+    caches.keep({9, 77})
+    assert list(caches.groups) == [9]

@@ -1,0 +1,132 @@
+"""Loading on MLX: formats of weights, and what is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
+
+from localllm.backends import cpu, mlx
+from localllm.engine.errors import ModelRefused
+from localllm.engine.modelfiles import read_model
+
+from .conformance import Conversation
+from .mlx_models import DENSE, EXPERTS, MOE, SMALL, Loaded, as_published, plain_model, quantised, rewrite
+from .tiny import Tiny
+
+pytestmark = pytest.mark.real_otherdevice
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "4-bit": {"group_size": 32, "bits": 4},
+    "8-bit": {"group_size": 32, "bits": 8},
+    "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    "mxfp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+    "nvfp4": {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_quantised_checkpoints(tmp_path: Path, form: str) -> None:
+    tiny = replace(DENSE, more={**DENSE.more, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
+    tiny.save(tmp_path)
+    quantised(tmp_path, **FORMATS[form])
+    found = read_model(tmp_path)
+    assert cpu.accepts(found) == "its weights are in MLX's format"
+    loaded = Loaded(mlx.open(found, replace(SMALL, dtype="auto")), plain_model(tmp_path))
+    assert loaded.runner.spec.quant == f"mlx {form}"
+    talk, prompts = Conversation(loaded.runner), [[5, 9, 77, 30], [8, 100, 3]]
+    for at, prompt in enumerate(prompts):
+        talk.submit(str(at), prompt, 10)
+    assert talk.finish() == {str(at): loaded.plain(prompt, 10) for at, prompt in enumerate(prompts)}
+
+
+# Inputs of a projection: twice as many as share a scale. For no more than those, as no real model has them, MLX 0.32
+# compiles a kernel of its own on Hopper, which takes two minutes and computes something else in float32.
+WIDE = 128
+
+
+@pytest.mark.parametrize(("quant", "bits"), [("int8", 8), ("int4", 4)])
+def test_weights_are_made_smaller_while_loading(tmp_path: Path, quant: Any, bits: int) -> None:
+    tiny = replace(DENSE, more={**DENSE.more, "hidden_size": WIDE, "intermediate_size": WIDE, "head_dim": 32})
+    tiny.save(tmp_path / "plain")
+    tiny.save(tmp_path / "ours")
+    quantised(tmp_path / "plain", group_size=64, bits=bits)
+    runner = mlx.open(read_model(tmp_path / "ours"), replace(SMALL, quant=quant))
+    assert runner.spec.quant == quant
+    talk, prompt = Conversation(runner), [5, 9, 77, 59]  # its tokens lead by 0.17 at least: CUDA's products are rounded
+    talk.submit("a", prompt, 10)
+    plain = Loaded(runner, plain_model(tmp_path / "plain"))
+    assert talk.finish() == {"a": plain.plain(prompt, 10)}
+
+
+def test_checkpoints_with_code_are_refused(tmp_path: Path) -> None:
+    DENSE.save(tmp_path)
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    rewrite(tmp_path, lambda config: config.update(model_file="own.py"))
+    with pytest.raises(ModelRefused, match="code of its own"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
+@pytest.mark.parametrize("broken", ["no model in it", "torn weights"])
+def test_what_mlx_lm_cannot_load_is_refused(tmp_path: Path, broken: str) -> None:
+    DENSE.save(tmp_path)
+    found = read_model(tmp_path)
+    if broken == "torn weights":  # after they were looked at
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:  # a module of mlx-lm's models that is no architecture
+        rewrite(tmp_path, lambda config: config.update(model_type="rope_utils"))
+    with pytest.raises(ModelRefused, match="cannot be loaded by mlx-lm"):
+        mlx.open(found, SMALL)
+
+
+@pytest.mark.parametrize("leaves", [SystemExit(1), ModuleNotFoundError("No module named 'hf_olmo'")], ids=repr)
+def test_architectures_that_want_another_package_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: BaseException
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise leaves
+
+    DENSE.save(tmp_path)
+    monkeypatch.setattr("localllm.backends.mlx.loading.load_model", never)
+    with pytest.raises(ModelRefused, match="wants another package"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
+def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
+    Tiny(
+        "next",
+        "qwen3_next",
+        {
+            **MOE,
+            "shared_expert_intermediate_size": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "full_attention_interval": 2,
+        },
+        rewrite=as_published,
+    ).save(tmp_path)
+    with pytest.raises(ModelRefused, match="ArraysCache"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
+def test_attention_of_a_model_s_own_is_refused_by_name(tmp_path: Path) -> None:
+    """Gemma 2's never asks mlx-lm's: it cannot read several groups, nor columns that a kernel of ours reads."""
+    Tiny("gemma2", "gemma2", {"head_dim": 12, "tie_word_embeddings": True}).save(tmp_path)
+    with pytest.raises(ModelRefused, match=r"gemma2.*attention of its own"):
+        mlx.open(read_model(tmp_path), SMALL)
+
+
+def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
+    DENSE.save(tmp_path / "dense")
+    EXPERTS.save(tmp_path / "experts")
+    spec = mlx.open(read_model(tmp_path / "dense"), SMALL).spec
+    assert spec.weight_bytes - spec.token_bytes == 131 * 48 * 4, "of the embedding only one row is read"
+    assert mlx.open(read_model(tmp_path / "experts"), SMALL).spec.token_bytes == 0

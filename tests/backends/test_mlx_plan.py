@@ -1,0 +1,283 @@
+"""The planner of MLX without MLX: a device that does what a plan says with tokens in place of KV, and compares each row
+with what the pages should lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.backends.mlx.plan import PATIENCE, STEP, Begin, Gather, Plan, Planner, Read, Trim
+from localllm.engine.batch import Batch
+from localllm.engine.engine import Engine
+from localllm.engine.errors import OutOfMemory
+from localllm.engine.request import Request, Sampling
+from localllm.engine.runner import StepResult
+
+from ..engine.token_device import SPEC, TokenDevice, outputs, solo, with_pages
+from .batches import Row, make_batch
+
+ALTERNATING = Sampling(frequency_penalty=0.5)  # with overlap such a row computes every second step
+VOCAB = SPEC.vocab_size
+ROOMY = 99 * STEP
+
+
+@dataclass
+class PlanDevice(TokenDevice):
+    """Keeps the cells that steps should lead to, and beside them groups and a pool that only plans change."""
+
+    room: int = ROOMY
+    group_columns: int = 4096
+    plans: list[Plan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.planner = Planner(self.spec.groups[0].page_size, self.room, self.group_columns)
+        self.groups: dict[int, list[list[Any]]] = {}
+        self.pool = np.full_like(self.cells, -2)
+
+    def compute(self, batch: Batch) -> StepResult:
+        answer = super().compute(batch)
+        plan = self.planner.plan(batch)
+        self.plans.append(plan)
+        for write in plan.writes:
+            self.write(write.group, write.spans)
+        if plan.copies:
+            sources, targets = np.array(plan.copies).T
+            self.pool[targets] = self.pool[sources]
+        self.keep({*self.planner.groups, *plan.sources})
+        computed: list[int] = []
+        for passing in plan.passing:
+            self.move(passing.move)
+            computed += self.call(passing.call, batch)
+            self.write(passing.write.group, passing.write.spans)
+            del self.groups[passing.call.group]
+        for move in plan.moves:
+            self.move(move)
+        self.keep(self.planner.groups)
+        for call in plan.calls:
+            computed += self.call(call, batch)
+        assert sorted(computed) == list(range(batch.num_rows)), "each row is computed once"
+        assert self.groups.keys() == set(self.planner.groups)
+        return answer
+
+    def keep(self, groups: Any) -> None:
+        self.groups = {number: rows for number, rows in self.groups.items() if number in groups}
+
+    def places(self, batch: Batch) -> np.ndarray:
+        return batch.page_tables[0]
+
+    def write(self, group: int, spans: Any) -> None:
+        size = self.spec.groups[0].page_size
+        for span in spans:
+            row = self.groups[group][span.row]
+            assert len(row) == span.length > span.start
+            for position in range(span.start, span.length):
+                self.pool[span.pages[position // size], position % size] = row[position]
+
+    def move(self, move: Any) -> None:
+        match move:
+            case Begin(group, rows):
+                self.groups[group] = [[] for _ in range(rows)]
+            case Read(group, pages, length):
+                self.groups[group] = [self.pool[pages].reshape(-1, 3)[:length].tolist()]
+            case Trim(group, length):
+                [row] = self.groups[group]
+                assert len(row) > length
+                self.groups[group] = [row[:length]]
+            case Gather(group, sources):
+                assert len(set(sources)) == len(sources)
+                self.groups[group] = [list(self.groups[source][row]) for source, row in sources]
+
+    def call(self, call: Any, batch: Batch) -> list[int]:
+        rows = self.groups[call.group]
+        assert len(rows) == len(call.rows)
+        for held, index in zip(rows, call.rows, strict=True):
+            end = int(batch.context_lens[index])
+            truth = self.cells[batch.page_tables[0][index]].reshape(-1, 3)[:end].tolist()
+            held += truth[end - call.new :]
+            assert held == truth
+        return call.rows
+
+
+def requests(rng: np.random.Generator, count: int) -> list[Request]:
+    """Some begin alike, some are the same, some compute every second step."""
+    base = rng.integers(3, VOCAB, 60).tolist()
+    found = []
+    for number in range(count):
+        text = [*base[: int(rng.integers(0, 60))], *rng.integers(3, VOCAB, int(rng.integers(1, 30))).tolist()]
+        if found and rng.random() < 0.2:
+            text = list(found[-1].prompt)
+        sampling = ALTERNATING if rng.random() < 0.3 else Sampling()
+        found.append(Request(f"r{number}", tuple(text), int(rng.integers(1, 40)), sampling))
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+@pytest.mark.parametrize(
+    ("room", "pages", "padding"), [(ROOMY, 128, 4096), (3 * STEP, 128, 4096), (0, 40, 9), (ROOMY, 50, 0)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_row_has_the_positions_of_its_pages(
+    overlap: bool, room: int, pages: int, padding: int, seed: int
+) -> None:
+    spec = replace(with_pages(SPEC, pages), overlap=overlap)
+    device = PlanDevice(spec, room=room, group_columns=padding)
+    engine, rng = Engine(device), np.random.default_rng(seed)
+    waiting, deltas, ended = requests(rng, 24), list[Any](), set[str]()
+    wanted = {request.id: request for request in waiting}
+    while waiting or engine.has_work:
+        if waiting and rng.random() < 0.4:
+            engine.submit(waiting.pop())
+        if rng.random() < 0.05 and engine.has_work:
+            name = str(rng.choice(list(wanted)))
+            engine.cancel(name)
+            ended.add(name)
+        if rng.random() < 0.02:
+            for write in device.planner.release_all().writes:
+                device.write(write.group, write.spans)
+            device.groups.clear()
+        deltas += engine.step()
+        if room:
+            assert device.planner.columns <= max(room, 8 * STEP)
+    for name, tokens in outputs(deltas).items():
+        assert name in ended or tokens == solo(wanted[name])
+    device.planner.release_all()
+    assert not device.planner._owners
+    moves = {type(move) for plan in device.plans for move in plan.moves}
+    assert moves >= {Begin, Read, Gather} or room < ROOMY or not padding
+    assert any(plan.passing for plan in device.plans) == (room < ROOMY)
+
+
+def planned(planner: Planner, *rows: Row, copies: Any = ()) -> Plan:
+    return planner.plan(make_batch(rows, VOCAB, copies))
+
+
+@pytest.fixture
+def planner() -> Planner:
+    return Planner(4, ROOMY, 4096)
+
+
+def text(length: int) -> list[int]:
+    return [5] * length
+
+
+def test_a_step_that_repeats_the_last_one_changes_nothing(planner: Planner) -> None:
+    rows = [Row(text(5), 0, [1, 2]), Row(text(5), 0, [3, 4])]
+    assert [len(call.rows) for call in planned(planner, *rows).calls] == [2]
+    batch = make_batch([Row([5], 5, [1, 2]), Row([5], 5, [3, 4])], VOCAB)
+    calls = planner.plan(batch).calls
+    following = replace(batch, positions=batch.positions + 1)
+    assert planner.plan(following).calls is calls
+    entering = replace(batch, positions=batch.positions + 3)
+    assert planner.plan(entering).calls is not calls, "a row that enters a page"
+
+
+def test_the_next_turn_of_a_chat_takes_over(planner: Planner) -> None:
+    """What the row before it had is written, so that others may read it."""
+    planned(planner, Row(text(10), 0, [1, 2, 3]))
+    plan = planned(planner, Row(text(9), 8, [1, 2, 4, 5, 6]))
+    assert [type(move) for move in plan.moves] == [Trim]
+    assert [span.length for write in plan.writes for span in write.spans] == [10]
+    assert len(planner.groups) == 1
+
+
+def test_rows_that_begin_alike_read_the_pages(planner: Planner) -> None:
+    planned(planner, Row(text(10), 0, [1, 2, 3]))
+    plan = planned(planner, Row([5], 10, [1, 2, 3]), Row(text(9), 8, [1, 2, 4, 5, 6]))
+    [read] = plan.moves
+    assert isinstance(read, Read)
+    assert (read.pages, read.length) == ([1, 2], 8)
+    assert len(plan.writes) == 1
+
+
+def test_a_row_that_leaves_is_written_and_the_others_are_gathered(planner: Planner) -> None:
+    planned(planner, Row(text(5), 0, [1, 2]), Row(text(5), 0, [3, 4]))
+    plan = planned(planner, Row([5], 5, [3, 4]))
+    assert [[span.pages for span in write.spans] for write in plan.writes] == [[[1, 2]]]
+    [gather] = plan.moves
+    assert isinstance(gather, Gather)
+    assert [row for _, row in gather.sources] == [1]
+
+
+def test_a_group_without_rows_waits(planner: Planner) -> None:
+    planned(planner, Row(text(5), 0, [1, 2]))
+    for step in range(PATIENCE + 1):
+        plan = planned(planner, Row([5], step, [9, 10, 11]))
+        assert bool(plan.writes) == (step == PATIENCE)
+    assert len(planner.groups) == 1
+
+
+def test_rows_that_compute_every_second_step_do_not_join_the_others(planner: Planner) -> None:
+    always, second, third = ([1, 2, 3], [4, 5, 6], [7, 8, 9])
+    planned(planner, *(Row(text(2), 0, pages) for pages in (always, second)))
+    planned(planner, Row(text(3), 0, third), Row([5], 2, always))
+    plan = planned(planner, Row([5], 3, always), Row([5], 2, second))
+    assert [call.rows for call in plan.calls] == [[1], [0]] or [call.rows for call in plan.calls] == [[0], [1]]
+    plan = planned(planner, Row([5], 4, always), Row([5], 3, third))
+    assert len(plan.calls) == 2
+
+
+@pytest.mark.parametrize(("padding", "calls"), [(0, 3), (30, 2), (107, 1)])
+def test_rows_of_unlike_length_share_a_call_up_to_the_cost_of_another(padding: int, calls: int) -> None:
+    planner = Planner(4, ROOMY, padding)
+    lengths = [3, 10, 60]
+    pages = [list(range(1 + 20 * at, 21 + 20 * at)) for at in range(3)]
+    planned(planner, *(Row(text(length), 0, own) for length, own in zip(lengths, pages, strict=True)))
+    plan = planned(planner, *(Row([5], length, own) for length, own in zip(lengths, pages, strict=True)))
+    assert len(plan.calls) == calls
+    assert sorted(row for call in plan.calls for row in call.rows) == [0, 1, 2]
+
+
+def test_idle_groups_give_way_before_a_row_passes() -> None:
+    planner = Planner(4, STEP, 4096)
+    assert not planned(planner, Row(text(5), 0, [1, 2])).passing
+    plan = planned(planner, Row(text(5), 0, [3, 4]))
+    assert not plan.passing
+    assert len(plan.writes) == len(planner.groups) == 1
+    plan = planned(planner, Row([5], 5, [3, 4]), Row([5], 5, [1, 2]))
+    [passing] = plan.passing
+    assert passing.call.rows == [1]
+    assert passing.write.spans[0].start == 5
+
+
+def test_a_page_of_an_idle_row_that_is_written_anew(planner: Planner) -> None:
+    """The idle row leaves, and does not continue as the row that has its page now."""
+    planned(planner, Row(text(5), 0, [1, 2]))
+    plan = planned(planner, Row([5], 5, [1, 2]), Row(text(4), 0, [7]))
+    planned(planner, Row(text(3), 0, [2]))
+    plan = planned(planner, Row([5], 6, [1, 2]))
+    assert [type(move) for move in plan.moves] == [Read]
+
+
+def test_a_copied_page_is_not_the_page_it_was(planner: Planner) -> None:
+    planned(planner, Row(text(6), 0, [1, 2]))
+    plan = planned(planner, Row([5], 6, [1, 2]), copies=[(3, 2)])
+    assert [type(move) for move in plan.moves] == [Read]
+    assert plan.copies == [(3, 2)]
+
+
+def test_pages_of_a_failed_step_are_lost_until_they_are_computed_again(planner: Planner) -> None:
+    planned(planner, Row(text(9), 0, [4, 5, 6]))
+    planned(planner, Row(text(9), 0, [1, 2, 3]), Row(text(4), 9, [4, 5, 6, 7]))
+    planner.fail()
+    assert not planner.groups
+    for pages in ([1, 2, 8], [4, 5, 8]):
+        with pytest.raises(OutOfMemory, match="lost pages"):
+            planned(planner, Row([5], 8, pages))
+    with pytest.raises(OutOfMemory, match="lost pages"):
+        planned(planner, Row([5], 6, [9, 8]), copies=[(2, 8)])
+    planned(planner, Row(text(8), 0, [1, 2]))
+    planned(planner, Row([5], 8, [1, 2, 8]), Row([5], 8, [1, 2, 9]))
+
+
+def test_what_others_have_survives_a_failed_step(planner: Planner) -> None:
+    planned(planner, Row(text(8), 0, [1, 2]))
+    planned(planner, Row(text(4), 8, [1, 2, 3]), Row(text(4), 8, [1, 2, 4]))
+    planner.fail()
+    plan = planned(planner, Row([5], 8, [1, 2, 5]))
+    assert [type(move) for move in plan.moves] == [Read]
+    planner.fail_all()
+    assert not planner.groups
