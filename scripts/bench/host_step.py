@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,6 @@ from rows import Row, row, save
 
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.inputs import Step
 from localllm.backends.pytorch.kv import PagedKV
 from localllm.backends.pytorch.runner import TorchRunner
@@ -95,12 +95,23 @@ class Nothing:
         return torch.zeros(len(hidden), 8)
 
 
-class Silent(Tape):
-    """Replays nothing."""
+class Silent:
+    """A device.Recorder that captures nothing and replays nothing."""
+
+    def session(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def begin(self) -> None:
+        pass
 
     def end(self) -> Callable[[], None]:
-        super().end()
         return lambda: None
+
+    def call(self, function: Callable[..., tuple[torch.Tensor, ...]], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return function(*given)
+
+    def weak(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
 
 def whole_microseconds(rows: int, context: int, sampling: Sampling, steps: int) -> list[float]:

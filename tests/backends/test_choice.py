@@ -14,7 +14,6 @@ from localllm.backends import cpu
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.choice import with_attention
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
@@ -24,6 +23,7 @@ from localllm.kernels.ops.attention import Attention
 
 from . import canary
 from .conformance import BUDGET, Conversation
+from .tape import Tape
 
 CALLS: list[tuple[int, ...]] = []
 

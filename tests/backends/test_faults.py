@@ -22,7 +22,6 @@ from localllm.backends.pytorch import runner as runner_module
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.failures import failures, load_failures
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.runner import TorchPending, TorchRunner, open_runner
 from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
 from localllm.engine.modelfiles import read_model
@@ -33,6 +32,7 @@ from localllm.kernels.ops.layer import Layer
 from . import canary
 from .batches import Row, make_batch
 from .conformance import BUDGET, Conversation
+from .tape import Tape
 
 GPU = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason="no NVIDIA GPU")
 

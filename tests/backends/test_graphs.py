@@ -13,7 +13,6 @@ import torch
 from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.graphs.breakable import Answers, Pieces
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.inputs import Inputs
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.errors import SettingRefused
@@ -28,6 +27,7 @@ from . import canary
 from .batches import Row, make_batch
 from .conformance import BUDGET, Conformance, Conversation, Planned, check_crowd, crowd
 from .shapes import SHAPES
+from .tape import Tape
 from .teacher import difference, expected
 
 TAPED = replace(DEVICE, recorder=Tape)

@@ -24,7 +24,6 @@ from localllm.backends.pytorch.graphs.compiling import Compiler
 from localllm.backends.pytorch.graphs.opaque import Model, Site, computing
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.split import SplitModel
-from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.inputs import Step
 from localllm.backends.pytorch.runner import TorchRunner, open_runner
 from localllm.engine.batch import Batch, Want
@@ -41,6 +40,7 @@ from localllm.kernels.ops.projection import Product
 from . import canary
 from .batches import Row, make_batch
 from .conformance import BUDGET, Conformance, Conversation
+from .tape import Tape
 from .tiny import TINIES, VOCAB
 
 TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers cannot be cut

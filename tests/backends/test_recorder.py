@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from localllm.backends.pytorch.graphs import cuda
 from localllm.backends.pytorch.graphs.cuda import CudaRecorder
-from localllm.backends.pytorch.graphs.tape import Tape
+
+from .tape import Tape
 
 
 @dataclass

@@ -9,7 +9,6 @@ import torch
 
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.device import Device
-from localllm.backends.pytorch.graphs.tape import Tape
 from localllm.backends.pytorch.sizing import cache_dtype, chosen_graphs, plan, recordable_tokens
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
@@ -18,6 +17,7 @@ from localllm.engine.runner import RunnerSpec, page_bytes
 from localllm.kernels.ops import Ops
 
 from . import canary
+from .tape import Tape
 
 PAGE = page_bytes(16, 1, 64, 1, 4)
 WEIGHTS = 100 * PAGE

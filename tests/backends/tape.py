@@ -1,6 +1,6 @@
-"""Recording on a device that has no graphs: every op that torch dispatches is noted, and called again at a replay.
+"""Graph capture on the CPU: a dispatch mode records every op of torch, and a replay calls the ops again.
 
-Nothing is gained by it but the same path through the runner: this is how the CPU tests what GPUs do.
+The CPU gains no speed from it. The tests use it to run the code that captures and replays steps on GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Notes(TorchDispatchMode):
 
 
 class Tape:
-    """See device.Recorder."""
+    """A recorder (backends/pytorch/device.py) for the CPU."""
 
     def __init__(self) -> None:
         self._notes: _Notes | None = None
