@@ -401,7 +401,7 @@ async def test_refusals_say_what_is_missing(chat: OpenChat) -> None:
             ("/copy", "no answer to copy"),
             ("/edit", "no message to edit"),
             ("/stop", "No answer is running"),
-            ("/title", "A title is missing"),
+            ("/title", "The title is missing"),
             ("/export", "nothing to export"),
             ("/regen", "nothing to answer again"),
             ("/set", "Nothing is set"),

@@ -25,10 +25,10 @@ READY = LoadedModel(id="m", state="ready", pid=7, context=32)
     [
         ("temperature", [0, 100], [-0.01, 100.01], "a number, 0 to 100"),
         ("top_p", [0.001, 1], [0, 1.001], "a number, more than 0 to 1"),
-        ("top_k", [0, 10**6], [-1, 1.5], "a whole number, 0 or more"),
+        ("top_k", [0, 10**6], [-1, 1.5], "an integer, 0 or more"),
         ("min_p", [0, 1], [-0.01, 1.01], "a number, 0 to 1"),
-        ("max_tokens", [1, 10**6], [0], "a whole number, 1 or more"),
-        ("seed", [0, 2**63], [-1], "a whole number, 0 to 2^64 - 1"),
+        ("max_tokens", [1, 10**6], [0], "an integer, 1 or more"),
+        ("seed", [0, 2**63], [-1], "an integer, 0 to 2^64 - 1"),
         ("presence_penalty", [-2, 2], [-2.01, 2.01], "a number, -2 to 2"),
         ("frequency_penalty", [-2, 2], [-2.01, 2.01], "a number, -2 to 2"),
         ("repetition_penalty", [0.01, 100], [0, 100.01], "a number, more than 0 to 100"),
@@ -50,7 +50,7 @@ def test_stop_texts() -> None:
     assert check("stop", "END") == ["END"]
     assert check("stop", ("a", "b")) == ["a", "b"]
     for value in ([""], [1], 3, None, ""):
-        with pytest.raises(InvalidRequest, match="one text, or a JSON list"):
+        with pytest.raises(InvalidRequest, match="a text, or a JSON list"):
             check("stop", value)
     assert parse("stop", "[]") is None
     for unset in ("", "None", "default", "UNSET"):
@@ -127,7 +127,7 @@ def test_names_of_exports(tmp_path: Path, argument: str, name: str, kind: str) -
     else:
         assert written == (
             "# What is it?\n\n**System prompt**\n\ns\n\n## You\n\nWhat is it?\n\n## m\n\na\n\n*(stopped)*"
-            "\n\n## m\n\na\n\n*(cut off)*\n\n## m\n\na\n\n*(oops)*\n\n## m\n\na\n"
+            "\n\n## m\n\na\n\n*(reached the length limit)*\n\n## m\n\na\n\n*(oops)*\n\n## m\n\na\n"
         )
 
 
@@ -177,9 +177,9 @@ def test_the_newest_first_and_no_more_than_asked(tmp_path: Path) -> None:
     assert [entry.title for entry in store.list(limit=3)] == ["t4", "t3", "t2"]
     assert [entry.messages for entry in store.list(limit=1)] == [2]
     (entry,) = store.list("ab 3")
-    assert (entry.title, entry.found, entry.updated) == ("t3", "ab 3 needle", 4.0)
+    assert (entry.title, entry.excerpt, entry.updated) == ("t3", "ab 3 needle", 4.0)
     assert [entry.title for entry in store.list("T1")] == ["t1"]
-    assert store.list()[0].found == ""
+    assert store.list()[0].excerpt == ""
     store.close()
 
 
