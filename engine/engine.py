@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .drafts import Drafter
 from .errors import EngineError, OutOfMemory, RunnerFailed
-from .kv import make_cache
+from .kv import KVCache
 from .lora import Adapter, AdapterPool
 from .request import Delta, Request
 from .runner import Pending, Runner, StepResult
@@ -47,7 +47,7 @@ class Engine:
         spec = runner.spec
         self._runner, self._on_deltas, self._on_failure = runner, on_deltas, on_failure
         self._adapters = AdapterPool(spec.num_adapters, spec.adapters_per_step, runner.load_adapter)
-        self._scheduler = Scheduler(spec, make_cache(spec), self._adapters, drafter)
+        self._scheduler = Scheduler(spec, KVCache(spec), self._adapters, drafter)
         self._overlap = spec.overlap
         self._in_flight: Pending | None = None
         self._state = threading.Condition()  # guards all of the scheduler and the adapters

@@ -1,166 +1,356 @@
-"""Cache memory: who holds which pages or which slot, and what of it can be used again. Integers only."""
+"""Cache memory: the pages and states of each sequence, and the prefix hits on those of others. Integers only.
+
+A sequence has pages in every cache group and a slot for its recurrent state, as far as the runner has these. Full
+blocks of tokens enter the prefix tree; a block is a multiple of every group's page size. A prefix hit ends
+
+    after a block whose pages are present in all groups, as far back as each group's window reaches,
+    and which has a snapshot of the state, where the runner has states;
+    or, without states, within the block after it, which is copied (copy on write).
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from math import lcm
+from typing import TYPE_CHECKING
 
 from .pages import PagePool
-from .radix import Node, PrefixTree, common_prefix
+from .radix import Node, PrefixTree
 
 if TYPE_CHECKING:
     from .request import Namespace
-    from .runner import RunnerSpec
+    from .runner import CacheGroup, RunnerSpec
 
-
+BLOCK_WITHOUT_PAGES = 16
 Copies = list[list[tuple[int, int]]]  # per group: pages (source, target)
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A sequence's hold on cache memory. `pages` may change under it, and `changes` with them."""
+    """The cache memory of one sequence. `pages` may change between steps, and `changes` with them."""
 
     namespace: Namespace
-    cached: int  # first positions whose KV is there already
+    cached: int  # first positions that the cache has already
     capacity: int  # positions that fit; KVCache.grow raises it
-    pages: tuple[array[int], ...] = ()  # per group: page of positions i * page_size …
-    changes: int = 0  # of pages, so far
+    pages: tuple[array[int], ...]  # per group: page of positions i * page_size …; 0 behind the window
+    root: Node
+    path: list[Node]  # the blocks in the prefix tree, from the first
+    next_share: int  # positions after which KVCache.share has something to do
+    passed: list[int]  # per group: blocks behind the window
+    changes: int = 0  # number of changes to `pages`
     state: int = -1  # slot of the recurrent state
-    node: Node | None = None  # with pages: the deepest of them that stands in the prefix tree
-    shared: int = 0  # with pages: how many, from the first, stand there
-    tokens: list[int] = field(default_factory=list)  # with slots: the sequence's tokens, of which …
-    known: int = 0  # … this many have their KV in the slot
+    snapshot: int = -1  # of the state at `snapshot_at`, until its block is in the tree
+    snapshot_at: int = 0  # position of the last snapshot, or of the prefix hit
 
 
-class KVCache(Protocol):
-    """What the scheduler needs of cache memory.
+class Group:
+    """The pages of one cache group."""
 
-    Steps run in the order they were launched, so memory that is closed may be handed out at once, and what a
-    launched step writes may be shared at once: nothing planned later can read too early or write too soon.
+    def __init__(self, index: int, group: CacheGroup, block: int) -> None:
+        self.index = index
+        self.page_size = group.page_size
+        self.num_pages = group.num_pages
+        self.window = group.window
+        self.per_block = block // group.page_size
+        self.pool = PagePool(group.num_pages)
+        # With a window: nodes whose pages no lease reads, least recently used first. Their pages can be evicted alone.
+        self.unread: OrderedDict[Node, None] = OrderedDict()
+
+    def span(self, block: int) -> slice:
+        """The pages of a block, in a lease's."""
+        return slice(block * self.per_block, (block + 1) * self.per_block)
+
+    def passed(self, computed: int, block: int) -> int:
+        """Blocks that no position from `computed` on reads."""
+        return max(computed - self.window + 1, 0) // block if self.window else 0
+
+    def read(self, node: Node) -> None:
+        """Count one more lease whose window has not passed the node."""
+        node.readers[self.index] += 1
+        self.unread.pop(node, None)
+
+    def leave(self, node: Node) -> None:
+        """Count one such lease less."""
+        node.readers[self.index] -= 1
+        if not node.readers[self.index]:
+            self.unread[node] = None
+
+
+class KVCache:
+    """Cache memory of one runner. Not thread-safe.
+
+    Steps run in the order of their launch. So memory may be handed out again at once when its lease is closed, and
+    positions that a launched step writes may be shared at once.
     """
 
-    @property
-    def total_tokens(self) -> int: ...
+    def __init__(self, spec: RunnerSpec) -> None:
+        """Raises ValueError for a group with a window that is too small for one sequence."""
+        self._max_context = spec.max_context
+        self._max_tokens = spec.max_tokens
+        self._num_states = spec.num_states
+        interval = spec.snapshot_interval if spec.num_states else 0
+        sizes = [group.page_size for group in spec.groups]
+        self._block = lcm(*sizes, interval) if interval else lcm(*sizes) if sizes else BLOCK_WITHOUT_PAGES
+        self.snapshot_interval = self._block if spec.num_snapshots else 0  # 0: no snapshots
+        self._groups = [Group(index, group, self._block) for index, group in enumerate(spec.groups)]
+        self._windows = [group for group in self._groups if group.window]
+        for group in spec.groups:
+            self._check_window(group)
+        self._tree = PrefixTree(self._block)
+        self._page_copies: list[dict[int, int]] = [{} for _ in self._groups]  # target -> source
+        self._state_copies: dict[int, int] = {}  # target -> source
+        self._free_states = list(range(spec.num_states - 1, -1, -1))
+        self._free_snapshots = list(range(spec.num_states + spec.num_snapshots - 1, spec.num_states - 1, -1))
+        self._snapshots: OrderedDict[Node, None] = OrderedDict()  # nodes with one, least recently used first
 
-    @property
-    def used_tokens(self) -> int:
-        """Held by leases; what is kept for prefix hits only is not in it."""
-        ...
-
-    def open(self, namespace: Namespace, tokens: list[int]) -> Lease | None:
-        """A lease for `tokens`, with as much of their KV as is there (never the last token's). None: none is free."""
-        ...
-
-    def grow(self, lease: Lease, length: int) -> bool:
-        """Make room for `length` positions, all or nothing."""
-        ...
-
-    def share(self, lease: Lease, tokens: list[int], computed: int) -> None:
-        """The KV of tokens[:computed], as far as they are known, is written or will be by a launched step.
-
-        To be called after the step's batch was built: it may replace pages by equal ones.
-        """
-        ...
-
-    def will_find_more(
-        self, namespace: Namespace, waiting: list[int], lease: Lease, tokens: list[int], computed: int
-    ) -> bool:
-        """Once `lease` shares tokens[:computed], open(namespace, waiting) finds a page more than it would now."""
-        ...
-
-    def close(self, lease: Lease) -> None:
-        """Give everything back; what was shared stays for others until its room is needed."""
-        ...
-
-    def forget(self) -> None:
-        """Whatever no lease holds is not found again."""
-        ...
-
-    def take_copies(self) -> tuple[Copies, list[tuple[int, int]]]:
-        """Copies (source, target) to do before the next step: pages per group, and states. All targets differ."""
-        ...
-
-
-def make_cache(spec: RunnerSpec) -> KVCache:
-    """The cache that a runner of this kind needs."""
-    if spec.groups:
-        [group] = spec.groups
-        return PagedKV(group.num_pages, group.page_size)
-    return SlotKV(spec.num_states, spec.max_context)
-
-
-class PagedKV:
-    """Pages, shared by equal prefixes of the same namespace; the least recently used unused page is evicted first."""
-
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self._num_pages, self._page_size = num_pages, page_size
-        self._pool = PagePool(num_pages)
-        self._tree = PrefixTree(page_size)
-        self._copies: dict[int, int] = {}  # target -> source
+    def _check_window(self, group: CacheGroup) -> None:
+        needed = min(self._max_context, group.window + self._max_tokens + 3 * self._block)
+        if group.window and group.tokens < needed:
+            raise ValueError(f"a window of {group.window} needs pages for {needed} positions, not {group.tokens}")
 
     @property
     def total_tokens(self) -> int:
-        return self._num_pages * self._page_size
+        """Positions that fit into the first group without a window, or into all states."""
+        whole = self._whole()
+        return self._num_states * self._max_context if whole is None else whole.num_pages * whole.page_size
 
     @property
     def used_tokens(self) -> int:
-        return (self._num_pages - len(self._pool) - self._tree.num_unused) * self._page_size
+        """The part of `total_tokens` that leases have. Memory that is only kept for prefix hits is not in it."""
+        whole = self._whole()
+        if whole is None:
+            return (self._num_states - len(self._free_states)) * self._max_context
+        return (whole.num_pages - self._available(whole)) * whole.page_size
 
-    def open(self, namespace: Namespace, tokens: list[int]) -> Lease:
-        root, end = self._tree.root(namespace), len(tokens) - 1
-        path = self._tree.match(root, tokens, 0, end)
+    def _whole(self) -> Group | None:
+        """The group that tells how full the cache is."""
+        whole = [group for group in self._groups if not group.window]
+        return next(iter(whole or self._groups), None)
+
+    def open(self, namespace: Namespace, tokens: list[int]) -> Lease | None:
+        """A lease for `tokens`, with as many of them cached as possible (never the last). None: no state is free."""
+        if self._num_states and not self._free_states:
+            return None
+        root = self._tree.root(namespace)
+        path = self._tree.match(root, tokens, 0, len(tokens) - 1)
+        del path[self._usable(path) :]
+        cached = len(path) * self._block
         for node in path:
             self._tree.use(node)
-        deepest, cached = path[-1] if path else root, len(path) * self._page_size
-        pages = array("i", [node.page for node in path])
-        lease = Lease(namespace, cached, cached, (pages,), node=deepest, shared=len(path))
-        self._copy_begun_page(lease, deepest, tuple(tokens[cached : min(cached + self._page_size, end)]))
+        passed = [group.passed(cached, self._block) for group in self._groups]
+        pages = tuple([_pages_of(group, path, passed[group.index]) for group in self._groups])
+        lease = Lease(namespace, cached, cached, pages, root, path, cached + self._block, passed, snapshot_at=cached)
+        for group in self._windows:
+            for node in path[passed[group.index] :]:
+                group.read(node)
+        if self._num_states:
+            self._restore(lease)
+        else:
+            end = min(cached + self._block, len(tokens) - 1)
+            self._copy_begun_block(lease, tuple(tokens[cached:end]))
+        if not self._groups:
+            lease.capacity = self._max_context
         return lease
 
-    def _copy_begun_page(self, lease: Lease, deepest: Node, tokens: tuple[int, ...]) -> None:
-        """Copy on write: take over the first tokens of a page that goes on otherwise."""
-        found = self._tree.closest(deepest, tokens)
-        if found is None:
+    def _usable(self, path: list[Node]) -> int:
+        """Blocks of the longest hit on this path."""
+        if not self._num_states and not self._windows:
+            return len(path)
+        for count in range(len(path), 0, -1):
+            if (not self._num_states or path[count - 1].snapshot >= 0) and self._in_windows(path, count):
+                return count
+        return 0
+
+    def _in_windows(self, path: list[Node], count: int) -> bool:
+        """The pages that the windows read behind `count` blocks are present."""
+        return all(
+            node.pages[group.index]
+            for group in self._windows
+            for node in path[group.passed(count * self._block, self._block) : count]
+        )
+
+    def _restore(self, lease: Lease) -> None:
+        """Give the lease a state slot, with the state of its prefix hit."""
+        lease.state = self._free_states.pop()
+        if lease.path:
+            node = lease.path[-1]
+            self._snapshots.move_to_end(node)
+            # The snapshot itself may be a copy of the next step.
+            self._state_copies[lease.state] = self._state_copies.get(node.snapshot, node.snapshot)
+
+    def _copy_begun_block(self, lease: Lease, tokens: tuple[int, ...]) -> None:
+        """Copy on write: take over the first tokens of a block that continues with other tokens."""
+        match = self._tree.closest(lease.path[-1] if lease.path else lease.root, tokens)
+        if match is None or not all(match[0].pages):
             return
-        node, same = found
-        if self.grow(lease, lease.cached + same):
-            if node.page != lease.pages[0][-1]:  # equal when making room evicted that very page
-                self._copies[lease.pages[0][-1]] = node.page
-            lease.cached += same
+        node, same = match
+        sources = list(node.pages)  # making room may evict the node; its pages stay as they are until the step
+        if not self.grow(lease, lease.cached + same):
+            return
+        for group, copies in zip(self._groups, self._page_copies, strict=True):
+            targets = lease.pages[group.index][len(lease.path) * group.per_block :]
+            for source, target in zip(sources[group.index], targets, strict=False):
+                if source != target:
+                    copies[target] = source
+        lease.cached += same
 
     def grow(self, lease: Lease, length: int) -> bool:
-        missing = -(-length // self._page_size) - len(lease.pages[0])
-        if missing > len(self._pool) + self._tree.num_unused:
-            return False
-        for _ in range(missing):
-            lease.pages[0].append(self._pool.take() if len(self._pool) else self._tree.evict())
-        lease.changes += missing > 0
-        lease.capacity = len(lease.pages[0]) * self._page_size
+        """Make room for `length` positions, or for those of the next step in groups with a window; all or nothing."""
+        if not self._groups:
+            return length <= lease.capacity
+        counts = []
+        for group, pages in zip(self._groups, lease.pages, strict=True):
+            end = min(length, lease.next_share + self._max_tokens) if group.window else length
+            missing = -(-end // group.page_size) - len(pages)
+            if missing > self._available(group):
+                return False
+            counts.append(missing)
+        for group, missing in zip(self._groups, counts, strict=True):
+            for _ in range(missing):
+                lease.pages[group.index].append(self._take(group))
+        lease.changes += max(counts) > 0
+        lease.capacity = min(
+            [len(pages) * group.page_size for group, pages in zip(self._groups, lease.pages, strict=True)]
+        )
         return True
 
-    def share(self, lease: Lease, tokens: list[int], computed: int) -> None:
-        size = self._page_size
-        full = min(computed, len(tokens)) // size
-        for index in range(lease.shared, full):
-            assert lease.node is not None
-            key = tuple(tokens[index * size : (index + 1) * size])
-            equal = lease.node.children.get(key)
-            if equal is None:
-                lease.node = self._tree.insert(lease.node, key, lease.pages[0][index])
+    def _available(self, group: Group) -> int:
+        """Pages that are free or can be evicted."""
+        unused = len(group.unread) if group.window else self._tree.num_unused
+        return len(group.pool) + unused * group.per_block
+
+    def _take(self, group: Group) -> int:
+        if not len(group.pool):
+            if group.window:
+                self._evict_pages(group)
             else:
-                self._tree.use(equal)
-                self._give_back(lease.pages[0][index])
-                lease.pages[0][index] = equal.page
-                lease.changes += 1
-                lease.node = equal
-        lease.shared = max(lease.shared, full)
+                self._strip(self._tree.evict())
+        return group.pool.take()
+
+    def _evict_pages(self, group: Group) -> None:
+        """Evict the pages of the least recently used node that no lease reads, in a group with a window."""
+        node, _ = group.unread.popitem(last=False)
+        for page in node.pages[group.index]:
+            group.pool.give_back(page)
+        node.pages[group.index] = ()
+        self._tree.prune(node)
+
+    def _strip(self, node: Node) -> None:
+        """Free everything of a node that left the tree."""
+        for group, pages in zip(self._groups, node.pages, strict=True):
+            group.unread.pop(node, None)
+            for page in pages:
+                group.pool.give_back(page)
+        if node.snapshot >= 0:
+            del self._snapshots[node]
+            self._free_snapshot(node.snapshot)
+
+    def share(self, lease: Lease, tokens: list[int], computed: int) -> None:
+        """Let others find the full blocks of tokens[:computed], as far as the tokens are known.
+
+        Launched steps write them. Call it after the batch of the step is built: it may replace pages by equal ones.
+        """
+        if computed < lease.next_share:
+            return
+        if self.snapshot_interval:
+            self._snapshot(lease, computed)
+        for index in range(len(lease.path), min(computed, len(tokens)) // self._block):
+            key = tuple(tokens[index * self._block : (index + 1) * self._block])
+            parent = lease.path[-1] if lease.path else lease.root
+            node = parent.children.get(key)
+            if node is None:
+                node = self._insert(lease, parent, key, index)
+            else:
+                self._adopt(lease, node, index)
+            lease.path.append(node)
+            if lease.snapshot >= 0 and lease.snapshot_at == (index + 1) * self._block:
+                self._attach(lease, node)
+        lease.next_share = (len(lease.path) + 1) * self._block
+        for group in self._windows:
+            self._leave(lease, group, min(group.passed(computed, self._block), len(lease.path)))
+
+    def _insert(self, lease: Lease, parent: Node, key: tuple[int, ...], block: int) -> Node:
+        pages = [tuple(lease.pages[group.index][group.span(block)]) for group in self._groups]
+        return self._tree.insert(parent, key, pages, [1 if group.window else 0 for group in self._groups])
+
+    def _adopt(self, lease: Lease, node: Node, block: int) -> None:
+        """Use the equal block of the tree instead of the lease's; fill in the pages that it lacks."""
+        self._tree.use(node)
+        for group in self._groups:
+            index = group.index
+            span = group.span(block)
+            replaced = lease.pages[index][span]
+            if node.pages[index]:
+                lease.pages[index][span] = array("i", node.pages[index])
+                for page in replaced:
+                    self._give_back(group, page)
+            else:
+                node.pages[index] = tuple(replaced)
+            if group.window:
+                group.read(node)
+        lease.changes += 1
+
+    def _leave(self, lease: Lease, group: Group, passed: int) -> None:
+        """Give up the pages of blocks that the window has passed."""
+        for block in range(lease.passed[group.index], passed):
+            group.leave(lease.path[block])
+            lease.pages[group.index][group.span(block)] = array("i", [0] * group.per_block)
+            lease.changes += 1
+            lease.passed[group.index] = block + 1
+
+    def _snapshot(self, lease: Lease, computed: int) -> None:
+        """Copy the state before the next step, where it stands after a full block."""
+        if computed % self._block or computed == lease.snapshot_at:
+            return
+        self._drop_snapshot(lease)
+        if not self._free_snapshots and self._snapshots:
+            node, _ = self._snapshots.popitem(last=False)
+            self._free_snapshot(node.snapshot)
+            node.snapshot = -1
+            self._tree.prune(node)
+        if self._free_snapshots:
+            lease.snapshot = self._free_snapshots.pop()
+            lease.snapshot_at = computed
+            self._state_copies[lease.snapshot] = lease.state
+
+    def _attach(self, lease: Lease, node: Node) -> None:
+        """Give the lease's snapshot to the block that it stands after."""
+        if node.snapshot >= 0:
+            self._drop_snapshot(lease)
+            return
+        node.snapshot = lease.snapshot
+        self._snapshots[node] = None
+        lease.snapshot = -1
+
+    def _drop_snapshot(self, lease: Lease) -> None:
+        if lease.snapshot >= 0:
+            self._free_snapshot(lease.snapshot)
+            lease.snapshot = -1
+
+    def _free_snapshot(self, snapshot: int) -> None:
+        self._state_copies.pop(snapshot, None)
+        self._free_snapshots.append(snapshot)
+
+    def step_end(self, start: int, end: int, last: bool) -> int:
+        """The end of a step over positions start…end-1: the last border in it, where a snapshot is taken.
+
+        `last`: a row to `end` would draw. Then a border at `end` itself does not count, as a hit never has the last
+        token of an equal prompt.
+        """
+        border = (end - last) // self._block * self._block
+        return border if border > start and self.snapshot_interval else end
 
     def will_find_more(
         self, namespace: Namespace, waiting: list[int], lease: Lease, tokens: list[int], computed: int
     ) -> bool:
-        end = (lease.shared + 1) * self._page_size
+        """Once `lease` shares tokens[:computed], open(namespace, waiting) finds a block more than it would now."""
+        end = lease.next_share
+        if self._num_states:
+            if not self.snapshot_interval or computed % self._block:
+                return False
+            end = max(end, computed)
         return (
             namespace == lease.namespace
             and end <= min(computed, len(tokens), len(waiting) - 1)
@@ -168,95 +358,53 @@ class PagedKV:
         )
 
     def close(self, lease: Lease) -> None:
-        assert lease.node is not None
-        self._tree.release(lease.node)
-        for page in lease.pages[0][lease.shared :]:
-            self._give_back(page)
+        """Free everything of the lease; shared blocks stay for others until their room is needed."""
+        for group in self._windows:
+            for node in lease.path[lease.passed[group.index] :]:
+                group.leave(node)
+        for group in self._groups:
+            for page in lease.pages[group.index][len(lease.path) * group.per_block :]:
+                self._give_back(group, page)
+        if lease.state >= 0:
+            self._drop_snapshot(lease)
+            self._state_copies.pop(lease.state, None)
+            self._free_states.append(lease.state)
+        if lease.path:
+            self._tree.release(lease.path[-1])
+            self._tree.prune(lease.path[-1])
 
     def forget(self) -> None:
+        """Evict everything that no lease has."""
         while self._tree.num_unused:
-            self._pool.give_back(self._tree.evict())
+            self._strip(self._tree.evict())
+        for group in self._windows:
+            while group.unread:
+                self._evict_pages(group)
+        while self._snapshots:
+            node, _ = self._snapshots.popitem()
+            self._free_snapshot(node.snapshot)
+            node.snapshot = -1
 
-    def _give_back(self, page: int) -> None:
-        self._copies.pop(page, None)
-        self._pool.give_back(page)
-
-    def take_copies(self) -> tuple[Copies, list[tuple[int, int]]]:
-        copies = [(source, target) for target, source in self._copies.items()]
-        self._copies.clear()
-        return [copies], []
-
-    def check(self, leases: list[Lease]) -> None:
-        """Assert what must always hold when `leases` are the open ones."""
-        self._tree.check()
-        nodes = list(self._tree.nodes())
-        own = [page for lease in leases for page in lease.pages[0][lease.shared :]]
-        everywhere = [*self._pool.free(), *own, *(node.page for node in nodes)]
-        assert sorted(everywhere) == list(range(1, self._num_pages + 1)), "every page has exactly one place"
-        assert set(self._copies) <= set(own)
-        users = dict.fromkeys(nodes, 0)
-        for lease in leases:
-            node, depth = lease.node, 0
-            while node is not None and node.parent is not None:
-                users[node] += 1
-                depth += 1
-                assert node.page == lease.pages[0][lease.shared - depth]
-                node = node.parent
-            assert node is self._tree.root(lease.namespace)
-            assert depth == lease.shared
-        assert all(node.users == count for node, count in users.items())
-
-
-class SlotKV:
-    """A few caches, each long enough for one whole sequence; a free one keeps its tokens for a later prompt."""
-
-    def __init__(self, num_slots: int, max_context: int) -> None:
-        self._max_context = max_context
-        self._last: list[tuple[Namespace, list[int]]] = [(None, []) for _ in range(num_slots)]
-        self._free = OrderedDict.fromkeys(range(num_slots))  # least recently used first
-        self._open: dict[int, Lease] = {}
-
-    @property
-    def total_tokens(self) -> int:
-        return len(self._last) * self._max_context
-
-    @property
-    def used_tokens(self) -> int:
-        return sum(lease.known for lease in self._open.values())
-
-    def open(self, namespace: Namespace, tokens: list[int]) -> Lease | None:
-        best, cached = -1, 0
-        for slot in self._free:
-            kept_for, kept = self._last[slot]
-            same = min(common_prefix(kept, tokens), len(tokens) - 1) if kept_for == namespace else 0
-            if best < 0 or same > cached:
-                best, cached = slot, same
-        if best < 0:
-            return None
-        del self._free[best]
-        lease = Lease(namespace, cached, self._max_context, state=best, tokens=tokens, known=cached)
-        self._open[best] = lease
-        return lease
-
-    def grow(self, lease: Lease, length: int) -> bool:
-        return length <= lease.capacity
-
-    def share(self, lease: Lease, tokens: list[int], computed: int) -> None:
-        lease.tokens, lease.known = tokens, min(computed, len(tokens))
-
-    def will_find_more(
-        self, namespace: Namespace, waiting: list[int], lease: Lease, tokens: list[int], computed: int
-    ) -> bool:
-        return False  # a slot has one sequence at a time
-
-    def close(self, lease: Lease) -> None:
-        self._last[lease.state] = lease.namespace, lease.tokens[: lease.known]
-        del self._open[lease.state]
-        self._free[lease.state] = None
-
-    def forget(self) -> None:
-        for slot in self._free:
-            self._last[slot] = None, []
+    def _give_back(self, group: Group, page: int) -> None:
+        self._page_copies[group.index].pop(page, None)
+        group.pool.give_back(page)
 
     def take_copies(self) -> tuple[Copies, list[tuple[int, int]]]:
-        return [], []
+        """Copies (source, target) to do before the next step: pages per group, and states. All targets differ."""
+        pages = [_taken(copies) if copies else [] for copies in self._page_copies]
+        return pages, _taken(self._state_copies)
+
+
+def _taken(copies: dict[int, int]) -> list[tuple[int, int]]:
+    """(source, target) of all copies, which are cleared."""
+    pairs = [(source, target) for target, source in copies.items()]
+    copies.clear()
+    return pairs
+
+
+def _pages_of(group: Group, path: list[Node], passed: int) -> array[int]:
+    """A lease's pages in a group, of a path of which the window has passed the first blocks."""
+    pages = array("i", [0] * (passed * group.per_block))
+    for node in path[passed:]:
+        pages.extend(node.pages[group.index])
+    return pages

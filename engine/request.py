@@ -125,11 +125,6 @@ class Sequence:
         self.tokens = list(self.request.prompt)
         self.limit = len(self.tokens) + self.request.max_tokens
 
-    @property
-    def needs_known_tokens(self) -> bool:
-        """The draw depends on the last token, which the host must know: it cannot be carried."""
-        return self.history is not None or self.request.grammar is not None
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .request import Sampling, Sequence
 
 NO_INTS: Ints = np.zeros(0, np.int32)
+NO_DRAFTS: list[int] = []  # no row of the step has drafts
 NO_COPIES: Ints = np.zeros((0, 2), np.int32)
 NO_MASKS: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)
 SMALLEST_TOP_P = float(np.finfo(np.float32).tiny)  # below it float32 rounds to 0, a nucleus without tokens
@@ -40,7 +41,7 @@ class BatchBuilder:
 
     def __init__(self) -> None:
         self._drawing: list[Sequence | None] = []  # the sequence of each row that wants a token
-        self._draft_counts: list[int] = []  # of each row; empty: no row has drafts
+        self._draft_counts = NO_DRAFTS  # of each row
         self._answers = _Answers([], [])
         self._leases: list[tuple[Lease, int]] = []  # lease of each row, and number of changes to its pages
         self._tables: tuple[Ints, ...] = ()  # pages of these leases, per group
@@ -52,7 +53,8 @@ class BatchBuilder:
         """`page_copies` per group and `state_copies`: (source, target), before the step."""
         starts = np.array([row.start for row in rows], np.int32)
         ends = np.array([row.end for row in rows], np.int32)
-        self._look_up(rows)
+        special = [row for row in rows if row.drafts or row.masks]
+        self._look_up(rows, [len(row.drafts) for row in rows] if special else NO_DRAFTS)
         answers = self._answers
         counts = ends - starts
         if self._draft_counts:
@@ -63,7 +65,7 @@ class BatchBuilder:
         positions = starts
         if len(tokens) > len(rows):
             positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - row_starts[:-1], counts)
-        masks = [mask for row in rows for mask in row.masks]
+        mask_answers, masks = _masks(rows) if special else (NO_INTS, NO_MASKS)
         return Batch(
             tokens=np.array(tokens, np.int32),
             positions=positions,
@@ -76,17 +78,15 @@ class BatchBuilder:
             carry=np.array([row.carry for row in rows], np.int32),
             wants=answers.wants,
             sampling=answers.sampling(ends, rows),
-            mask_answers=np.array(_masked(rows), np.int32) if masks else NO_INTS,
-            masks=np.stack(masks) if masks else NO_MASKS,
+            mask_answers=mask_answers,
+            masks=masks,
             page_copies=tuple([np.array(pairs, np.int32) if pairs else NO_COPIES for pairs in page_copies]),
             state_copies=np.array(state_copies, np.int32) if state_copies else NO_COPIES,
         )
 
-    def _look_up(self, rows: list[Row]) -> None:
+    def _look_up(self, rows: list[Row], draft_counts: list[int]) -> None:
         """Rebuild the arrays of sequences and leases that differ from those of the step before."""
         drawing = [row.sequence if row.wants_token else None for row in rows]
-        drafted = [row for row in rows if row.drafts]
-        draft_counts = [len(row.drafts) for row in rows] if drafted else []
         if drawing != self._drawing or draft_counts != self._draft_counts:
             self._drawing = drawing
             self._draft_counts = draft_counts
@@ -176,14 +176,16 @@ def _tokens(rows: list[Row]) -> list[int]:
     return tokens
 
 
-def _masked(rows: list[Row]) -> list[int]:
-    """The answers that have masks."""
+def _masks(rows: list[Row]) -> tuple[Ints, NDArray[np.uint32]]:
+    """([masked answers], [masked answers, words]) of the rows that have masks."""
     masked: list[int] = []
     answers = 0
     for row in rows:
         masked += range(answers, answers + len(row.masks))
         answers += row.wants_token + len(row.drafts)
-    return masked
+    if not masked:
+        return NO_INTS, NO_MASKS
+    return np.array(masked, np.int32), np.stack([mask for row in rows for mask in row.masks])
 
 
 def _parameters(settings: list[Sampling]) -> AnswerSampling:

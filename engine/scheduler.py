@@ -20,7 +20,7 @@ from dataclasses import replace
 from .batch import Batch
 from .drafts import Drafter, follow, usable
 from .errors import CacheOverflow, ContextOverflow, EngineError, RequestRefused
-from .grammar import allowed_tokens
+from .grammar import Grammar, allowed_tokens
 from .history import TokenHistory
 from .kv import KVCache, Lease
 from .lora import AdapterPool
@@ -37,10 +37,13 @@ class Scheduler:
         """Raises EngineError for a drafter where the runner takes no drafts."""
         if drafter is not None and not spec.max_drafts:
             raise EngineError("the runner takes no drafts: RunnerSpec.max_drafts is 0")
+        if drafter is not None and spec.num_states:
+            raise EngineError("a recurrent state cannot go back behind a rejected draft: this runner takes no drafts")
         self._spec = spec
         self._cache = cache
         self._adapters = adapters
         self._drafter = drafter
+        self._snapshots = bool(cache.snapshot_interval)
         self._builder = BatchBuilder()
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # with a lease; oldest first
@@ -140,29 +143,41 @@ class Scheduler:
         if sequence.unknown and self._waits_for_token(sequence):
             return 0
         end = min(length, start + budget)
+        if self._snapshots:
+            end = self._cache.step_end(start, end, end == length)
         if end > lease.capacity and not self._make_room(sequence, lease, end):
             return 0
-        row = Row(sequence, lease, start, end, -1, end == length)
-        if row.wants_token and not self._prepare_draw(row, budget - reserve - (end - start)):
-            return 0
+        draws = end == length
+        row = Row(sequence, lease, start, end, sequence.last_row if sequence.unknown and draws else -1, draws)
+        if draws and (self._drafter is not None or sequence.request.grammar is not None):
+            self._add_drafts(row, budget - reserve - (end - start))
+            if not self._add_masks(row):
+                return 0
         sequence.computed = end
         rows.append(row)
         return end - start + len(row.drafts)
 
     def _waits_for_token(self, sequence: Sequence) -> bool:
         """A sequence whose last token is on the device must not carry it, or gains by drafts once it is known."""
-        if sequence.drafting or sequence.needs_known_tokens:
+        if sequence.drafting or sequence.history is not None or sequence.request.grammar is not None:
             return True
         return self._drafter is not None and bool(self._drafter.propose(sequence.tokens, self._spec.max_drafts))
 
-    def _prepare_draw(self, row: Row, most_drafts: int) -> bool:
-        """Set carry, drafts and masks of a row that draws. False: its grammar failed, and the request with it."""
+    def _add_drafts(self, row: Row, most: int) -> None:
+        """Propose drafts that fit into the step, the request and the cache as it is: drafts preempt no sequence."""
         sequence = row.sequence
-        grammar = sequence.request.grammar
-        if sequence.unknown:
-            row.carry = sequence.last_row
-        elif self._drafter is not None:
-            row.drafts = self._draft(self._drafter, row, most_drafts)
+        most = min(most, self._spec.max_drafts, sequence.limit - row.end - 1)
+        if self._drafter is None or sequence.unknown or most < 1:
+            return
+        proposal = self._drafter.propose(sequence.tokens, most)[:most]
+        drafts = usable(proposal, sequence.request.stop_ids, self._spec.vocab_size)
+        if row.end + len(drafts) > row.lease.capacity:
+            self._cache.grow(row.lease, row.end + len(drafts))
+        row.drafts = drafts[: row.lease.capacity - row.end]
+
+    def _add_masks(self, row: Row) -> bool:
+        """Mask the answers by the grammar, if there is one. False: it failed, and the request with it."""
+        grammar = row.sequence.request.grammar
         if grammar is None:
             return True
         try:
@@ -172,21 +187,9 @@ class Scheduler:
                 row.drafts, masks = follow(grammar, mask, row.drafts, self._spec.vocab_size)
                 row.masks += masks
         except Exception as error:  # a grammar is foreign code: it may fail its request, not the engine
-            self._end_early(sequence, "failed", f"the grammar failed: {error}")
+            self._end_early(row.sequence, "failed", f"the grammar failed: {error}")
             return False
         return True
-
-    def _draft(self, drafter: Drafter, row: Row, most: int) -> tuple[int, ...]:
-        """Drafts that fit into the step, the request and the cache as it is: drafts preempt no sequence."""
-        sequence = row.sequence
-        most = min(most, self._spec.max_drafts, sequence.limit - row.end - 1)
-        if most < 1:
-            return ()
-        proposal = drafter.propose(sequence.tokens, most)[:most]
-        drafts = usable(proposal, sequence.request.stop_ids, self._spec.vocab_size)
-        if row.end + len(drafts) > row.lease.capacity:
-            self._cache.grow(row.lease, row.end + len(drafts))
-        return drafts[: row.lease.capacity - row.end]
 
     def _make_room(self, sequence: Sequence, lease: Lease, length: int) -> bool:
         """Preempt the youngest sequences until `length` positions fit. False: the sequence itself was preempted."""
@@ -257,7 +260,8 @@ class Scheduler:
                 sequence.unknown += 1
                 sequence.last_row = index
                 sequence.drafting = bool(row.drafts)
-            self._cache.share(row.lease, sequence.tokens, sequence.computed)
+            if sequence.computed >= row.lease.next_share:
+                self._cache.share(row.lease, sequence.tokens, sequence.computed)
         self._launched.append(rows)
         self._stats.steps += 1
 
@@ -266,10 +270,10 @@ class Scheduler:
         tokens = result.tokens.tolist()
         starts = result.row_starts.tolist()
         deltas = []
-        for index, row in enumerate(self._launched.popleft()):
+        for row, start, end in zip(self._launched.popleft(), starts[:-1], starts[1:], strict=True):
             if row.wants_token and row.sequence.finish is None:
-                start = starts[index]
-                deltas.append(self._take_in(row, tokens[start : starts[index + 1]], start, result))
+                deltas.append(self._take_in(row, tokens[start:end], start, result))
+        self._stats.tokens_out += sum([len(delta.tokens) for delta in deltas])
         self._stats.late_compiles += result.late_compiles
         return deltas
 
@@ -283,44 +287,41 @@ class Scheduler:
         self._cache.forget()  # pages that these steps should have written are shared already
 
     def _take_in(self, row: Row, tokens: list[int], answer: int, result: StepResult) -> Delta:
-        """Append the tokens that a row gives; `answer` is the first of them in the result."""
+        """Append the tokens that a row gives, up to the end of the request; `answer` is the first in the result."""
         sequence = row.sequence
-        if row.drafts or len(tokens) != 1:
-            _check_given(row, tokens)
-        sequence.unknown -= 1
-        sequence.drafting = False
-        sequence.computed += len(tokens) - 1
+        request = sequence.request
+        known = sequence.tokens
         finish: Finish | None = None
         error = ""
-        count = 0
-        while finish is None and count < len(tokens):
-            finish, error = self._append(sequence, tokens[count])
-            count += 1
-        if finish is not None:
-            self._remove(sequence, finish)
-        self._stats.tokens_out += count
-        listed = sequence.request.sampling.logprobs
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if listed is not None:
-            logprobs = tuple([_logprobs(result, answer + at, tokens[at], listed) for at in range(count)])
-        return Delta(sequence.request.id, tuple(tokens[:count]), logprobs, finish, sequence.cached, error)
+        if row.drafts or len(tokens) != 1:
+            self._accept_drafts(row, tokens)
+        sequence.unknown -= 1
+        for token in tokens:
+            known.append(token)
+            if sequence.history is not None:
+                sequence.history.add(token)
+            if token in request.stop_ids:
+                finish = "stop"
+            elif request.grammar is not None:
+                finish, error = _follow(request.grammar, token)
+            if finish is None and len(known) == sequence.limit:
+                finish = "length"
+            if finish is not None:
+                tokens = tokens[: len(known) - row.end]
+                self._remove(sequence, finish)
+                break
+        listed = request.sampling.logprobs
+        logprobs = () if listed is None else _logprobs(result, answer, tokens, listed)
+        return Delta(request.id, tuple(tokens), logprobs, finish, sequence.cached, error)
 
-    def _append(self, sequence: Sequence, token: int) -> tuple[Finish | None, str]:
-        """Append a token. Returns the end that it brings about, if any, and the error of a failure."""
-        request = sequence.request
-        sequence.tokens.append(token)
-        if sequence.history is not None:
-            sequence.history.add(token)
-        if token in request.stop_ids:
-            return "stop", ""
-        if request.grammar is not None:
-            try:
-                request.grammar.accept(token)
-                if request.grammar.finished:
-                    return "stop", ""
-            except Exception as failure:  # as in _prepare_draw
-                return "failed", f"the grammar failed: {failure}"
-        return ("length" if len(sequence.tokens) == sequence.limit else None), ""
+    def _accept_drafts(self, row: Row, tokens: list[int]) -> None:
+        """Count the positions of accepted drafts as computed. Raises EngineError for tokens that do not fit the row."""
+        if not 1 <= len(tokens) <= 1 + len(row.drafts):
+            raise EngineError(f"the backend gave {len(tokens)} tokens to a row with {len(row.drafts)} drafts")
+        if tuple(tokens[:-1]) != row.drafts[: len(tokens) - 1]:
+            raise EngineError("the backend accepted a draft and gave another token in its place")
+        row.sequence.computed += len(tokens) - 1
+        row.sequence.drafting = False
 
     def _end_early(self, sequence: Sequence, finish: Finish, error: str = "") -> None:
         self._remove(sequence, finish)
@@ -347,15 +348,24 @@ class Scheduler:
         self._blocked = False
 
 
-def _check_given(row: Row, tokens: list[int]) -> None:
-    if not 1 <= len(tokens) <= 1 + len(row.drafts):
-        raise EngineError(f"the backend gave {len(tokens)} tokens to a row with {len(row.drafts)} drafts")
-    if tuple(tokens[:-1]) != row.drafts[: len(tokens) - 1]:
-        raise EngineError("the backend accepted a draft and gave another token in its place")
+def _follow(grammar: Grammar, token: int) -> tuple[Finish | None, str]:
+    """Take a token into the grammar. Returns the end that it brings about, if any, and the error of a failure."""
+    try:
+        grammar.accept(token)
+        return ("stop" if grammar.finished else None), ""
+    except Exception as failure:  # as in _add_masks
+        return "failed", f"the grammar failed: {failure}"
 
 
-def _logprobs(result: StepResult, answer: int, token: int, count: int) -> TokenLogprobs:
+def _logprobs(result: StepResult, answer: int, tokens: list[int], count: int) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities of tokens that are the result's answers from `answer` on, with the `count` likeliest each."""
     if result.logprobs is None or result.top_tokens is None or result.top_logprobs is None:
         raise EngineError("the backend gave no log-probabilities although a row lists them")
-    top = zip(result.top_tokens[answer, :count].tolist(), result.top_logprobs[answer, :count].tolist(), strict=True)
-    return TokenLogprobs(token, float(result.logprobs[answer]), tuple(top))
+    end = answer + len(tokens)
+    chosen = result.logprobs[answer:end].tolist()
+    ids = result.top_tokens[answer:end, :count].tolist()
+    values = result.top_logprobs[answer:end, :count].tolist()
+    return tuple(
+        TokenLogprobs(token, logprob, tuple(zip(top, listed, strict=True)))
+        for token, logprob, top, listed in zip(tokens, chosen, ids, values, strict=True)
+    )

@@ -24,7 +24,7 @@ from localllm.backends.pytorch.inputs import Step
 from localllm.backends.pytorch.kv import PagedKV
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.engine import Engine
-from localllm.engine.kv import make_cache
+from localllm.engine.kv import KVCache
 from localllm.engine.lora import AdapterPool
 from localllm.engine.request import Request, Sampling
 from localllm.engine.runner import CacheGroup, RunnerSpec, StepResult
@@ -64,7 +64,7 @@ def microseconds(case: Case, steps: int) -> list[float]:
         max_context=length,
         groups=(CacheGroup(16, case.rows * (length // 16 + 1)),),
     )
-    scheduler = Scheduler(spec, make_cache(spec), AdapterPool(0, 0, lambda slot, adapter: None))
+    scheduler = Scheduler(spec, KVCache(spec), AdapterPool(0, 0, lambda slot, adapter: None))
     random = np.random.default_rng(0)
     for number in range(case.rows):
         prompt = tuple(random.integers(0, VOCAB, case.context).tolist())

@@ -26,7 +26,7 @@ def test_a_request_is_greedy_and_of_the_base_model() -> None:
     assert (request.sampling, request.stop_ids, request.grammar) == (neutral, frozenset(), None)
     assert (request.adapter, request.adapter_scale, request.namespace) == (None, 1.0, None)
     new = Sequence(request)
-    assert (new.tokens, new.limit, new.needs_known_tokens) == ([1, 2], 5, False)
+    assert (new.tokens, new.limit) == ([1, 2], 5)
     assert (new.computed, new.unknown, new.drafting, new.last_row) == (0, 0, False, -1)
     assert (new.adapter_slot, new.lease, new.history, new.finish) == (0, None, None, None)
     assert (new.preemptions, new.cached) == (0, 0)

@@ -11,13 +11,13 @@ import pytest
 from localllm.engine.batch import Batch
 from localllm.engine.drafts import Drafter
 from localllm.engine.engine import Engine
-from localllm.engine.kv import PagedKV
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request, Sampling
 from localllm.engine.runner import CacheGroup, RunnerSpec
 from localllm.engine.sampling import candidates, draw
 
-from .token_device import SPEC, TokenDevice, finish_all, logits_of, outputs, solo
+from .cache_check import check_cache
+from .token_device import SPEC, TokenDevice, digest, finish_all, logits_of, outputs, solo
 
 ADAPTERS = (None, Adapter("a", "/a", "1"), Adapter("b", "/b", "1"), Adapter("b", "/b", "2"))
 SAMPLINGS = (
@@ -30,10 +30,8 @@ SAMPLINGS = (
 
 
 def check_memory(engine: Engine) -> None:
-    """The cache's invariants, between any two steps."""
     scheduler = engine._scheduler
-    if isinstance(scheduler._cache, PagedKV):
-        scheduler._cache.check([each.lease for each in scheduler._running if each.lease is not None])
+    check_cache(scheduler._cache, [each.lease for each in scheduler._running if each.lease is not None])
 
 
 @dataclass
@@ -159,7 +157,7 @@ def test_solo_itself_is_the_plain_loop() -> None:
     tokens = list(request.prompt)
     for step in range(12):
         context = np.array(tokens)
-        logits = logits_of(context, np.arange(len(tokens)), np.zeros(len(tokens)), SPEC.vocab_size)
+        logits = logits_of([digest(context, np.arange(len(tokens)), np.zeros(len(tokens)))], SPEC.vocab_size)
         rows = device.batches[step].sampling
         assert rows.draw.tolist() == [len(tokens)]
         tokens.append(draw(candidates(logits, rows, 0, None), rows, 0))
@@ -209,15 +207,6 @@ def test_pages_of_any_size(page_size: int, overlap: bool) -> None:
     spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(CacheGroup(page_size, 300 // page_size),))
     deltas, _ = serve(spec, requests_of(4, 12), page_size)
     assert_equal_to_solo(deltas, requests_of(4, 12), spec)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_slots(seed: int, overlap: bool) -> None:
-    spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(), num_states=3)
-    deltas, engine = serve(spec, requests_of(seed, 30), seed, cancel=0.1)
-    assert_equal_to_solo(deltas, requests_of(seed, 30), spec)
-    assert engine.stats().prefix_hit_tokens > 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])

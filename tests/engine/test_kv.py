@@ -4,44 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.engine.kv import Lease, PagedKV, SlotKV, make_cache
+from localllm.engine.kv import KVCache, Lease
 from localllm.engine.lora import Adapter
 from localllm.engine.radix import common_prefix
 from localllm.engine.runner import CacheGroup, RunnerSpec
 
+from .cache_check import check_cache
+
 A1, A2 = Adapter("a", "/a", "1"), Adapter("a", "/a", "2")
 
 
-def page_copies(kv: PagedKV) -> list[tuple[int, int]]:
+def paged(num_pages: int, page_size: int) -> KVCache:
+    """A cache with one group."""
+    return KVCache(RunnerSpec(10, 8, 4, 32, (CacheGroup(page_size, num_pages),)))
+
+
+def page_copies(kv: KVCache) -> list[tuple[int, int]]:
     [copies], _ = kv.take_copies()
     return copies
 
 
-def computed(kv: PagedKV | SlotKV, tokens: list[int], namespace: Adapter | None = None) -> Lease:
+def computed(kv: KVCache, tokens: list[int], namespace: Adapter | None = None) -> Lease:
     """A lease for tokens that were all computed and shared."""
     lease = kv.open(namespace, tokens)
     assert lease is not None
-    assert kv.grow(lease, len(tokens))
-    kv.take_copies()
-    kv.share(lease, tokens, len(tokens))
+    for end in [*range(8, len(tokens), 8), len(tokens)]:  # a step has 8 tokens
+        assert kv.grow(lease, end)
+        kv.take_copies()
+        kv.share(lease, tokens, end)
     return lease
 
 
 def test_the_last_token_is_always_computed() -> None:
-    kv = PagedKV(num_pages=8, page_size=4)
+    kv = paged(8, 4)
     kv.close(computed(kv, list(range(8))))
     lease = kv.open(None, list(range(8)))
     assert lease.cached == 7  # a page shared, and three tokens of the second one copied
-    assert lease.shared == 1
+    assert lease.path == lease.path[:1]
     assert len(lease.pages[0]) == 2
     [(source, target)] = page_copies(kv)
     assert target == lease.pages[0][1]
     assert source != target
-    kv.check([lease])
+    check_cache(kv, [lease])
 
 
 def test_a_begun_page_is_copied_from_the_closest_one() -> None:
-    kv = PagedKV(num_pages=8, page_size=4)
+    kv = paged(8, 4)
     pages = {}
     for last in ([1, 2, 3, 4], [1, 2, 9, 9], [5, 5, 5, 5]):
         lease = computed(kv, [0, 0, 0, 0, *last])
@@ -53,25 +61,25 @@ def test_a_begun_page_is_copied_from_the_closest_one() -> None:
 
 
 def test_no_room_for_a_copy_means_no_copy() -> None:
-    kv = PagedKV(num_pages=2, page_size=4)
+    kv = paged(2, 4)
     held = computed(kv, [1] * 8)
     lease = kv.open(None, [1, 1, 1, 1, 1, 1, 2])
-    assert (lease.cached, lease.shared) == (4, 1)
+    assert (lease.cached, len(lease.path)) == (4, 1)
     assert page_copies(kv) == []
-    kv.check([held, lease])
+    check_cache(kv, [held, lease])
 
 
 def test_the_page_to_copy_may_be_the_one_that_makes_room() -> None:
-    kv = PagedKV(num_pages=2, page_size=4)
+    kv = paged(2, 4)
     kv.close(computed(kv, [1] * 8))
     lease = kv.open(None, [1, 1, 1, 1, 1, 1, 2])
     assert lease.cached == 6
     assert page_copies(kv) == []  # it is that page now
-    kv.check([lease])
+    check_cache(kv, [lease])
 
 
 def test_a_copy_is_dropped_with_its_target() -> None:
-    kv = PagedKV(num_pages=4, page_size=4)
+    kv = paged(4, 4)
     kv.close(computed(kv, [1] * 4))
     lease = kv.open(None, [1, 1, 2])
     kv.close(lease)
@@ -81,11 +89,11 @@ def test_a_copy_is_dropped_with_its_target() -> None:
     third = kv.open(None, [1, 2])  # gets the page that was to be copied into
     assert third.pages[0] == first.pages[0]
     assert sorted(target for _, target in page_copies(kv)) == sorted([*second.pages[0], *third.pages[0]])
-    kv.check([second, third])
+    check_cache(kv, [second, third])
 
 
 def test_equal_pages_become_one_and_a_later_page_stays() -> None:
-    kv = PagedKV(num_pages=8, page_size=2)
+    kv = paged(8, 2)
     tokens = [1, 2, 3, 4, 5]
     first, second = kv.open(None, tokens), kv.open(None, tokens)
     for lease in (first, second):
@@ -96,22 +104,22 @@ def test_equal_pages_become_one_and_a_later_page_stays() -> None:
     assert second.pages[0][:2] == first.pages[0][:2]
     assert second.pages[0][2] == own[2]
     assert kv.used_tokens == 4 * 2
-    kv.check([first, second])
+    check_cache(kv, [first, second])
     kv.close(first)
     assert kv.used_tokens == 3 * 2
-    kv.check([second])
+    check_cache(kv, [second])
 
 
 def test_unknown_tokens_never_enter_the_tree() -> None:
-    kv = PagedKV(num_pages=8, page_size=2)
+    kv = paged(8, 2)
     lease = kv.open(None, [1, 2, 3])
     assert kv.grow(lease, 4)
     kv.share(lease, [1, 2, 3], 4)  # position 3 is computed from a token still on the device
-    assert lease.shared == 1
+    assert lease.path == lease.path[:1]
 
 
 def test_another_version_of_an_adapter_reuses_nothing() -> None:
-    kv = PagedKV(num_pages=8, page_size=2)
+    kv = paged(8, 2)
     kv.close(computed(kv, [1, 2, 3], A1))
     assert kv.open(A2, [1, 2, 3]).cached == 0
     assert kv.open(None, [1, 2, 3]).cached == 0
@@ -119,7 +127,7 @@ def test_another_version_of_an_adapter_reuses_nothing() -> None:
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:
-    kv = PagedKV(num_pages=4, page_size=1)
+    kv = paged(4, 1)
     kv.close(computed(kv, [1, 2]))
     kv.close(computed(kv, [1, 3]))
     kv.close(computed(kv, [1, 2, 4]))  # uses 2 again
@@ -130,7 +138,7 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
 
 
 def test_growing_is_all_or_nothing() -> None:
-    kv = PagedKV(num_pages=4, page_size=2)
+    kv = paged(4, 2)
     lease = kv.open(None, [1])
     assert not kv.grow(lease, 9)
     assert lease.capacity == 0
@@ -141,68 +149,160 @@ def test_growing_is_all_or_nothing() -> None:
     assert 0 not in lease.pages[0]
 
 
-def test_slots_prefer_the_longest_common_prefix() -> None:
-    kv = SlotKV(num_slots=3, max_context=16)
-    for lease in [computed(kv, tokens) for tokens in ([1, 2, 3, 4], [1, 2, 9])]:
-        kv.close(lease)
-    first = kv.open(None, [1, 2, 3, 5])
-    assert first is not None
-    assert (first.state, first.cached) == (0, 3)
-    second = kv.open(None, [1, 2, 3, 5])  # the best one is taken
-    assert second is not None
-    assert (second.state, second.cached) == (1, 2)
-    third = kv.open(None, [1, 2, 3, 5])
-    assert third is not None
-    assert (third.state, third.cached) == (2, 0)
-    assert kv.open(None, [1]) is None
-    assert kv.used_tokens == 5
+def states(num_states: int, num_snapshots: int, interval: int = 4) -> KVCache:
+    """A cache without pages."""
+    spec = RunnerSpec(10, 8, 4, 32, num_states=num_states, num_snapshots=num_snapshots, snapshot_interval=interval)
+    return KVCache(spec)
 
 
-def test_slots_keep_only_what_was_computed_and_known() -> None:
-    kv = SlotKV(num_slots=1, max_context=8)
-    tokens = [1, 2, 3, 4]
+def state_copies(kv: KVCache) -> list[tuple[int, int]]:
+    _, copies = kv.take_copies()
+    return copies
+
+
+def test_a_state_is_copied_at_a_border_and_restored_by_a_hit() -> None:
+    kv = states(2, 2)
+    lease = kv.open(None, list(range(9)))
+    assert lease is not None
+    assert kv.grow(lease, 9)
+    assert (kv.step_end(0, 9, True), kv.step_end(8, 9, True)) == (8, 9)
+    assert (kv.step_end(0, 8, True), kv.step_end(0, 8, False)) == (4, 8)
+    kv.share(lease, list(range(9)), 8)
+    [(source, snapshot)] = state_copies(kv)
+    assert source == lease.state
+    assert snapshot in (2, 3)
+    kv.share(lease, list(range(9)), 9)
+    again = kv.open(None, list(range(10)))
+    assert again is not None
+    assert again.cached == 8
+    assert state_copies(kv) == [(snapshot, again.state)]
+    assert kv.open(None, [1]) is None, "both states are in use"
+    check_cache(kv, [lease, again])
+
+
+def test_a_hit_on_a_snapshot_that_is_still_to_be_copied_reads_its_source() -> None:
+    kv = states(2, 1)
+    first = computed(kv, list(range(4)))
+    kv.share(first, [0, 1, 2, 3, 4], 5)
+    kv.close(first)
+    again = kv.open(None, list(range(5)))
+    assert again is not None
+    assert again.cached == 4
+    assert again.state == first.state, "handed out again at once"
+    assert sorted(state_copies(kv)) == [(first.state, again.state), (first.state, 2)]
+
+
+def test_a_hit_ends_at_the_last_snapshot() -> None:
+    kv = states(2, 8)
+    tokens = list(range(14))
     lease = kv.open(None, tokens)
     assert lease is not None
-    kv.share(lease, tokens, 2)
+    for end in (4, 12, 14):
+        kv.share(lease, tokens, end)
+    again = kv.open(None, tokens[:12])
+    assert again is not None
+    assert again.cached == 4  # none after 8, and 12 is too long
+    check_cache(kv, [lease, again])
+
+
+def test_a_snapshot_of_an_unknown_token_waits_for_it() -> None:
+    kv = states(2, 2)
+    tokens = [1, 2, 3]
+    lease = kv.open(None, tokens)
+    assert lease is not None
+    kv.share(lease, tokens, 4)  # the fourth token is still on the device
+    assert kv.open(None, [1, 2, 3, 4, 5]).cached == 0  # type: ignore[union-attr]
+    tokens.append(4)
+    kv.share(lease, tokens, 5)
     kv.close(lease)
+    assert kv.open(None, [1, 2, 3, 4, 5]).cached == 4  # type: ignore[union-attr]
+
+
+def test_the_least_recently_used_snapshot_goes_first() -> None:
+    kv = states(1, 2)
+    for name in (10, 20):
+        kv.close(computed(kv, [name] * 4))
+    lease = kv.open(None, [10] * 5)
+    assert lease is not None
+    kv.close(lease)
+    kv.close(computed(kv, [30] * 4))
+    cached = {}
+    for name in (10, 20, 30):
+        lease = kv.open(None, [name] * 5)
+        assert lease is not None
+        cached[name] = lease.cached
+        kv.close(lease)
+    assert cached == {10: 4, 20: 0, 30: 4}
+    check_cache(kv, [])
+    kv.forget()
+    assert not list(kv._tree.nodes())
+
+
+def windowed(window: int, num_pages: int = 40, full: int = 40) -> KVCache:
+    """Two groups with pages of 2 and 4 tokens; the second has a window."""
+    return KVCache(RunnerSpec(10, 8, 4, 64, (CacheGroup(2, full), CacheGroup(4, num_pages, window))))
+
+
+def test_pages_behind_the_window_are_given_up_and_stay_for_hits() -> None:
+    kv = windowed(5)
+    tokens = list(range(17))
+    lease = computed(kv, tokens)
+    assert [page > 0 for page in lease.pages[1]] == [False, False, False, True, True]  # 13…16 and what they read
+    assert all(lease.pages[0])
+    check_cache(kv, [lease])
     again = kv.open(None, tokens)
     assert again is not None
-    assert again.cached == 2
-    kv.share(again, tokens, 6)  # two tokens are still on the device
-    kv.close(again)
-    last = kv.open(None, [1, 2, 3, 4])
-    assert last is not None
-    assert last.cached == 3  # never the last token
-    assert kv.grow(last, 8)
-    assert not kv.grow(last, 9)
-    assert kv.take_copies() == ([], [])
+    assert again.cached == 16
+    assert [page > 0 for page in again.pages[1]] == [False, False, False, True]
+    check_cache(kv, [lease, again])
 
 
-def test_slots_of_another_adapter_reuse_nothing_and_the_oldest_is_taken() -> None:
-    kv = SlotKV(num_slots=2, max_context=8)
-    kv.close(computed(kv, [1, 2, 3], A1))  # slot 0
-    kv.close(computed(kv, [5, 6, 7], A1))  # slot 1
-    lease = kv.open(A2, [5, 6, 7])
-    assert lease is not None
-    assert (lease.state, lease.cached) == (0, 0)
-    assert kv.total_tokens == 16
+def test_a_hit_ends_where_a_window_lacks_pages() -> None:
+    kv = windowed(5, num_pages=16)
+    tokens = list(range(17))
+    kv.close(computed(kv, tokens))
+    blocker = kv.open(None, [9])
+    assert blocker is not None
+    blocker.next_share = 60  # as if it had computed as much
+    assert kv.grow(blocker, 56)  # takes the pages of the first two blocks
+    assert kv.open(None, tokens).cached == 16  # type: ignore[union-attr]
+    assert kv.open(None, tokens[:9]).cached == 0  # type: ignore[union-attr]
 
 
-def test_a_lease_that_never_ran_keeps_its_slot_reusable() -> None:
-    kv = SlotKV(num_slots=1, max_context=8)
-    kv.close(computed(kv, [1, 2, 3]))
-    lease = kv.open(None, [1, 2, 9])
-    assert lease is not None
+def test_a_block_that_lacks_pages_is_filled_in_by_the_next_that_computes_it() -> None:
+    kv = windowed(5, num_pages=16)
+    tokens = list(range(9))
+    kv.close(computed(kv, tokens))
+    while kv._windows[0].unread:
+        kv._evict_pages(kv._windows[0])
+    lease = computed(kv, tokens)
+    assert lease.cached == 0
+    check_cache(kv, [lease])
     kv.close(lease)
-    again = kv.open(None, [1, 2, 3])
-    assert again is not None
-    assert again.cached == 2
+    assert kv.open(None, tokens).cached == 8  # type: ignore[union-attr]
+
+
+def test_a_copy_within_a_block_has_the_pages_of_every_group() -> None:
+    kv = KVCache(RunnerSpec(10, 8, 4, 64, (CacheGroup(2, 40), CacheGroup(4, 40))))
+    first = computed(kv, [1, 2, 3, 4, 5, 6, 7, 8])
+    lease = kv.open(None, [1, 2, 3, 4, 5, 6, 7, 9, 9])
+    assert lease is not None
+    assert lease.cached == 7
+    copies, _ = kv.take_copies()
+    assert copies[0] == list(zip(first.pages[0][2:4], lease.pages[0][2:4], strict=True))
+    assert copies[1] == [(first.pages[1][1], lease.pages[1][1])]
+    check_cache(kv, [first, lease])
+
+
+def test_a_window_that_fits_no_sequence_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="window of 5 needs pages for 25 positions, not 24"):
+        windowed(5, num_pages=6)
 
 
 @pytest.mark.parametrize(("groups", "total"), [((CacheGroup(4, 6),), 24), ((), 64)])
 def test_the_spec_chooses_the_cache(groups: tuple[CacheGroup, ...], total: int) -> None:
     spec = RunnerSpec(10, 8, 4, 32, groups, num_states=2)
-    assert make_cache(spec).total_tokens == spec.cache_tokens == total
+    assert KVCache(spec).total_tokens == spec.cache_tokens == total
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 15, 16, 17])

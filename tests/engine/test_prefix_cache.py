@@ -1,4 +1,4 @@
-"""Random operations on PagedKV against a plain model: a dict of prefixes, searched by brute force."""
+"""Random operations on KVCache against a plain model: a dict of prefixes, searched by brute force."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from localllm.engine.kv import Lease, PagedKV
+from localllm.engine.kv import KVCache, Lease
 from localllm.engine.lora import Adapter
+from localllm.engine.runner import CacheGroup, RunnerSpec
+
+from .cache_check import check_cache
 
 NAMESPACES = (None, Adapter("a", "/a", "1"), Adapter("a", "/a", "2"))
 Prefix = tuple[Adapter | None, tuple[int, ...]]
@@ -32,7 +35,7 @@ class Sequence:
 
 @dataclass
 class PlainCache:
-    """What PagedKV should do, said as plainly as possible."""
+    """What KVCache should do, said as plainly as possible."""
 
     num_pages: int
     size: int
@@ -89,17 +92,20 @@ class PlainCache:
 
 
 class Machine:
-    """One PagedKV, the plain model beside it, and a memory that holds each page's tokens."""
+    """One KVCache, the plain model beside it, and a memory that holds each page's tokens."""
 
     def __init__(self, seed: int, size: int, num_pages: int) -> None:
         self.random, self.size = random.Random(seed), size
-        self.kv, self.plain = PagedKV(num_pages, self.size), PlainCache(num_pages, self.size)
+        self.kv, self.plain = (
+            KVCache(RunnerSpec(10, 8, 4, 10**6, (CacheGroup(size, num_pages),))),
+            PlainCache(num_pages, self.size),
+        )
         self.memory: dict[tuple[int, int], int] = {}
         self.sequences: list[Sequence] = []
         self.hits = self.copied = self.swaps = self.refusals = 0
 
     def prefixes(self, sequence: Sequence) -> list[Prefix]:
-        return self.plain.prefixes(sequence.lease.namespace, sequence.tokens, sequence.lease.shared)
+        return self.plain.prefixes(sequence.lease.namespace, sequence.tokens, len(sequence.lease.path))
 
     def open(self) -> None:
         namespace = self.random.choice(NAMESPACES)
@@ -152,7 +158,7 @@ class Machine:
 
     def share(self) -> None:
         sequence = self.random.choice(self.sequences)
-        shared, full = sequence.lease.shared, sequence.computed // self.size
+        shared, full = len(sequence.lease.path), sequence.computed // self.size
         for prefix in self.plain.prefixes(sequence.lease.namespace, sequence.tokens, full)[shared:]:
             self.swaps += prefix in self.plain.entries
             self.plain.entries.setdefault(prefix, Entry(users=0)).users += 1
@@ -160,7 +166,7 @@ class Machine:
             sequence.own -= 1
         ahead = self.random.randrange(3) if sequence.computed == len(sequence.tokens) else 0  # unknown tokens
         self.kv.share(sequence.lease, sequence.tokens, sequence.computed + ahead)
-        assert sequence.lease.shared == max(shared, full)
+        assert len(sequence.lease.path) == max(shared, full)
         assert self.content(sequence.lease, sequence.computed) == sequence.tokens[: sequence.computed]
 
     def close(self) -> None:
@@ -174,7 +180,7 @@ class Machine:
             self.open()
         else:
             self.random.choices([self.compute, self.share, self.close], [5, 4, 2])[0]()
-        self.kv.check([sequence.lease for sequence in self.sequences])
+        check_cache(self.kv, [sequence.lease for sequence in self.sequences])
         held = self.plain.own + sum(entry.users > 0 for entry in self.plain.entries.values())
         assert self.kv.used_tokens == held * self.size
         assert {self.path(node) for node in self.kv._tree.nodes()} == set(self.plain.entries)

@@ -187,7 +187,7 @@ def test_slots_limit_who_runs() -> None:
     engine, device = engine_of(*(request(f"r{n}", 5) for n in range(5)), spec=spec)
     out = outputs(finish_all(engine))
     assert max(batch.num_rows for batch in device.batches) == 2
-    assert out == {f"r{n}": solo(request(f"r{n}", 5)) for n in range(5)}
+    assert out == {f"r{n}": solo(request(f"r{n}", 5), spec) for n in range(5)}
 
 
 def test_slots_refuse_by_the_length_of_one_slot() -> None:

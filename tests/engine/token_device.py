@@ -1,6 +1,9 @@
-"""A runner without a model. Where KV would be it stores the token itself, with position and adapter, and it answers
-with a hash of everything the page table leads to: a wrong page, position, adapter, order or stale copy changes the
-output. Touchy on purpose: what no runner may be asked raises AssertionError.
+"""A runner without a model.
+
+In place of KV it stores the token itself, with position and adapter; its recurrent state is a running hash of the
+tokens. It answers with a hash of the state and of everything that the page tables lead to: a wrong page, position,
+adapter, order, state or stale copy changes the output. Touchy on purpose: a batch that breaks the seam's rules raises
+AssertionError.
 """
 
 from __future__ import annotations
@@ -22,13 +25,31 @@ from localllm.engine.sampling import mix, sample
 SPEC = RunnerSpec(vocab_size=96, max_tokens=32, max_rows=8, max_context=256, groups=(CacheGroup(4, 128),))
 
 
-def logits_of(tokens: np.ndarray, positions: np.ndarray, adapters: np.ndarray, vocab: int) -> np.ndarray:
-    """[vocab] logits that depend on each token of the context, its position, adapter and place."""
-    cells = np.stack([tokens, positions, adapters, np.arange(len(tokens))]).astype(np.uint32)
+GOLDEN = np.uint32(0x9E3779B9)
+
+
+def digest(tokens: np.ndarray, positions: np.ndarray, adapters: np.ndarray, first: int = 0) -> np.ndarray:
+    """[1] hash of the cells of positions first…, that depends on each token, its position, adapter and place."""
+    cells = np.stack([tokens, positions, adapters, np.arange(first, first + len(tokens))]).astype(np.uint32)
     h = np.zeros(len(tokens), np.uint32)
     for column in cells:
-        h = mix((h ^ column) + np.uint32(0x9E3779B9))
-    h = mix(h.sum(dtype=np.uint32, keepdims=True) ^ np.arange(vocab, dtype=np.uint32))
+        h = mix((h ^ column) + GOLDEN)
+    return h.sum(dtype=np.uint32, keepdims=True)
+
+
+def next_state(state: np.ndarray, token: int, adapter: int) -> np.ndarray:
+    """[1] the state after one more token."""
+    for word in (token, adapter & 0xFFFFFFFF):
+        state = mix((state ^ np.uint32(word)) + GOLDEN)
+    return state
+
+
+def logits_of(digests: list[np.ndarray], vocab: int) -> np.ndarray:
+    """[vocab] logits that depend on each digest; of one alone, and not mixed again."""
+    h = digests[0]
+    for more in digests[1:]:
+        h = mix(h + GOLDEN) ^ more
+    h = mix(h ^ np.arange(vocab, dtype=np.uint32))
     return (h >> 8).astype(np.float32) / 2**21 - 4
 
 
@@ -62,10 +83,11 @@ class TokenDevice:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        caches, length = (spec.num_states, spec.max_context)
-        if spec.groups:
-            caches, length = spec.groups[0].num_pages + 1, spec.groups[0].page_size
-        self.cells = np.full((caches, length, 3), -1, np.int64)  # token, position, adapter of what is stored
+        # per group [pages, offset, 3]: token, position, adapter
+        self.cells = [np.full((group.num_pages + 1, group.page_size, 3), -1, np.int64) for group in spec.groups]
+        states = spec.num_states + spec.num_snapshots
+        self.states = np.full(states, 77, np.uint32)
+        self.state_ends = np.full(states, -1)  # position after the last one in each state
         self.adapter_ids = np.zeros(spec.num_adapters + 1, np.int64)
         self.queue: deque[Step | Callable[[], None]] = deque()
         self.last: StepResult | None = None
@@ -113,18 +135,22 @@ class TokenDevice:
         for array in (batch.states, batch.carry, batch.wants, batch.drafts, batch.adapter_scales):
             assert len(array) == batch.num_rows
         assert all(len(getattr(batch.sampling, name)) == batch.answer_starts[-1] for name in PER_ANSWER)
-        for copies in batch.page_copies:
+        for copies in (*batch.page_copies, batch.state_copies):
             assert len(set(copies[:, 1].tolist())) == len(copies)
-        if spec.groups:
-            [group], [table] = spec.groups, batch.page_tables
-            assert (batch.states == -1).all()
+        assert ((batch.adapter_scales == 1) | (batch.adapters > 0)).all()
+        assert len(batch.page_tables) == len(batch.page_copies) == len(spec.groups)
+        for group, table in zip(spec.groups, batch.page_tables, strict=True):
+            assert table.min() >= 0
             assert table.max() <= group.num_pages
-            assert all(
-                (table[row, : -(-length // group.page_size)] > 0).all() for row, length in enumerate(batch.context_lens)
-            )
-        else:
+            for row, end in enumerate(batch.context_lens):
+                first = batch.positions[batch.row_starts[row]] - group.window + 1 if group.window else 0
+                assert (table[row, max(first, 0) // group.page_size : -(-end // group.page_size)] > 0).all()
+        if spec.num_states:
             assert len(set(batch.states.tolist())) == batch.num_rows
-            assert batch.states.min() >= 0
+            assert 0 <= batch.states.min() <= batch.states.max() < spec.num_states
+            assert not batch.drafts.any()
+        else:
+            assert (batch.states == -1).all()
 
     def compute_until(self, step: Step) -> None:
         while step.answer is None:
@@ -138,28 +164,56 @@ class TokenDevice:
         if self.fail_at == 0:
             raise RuntimeError("the device is on fire")
         self.fail_at -= 1
-        rows, size = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts)), self.cells.shape[1]
+        rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
         tokens = batch.tokens.copy()
         carried = batch.carry >= 0
         if carried.any():
             assert self.last is not None
             tokens[batch.row_starts[1:][carried] - 1] = self.last.tokens[self.last.row_starts[batch.carry[carried]]]
-        for copies in batch.page_copies:
-            self.cells[copies[:, 1]] = self.cells[copies[:, 0]]
-        places = self.places(batch)
-        at = places[rows, batch.positions // size], batch.positions % size
-        real = at[0] != 0 if self.spec.groups else np.ones(len(tokens), bool)
-        assert len(set(zip(at[0][real].tolist(), at[1][real].tolist(), strict=True))) == real.sum(), "written twice"
-        self.cells[at] = np.stack([tokens, batch.positions, self.adapter_ids[batch.adapters][rows]], axis=-1)
+        scales = batch.adapter_scales.view(np.uint32) * (batch.adapters > 0)
+        adapters = (self.adapter_ids[batch.adapters] ^ scales)[rows]
+        self.write(batch, np.stack([tokens, batch.positions, adapters], axis=-1))
+        states = self.run_states(batch, tokens, adapters)
         logits = np.zeros((len(batch.answer_tokens), self.spec.vocab_size), np.float32)
-        for answer, token in enumerate(batch.answer_tokens):
-            seen = self.cells[places[rows[token]]].reshape(-1, 3)[: batch.positions[token] + 1]
-            logits[answer] = logits_of(*seen.T, self.spec.vocab_size)
+        for answer, token in enumerate(batch.answer_tokens.tolist()):
+            digests = self.digests(batch, int(rows[token]), int(batch.positions[token]))
+            logits[answer] = logits_of(digests + states[token : token + 1], self.spec.vocab_size)
         return sample(logits, batch)
 
-    def places(self, batch: Batch) -> np.ndarray:
-        """[rows, …] first index into the cells, for each page or for the one slot."""
-        return batch.page_tables[0] if self.spec.groups else batch.states[:, None]
+    def write(self, batch: Batch, cells: np.ndarray) -> None:
+        """Copy pages, then put the cells [tokens, 3] of the batch's tokens into all groups."""
+        rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
+        for stored, table, copies in zip(self.cells, batch.page_tables, batch.page_copies, strict=True):
+            stored[copies[:, 1]] = stored[copies[:, 0]]
+            size = stored.shape[1]
+            at = table[rows, batch.positions // size], batch.positions % size
+            assert len(set(zip(at[0].tolist(), at[1].tolist(), strict=True))) == len(rows), "written twice"
+            stored[at] = cells
+
+    def run_states(self, batch: Batch, tokens: np.ndarray, adapters: np.ndarray) -> list[np.ndarray]:
+        """Copy states, then run each row's over its tokens; the states after all tokens, none without states."""
+        sources, targets = batch.state_copies.T
+        self.states[targets], self.state_ends[targets] = self.states[sources], self.state_ends[sources]
+        after: list[np.ndarray] = []
+        for row, slot in enumerate(batch.states.tolist() if self.spec.num_states else []):
+            start, end = batch.row_starts[row : row + 2]
+            first = batch.positions[start]
+            assert first == 0 or self.state_ends[slot] == first, "this is the state after another position"
+            state = self.states[slot : slot + 1] if first else np.zeros(1, np.uint32)
+            for token, adapter in zip(tokens[start:end].tolist(), adapters[start:end].tolist(), strict=True):
+                state = next_state(state, token, adapter)
+                after.append(state)
+            self.states[slot], self.state_ends[slot] = state[0], batch.context_lens[row]
+        return after
+
+    def digests(self, batch: Batch, row: int, position: int) -> list[np.ndarray]:
+        """Per group: the hash of the cells that a position reads."""
+        found = []
+        for group, stored, table in zip(self.spec.groups, self.cells, batch.page_tables, strict=True):
+            first = max(position - group.window + 1, 0) if group.window else 0
+            seen = np.arange(first, position + 1)
+            found.append(digest(*stored[table[row, seen // group.page_size], seen % group.page_size].T, first))
+        return found
 
 
 PER_ANSWER = (
@@ -194,14 +248,10 @@ def outputs(deltas: list[Delta]) -> dict[str, tuple[int, ...]]:
     return tokens
 
 
-def with_pages(spec: RunnerSpec, num_pages: int, page_size: int = 4) -> RunnerSpec:
-    """The spec with one cache group of this size."""
-    return replace(spec, groups=(CacheGroup(page_size, num_pages),))
-
-
 def solo(request: Request, spec: RunnerSpec = SPEC) -> tuple[int, ...]:
     """What the request gives alone, in one go, with plenty of room: what it must give in any company."""
-    roomy = replace(spec, max_tokens=4096, groups=(CacheGroup(4, 1024),), num_states=0, overlap=False)
+    groups = tuple([replace(group, num_pages=4096 // group.page_size) for group in spec.groups])
+    roomy = replace(spec, max_tokens=4096, groups=groups, num_snapshots=0, max_drafts=0, overlap=False)
     engine = Engine(TokenDevice(roomy))
     if request.adapter is not None:
         engine.register_adapter(request.adapter)

@@ -1,0 +1,63 @@
+"""The invariants of the cache, between any two steps."""
+
+from __future__ import annotations
+
+from localllm.engine.kv import Group, KVCache, Lease
+from localllm.engine.radix import Node
+
+
+def check_cache(cache: KVCache, leases: list[Lease]) -> None:
+    """Assert that every page, state and snapshot has one place, when `leases` are the open ones."""
+    cache._tree.check()
+    nodes = list(cache._tree.nodes())
+    for group in cache._groups:
+        _check_group(cache, group, leases, nodes)
+    _check_paths(cache, leases, nodes)
+    _check_states(cache, leases, nodes)
+
+
+def _check_group(cache: KVCache, group: Group, leases: list[Lease], nodes: list[Node]) -> None:
+    index = group.index
+    unshared = [page for lease in leases for page in lease.pages[index][len(lease.path) * group.per_block :]]
+    shared = [page for node in nodes for page in node.pages[index]]
+    assert sorted([*group.pool.free(), *unshared, *shared]) == list(range(1, group.num_pages + 1))
+    assert set(cache._page_copies[index]) <= set(unshared)
+    for lease in leases:
+        passed = lease.passed[index] * group.per_block
+        assert not any(lease.pages[index][:passed])
+        held = [page for node in lease.path[lease.passed[index] :] for page in node.pages[index]]
+        assert lease.pages[index][passed : len(lease.path) * group.per_block].tolist() == held
+        assert lease.capacity <= len(lease.pages[index]) * group.page_size
+    if not group.window:
+        assert all(len(node.pages[index]) == group.per_block for node in nodes)
+        return
+    readers = dict.fromkeys(nodes, 0)
+    for lease in leases:
+        for node in lease.path[lease.passed[index] :]:
+            readers[node] += 1
+    assert all(node.readers[index] == count for node, count in readers.items())
+    assert set(group.unread) == {node for node in nodes if node.pages[index] and not readers[node]}
+
+
+def _check_paths(cache: KVCache, leases: list[Lease], nodes: list[Node]) -> None:
+    users = dict.fromkeys(nodes, 0)
+    for lease in leases:
+        parent = cache._tree.root(lease.namespace)
+        for node in lease.path:
+            assert node.parent is parent
+            users[node] += 1
+            parent = node
+        assert lease.next_share == (len(lease.path) + 1) * cache._block
+    assert all(node.users == count for node, count in users.items())
+    assert not any(node.is_empty and not node.users and not node.children for node in nodes), "to be pruned"
+
+
+def _check_states(cache: KVCache, leases: list[Lease], nodes: list[Node]) -> None:
+    states = [lease.state for lease in leases if lease.state >= 0]
+    assert sorted([*cache._free_states, *states]) == list(range(cache._num_states))
+    kept = [node.snapshot for node in nodes if node.snapshot >= 0]
+    snapshots = [*cache._free_snapshots, *kept, *(lease.snapshot for lease in leases if lease.snapshot >= 0)]
+    assert sorted(snapshots) == list(range(cache._num_states, cache._num_states + len(snapshots)))
+    assert set(cache._snapshots) == {node for node in nodes if node.snapshot >= 0}
+    assert not set(cache._state_copies) & set(cache._free_snapshots)
+    assert not set(cache._state_copies) & set(cache._free_states)
