@@ -64,7 +64,7 @@ def test_outputs_equal_those_without_drafts(seed: int, acceptance: float, overla
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_preemption_and_cancelling_with_drafts_in_flight(seed: int, overlap: bool) -> None:
-    spec = replace(DRAFTING, overlap=overlap, groups=(CacheGroup(4, 40),), max_rows=20)
+    spec = replace(DRAFTING, overlap=overlap, groups=(CacheGroup(4, 28),), max_rows=20)
     drafter = prophet(requests_of(seed, 30), spec, seed, 0.7)
     deltas, engine = serve(spec, requests_of(seed, 30), seed, cancel=0.1, drafter=drafter)
     assert_equal_to_solo(deltas, requests_of(seed, 30), spec)
