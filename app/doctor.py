@@ -25,7 +25,6 @@ from .version import VERSION
 PACKAGES = (
     "torch",
     "numpy",
-    "safetensors",
     "tokenizers",
     "llguidance",
     "textual",

@@ -34,6 +34,16 @@ def declared(package: str) -> str:
     return fields["License-Expression"] or " ".join(classifiers + short)
 
 
+def test_every_dependency_has_an_import() -> None:
+    folders = ("app", "backends", "engine", "kernels")
+    texts = [file.read_text("utf-8") for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    imports = set(re.findall(r"^ *(?:import|from) (\w+)", "\n".join(texts), re.MULTILINE))
+    owners = metadata.packages_distributions()
+    packages = {package for module in imports for package in owners.get(module, ())}
+    names = {re.split(r"[><=\[]", line)[0] for line in PROJECT["project"]["dependencies"] if ";" not in line}
+    assert {name.replace("-", "_") for name in names} <= {package.lower().replace("-", "_") for package in packages}
+
+
 def test_every_requirement_has_its_licence() -> None:
     assert LICENCES.keys() - {"Package", "---"} == requirements()
 
