@@ -80,7 +80,6 @@ struct Position {  // of this block, in the order of its work
 template <class F, int J, int P, int NT>
 struct Stream {
   static constexpr int PIECE = 8 * sizeof(typename F::X);  // bytes of 8 activations
-  static constexpr int X_BYTES = P * NT * F::PIECES * PIECE;
 
   const FewRows& a;
   uint32_t ring, own;  // addresses in shared memory: slot 0, and all rows where they are kept whole
