@@ -37,10 +37,6 @@ class PromptMaker:
     def __init__(self, tokenizer: ChatTokenizer, renderer: TemplateRenderer) -> None:
         self.tokenizer, self._renderer = tokenizer, renderer
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self.tokenizer.templates)
-
     def from_text(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, context: int | None = None
     ) -> Prompt:

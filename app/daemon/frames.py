@@ -134,7 +134,6 @@ class ModelInfo(Frame):
     backend: str
     device: str
     dtype: str
-    architecture: str
     context: int
     vocab: int
     weight_bytes: int
@@ -142,8 +141,7 @@ class ModelInfo(Frame):
     cache_tokens: int
     quant: str = ""  # the weights' format where they are quantised
     token_bytes: int = 0  # of weights that one token reads; 0: unknown
-    reason: str = ""  # why this backend
-    has_chat_template: bool = True
+    reason: str = ""  # why this backend, for the log
     step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 

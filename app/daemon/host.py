@@ -195,7 +195,7 @@ class Host:
             await asyncio.gather(*(other.gone() for other in over))
             log.info("loading %s", worker.model)
             info = await worker.start()
-        log.info("loaded %s on %s (%s)", worker.model, info.backend, info.device)
+        log.info("loaded %s on %s (%s): %s", worker.model, info.backend, info.device, info.reason)
         for warning in info.warnings:
             log.warning("%s: %s", worker.model, warning)
 

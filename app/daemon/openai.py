@@ -89,10 +89,6 @@ class SamplingBody(WireBody, kw_only=True):
     prompt_cache_key: str | None = None  # every request shares the prefix cache already
 
     @property
-    def streams(self) -> bool:
-        return bool(self.stream)
-
-    @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 

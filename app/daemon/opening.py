@@ -68,7 +68,6 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         device=choice.info.name,
         dtype=spec.dtype,
         quant=spec.quant,
-        architecture=files.config.model_type,
         context=spec.max_context,
         vocab=spec.vocab_size,
         weight_bytes=spec.weight_bytes,
@@ -76,7 +75,6 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         cache_bytes=spec.cache_bytes,
         cache_tokens=spec.cache_tokens,
         reason=choice.reason,
-        has_chat_template=prompts.has_chat_template,
         step_seconds=spec.step_seconds,
         warnings=spec.warnings,
     )

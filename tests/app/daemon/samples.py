@@ -14,7 +14,6 @@ def model_info(**more: Any) -> ModelInfo:
         "backend": "cpu",
         "device": "d",
         "dtype": "float32",
-        "architecture": "qwen3",
         "context": 64,
         "vocab": 11,
         "weight_bytes": 1,

@@ -63,6 +63,11 @@ def test_load_tells_how_it_goes(daemon: Daemon) -> None:
     assert unload(daemon, "test/slow") == 404
 
 
+def test_the_log_has_the_backend_and_its_reason(daemon: Daemon) -> None:
+    load(daemon, "test/echo")
+    wait_until(lambda: "loaded test/echo on cpu (fake): it is a test" in daemon.log)
+
+
 def test_load_tells_what_could_be_better(daemon: Daemon) -> None:
     assert load(daemon, "test/other")[-1]["warnings"] == ["no memory for this"]
     assert load(daemon, "test/echo")[-1]["warnings"] == []
