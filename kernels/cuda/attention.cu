@@ -24,8 +24,6 @@ constexpr int ARCH = 0;
 constexpr int LEAST = 2;   // blocks of a chunk; fewer are not worth a merge
 constexpr int AHEAD = 16;  // parts that a merge reads at once
 
-__device__ int32_t arrivals[MOST_PAIRS];  // [rows, kv_heads]: parts that are done. Zero between calls
-
 struct Row {
   int low, end, blocks;  // positions that are seen, and blocks of them
 };
@@ -215,7 +213,7 @@ __global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, AR
         if (lane == 0) reinterpret_cast<float2*>(args.stats)[place * args.group + head] = make_float2(peak, total);
       }
       if (parts > 1) {
-        int32_t* counter = arrivals + row * args.kv_heads + kv_head;
+        int32_t* counter = args.arrivals + row * args.kv_heads + kv_head;
         __syncthreads();
         if (threadIdx.x == 0) meeting.arrived = arrive(counter);
         __syncthreads();

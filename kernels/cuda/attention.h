@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../cpu/kernels.h"
+#include "counters.h"
 
 namespace localllm::cuda {
 
@@ -20,13 +21,13 @@ struct DecodeArgs {
   const int32_t *row_starts, *context_lens, *page_table;
   float* partial;  // [chunks, kv_heads, 2, group, dim]
   float* stats;    // [chunks, kv_heads, 2, group, 2]
+  int32_t* arrivals;  // [rows, kv_heads]: parts that are done. Zero between calls
   int64_t query_token, query_head, slot, head, table_row;
   int rows, chunks, kv_heads, group, window, page_shift;
   float scale, cap;
 };
 
-constexpr int MOST_SHARING = 8;       // query heads of a kv head
-constexpr int MOST_PAIRS = 1 << 16;   // rows times kv heads
+constexpr int MOST_SHARING = 8;  // query heads of a kv head
 
 // Rows with more queries are left alone.
 void decode(DecodeArgs args, cudaStream_t stream);

@@ -38,7 +38,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """16-bit heads of 64 or 128 are computed here; not to run on one device twice at the same time."""
+    """16-bit heads of 64 or 128 are computed here. Two streams may compute at the same time."""
     options = scale, window, soft_cap, sinks
     alone = 1 in rows.query_lens and _covered(query, key_pages, value_pages, rows)  # rows with one query: decode's
     prompts = serves(query, key_pages, value_pages, rows)

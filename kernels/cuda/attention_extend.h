@@ -18,7 +18,8 @@ struct ExtendArgs {
   const float* sinks;         // [heads], or null
   const int32_t *row_starts, *context_lens, *page_table;
   int64_t query_token, query_head, slot, head, table_row;
-  int64_t tiles;  // of all rows, at least
+  int32_t* claims;  // tiles that are claimed, and blocks that found no more. Zero between calls
+  int64_t tiles;    // of all rows, at least
   int tokens, slots, rows, columns, kv_heads, group, window, page_size;
   int fewest;  // queries; rows with fewer are left alone
   float scale, cap;
@@ -31,7 +32,6 @@ constexpr bool extends_pages(int64_t size) {
   return size >= 8 && (size >= 128 ? size % 128 == 0 : 128 % size == 0);
 }
 
-// Not to run on one device twice at the same time.
 void extend(const ExtendArgs& args, cudaStream_t stream);
 
 }  // namespace localllm::cuda

@@ -55,7 +55,7 @@ def extend(
     fewest: int = 2,
 ) -> None:
     """kernels/ops/attention.py's paged attention into `out` [tokens, heads, dim], of the rows that have `fewest`
-    queries or more; others are left alone. Not to run on one device twice at the same time."""
+    queries or more; others are left alone."""
     sinks = None if sinks is None else sinks.float()
     tiles = tiles_of(rows, query.shape[1] // key_pages.shape[2], fewest)
     starts, contexts, table = rows.row_starts, rows.context_lens, rows.page_table

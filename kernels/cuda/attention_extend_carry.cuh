@@ -113,7 +113,7 @@ struct Carrier {
     for (;; queries.next()) {
       Tile tile = finder.find(wanted, lane);
       int eight = tile.count ? eight_of(tile, tile.high) : 0, claim = 0;
-      if (lane == 0 && tile.count) claim = atomicAdd(&claimed, 1);
+      if (lane == 0 && tile.count) claim = atomicAdd(&args.claims[0], 1);
       bring_query(tile, queries, each);
       if (!tile.count) break;
       for (int block = tile.high;; block--) {
@@ -128,7 +128,7 @@ struct Carrier {
     }
     if (lane == 0) {  // the last block leaves the counters as they were
       __threadfence();
-      if (atomicAdd(&finished, 1) == (int)gridDim.x - 1) claimed = 0, finished = 0;
+      if (atomicAdd(&args.claims[1], 1) == (int)gridDim.x - 1) args.claims[0] = 0, args.claims[1] = 0;
     }
   }
 };

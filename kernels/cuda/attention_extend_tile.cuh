@@ -26,8 +26,6 @@ struct Tile {
 };
 constexpr int TILE_NUMBERS = sizeof(Tile) / sizeof(int);
 
-__device__ int32_t claimed, finished;  // tiles, and blocks that found no more. Zero between calls
-
 template <class T, int DIM>
 struct Shared {
   static constexpr int BYTES = LINES * DIM * 2;  // of a buffer

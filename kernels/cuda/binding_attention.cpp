@@ -51,6 +51,7 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.scale = (float)scale, args.cap = (float)cap;
   if (rows == 0) return;
   Queue queue(query);
+  args.arrivals = counters_of(queue).arrivals;
   args.chunks = decode_chunks(rows, kv_heads, args.dim, e4m3);
   int64_t places = int64_t{2} * args.chunks * from.size(1);  // of a head: of a row that began before, and of one here
   Tensor shared = torch::stable::new_empty(query, {places * (args.dim + 2)}, ScalarType::Float);

@@ -1,6 +1,7 @@
 // Prompt attention as an op, where it was compiled: for Hopper. Rows and pages lie on the device, and are not checked.
 #include "../cpu/checks.h"
 #include "attention_extend.h"
+#include "counters.h"
 #include "pages.h"
 #include "queue.h"
 
@@ -55,6 +56,7 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.scale = (float)scale, args.cap = (float)cap;
   if (args.tiles == 0 || args.rows == 0 || args.tokens == 0) return;
   Queue queue(query);
+  args.claims = counters_of(queue).claims;
   extend(args, queue);
 }
 

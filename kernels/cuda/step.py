@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -43,16 +43,26 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """A model's layers, one after the other; `shape` and what follows where one kernel takes them all. Not to be used
-    on two streams at the same time: steps share memory."""
+    """A model's layers, one after the other; `shape` and the fields after it where one kernel computes them all."""
 
     layers: tuple[DecoderLayer, ...]
     shape: Shape | None = None
     table: Tensor | None = None  # [layers, fields] int64, StepLayer in step.h
-    shared: Tensor | None = None  # bytes
+    room: int = 0  # bytes of memory that the blocks of a step share
+    shared: dict[int, Tensor] = field(default_factory=dict)  # that memory of each stream: zeros before its first step
 
     def __iter__(self) -> Iterator[DecoderLayer]:
         return iter(self.layers)
+
+    def shared_on(self, device: torch.device) -> Tensor:
+        """[room] uint8 of the current stream. A capture on a stream without a step before it zeroes its own."""
+        stream = torch.cuda.current_stream(device).cuda_stream
+        memory = self.shared.get(stream)
+        if memory is None:
+            memory = torch.zeros(self.room, dtype=torch.uint8, device=device)
+            if not torch.cuda.is_current_stream_capturing():
+                self.shared[stream] = memory
+        return memory
 
 
 def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
@@ -68,9 +78,8 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
     room = _room(table, *shape[:5])
     if not room:
         return Stack(layers)
-    shared = torch.zeros(room, dtype=torch.uint8, device=table.device)
-    torch.cuda.current_stream(table.device).synchronize()  # steps do not wait for what wrote it
-    return Stack(layers, shape, table, shared)
+    torch.cuda.current_stream(table.device).synchronize()  # steps read the table before they wait for earlier kernels
+    return Stack(layers, shape, table, room)
 
 
 def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
@@ -83,7 +92,9 @@ def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep)
     rows = step.rows
     where = *step.rotations[0], step.slots, rows.context_lens, rows.page_table, keys, values
     numbers = shape.inner, shape.heads, GATES[shape.gate], shape.eps, shape.offset, shape.scale
-    _step(x_out, stream_out, x.contiguous(), stream.contiguous(), stack.table, stack.shared, *where, *numbers)
+    _step(
+        x_out, stream_out, x.contiguous(), stream.contiguous(), stack.table, stack.shared_on(x.device), *where, *numbers
+    )
     return x_out, stream_out
 
 

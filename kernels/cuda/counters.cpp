@@ -1,0 +1,54 @@
+#include "counters.h"
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace localllm::cuda {
+namespace {
+
+void check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  throw std::runtime_error(std::string("counters of a stream: ") + cudaGetErrorString(error));
+}
+
+// Within, this thread may allocate although one of its streams is being captured.
+class Relaxed {
+ public:
+  Relaxed() { check(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Zeros, once this returns: on a stream of its own, as the one that is captured would only record it.
+int32_t* zeros(size_t bytes) {
+  Relaxed relaxed;
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, bytes));
+  cudaStream_t aside = nullptr;
+  check(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking));
+  check(cudaMemsetAsync(memory, 0, bytes, aside));
+  check(cudaStreamSynchronize(aside));
+  check(cudaStreamDestroy(aside));
+  return static_cast<int32_t*>(memory);
+}
+
+}  // namespace
+
+Counters counters_of(cudaStream_t stream) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, cudaStream_t>, int32_t*> known;  // for as long as the process lives
+  int device = 0;
+  check(cudaGetDevice(&device));
+  std::lock_guard lock(mutex);
+  int32_t*& memory = known[{device, stream}];
+  if (!memory) memory = zeros((MOST_PAIRS + CLAIMS) * sizeof(int32_t));
+  return {memory, memory + MOST_PAIRS};
+}
+
+}  // namespace localllm::cuda
