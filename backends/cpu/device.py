@@ -12,7 +12,7 @@ from ...engine.runner import Runner
 from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
 from ..pytorch.device import Device
-from ..pytorch.runner import open_runner
+from ..pytorch.opening import open_runner
 from .machine import BF16_FLAGS, BF16_LANES, cores, cpu_flags, lane
 
 try:

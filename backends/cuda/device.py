@@ -20,7 +20,7 @@ from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
 from ..pytorch.device import Device
 from ..pytorch.graphs.cuda import CudaRecorder
-from ..pytorch.runner import DTYPES, open_runner
+from ..pytorch.opening import DTYPES, open_runner
 from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .driver import Driver

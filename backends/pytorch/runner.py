@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import Protocol
 
 import numpy as np
@@ -16,29 +13,14 @@ from torch import Tensor
 from ...engine.batch import Batch, Ints, Want
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
-from ...engine.modelfiles import ModelFiles
-from ...engine.options import LoadOptions
-from ...engine.runner import Runner, RunnerSpec, StepResult
+from ...engine.runner import RunnerSpec, StepResult
 from ...kernels.ops import Ops
-from ...kernels.ops.attention import Attention
 from ...kernels.ops.sampling import Logprobs
-from .choice import with_attention
 from .device import Device, Recorder
-from .failures import failures, load_failures
-from .graphs.breakable import Answers, BreakableReplay, Pieces
-from .graphs.compiling import Compiler
-from .graphs.full import FullReplay
-from .graphs.runner import GraphRunner
-from .graphs.split import SplitModel
+from .failures import failures
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
-from .loading import Loader
-from .models import accepts
-from .references import with_references
-from .sampler import Drawn, draw_plainly, is_plain, sample
-from .sizing import cache_dtype, chosen_graphs, plan, recordable_tokens
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
+from .sampler import Drawn, sample
 
 
 class Model(Protocol):
@@ -89,10 +71,23 @@ class TorchPending:
         return array if self._answers is None else array[self._answers]
 
 
+class Split(Protocol):
+    """The model's forward in compiled pieces, for steps of more than a token per row."""
+
+    @property
+    def late(self) -> int:
+        """Pieces that had to be compiled once more since the start."""
+        ...
+
+    def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
+        """As Model."""
+        ...
+
+
 class TorchRunner:
-    """See engine.runner.Runner. With a compiler, steps of more than a token per row go through what it makes of the
-    model's forward. Of steps longer than `recordable` the last layer computes only the answers; those that may be
-    recorded compute it whole, recorded or not: what is recorded knows no rows, and is to give the same bits."""
+    """See engine.runner.Runner. Of steps longer than `recordable` tokens the last layer computes only the answers.
+    Shorter steps compute it whole, captured or not: a capture knows no rows, and both have to give the same bits.
+    """
 
     def __init__(
         self,
@@ -100,16 +95,19 @@ class TorchRunner:
         kv: PagedKV,
         spec: RunnerSpec,
         device: Device,
-        compiler: Compiler | None = None,
+        recorder: Recorder | None = None,
+        split: Split | None = None,
         recordable: int = 0,
     ) -> None:
-        self.model, self.kv, self._spec, self.device, self._recordable = model, kv, spec, device, recordable
+        """The recorder is for the replays around this runner, and for the pieces of `split`."""
+        self.model = model
+        self.kv = kv
+        self.device = device
+        self.recorder = recorder
+        self.split = split
         self.inputs = Inputs(spec, device)
-        self._recorder = None if device.recorder is None else device.recorder()
-        self.prompts: Callable[[Step, Ops, PagedKV], Tensor] = model
-        self._compiler = compiler
-        if compiler is not None and self._recorder is not None:
-            self.prompts = SplitModel(model, kv, device.ops, compiler, self._recorder.call)
+        self._spec = spec
+        self._recordable = recordable
 
     @property
     def spec(self) -> RunnerSpec:
@@ -120,83 +118,20 @@ class TorchRunner:
         with failures("the step failed"):
             self.kv.copy(batch.page_copies[0], self.device)
             sent = self.inputs.send(batch)
-            if batch.num_tokens == batch.num_rows or self._compiler is None:
+            if batch.num_tokens == batch.num_rows or self.split is None:
                 step = sent.last_only() if batch.num_tokens > max(batch.num_rows, self._recordable) else sent.step
-                return self._answer(batch, sent, self.model(step, self.device.ops, self.kv))
-            late = self._compiler.late
-            hidden = self.prompts(sent.step, self.device.ops, self.kv)
-            return self._answer(batch, sent, hidden, self._compiler.late - late)
+                return self.answer(batch, sent, self.model(step, self.device.ops, self.kv))
+            late = self.split.late
+            hidden = self.split(sent.step, self.device.ops, self.kv)
+            return self.answer(batch, sent, hidden, self.split.late - late)
 
-    @torch.inference_mode()
-    def capture(self, rows: int) -> FullReplay:
-        """Record steps of up to so many rows with one token each."""
-        ops, frame = self.device.ops, self.inputs.frame(rows)
+    def prompts(self, step: Step, ops: Ops) -> Tensor:
+        """Hidden states [answers, hidden] of a step of more than a token per row."""
+        forward = self.model if self.split is None else self.split
+        return forward(step, ops, self.kv)
 
-        def work() -> Tensor:
-            self.inputs.take_in(frame)
-            logits = self.model.logits(self.model(frame.step, ops, self.kv), ops)
-            self.inputs.keep(frame, draw_plainly(logits, frame.settings, self.device))
-            return logits
-
-        with failures("capturing a step failed"), self._recording() as recorder:
-            work()  # what compiles, loads or allocates at its first call must not do so while recording
-            recorder.begin()
-            logits = work()
-            replay = recorder.end()
-            return FullReplay(self, frame, recorder.weak(logits), replay)
-
-    @torch.inference_mode()
-    def capture_in_pieces(self, tokens: int, answers: Answers) -> BreakableReplay:
-        """Record steps of up to `tokens` tokens, whatever their rows."""
-        step = self.inputs.token_frame(tokens)
-
-        def work(ops: Ops) -> Tensor:
-            return self.prompts(step, ops, self.kv)
-
-        unasked = Attention(paged=lambda query, *_: answers.place(query))
-        with failures("capturing a step failed"), self._recording() as recorder:
-            work(replace(self.device.ops, attention=unasked))
-            pieces = Pieces(recorder, answers)
-            return BreakableReplay(self, tokens, pieces.record(work, self.device.ops), pieces)
-
-    @torch.inference_mode()
-    def replayed(self, batch: Batch, frame: Sent, logits: Tensor, replay: Callable[[], None]) -> TorchPending:
-        """The step that was captured with this frame and leaves `logits`, with the numbers of `batch`."""
-        with failures("the step failed"):
-            self.kv.copy(batch.page_copies[0], self.device)
-            self.inputs.fill(batch, len(frame.answers))
-            replay()
-            rows = batch.num_rows
-            answers = batch.wants.nonzero()[0]
-            some = answers if len(answers) < rows else None
-            if is_plain(batch):
-                drawn = Drawn(self.inputs.drawn(rows), None)
-                return TorchPending(batch.answer_starts, drawn, None, self.device, answers=some)
-            part = frame.first(rows)
-            logits = logits[:rows]
-            if some is not None:
-                part = part.some(answers, self.device.send(answers))
-                logits = logits[part.answer_rows]
-            drawn = sample(logits, batch, part, self.device)
-            self.inputs.keep(part, drawn.tokens)
-            return TorchPending(batch.answer_starts, drawn, None, self.device)
-
-    @torch.inference_mode()
-    def replayed_in_pieces(self, batch: Batch, tokens: int, hidden: Tensor, pieces: Pieces) -> TorchPending:
-        """The same for a step that was captured in pieces."""
-        with failures("the step failed"):
-            self.kv.copy(batch.page_copies[0], self.device)
-            sent = self.inputs.fill_tokens(batch, tokens)
-            pieces.replay(sent.step.rows, batch.num_tokens)
-            return self._answer(batch, sent, hidden[: len(sent.answers)])
-
-    @contextmanager
-    def _recording(self) -> Iterator[Recorder]:
-        assert self._recorder is not None
-        with self._recorder.session():
-            yield self._recorder
-
-    def _answer(self, batch: Batch, sent: Sent, hidden: Tensor, late_compiles: int = 0) -> TorchPending:
+    def answer(self, batch: Batch, sent: Sent, hidden: Tensor, late_compiles: int = 0) -> TorchPending:
+        """Draw from the hidden states [answers, hidden], and keep the tokens for the next step."""
         drawn = sample(self.model.logits(hidden, self.device.ops), batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
@@ -208,42 +143,4 @@ class TorchRunner:
 
     def close(self) -> None:
         """Give the memory back: the runner is of no use afterwards."""
-        del self.model, self.prompts, self.kv, self.inputs, self._recorder
-
-
-def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
-    """Load a model; `free` is the device's free memory in bytes.
-
-    Raises ModelRefused, also where that does not suffice, SettingRefused, or RunnerFailed when the device breaks.
-    """
-    refusal = accepts(files)
-    if refusal:
-        raise ModelRefused(f"{files.name}: {refusal}")
-    with load_failures(files.name):
-        return _load(files, options, device, free)
-
-
-def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
-    config = files.config
-    device = with_attention(device, options)
-    device = replace(device, ops=with_references(device.ops, options.reference_ops))
-    dtype = DTYPES.get(options.dtype, device.dtype)
-    loader = Loader(files, options, device, dtype)
-    spec = plan(files, options, free, dtype, loader.expected_bytes(), device)
-    with torch.inference_mode():
-        build = import_module(f".models.{config.model_type}", __package__).build
-        model: Model
-        model, weights = loader.load(lambda weights: build(weights, config, spec.max_context))
-        spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes)
-        kv = PagedKV(
-            config.num_layers,
-            spec.groups[0].num_pages,
-            spec.groups[0].page_size,
-            config.num_kv_heads,
-            config.head_dim,
-            cache_dtype(options, dtype, device),
-            device.type,
-        )
-    compiler = Compiler(options.compiler, options.compiled_dir) if chosen_graphs(options, device) == "split" else None
-    runner = TorchRunner(model, kv, spec, device, compiler, recordable_tokens(config, spec.max_tokens, device))
-    return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner
+        del self.model, self.split, self.kv, self.inputs, self.recorder

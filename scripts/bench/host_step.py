@@ -128,7 +128,7 @@ def whole_microseconds(rows: int, context: int, sampling: Sampling, steps: int) 
     )
     device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32, overlap=True, recorder=Silent)
     kv = PagedKV(1, spec.groups[0].num_pages, spec.groups[0].page_size, 1, 1, torch.float32, "cpu")
-    engine = Engine(GraphRunner(TorchRunner(Nothing(), kv, spec, device)))
+    engine = Engine(GraphRunner(TorchRunner(Nothing(), kv, spec, device, Silent())))
     random = np.random.default_rng(0)
     for number in range(rows):  # which need their next pages at different steps
         prompt = tuple(random.integers(0, 8, context - number % 16).tolist())

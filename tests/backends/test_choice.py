@@ -14,7 +14,8 @@ from localllm.backends import cpu
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.choice import with_attention
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions

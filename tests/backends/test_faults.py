@@ -18,11 +18,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from localllm.backends import cuda
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch import runner as runner_module
+from localllm.backends.pytorch import opening
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.failures import failures, load_failures
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.backends.pytorch.runner import TorchPending, TorchRunner, open_runner
+from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.runner import TorchPending, TorchRunner
 from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import Graphs
@@ -271,13 +272,13 @@ def test_a_device_that_breaks_while_a_model_is_loaded(tmp_path: Path, monkeypatc
     def broken(*_: object) -> None:
         raise torch.AcceleratorError(ILLEGAL)
 
-    monkeypatch.setattr(runner_module, "PagedKV", broken)
+    monkeypatch.setattr(opening, "PagedKV", broken)
     with pytest.raises(RunnerFailed, match=r"failed while .* was loaded: CUDA error: an illegal memory access"):
         open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
 
 
 def test_a_bug_of_ours_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "PagedKV", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    monkeypatch.setattr(opening, "PagedKV", lambda *_: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="size"):
         open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch.graphs.breakable import Answers, Pieces
+from localllm.backends.pytorch.graphs.breakable import AttentionOutputs, BreakableReplay, Pieces
+from localllm.backends.pytorch.graphs.full import FullReplay
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Inputs
-from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import Graphs, LoadOptions
@@ -170,12 +172,12 @@ def test_what_is_recorded_was_called_before(tmp_path: Path, graphs: Graphs) -> N
     runner = open_runner(files, replace(BUDGET, graphs="off"), plain, 2**30)
     assert isinstance(runner, TorchRunner)
     tape = Strict()
-    runner.device, runner._recorder = replace(plain, ops=watched(plain.ops, tape)), tape
+    runner.device, runner.recorder = replace(plain, ops=watched(plain.ops, tape)), tape
     runner.inputs = Inputs(runner.spec, runner.device)
     if graphs == "full":
-        runner.capture(4)
+        FullReplay(runner, 4)
     else:
-        runner.capture_in_pieces(16, Answers())
+        BreakableReplay(runner, 16, AttentionOutputs())
     assert not tape.recording
 
 
@@ -207,7 +209,7 @@ def test_a_cache_of_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
 
 
 def test_places_of_answers_are_shared_by_one_shape_and_type() -> None:
-    answers = Answers()
+    answers = AttentionOutputs()
     largest = answers.place(torch.ones(8, 2, 4)[:, :, :3].mT)
     assert (largest.shape, largest.is_contiguous(), largest.any().item()) == ((8, 3, 2), True, False)
     small = answers.place(torch.zeros(5, 3, 2))
@@ -221,4 +223,4 @@ def test_places_of_answers_are_shared_by_one_shape_and_type() -> None:
 def test_work_without_attention_is_not_recorded_in_pieces() -> None:
     """Whole layers in one op would be recorded with the rows that happened to be there."""
     with pytest.raises(AssertionError, match="no attention to break at"):
-        Pieces(Tape(), Answers()).record(lambda ops: torch.zeros(1), Ops())
+        Pieces(Tape(), AttentionOutputs()).record(lambda ops: torch.zeros(1), Ops())

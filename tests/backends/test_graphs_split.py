@@ -25,7 +25,8 @@ from localllm.backends.pytorch.graphs.opaque import Model, Site, computing
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.graphs.split import SplitModel
 from localllm.backends.pytorch.inputs import Step
-from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.batch import Batch, Want
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
@@ -99,8 +100,8 @@ def opened(tiny: str, folder: Path, budget: LoadOptions = EAGER) -> TorchRunner:
 def prompts(runner: Runner) -> SplitModel:
     inner = runner._inner if isinstance(runner, GraphRunner) else runner
     assert isinstance(inner, TorchRunner)
-    assert isinstance(inner.prompts, SplitModel)
-    return inner.prompts
+    assert isinstance(inner.split, SplitModel)
+    return inner.split
 
 
 def prompt(tokens: int, answers: int = 2, start: int = 0) -> Step:
@@ -185,7 +186,7 @@ def test_inductor_computes_the_same(tmp_path: Path, tiny: str) -> None:
     with torch.inference_mode():
         for tokens, answers in [(23, 5), (7, 1), (48, 0), (2, 2)]:
             step = prompt(tokens, answers)
-            found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.prompts, runner.model))
+            found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.split, runner.model))
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
     assert prompts(runner).compiler.late == 0
 
@@ -250,19 +251,21 @@ def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     assert talk.engine.stats().late_compiles > 0
 
 
-def test_a_step_counts_its_own_late_compilations_alone(tmp_path: Path) -> None:
+def test_a_step_counts_its_own_late_compilations_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = opened("llama", tmp_path)
-    assert runner._compiler is not None
-    compiler, split = runner._compiler, runner.prompts
+    split = runner.split
+    assert isinstance(split, SplitModel)
+    compiler = split.compiler
+    forward = SplitModel.__call__
     batch = make_batch([Row(list(range(2, 12)), 0, range(1, 3))], VOCAB)
     compiler.late = 3
     assert runner.run(batch).result().late_compiles == 0
 
     def late(*given: Any) -> torch.Tensor:
         compiler.late += 2
-        return split(*given)
+        return forward(*given)
 
-    runner.prompts = late
+    monkeypatch.setattr(SplitModel, "__call__", late)
     assert runner.run(batch).result().late_compiles == 2
 
 
@@ -293,18 +296,18 @@ def test_models_come_and_go(tmp_path: Path) -> None:
     step = prompt(23)
     with torch.inference_mode():
         for runner in (one, other, one):
-            found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.prompts, runner.model))
+            found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.split, runner.model))
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
         del found, expected
     site = prompts(one).parts[1][1]
     assert isinstance(site, Site)
-    left = [weakref.ref(held) for held in (one.kv.keys, site.key_pages, one.model, one.prompts)]
+    left = [weakref.ref(held) for held in (one.kv.keys, site.key_pages, one.model, one.split)]
     one.close()
     del one, runner, site
     gc.collect()
     assert [held() for held in left] == [None] * 4
     with torch.inference_mode():
-        other.prompts(step, TAPED.ops, other.kv)
+        other.split(step, TAPED.ops, other.kv)
 
 
 def test_steps_that_keep_the_device_busy_are_not_recorded(tmp_path: Path) -> None:

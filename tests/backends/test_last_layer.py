@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.batch import Batch, Want
 from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Runner

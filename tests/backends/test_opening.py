@@ -16,7 +16,8 @@ from localllm.backends.cpu import device as on_cpu
 from localllm.backends.cuda import device as on_cuda
 from localllm.backends.cuda import ops as cuda_ops
 from localllm.backends.pytorch.device import Device
-from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions

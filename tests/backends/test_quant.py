@@ -14,10 +14,11 @@ import torch
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
 from localllm.backends.pytorch import checksums, loading
 from localllm.backends.pytorch import quant as formats
+from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.packed import fingerprint
 from localllm.backends.pytorch.quant import Loaded, fp8, int4, int8, slices
 from localllm.backends.pytorch.quant.floats import Floats
-from localllm.backends.pytorch.runner import TorchRunner, open_runner
+from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.quantization import Quant

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from localllm.backends import cpu
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch.runner import open_runner
+from localllm.backends.pytorch.opening import open_runner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,10 @@ from torch import Tensor
 from ....engine.batch import Batch
 from ....engine.runner import Pending
 from ....kernels.ops import Ops
-from ....kernels.ops.attention import Rows
+from ....kernels.ops.attention import Attention, Rows
 from ..device import Recorder
-
-if TYPE_CHECKING:
-    from ..runner import TorchRunner
+from ..failures import failures
+from ..runner import TorchRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ class Break:
         self.attend(self.query[:tokens], *pages, rows, *self.options, out=self.out[:tokens])
 
 
-class Answers:
-    """Places for attention's answers: one for all layers and sizes, as each is read before the next is written."""
+class AttentionOutputs:
+    """Places for the outputs of attention: one for all layers and sizes, as each is read before the next is written."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
@@ -58,8 +57,8 @@ class Answers:
 class Pieces:
     """What a recording with breaks consists of: recordings, and between each two a break."""
 
-    def __init__(self, recorder: Recorder, answers: Answers) -> None:
-        self._recorder, self._answers = recorder, answers
+    def __init__(self, recorder: Recorder, outputs: AttentionOutputs) -> None:
+        self._recorder, self._outputs = recorder, outputs
         self._replays: list[Callable[[], None]] = []
         self._breaks: list[Break] = []
 
@@ -89,17 +88,36 @@ class Pieces:
         *options: Any,
     ) -> Tensor:
         self._replays.append(self._recorder.end())
-        out = self._answers.place(query)
+        out = self._outputs.place(query)
         self._breaks.append(Break(attend, self._recorder.weak(query), out, key_pages, value_pages, options))
         self._recorder.begin()
         return out
 
 
 class BreakableReplay:
-    """One size: see engine.runner.Replay, for batches of up to so many tokens."""
+    """See engine.runner.Replay, for batches of up to `tokens` tokens, whatever their rows. It owns its recordings and
+    the hidden states that a replay leaves until the next one."""
 
-    def __init__(self, runner: TorchRunner, tokens: int, hidden: Tensor, pieces: Pieces) -> None:
-        self._runner, self._tokens, self._hidden, self._pieces = runner, tokens, hidden, pieces
+    @torch.inference_mode()
+    def __init__(self, runner: TorchRunner, tokens: int, outputs: AttentionOutputs) -> None:
+        """Captures the step."""
+        recorder = runner.recorder
+        assert recorder is not None
+        self._runner = runner
+        self._tokens = tokens
+        step = runner.inputs.token_frame(tokens)
+        ops = runner.device.ops
+        unasked = Attention(paged=lambda query, *_: outputs.place(query))
+        with failures("capturing a step failed"), recorder.session():
+            runner.prompts(step, replace(ops, attention=unasked))  # compiles and allocates before the capture
+            self._pieces = Pieces(recorder, outputs)
+            self._hidden = self._pieces.record(partial(runner.prompts, step), ops)
 
+    @torch.inference_mode()
     def run(self, batch: Batch) -> Pending:
-        return self._runner.replayed_in_pieces(batch, self._tokens, self._hidden, self._pieces)
+        runner = self._runner
+        with failures("the step failed"):
+            runner.kv.copy(batch.page_copies[0], runner.device)
+            sent = runner.inputs.fill_tokens(batch, self._tokens)
+            self._pieces.replay(sent.step.rows, batch.num_tokens)
+            return runner.answer(batch, sent, self._hidden[: len(sent.answers)])

@@ -7,25 +7,60 @@ rows ask for beyond (penalties, masks, log-probabilities, …) follows as ever, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
+import torch
 from torch import Tensor
 
 from ....engine.batch import Batch
 from ....engine.runner import Pending
-
-if TYPE_CHECKING:
-    from ..inputs import Sent
-    from ..runner import TorchRunner
+from ..failures import failures
+from ..runner import TorchPending, TorchRunner
+from ..sampler import Drawn, draw_plainly, is_plain, sample
 
 
 class FullReplay:
-    """See engine.runner.Replay, for batches of up to as many rows as its frame has, one token each. `logits` are what a
-    replay leaves, until the next one."""
+    """See engine.runner.Replay, for batches of up to `rows` rows with one token each. It owns the frame that a batch is
+    copied to, and the logits that a replay leaves until the next one."""
 
-    def __init__(self, runner: TorchRunner, frame: Sent, logits: Tensor, replay: Callable[[], None]) -> None:
-        self._runner, self._frame, self._logits, self._replay = runner, frame, logits, replay
+    @torch.inference_mode()
+    def __init__(self, runner: TorchRunner, rows: int) -> None:
+        """Captures the step."""
+        recorder = runner.recorder
+        assert recorder is not None
+        self._runner = runner
+        self._frame = runner.inputs.frame(rows)
+        with failures("capturing a step failed"), recorder.session():
+            self._work()  # compiles, loads and allocates at its first call, which a capture does not allow
+            recorder.begin()
+            logits = self._work()
+            self._replay = recorder.end()
+            self._logits = recorder.weak(logits)
 
+    def _work(self) -> Tensor:
+        runner, frame = self._runner, self._frame
+        ops = runner.device.ops
+        runner.inputs.take_in(frame)
+        logits = runner.model.logits(runner.model(frame.step, ops, runner.kv), ops)
+        runner.inputs.keep(frame, draw_plainly(logits, frame.settings, runner.device))
+        return logits
+
+    @torch.inference_mode()
     def run(self, batch: Batch) -> Pending:
-        return self._runner.replayed(batch, self._frame, self._logits, self._replay)
+        runner = self._runner
+        with failures("the step failed"):
+            runner.kv.copy(batch.page_copies[0], runner.device)
+            runner.inputs.fill(batch, len(self._frame.answers))
+            self._replay()
+            rows = batch.num_rows
+            answers = batch.wants.nonzero()[0]
+            some = answers if len(answers) < rows else None
+            if is_plain(batch):
+                drawn = Drawn(runner.inputs.drawn(rows), None)
+                return TorchPending(batch.answer_starts, drawn, None, runner.device, answers=some)
+            part = self._frame.first(rows)
+            logits = self._logits[:rows]
+            if some is not None:
+                part = part.some(answers, runner.device.send(answers))
+                logits = logits[part.answer_rows]
+            drawn = sample(logits, batch, part, runner.device)
+            runner.inputs.keep(part, drawn.tokens)
+            return TorchPending(batch.answer_starts, drawn, None, runner.device)

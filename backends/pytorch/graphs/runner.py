@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ....engine.batch import Batch, Want
 from ....engine.errors import OutOfMemory
 from ....engine.graphs import bucket
 from ....engine.lora import Adapter
 from ....engine.runner import Pending, Replay, RunnerSpec
-from .breakable import Answers
-
-if TYPE_CHECKING:
-    from ..runner import TorchRunner
+from ..runner import TorchRunner
+from .breakable import AttentionOutputs, BreakableReplay
+from .full import FullReplay
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +26,11 @@ class GraphRunner:
 
     def __init__(self, inner: TorchRunner) -> None:
         self._inner = inner
-        spec, answers, start = inner.spec, Answers(), time.perf_counter()
-        self._pieces = _captured(spec.graph_tokens, lambda tokens: inner.capture_in_pieces(tokens, answers))
-        self._whole = _captured(spec.graph_rows, inner.capture)
+        spec = inner.spec
+        outputs = AttentionOutputs()
+        start = time.perf_counter()
+        self._pieces = _captured(spec.graph_tokens, lambda tokens: BreakableReplay(inner, tokens, outputs))
+        self._whole = _captured(spec.graph_rows, lambda rows: FullReplay(inner, rows))
         self.recorded_in = time.perf_counter() - start  # seconds
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
         missing = sizes - len(self._pieces) - len(self._whole)

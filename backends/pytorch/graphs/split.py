@@ -77,6 +77,11 @@ class SplitModel:
                 del values[node]
         return values[self._hidden][:answers]
 
+    @property
+    def late(self) -> int:
+        """See runner.Split."""
+        return self.compiler.late
+
     def computed(self, piece: Compiled, *given: Tensor) -> tuple[Tensor, ...]:
         """What one piece makes of its inputs."""
         with computing(self._model):

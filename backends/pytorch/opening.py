@@ -1,0 +1,70 @@
+"""From a model's files to a runner on a torch device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+
+import torch
+
+from ...engine.errors import ModelRefused
+from ...engine.modelfiles import ModelFiles
+from ...engine.options import LoadOptions
+from ...engine.runner import Runner
+from .choice import with_attention
+from .device import Device
+from .failures import load_failures
+from .graphs.compiling import Compiler
+from .graphs.runner import GraphRunner
+from .graphs.split import SplitModel
+from .kv import PagedKV
+from .loading import Loader
+from .models import accepts
+from .references import with_references
+from .runner import Model, TorchRunner
+from .sizing import cache_dtype, chosen_graphs, plan, recordable_tokens
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
+
+
+def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
+    """Load a model; `free` is the device's free memory in bytes.
+
+    Raises ModelRefused, also where that does not suffice, SettingRefused, or RunnerFailed when the device breaks.
+    """
+    refusal = accepts(files)
+    if refusal:
+        raise ModelRefused(f"{files.name}: {refusal}")
+    with load_failures(files.name):
+        return _load(files, options, device, free)
+
+
+def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
+    config = files.config
+    device = with_attention(device, options)
+    device = replace(device, ops=with_references(device.ops, options.reference_ops))
+    dtype = DTYPES.get(options.dtype, device.dtype)
+    loader = Loader(files, options, device, dtype)
+    spec = plan(files, options, free, dtype, loader.expected_bytes(), device)
+    with torch.inference_mode():
+        build = import_module(f".models.{config.model_type}", __package__).build
+        model: Model
+        model, weights = loader.load(lambda weights: build(weights, config, spec.max_context))
+        spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes)
+        kv = PagedKV(
+            config.num_layers,
+            spec.groups[0].num_pages,
+            spec.groups[0].page_size,
+            config.num_kv_heads,
+            config.head_dim,
+            cache_dtype(options, dtype, device),
+            device.type,
+        )
+    recorder = None if device.recorder is None else device.recorder()
+    split = None
+    if recorder is not None and chosen_graphs(options, device) == "split":
+        compiler = Compiler(options.compiler, options.compiled_dir)
+        split = SplitModel(model, kv, device.ops, compiler, recorder.call)
+    recordable = recordable_tokens(config, spec.max_tokens, device)
+    runner = TorchRunner(model, kv, spec, device, recorder, split, recordable)
+    return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner
