@@ -48,8 +48,7 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = "inductor"
     attention: Annotated[
-        Literal["auto", "ours", "flashinfer"],
-        Meta(description="Attention implementation: ours (built in) or flashinfer (NVIDIA only, must be installed)."),
+        str, Meta(description="Attention implementation: ours (built in) or another one that the device offers.")
     ] = "auto"
     self_test: Annotated[
         Literal["on", "off"],

@@ -9,7 +9,6 @@ from typing import Literal
 from .quantization import Quant
 
 CacheDtype = Literal["auto", "fp8"]
-AttentionChoice = Literal["auto", "ours", "flashinfer"]
 # Captured steps: full, decode only; breakable, prefill as well, except attention; split, the same compiled; off, none.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
 Compiler = Literal["inductor", "eager"]
@@ -34,5 +33,5 @@ class LoadOptions:
     compiled_dir: Path | None = None  # cache of compiled pieces; None: torch's folder
     threads: int | None = None  # CPU threads; None: physical cores
     reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute by their references
-    attention: AttentionChoice = "auto"  # implementation of attention
+    attention: str = "auto"  # ours, or another implementation that the device names
     self_test_dir: Path | None = None  # results of the kernels' self-test; None: no self-test
