@@ -102,16 +102,16 @@ def test_the_answers_form() -> None:
         made.name = "s.json"
         return made
 
-    assert run._format(None, None) == {}
-    assert run._format(None, "a+") == {"regex": "a+"}
-    assert run._format(file(b'{"a": 1}'), None)["response_format"]["json_schema"]["schema"] == {"a": 1}
+    assert run._constraint(None, None) == {}
+    assert run._constraint(None, "a+") == {"regex": "a+"}
+    assert run._constraint(file(b'{"a": 1}'), None)["response_format"]["json_schema"]["schema"] == {"a": 1}
     for schema, regex, words in (
-        (b"{}", "a", "together"),
+        (b"{}", "a", "only one of"),
         (b"{", None, "s.json is not JSON"),
         (b"\xff", None, "byte 0"),
     ):
         with pytest.raises(InvalidRequest, match=words):
-            run._format(file(schema), regex)
+            run._constraint(file(schema), regex)
 
 
 class Piped:
@@ -149,7 +149,7 @@ def test_a_prompt_is_the_argument_and_the_input(
     else:
         with pytest.raises(InvalidRequest, match="no prompt"):
             run._prompt(argument)
-    assert ("is part of the prompt" in capsys.readouterr().err) is said
+    assert ("includes standard input" in capsys.readouterr().err) is said
     monkeypatch.setattr(run.sys, "stdin", Piped(b"never read", terminal=True))
     assert run._prompt("a") == "a"
 
@@ -175,7 +175,7 @@ def test_flags_that_were_given() -> None:
     flags = {"system": "s", "temperature": 0.0, "top_k": None, "stop": ("a", "b"), "seed": 0}
     assert asking.parameters(flags) == {"temperature": 0.0, "stop": ["a", "b"], "seed": 0}
     assert asking.parameters({"stop": ()}) == {}
-    assert settings.given({"port": 0, "host": "", "allowed_hosts": (), "drain": None}) == {"port": 0, "host": ""}
+    assert settings.without_unset({"port": 0, "host": "", "allowed_hosts": (), "drain": None}) == {"port": 0, "host": ""}
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_backends_of_an_earlier_call() -> None:
         ("cpu", None): "--quant int8",
     }
     for (backend, quant), told in options.items():
-        assert asking._options_of_others(ready, backend, quant) == told
+        assert asking._earlier_options(ready, backend, quant) == told
 
 
 def connecting(monkeypatch: pytest.MonkeyPatch, client: FakeClient | None) -> None:
@@ -244,7 +244,7 @@ def test_what_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     ]
     assert daemon.ps(True) == 0
     assert [model["id"] for model in json.loads(capsys.readouterr().out)] == ["a", "b", "c"]
-    for client, words in ((FakeClient(), "no model is loaded"), (None, "no daemon runs")):
+    for client, words in ((FakeClient(), "no model is loaded"), (None, "no daemon is running")):
         connecting(monkeypatch, client)
         assert daemon.ps(False) == 0
         printed = capsys.readouterr()
@@ -258,10 +258,10 @@ def test_stopping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     connecting(monkeypatch, client)
     assert (daemon.stop("m"), daemon.stop(None)) == (0, 0)
     assert client.asked == ["m", "shutdown"]
-    assert capsys.readouterr().err == "m is unloaded\nthe daemon has stopped\n"
+    assert capsys.readouterr().err == "unloaded m\nstopped the daemon\n"
     connecting(monkeypatch, None)
     assert daemon.stop("m") == 0
-    assert capsys.readouterr().err == "no daemon runs\n"
+    assert capsys.readouterr().err == "no daemon is running\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -318,7 +318,7 @@ def test_the_models_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1].split() == ["guide", "10", "B", "64"]
     assert printed.out.splitlines()[2].split() == ["org/m", "20", "B", *(["2.0", "KiB"] if packed else []), "?"]
-    assert ("KEPT" in printed.out.splitlines()[0], "rm --packed" in printed.err) == (bool(packed), bool(packed))
+    assert ("PACKED" in printed.out.splitlines()[0], "rm --packed" in printed.err) == (bool(packed), bool(packed))
     assert "localllm pull" not in printed.err
     models.list_models(True)
     (_, entry) = json.loads(capsys.readouterr().out)
@@ -344,7 +344,7 @@ def test_nothing_is_deleted_unasked(
     from localllm.app.store import hub
 
     deleted: list[str] = []
-    for kind in ("plan_unpacking", "plan_removal"):
+    for kind in ("plan_packed_removal", "plan_removal"):
         plan = hub.Removal("m", 10, lambda kind=kind: deleted.append(kind))
         monkeypatch.setattr(hub, kind, lambda name, plan=plan: plan)
     monkeypatch.setattr(models.sys, "stdin", Piped(terminal=terminal))
@@ -355,7 +355,7 @@ def test_nothing_is_deleted_unasked(
         assert refused.value.hint == "add --yes"
     else:
         assert models.remove("m", packed, yes) == code
-    assert deleted == (["plan_unpacking" if packed else "plan_removal"] if code == 0 else [])
+    assert deleted == (["plan_packed_removal" if packed else "plan_removal"] if code == 0 else [])
 
 
 def test_a_key_is_never_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,7 +365,7 @@ def test_a_key_is_never_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         assert settings.config(as_json) == 0
         printed = capsys.readouterr().out
         assert "secret" not in printed
-        assert "(set, not shown)" in printed
+        assert "(set, hidden)" in printed
     entries = {entry["name"]: entry for entry in json.loads(printed)["settings"]}
     assert entries["allowed_hosts"]["value"] == ["a", "b"]
     assert (entries["allowed_hosts"]["from"], entries["port"]["from"]) == ("LOCALLLM_ALLOWED_HOSTS", "default")
@@ -373,9 +373,9 @@ def test_a_key_is_never_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.delenv("LOCALLLM_API_KEY")
     settings.config(False)
     printed = capsys.readouterr().out
-    assert "not shown" not in printed
+    assert "hidden" not in printed
     assert "a, b" in printed
-    assert "not there yet" in printed
+    assert "does not exist" in printed
 
 
 def test_flags_of_settings() -> None:
@@ -392,14 +392,14 @@ def test_flags_of_settings() -> None:
 async def test_a_check_of_known_answers() -> None:
     assert selftest._same("n", ["a ", "b"], ["a", "b"]) == selftest.Check("n", True, "2 answers")
     wrong = selftest._same("n", ["a", "x", "y"], ["a", "b", "c"])
-    assert (wrong.ok, wrong.found) == (False, "2 of 3 differ, the first is 'x', not 'b'")
+    assert (wrong.ok, wrong.details) == (False, "2 of 3 differ; the first is 'x', expected 'b'")
     with pytest.raises(ValueError, match="longer"):
         selftest._same("n", ["a"], ["a", "b"])
     for reused, text, ok in ((2, "yes", True), (0, "yes", False), (2, "no", False)):
         asker: Any = selftest._Asker(FakeClient(TextPiece(text), done(cached_tokens=reused)))  # type: ignore[arg-type]
         check = await selftest._prefix(asker, "p", "yes", {})
         assert check.ok is ok
-        assert f"{reused} of 8 tokens reused" in check.found
+        assert f"{reused} of 8 tokens reused" in check.details
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ async def test_a_check_of_known_answers() -> None:
 async def test_a_check_of_a_schema(text: str, ok: bool) -> None:
     client: Any = FakeClient(TextPiece(text), done())
     check = await selftest._schema(selftest._Asker(client))
-    assert (check.ok, bool(check.found)) == (ok, not ok)
+    assert (check.ok, bool(check.details)) == (ok, not ok)
     assert client.asked[0][2]["response_format"]["json_schema"]["strict"]
 
 
@@ -429,7 +429,7 @@ def test_the_self_test_s_exit_code(
     else:
         assert f"  {'ok    ' if ok else 'FAILED'}  two: why\n" in printed
         assert "  f: v\n" in printed
-        assert ("all is well" in printed) is ok
+        assert ("all checks passed" in printed) is ok
 
 
 async def test_an_answer_without_an_end_is_an_error() -> None:
