@@ -22,6 +22,7 @@ from .facts import Facts, collect
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED_ON = Path(__file__).with_name("facts.json")
 ROUTES = frozenset({"/health", "/metrics"})  # written like commands of the chat screen
+DEFAULT = "the default of "
 
 # Phrases of a file that an answer repeats: file, intent, phrases.
 REPEATED = (
@@ -42,14 +43,18 @@ class Names:
     flags: dict[str, frozenset[str]]  # by command
     slashes: frozenset[str]
     variables: frozenset[str]
+    gone: frozenset[str]  # names of settings that the weights know and the program does not
 
     @classmethod
-    def of(cls, facts: Facts) -> Names:
+    def of(cls, facts: Facts, trained: Facts) -> Names:
         aliases = {f"/{alias}" for command in COMMANDS for alias in command.aliases}
         return cls(
             {command.name: frozenset({"--help", *(flag.name for flag in command.flags)}) for command in facts.commands},
             frozenset({slash.name for slash in facts.slashes} | aliases | ROUTES),
-            frozenset({setting.env for setting in facts.settings} | config.PLACES | {"LOCALLLM_NAME"}),
+            frozenset({setting.env for setting in [*facts.settings, *config.describe_developer()]})
+            | config.PLACES
+            | {"LOCALLLM_NAME"},
+            frozenset({setting.name for setting in trained.settings} - {setting.name for setting in facts.settings}),
         )
 
     def missing(self, code: str) -> list[str]:
@@ -64,6 +69,7 @@ class Names:
             *sorted(set(re.findall(r"(?<![\w-])--[a-z-]+", code)) - known),
             *sorted(set(re.findall(r"LOCALLLM_[A-Z_]+\b", code)) - self.variables),
             *sorted(slashes - self.slashes),
+            *sorted({re.split(r"\W", code)[0]} & self.gone),
         ]
 
 
@@ -72,16 +78,19 @@ def of_weights(trained: Facts, live: Facts) -> list[str]:
     before = _entries(trained)
     after = _entries(live)
     differences = [name for name in before.keys() & after.keys() if before[name] != after[name]]
+    defaults = sorted(name for name in differences if name.startswith(DEFAULT))
+    texts = sorted(set(differences).difference(defaults))
     return [
-        *(f"weights: {name} is gone" for name in sorted(before.keys() - after.keys())),
-        *(f"weights: {name} is new" for name in sorted(after.keys() - before.keys())),
-        *(f"weights: {name} has another description" for name in sorted(differences)),
+        *(f"weights: {name} is gone" for name in sorted(before.keys() - after.keys()) if not name.startswith(DEFAULT)),
+        *(f"weights: {name} is new" for name in sorted(after.keys() - before.keys()) if not name.startswith(DEFAULT)),
+        *(f"weights: {name} is another" for name in defaults),
+        *([f"weights: {len(texts)} descriptions are others, such as {texts[0]}"] if texts else []),
     ]
 
 
-def of_tables(live: Facts) -> list[str]:
+def of_tables(trained: Facts, live: Facts) -> list[str]:
     """Names in the tables' answers that the program lacks; commands and errors without an answer."""
-    names = Names.of(live)
+    names = Names.of(live, trained)
     warnings = []
     commands: set[str] = set()
     questions: set[str] = set()
@@ -111,7 +120,7 @@ def of_phrases(root: Path) -> list[str]:
 
 def of_examination(live: Facts) -> list[str]:
     """Names in the questions' keys that the program lacks: a right answer would count as a wrong one."""
-    names = Names.of(live)
+    names = Names.of(live, live)  # a key may have a plain word that was a setting
     keys = {key for file in (corpus.HELDOUT, corpus.DEVELOPMENT) for one in evaluate.load(file) for key in one.key}
     return [f"examination: the key {key!r} names {name}" for key in sorted(keys) for name in names.missing(key)]
 
@@ -121,7 +130,9 @@ def _entries(facts: Facts) -> dict[str, str]:
     entries = {f"localllm {command.name}": f"{command.summary} {command.usage}" for command in facts.commands}
     for command in facts.commands:
         entries.update({f"localllm {command.name} {flag.name}": flag.help for flag in command.flags})
-    entries.update({f"setting {one.name}": f"{one.sentence} {one.default}" for one in facts.settings})
+    for setting in facts.settings:
+        entries[f"setting {setting.name}"] = setting.sentence
+        entries[f"{DEFAULT}{setting.name}"] = setting.default
     entries.update({one.name: f"{one.arguments} {one.sentence}" for one in facts.slashes})
     return entries | {f"error {code}": "" for code in facts.errors}
 
@@ -140,10 +151,11 @@ def _numbers() -> list[tuple[str, str]]:
 
 
 def main() -> None:
+    trained = Facts.load(TRAINED_ON)
     live = collect()
     warnings = [
-        *of_weights(Facts.load(TRAINED_ON), live),
-        *of_tables(live),
+        *of_weights(trained, live),
+        *of_tables(trained, live),
         *of_phrases(ROOT),
         *of_examination(live),
     ]

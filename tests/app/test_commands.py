@@ -175,7 +175,10 @@ def test_flags_that_were_given() -> None:
     flags = {"system": "s", "temperature": 0.0, "top_k": None, "stop": ("a", "b"), "seed": 0}
     assert asking.parameters(flags) == {"temperature": 0.0, "stop": ["a", "b"], "seed": 0}
     assert asking.parameters({"stop": ()}) == {}
-    assert settings.without_unset({"port": 0, "host": "", "allowed_hosts": (), "drain": None}) == {"port": 0, "host": ""}
+    assert settings.without_unset({"port": 0, "host": "", "allowed_hosts": (), "drain": None}) == {
+        "port": 0,
+        "host": "",
+    }
 
 
 @pytest.mark.parametrize(

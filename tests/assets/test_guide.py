@@ -154,19 +154,20 @@ def test_each_change_of_the_program_since_the_training_is_listed(trained: facts.
         "weights: setting window is new",
         f"weights: error {trained.errors[0]} is gone",
         "weights: /fold is new",
-        f"weights: setting {trained.settings[0].name} has another description",
+        f"weights: the default of {trained.settings[0].name} is another",
     } <= set(listed)
 
 
 def test_names_that_answers_and_questions_use_are_looked_up(trained: facts.Facts) -> None:
     other = later(trained)
-    listed = set(stale.of_tables(other))
+    listed = set(stale.of_tables(trained, other))
     assert any(line.endswith("names localllm chat") for line in listed)
     assert any(line.endswith("names --schema") for line in listed)
     assert "topics: no question about the error no_such_error" in listed
+    assert "topics: context names context" in listed
     assert "examination: the key '--schema' names --schema" in stale.of_examination(other)
     commands = (*trained.commands, facts.Command("fold", "Fold.", "localllm fold", ()))
-    assert "topics: no answer names localllm fold" in stale.of_tables(replace(trained, commands=commands))
+    assert "topics: no answer names localllm fold" in stale.of_tables(trained, replace(trained, commands=commands))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,9 @@ def test_names_that_answers_and_questions_use_are_looked_up(trained: facts.Facts
         ("--version", []),
         ("LOCALLLM_PORT=1", []),
         ("LOCALLLM_FOLD=1", ["LOCALLLM_FOLD"]),
+        ("LOCALLLM_DEV_SELF_TEST=off", []),
+        ('graphs = "split"', ["graphs"]),  # a setting that is gone
+        ("max_rows", []),
         ("/new", []),
         ("/fold it", ["/fold"]),
         ("/health", []),
@@ -187,7 +191,8 @@ def test_names_that_answers_and_questions_use_are_looked_up(trained: facts.Facts
     ],
 )
 def test_a_name_counts_where_the_program_has_it(trained: facts.Facts, code: str, missing: list[str]) -> None:
-    assert stale.Names.of(trained).missing(code) == missing
+    settings = tuple(one for one in trained.settings if one.name != "graphs")
+    assert stale.Names.of(replace(trained, settings=settings), trained).missing(code) == missing
 
 
 def test_phrases_of_files_and_numbers_of_settings_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
