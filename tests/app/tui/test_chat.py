@@ -403,9 +403,9 @@ async def test_refusals_say_what_is_missing(chat: OpenChat) -> None:
             ("/stop", "No answer is running"),
             ("/title", "The title is missing"),
             ("/export", "nothing to export"),
-            ("/regen", "nothing to answer again"),
-            ("/set", "Nothing is set"),
-            ("/set colour red", "no parameter 'colour'"),
+            ("/regen", "no question yet"),
+            ("/set", "No parameter is set"),
+            ("/set colour red", "Unknown parameter 'colour'"),
         ):
             await c.send(typed)
             assert said in c.notices(), typed
