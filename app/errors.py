@@ -17,6 +17,13 @@ class AppError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
 
+    def __init_subclass__(cls, *, code: str, exit_code: int = 0, status: int = 0, type: str = "") -> None:
+        """Set the exit code, status, type and code of a subclass. A missing value is that of its base class."""
+        cls.code = code
+        cls.exit_code = exit_code or cls.exit_code
+        cls.status = status or cls.status
+        cls.type = type or cls.type
+
     def __init__(self, message: str, *, hint: str = "", param: str | None = None, **numbers: int) -> None:
         super().__init__(message)
         self.message = message
@@ -25,106 +32,96 @@ class AppError(Exception):
         self.numbers = numbers
 
 
-class ConfigError(AppError):
-    exit_code, status, type, code = 2, 500, "server_error", "bad_configuration"
+class ConfigError(AppError, exit_code=2, status=500, type="server_error", code="bad_configuration"):
+    pass
 
 
-class InvalidRequest(AppError):
-    exit_code, status, type, code = 2, 400, "invalid_request_error", "invalid_request"
+class InvalidRequest(AppError, exit_code=2, status=400, type="invalid_request_error", code="invalid_request"):
+    pass
 
 
-class UnsupportedParameter(InvalidRequest):
-    code = "unsupported_parameter"
+class UnsupportedParameter(InvalidRequest, code="unsupported_parameter"):
+    pass
 
 
-class ContextTooLong(InvalidRequest):
-    code = "context_length_exceeded"
+class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
+    pass
 
 
-class CacheTooSmall(InvalidRequest):
-    code = "cache_size_exceeded"
+class CacheTooSmall(InvalidRequest, code="cache_size_exceeded"):
+    pass
 
 
-class TemplateFailed(InvalidRequest):
-    code = "chat_template_failed"
+class TemplateFailed(InvalidRequest, code="chat_template_failed"):
+    pass
 
 
-class Unauthorized(AppError):
-    exit_code, status, type, code = 4, 401, "authentication_error", "invalid_api_key"
+class Unauthorized(AppError, exit_code=4, status=401, type="authentication_error", code="invalid_api_key"):
+    pass
 
 
-class Forbidden(AppError):
-    exit_code, status, type, code = 4, 403, "permission_error", "forbidden"
+class Forbidden(AppError, exit_code=4, status=403, type="permission_error", code="forbidden"):
+    pass
 
 
-class ModelNotFound(AppError):
-    exit_code, status, type, code = 3, 404, "not_found_error", "model_not_found"
+class ModelNotFound(AppError, exit_code=3, status=404, type="not_found_error", code="model_not_found"):
+    pass
 
 
-class RouteNotFound(AppError):
-    exit_code, status, type, code = 3, 404, "not_found_error", "route_not_found"
+class RouteNotFound(AppError, exit_code=3, status=404, type="not_found_error", code="route_not_found"):
+    pass
 
 
-class MethodNotAllowed(AppError):
-    exit_code, status, type, code = 2, 405, "invalid_request_error", "method_not_allowed"
+class MethodNotAllowed(AppError, exit_code=2, status=405, type="invalid_request_error", code="method_not_allowed"):
+    pass
 
 
-class BodyTooLarge(AppError):
-    exit_code, status, type, code = 2, 413, "invalid_request_error", "request_too_large"
+class BodyTooLarge(AppError, exit_code=2, status=413, type="invalid_request_error", code="request_too_large"):
+    pass
 
 
-class UnsupportedMedia(AppError):
+class UnsupportedMedia(AppError, exit_code=2, status=415, type="invalid_request_error", code="unsupported_media_type"):
     """The request body is not plain JSON: another content type, or compressed."""
 
-    exit_code, status, type, code = 2, 415, "invalid_request_error", "unsupported_media_type"
 
-
-class ModelUnusable(AppError):
+class ModelUnusable(AppError, exit_code=5, status=422, type="invalid_request_error", code="model_unusable"):
     """Model files are missing, corrupt or unsafe, or the architecture is unknown."""
 
-    exit_code, status, type, code = 5, 422, "invalid_request_error", "model_unusable"
+
+class NoBackend(AppError, exit_code=5, status=422, type="invalid_request_error", code="backend_unavailable"):
+    pass
 
 
-class NoBackend(AppError):
-    exit_code, status, type, code = 5, 422, "invalid_request_error", "backend_unavailable"
+class Overloaded(AppError, exit_code=6, status=429, type="rate_limit_error", code="server_overloaded"):
+    pass
 
 
-class Overloaded(AppError):
-    exit_code, status, type, code = 6, 429, "rate_limit_error", "server_overloaded"
-
-
-class OutOfMemory(AppError):
+class OutOfMemory(AppError, exit_code=6, status=503, type="server_error", code="out_of_memory"):
     """The device ran out of memory in a step. The requests of that step end; all others continue."""
 
-    exit_code, status, type, code = 6, 503, "server_error", "out_of_memory"
+
+class Stopping(AppError, exit_code=6, status=503, type="server_error", code="server_stopping"):
+    pass
 
 
-class Stopping(AppError):
-    exit_code, status, type, code = 6, 503, "server_error", "server_stopping"
-
-
-class WorkerDied(AppError):
+class WorkerDied(AppError, exit_code=7, status=500, type="server_error", code="worker_died"):
     """The worker process ended. Its requests end; the next request starts a new process."""
 
-    exit_code, status, type, code = 7, 500, "server_error", "worker_died"
+
+class DaemonUnreachable(AppError, exit_code=8, status=503, type="server_error", code="daemon_unreachable"):
+    pass
 
 
-class DaemonUnreachable(AppError):
-    exit_code, status, type, code = 8, 503, "server_error", "daemon_unreachable"
+class PortTaken(AppError, exit_code=9, status=503, type="server_error", code="port_taken"):
+    pass
 
 
-class PortTaken(AppError):
-    exit_code, status, type, code = 9, 503, "server_error", "port_taken"
+class DownloadFailed(AppError, exit_code=10, status=502, type="server_error", code="download_failed"):
+    pass
 
 
-class DownloadFailed(AppError):
-    exit_code, status, type, code = 10, 502, "server_error", "download_failed"
-
-
-class StorageFailed(AppError):
+class StorageFailed(AppError, exit_code=11, status=507, type="server_error", code="storage_failed"):
     """A file cannot be written: disk full, read-only, no permission."""
-
-    exit_code, status, type, code = 11, 507, "server_error", "storage_failed"
 
 
 def _all(base: type[AppError]) -> list[type[AppError]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -107,19 +107,24 @@ def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
     weight_map = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelRefused(f"{INDEX}: weight_map must be an object of tensor names and files")
+    tensors = _read_shards({_shard(folder, file) for file in weight_map.values()})
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].file.name != file:
+            raise ModelRefused(f"tensor {name!r:.200} is not in {file}, contrary to {INDEX}")
+    for name in tensors.keys() - weight_map.keys():
+        raise ModelRefused(f"tensor {name!r:.200} is in {tensors[name].file.name}, but not in {INDEX}")
+    return tensors
+
+
+def _read_shards(files: Collection[Path]) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
-    for file in sorted({_shard(folder, file) for file in weight_map.values()}):
+    for file in sorted(files):
         if not file.exists():
             raise ModelRefused(f"shard {file.name} is missing", "download the model again")
         for name, tensor in read_header(file).items():
             if name in tensors:
                 raise ModelRefused(f"tensor {name!r} is in both {tensors[name].file.name} and {file.name}")
             tensors[name] = tensor
-    for name, file in weight_map.items():
-        if name not in tensors or tensors[name].file.name != file:
-            raise ModelRefused(f"tensor {name!r:.200} is not in {file}, contrary to {INDEX}")
-    for name in tensors.keys() - weight_map.keys():
-        raise ModelRefused(f"tensor {name!r:.200} is in {tensors[name].file.name}, but not in {INDEX}")
     return tensors
 
 

@@ -148,40 +148,59 @@ def _compressed(table: Fields) -> Quantization:
     if len(groups) != 1:
         raise table.refuse("config_groups", "one group (projections of different formats are not supported)")
     scheme = groups.table(next(iter(groups)))
-    weights, kind = scheme.table("weights"), table.text("format", scheme.text("format", "unnamed"))
-    bits, group = weights.integer("num_bits", 1, 64), _group(weights)
-    strategy = weights.text("strategy", "group" if group else "channel")
-    activations = scheme.table("input_activations")
     if "output_activations" in scheme:
         raise scheme.refuse("output_activations", "absent (quantised outputs are not supported)")
-    if kind == "pack-quantized":
-        _only(weights, "num_bits", bits, 4)
-        if weights.text("type", "int") != "int":
-            raise weights.refuse("type", "int")
-        _strategy(weights, strategy, "group", "channel")
-        if activations:
-            raise scheme.refuse("input_activations", "absent (int4 weights need unquantised activations)")
-        symmetric, order = weights.flag("symmetric", True), weights.one_of("actorder", _ORDERS)
-        return Quantization(
-            "compressed-tensors", "int4", group, symmetric=symmetric, ordered=_ORDERS.get(order, False) and group > 0
-        )
-    if kind in ("int-quantized", "naive-quantized") and weights.text("type", "int") == "int":
-        _only(weights, "num_bits", bits, 8)
-        _strategy(weights, strategy, "channel", "tensor")
-        if not weights.flag("symmetric", True):
-            raise weights.refuse("symmetric", "true for int8")
-        if activations and not (activations.flag("dynamic", False) and activations.flag("symmetric", True)):
-            raise scheme.refuse("input_activations", "symmetric and dynamic (static scales are not supported)")
-        _only(activations, "num_bits", activations.integer("num_bits", 1, 64, 8), 8)
-        return Quantization("compressed-tensors", "int8", rounds_activations=bool(activations))
-    if kind in ("float-quantized", "naive-quantized"):
-        _only(weights, "num_bits", bits, 8)
-        _strategy(weights, strategy, "channel", "tensor", "block")
-        if strategy != "block":
-            return Quantization("compressed-tensors", "fp8")
-        outs, ins = _blocks(weights, "block_structure")
-        return Quantization("compressed-tensors", "fp8", ins, outs)
-    raise table.refuse("format", "pack-quantized, int-quantized or float-quantized")
+    kind = table.text("format", scheme.text("format", "unnamed"))
+    if kind == "naive-quantized":
+        kind = "int-quantized" if scheme.table("weights").text("type", "int") == "int" else "float-quantized"
+    reader = {"pack-quantized": _packed_int4, "int-quantized": _int8, "float-quantized": _float8}.get(kind)
+    if reader is None:
+        raise table.refuse("format", "pack-quantized, int-quantized or float-quantized")
+    return reader(scheme)
+
+
+def _packed_int4(scheme: Fields) -> Quantization:
+    weights = scheme.table("weights")
+    group = _group(weights)
+    _bits(weights, 4)
+    if weights.text("type", "int") != "int":
+        raise weights.refuse("type", "int")
+    _strategy(weights, group, "group", "channel")
+    if scheme.table("input_activations"):
+        raise scheme.refuse("input_activations", "absent (int4 weights need unquantised activations)")
+    symmetric = weights.flag("symmetric", True)
+    order = weights.one_of("actorder", _ORDERS)
+    return Quantization(
+        "compressed-tensors", "int4", group, symmetric=symmetric, ordered=_ORDERS.get(order, False) and group > 0
+    )
+
+
+def _int8(scheme: Fields) -> Quantization:
+    weights = scheme.table("weights")
+    if weights.text("type", "int") != "int":
+        raise weights.refuse("type", "int")
+    _bits(weights, 8)
+    _strategy(weights, _group(weights), "channel", "tensor")
+    if not weights.flag("symmetric", True):
+        raise weights.refuse("symmetric", "true for int8")
+    activations = scheme.table("input_activations")
+    if activations and not (activations.flag("dynamic", False) and activations.flag("symmetric", True)):
+        raise scheme.refuse("input_activations", "symmetric and dynamic (static scales are not supported)")
+    _only(activations, "num_bits", activations.integer("num_bits", 1, 64, 8), 8)
+    return Quantization("compressed-tensors", "int8", rounds_activations=bool(activations))
+
+
+def _float8(scheme: Fields) -> Quantization:
+    weights = scheme.table("weights")
+    _bits(weights, 8)
+    if _strategy(weights, _group(weights), "channel", "tensor", "block") != "block":
+        return Quantization("compressed-tensors", "fp8")
+    outs, ins = _blocks(weights, "block_structure")
+    return Quantization("compressed-tensors", "fp8", ins, outs)
+
+
+def _bits(weights: Fields, supported: int) -> None:
+    _only(weights, "num_bits", weights.integer("num_bits", 1, 64), supported)
 
 
 def _group(table: Fields) -> int:
@@ -196,6 +215,8 @@ def _only(table: Fields, key: str, bits: int, supported: int) -> None:
         raise table.refuse(key, f"{supported} (other bit widths are not supported)")
 
 
-def _strategy(table: Fields, strategy: str, *supported: str) -> None:
+def _strategy(weights: Fields, group: int, *supported: str) -> str:
+    strategy = weights.text("strategy", "group" if group else "channel")
     if strategy not in supported:
-        raise table.refuse("strategy", " or ".join(supported))
+        raise weights.refuse("strategy", " or ".join(supported))
+    return strategy

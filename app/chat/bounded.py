@@ -54,7 +54,7 @@ class BoundedChild:
                 status = self._drop()
                 if status in (-signal.SIGPROF, -signal.SIGALRM):
                     raise ChildLost(f"it took longer than {self._cpu:g} s of processor time") from None
-                raise ChildLost("it used more memory than it may, or crashed") from None
+                raise ChildLost("it crashed or exceeded its memory limit") from None
 
     def close(self) -> None:
         with self._lock:

@@ -80,7 +80,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: ChatTokenizer, vocab_size: int) -> None:
         """`vocab_size` is the model's, which may be padded beyond the tokenizer's. Takes a while for large ones."""
         if not tokenizer.eos_ids:
-            raise InvalidRequest("this model names no end-of-sequence token, so structured output could never end")
+            raise InvalidRequest("structured output is not supported for this model: it has no end-of-sequence token")
         self._vocab_size = vocab_size
         vocabulary = Vocabulary(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), sorted(tokenizer.eos_ids))
         try:
@@ -112,7 +112,7 @@ class GrammarCompiler:
                 continue
             theirs, ours = self._tokens.decode_bytes([token]), tokenizer.token_bytes(token)
             if theirs != ours:
-                raise _unreadable(tokenizer, f"token {token} is {ours!r}, the library says {theirs!r}")
+                raise _unreadable(tokenizer, f"token {token} is {ours!r}, but the library has {theirs!r}")
 
     def close(self) -> None:
         self._trials.close()
@@ -189,7 +189,7 @@ def _unusable(where: str, problem: object) -> InvalidRequest:
 def _unreadable(tokenizer: ChatTokenizer, problem: str) -> UnsupportedParameter:
     kind = "+".join(tokenizer.decoders) or "none"
     return UnsupportedParameter(
-        f"structured output is not supported for this model's tokenizer (decoder {kind}): {problem:.200}"
+        f"structured output is not supported for the tokenizer of this model (decoder {kind}): {problem:.200}"
     )
 
 
@@ -213,9 +213,9 @@ def _self_contained(schema: object, where: str) -> SelfContained:
 
 def _choice_grammar(choices: Sequence[str]) -> str:
     if not choices or any(not choice for choice in choices):
-        raise InvalidRequest("choice needs at least one text, none of them empty", param="choice")
+        raise InvalidRequest("choice must have at least one text and no empty text", param="choice")
     if len(choices) > MAX_CHOICES:
-        raise InvalidRequest(f"choice holds {len(choices)} texts, the limit is {MAX_CHOICES}", param="choice")
+        raise InvalidRequest(f"choice has {len(choices)} texts; the limit is {MAX_CHOICES}", param="choice")
     _check_size(sum(map(len, choices)), "choice")
     quoted = (json.dumps(choice, ensure_ascii=False).replace("\x7f", "\\u007f") for choice in choices)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
@@ -258,4 +258,4 @@ def _children(value: object) -> Iterable[object]:
 
 def _check_size(size: int, where: str) -> None:
     if size > MAX_SOURCE:
-        raise InvalidRequest(f"{where} has {size} characters, the limit is {MAX_SOURCE}", param=where)
+        raise InvalidRequest(f"{where} has {size} characters; the limit is {MAX_SOURCE}", param=where)

@@ -32,7 +32,7 @@ def find_problem(tokens: LLTokenizer, grammar: str) -> str:
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.nonzero(np.unpackbits(mask, bitorder="little"))[0]
         if step == 0 and matcher.is_stopped() and not matcher.is_accepting():
-            return "nothing can match it"
+            return "no text can match it"
         if matcher.is_error():
             return matcher.get_error().split("\n")[0]
         matcher.consume_token(int(chance.choice(allowed)))

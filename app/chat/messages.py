@@ -18,7 +18,7 @@ def for_template(messages: Sequence[object], *, knows_developer: bool) -> list[d
     knows it. Raises InvalidRequest or UnsupportedParameter with the place of the first fault.
     """
     if not messages:
-        raise InvalidRequest("messages is empty: at least one message is needed", param="messages")
+        raise InvalidRequest("messages must have at least one message", param="messages")
     shaped = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -34,7 +34,9 @@ def _shape(message: dict[str, Any], where: str, knows_developer: bool) -> dict[s
         raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}, not {role!r}", param=f"{where}.role")
     calls = message.get("tool_calls")
     if calls and role != "assistant":
-        raise InvalidRequest(f"{where}.tool_calls: only an assistant calls tools", param=f"{where}.tool_calls")
+        raise InvalidRequest(
+            f"{where}.tool_calls: only an assistant message may have tool calls", param=f"{where}.tool_calls"
+        )
     if message.get("content") is None and not (role == "assistant" and calls):
         raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
     shaped: dict[str, Any] = {
@@ -58,7 +60,7 @@ def _text(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequest(f"{where} must be text or a list of parts", param=where)
+        raise InvalidRequest(f"{where} must be a string or a list of parts", param=where)
     texts = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
@@ -66,11 +68,11 @@ def _text(content: object, where: str) -> str:
             raise InvalidRequest(f"{place} must be an object", param=place)
         if part.get("type") != "text":
             raise UnsupportedParameter(
-                f"{place}.type {part.get('type')!r} is not supported: this model reads text parts only",
+                f"{place}.type {part.get('type')!r} is not supported: this model supports only text parts",
                 param=f"{place}.type",
             )
         if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{place}.text must be text", param=f"{place}.text")
+            raise InvalidRequest(f"{place}.text must be a string", param=f"{place}.text")
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -83,7 +85,7 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             place = f"{where}[{index}].function"
-            raise InvalidRequest(f"{place} needs a name and arguments", param=place)
+            raise InvalidRequest(f"{place} must have a name and arguments", param=place)
         arguments = function.get("arguments", {})
         shaped.append(
             {

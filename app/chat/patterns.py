@@ -44,7 +44,7 @@ class _Translation:
         while self._at < len(pattern):
             parts.append(self._next())
         if self._outer:
-            self._refuse("a group ( is not closed")
+            self._refuse("a group is not closed: (")
         self.text = "".join(parts)
 
     def _refuse(self, problem: str) -> NoReturn:
@@ -52,7 +52,7 @@ class _Translation:
 
     def _take(self) -> str:
         if self._at == len(self._pattern):
-            self._refuse("it ends too early")
+            self._refuse("unexpected end")
         self._at += 1
         return self._pattern[self._at - 1]
 
@@ -73,7 +73,7 @@ class _Translation:
                 return self._open()
             case ")":
                 if not self._outer:
-                    self._refuse("a group is closed that is not open: )")
+                    self._refuse("unmatched )")
                 self._flags = self._outer.pop()
                 return ")" + self._quantifier()
             case "*" | "+" | "?":
@@ -81,7 +81,7 @@ class _Translation:
             case "{":
                 self._at = start
                 if self._match(_QUANTIFIER) or self._match(re.compile(r"\{,\d+\}")):
-                    self._refuse("nothing to repeat, or no lower bound, in {…}")
+                    self._refuse("nothing to repeat or no lower bound: {…}")
                 self._at = start + 1
                 return _literal(ord("{")) + self._quantifier()
             case ".":
@@ -100,11 +100,11 @@ class _Translation:
                 kind = self._pattern[self._at : self._at + 3]
                 if kind[1:2] in "=!<":
                     self._refuse("look-around (?=…), (?!…), (?<=…) or (?<!…) is not supported")
-                self._refuse(f"({kind}…) is not supported; the flags i and s are")
+                self._refuse(f"({kind}…) is not supported; supported flags: i, s")
             flags = group["flags"] or ""
             if group["end"] == ")":
                 if self._pattern[: self._at] != f"(?{flags})":
-                    self._refuse(f"the flags (?{flags}) may only stand at the start")
+                    self._refuse(f"the flags (?{flags}) are allowed only at the start")
                 self._flags = flags
                 return ""
             self._flags = outer + flags
@@ -137,7 +137,7 @@ class _Translation:
             if last > 0x7F and first == last:
                 more += [(ord(other), ord(other)) for other in _other_cases(chr(first))]
             elif last > 0x7F:
-                self._refuse("a range of other letters than ASCII cannot ignore case")
+                self._refuse("a non-ASCII range cannot ignore case")
         return ranges + more
 
     def _escape(self) -> str:
@@ -159,7 +159,7 @@ class _Translation:
         if char in "pP":
             name = self._match(_PROPERTY)
             if name is None:
-                self._refuse(f"\\{char} needs the name of a property in braces, as in \\p{{L}}")
+                self._refuse(f"\\{char} needs a property name in braces, for example \\p{{L}}")
             return f"\\{char}{name[0]}"
         if char == "0" and not self._pattern[self._at : self._at + 1].isdigit():
             return 0
@@ -172,7 +172,7 @@ class _Translation:
         if char in "123456789" or char == "k":
             self._refuse(f"a backreference \\{char} is not supported")
         if char.isalnum():
-            self._refuse(f"the escape \\{char} is none of ECMA-262")
+            self._refuse(f"unknown escape \\{char} (not in ECMA-262)")
         return ord(char)
 
     def _unicode_escape(self) -> int:
@@ -183,7 +183,7 @@ class _Translation:
         if 0xD800 <= code < 0xDC00 and (low := self._match(re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})"))):
             code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-            self._refuse(f"\\u{digits[0]} is no character")
+            self._refuse(f"\\u{digits[0]} is not a character")
         return code
 
     def _set(self) -> str:
@@ -191,7 +191,7 @@ class _Translation:
         negated = self._pattern.startswith("^", self._at)
         self._at += negated
         if self._pattern.startswith("]", self._at):
-            self._refuse("an empty set [] or [^]; write \\] for the character")
+            self._refuse("an empty set [] or [^]; for the character write \\]")
         ranges: Ranges = []
         classes: list[str] = []
         while (item := self._member()) is not None:
@@ -204,7 +204,7 @@ class _Translation:
                     ranges += [(item, item), (0x2D, 0x2D)]
                     classes.append(last)
                 elif last is None or last < item:
-                    self._refuse("a range whose end is before its start")
+                    self._refuse("a range ends before its start")
                 else:
                     ranges.append((item, last))
             else:
@@ -222,7 +222,7 @@ class _Translation:
             self._at += 1
             return 0x08
         if self._pattern.startswith("B", self._at):
-            self._refuse("the escape \\B is none of ECMA-262 in a set")
+            self._refuse("unknown escape \\B in a set (not in ECMA-262)")
         return self._escaped()
 
 

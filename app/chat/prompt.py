@@ -73,7 +73,7 @@ class PromptMaker:
         taken = sorted(set(kwargs or {}) & {*_OURS, *self.tokenizer.special_tokens})
         if taken:
             param = f"chat_template_kwargs.{taken[0]}"
-            raise UnsupportedParameter(f"{param} is set by localllm itself", param=param)
+            raise UnsupportedParameter(f"{param} is set by localllm", param=param)
         text = self._renderer.render(
             template,
             {
@@ -88,7 +88,7 @@ class PromptMaker:
             text, found, _ = text.rpartition(_CUT)
             if not found:
                 raise UnsupportedParameter(
-                    "continue_final_message: this model's template does not keep the final message",
+                    "continue_final_message: the chat template of this model changes the final message",
                     param="continue_final_message",
                 )
         opened = text.rstrip().endswith(THINK)
@@ -119,7 +119,7 @@ class PromptMaker:
         named = templates.get("tool_use") if with_tools else None
         template = named or templates.get("default") or next(iter(templates.values()))
         if with_tools and "tools" not in template:
-            raise UnsupportedParameter("tools: this model's chat template has no place for tools", param="tools")
+            raise UnsupportedParameter("tools: the chat template of this model does not support tools", param="tools")
         return template
 
 
@@ -127,7 +127,7 @@ def too_long(context: int, tokens: int, where: str, *, about: bool = False) -> C
     """A prompt that leaves no room for an answer; `about`: its tokens were estimated."""
     return ContextTooLong(
         f"this model's maximum context length is {context} tokens, "
-        f"but the prompt alone has {'about ' if about else ''}{tokens}",
+        f"but the prompt has {'about ' if about else ''}{tokens}",
         param=where,
         n_prompt_tokens=tokens,
         n_ctx=context,
@@ -137,6 +137,7 @@ def too_long(context: int, tokens: int, where: str, *, about: bool = False) -> C
 def _mark_end(message: dict[str, Any]) -> None:
     if message["role"] != "assistant" or not message["content"]:
         raise InvalidRequest(
-            "continue_final_message needs a last message of the assistant with text", param="continue_final_message"
+            "continue_final_message needs an assistant message with text as the last message",
+            param="continue_final_message",
         )
     message["content"] += _CUT

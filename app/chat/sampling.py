@@ -50,6 +50,6 @@ def _bias(asked: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], 
                 f"logit_bias: {key!r} is not a token id of this model (0…{vocab_size - 1})", param="logit_bias"
             )
         if not math.isfinite(value) or abs(value) > MAX_BIAS:
-            raise InvalidRequest(f"logit_bias of {key} must lie in -100…100, not {value}", param="logit_bias")
+            raise InvalidRequest(f"logit_bias of {key} must be in -100…100, not {value}", param="logit_bias")
         pairs.append((int(key), float(value)))
     return tuple(pairs)

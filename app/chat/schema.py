@@ -182,7 +182,7 @@ class _Rewriter:
     def _count(self, place: _Place) -> None:
         self._nodes += 1
         if self._nodes > MAX_REWRITTEN:
-            _refuse(place.pointer, f"with its references the schema has more than {MAX_REWRITTEN} subschemas")
+            _refuse(place.pointer, f"the schema with its references has more than {MAX_REWRITTEN} subschemas")
 
     def _kinds(self, place: _Place) -> tuple[str, ...]:
         """The types that the schema names itself; all where it names none."""
@@ -190,7 +190,7 @@ class _Rewriter:
         named = place.value.get("type", TYPES)
         kinds = (named,) if isinstance(named, str) else named
         if not isinstance(kinds, list | tuple) or not kinds or any(kind not in TYPES for kind in kinds):
-            _refuse(f"{place.pointer}/type", f"{named!r} names no type; the types are {', '.join(TYPES)}")
+            _refuse(f"{place.pointer}/type", f"unknown type: {named!r}; supported: {', '.join(TYPES)}")
         return tuple(kinds)
 
     def _unsupported(self, place: _Place, keyword: str) -> None:
@@ -293,8 +293,8 @@ class _Rewriter:
         if isinstance(least, int | float) and least > len(set(place.value.get("required", ()))) + 1:
             _refuse(
                 f"{place.pointer}/minProperties",
-                f"{least} properties, of which more than one is not in required, cannot be enforced: "
-                "a model may write one name twice",
+                f"{least} properties cannot be enforced if more than one is not in required: "
+                "a model may write the same name twice",
             )
 
     def _check_steps(self) -> None:
@@ -305,7 +305,7 @@ class _Rewriter:
         coefficients = [step.coefficient * 10 ** (digits - step.digits) for step in self._steps]
         for coefficient, step in zip(coefficients, self._steps, strict=True):
             if coefficient * max(coefficients) >= _MAX_COEFFICIENT:
-                _refuse(step.pointer, "too large to be combined with others; keep multipleOf below 65536")
+                _refuse(step.pointer, "too large to be combined with other values; use multipleOf below 65536")
 
     def _reference(self, place: _Place) -> str:
         assert isinstance(place.value, dict)
@@ -324,12 +324,12 @@ class _Rewriter:
         uri = _join(base, address) if address else base
         resource = self._index.resources.get(uri)
         if resource is None:
-            _refuse(pointer, f"{reference[:200]!r} leads out of the schema, and nothing is fetched")
+            _refuse(pointer, f"{reference[:200]!r} is outside the schema; remote schemas are not loaded")
         fragment = unquote(fragment, errors="replace")
         if fragment and not fragment.startswith("/"):
             anchor = self._index.anchors.get((uri, fragment))
             if anchor is None:
-                _refuse(pointer, f"{reference[:200]!r} names an anchor that the schema does not have")
+                _refuse(pointer, f"{reference[:200]!r} is an unknown anchor")
             return anchor
         place = resource
         for part in fragment.split("/")[1:]:
@@ -343,7 +343,7 @@ class _Rewriter:
         elif isinstance(value, list) and re.fullmatch("0|[1-9][0-9]{0,8}", name) and int(name) < len(value):
             child = value[int(name)]
         else:
-            _refuse(pointer, f"{reference[:200]!r} leads nowhere: {place.pointer} has no {name[:80]!r}")
+            _refuse(pointer, f"{reference[:200]!r} is an unknown path: {place.pointer} has no {name[:80]!r}")
         return _Place(child, place.base, f"{place.pointer}/{_escape(name)}")
 
 
@@ -378,7 +378,7 @@ def _check_literal(value: object, pointer: str) -> None:
     """Raises for a const that the grammar could not write, or would write as another."""
     if isinstance(value, str):
         if unwritable := re.search("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]", value):
-            _refuse(pointer, f"the character U+{ord(unwritable[0]):04X} cannot be written")
+            _refuse(pointer, f"the character U+{ord(unwritable[0]):04X} cannot be encoded")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         _check_exact(value, pointer)
     elif isinstance(value, list):
@@ -401,7 +401,7 @@ def _check_exact(value: object, pointer: str, *, limit: int = _SAFE_INT) -> int 
     """The number, where double precision holds it, and its whole part fits in 64 bits."""
     number = _number(value, pointer)
     if abs(number) >= limit or float(number) != number or _parsed(float(number)) != number:
-        _refuse(pointer, f"the number cannot be enforced exactly; all integers up to {_SAFE_FLOAT} (2^53) can")
+        _refuse(pointer, f"the number cannot be enforced exactly; the limit is {_SAFE_FLOAT} (2^53)")
     return number
 
 
@@ -459,7 +459,7 @@ def _whole_within(number: float, outwards: int) -> int:
 def _whole(value: object, pointer: str) -> int:
     number = _number(value, pointer)
     if number < 0 or number != int(number):
-        _refuse(pointer, "must be a whole number, not below 0")
+        _refuse(pointer, "must be an integer, 0 or more")
     return int(number)
 
 
@@ -476,9 +476,9 @@ def _step(value: object, pointer: str) -> _Step:
     """Raises where llguidance would round it."""
     number = _number(value, pointer)
     if number <= 0:
-        _refuse(pointer, "must be above 0")
+        _refuse(pointer, "must be greater than 0")
     if number >= _MAX_COEFFICIENT:
-        _refuse(pointer, "must be below 2^32")
+        _refuse(pointer, "must be less than 2^32")
     scaled, digits = float(number), 0
     while scaled != int(scaled):
         scaled, digits = scaled * 10, digits + 1
@@ -513,13 +513,13 @@ def _narrow_to_multiples(simple: dict[str, Any], whole: bool, pointer: str) -> d
     for side, multiple in outermost.items():
         number = int(multiple) if multiple.denominator == 1 else float(multiple)
         if Fraction(str(number)) != multiple:
-            _refuse(pointer, "the multiple next to a bound has too many digits")
+            _refuse(pointer, "multipleOf next to a bound has too many digits")
         narrowed[side] = _check_exact(number, pointer)
     if len(outermost) == 2 and outermost["minimum"] <= outermost["maximum"]:
         rough = float(simple["multipleOf"])
         first, last = (float(narrowed[side]) / rough for side in ("minimum", "maximum"))
         if math.ceil(first) * rough > math.floor(last) * rough:
-            _refuse(pointer, "a multiple between the bounds would not be found")
+            _refuse(pointer, "multipleOf has multiples between the bounds that cannot be generated")
     return narrowed
 
 
@@ -535,7 +535,7 @@ def _pattern(value: object, pointer: str) -> str:
 def _format(value: object, pointer: str) -> dict[str, Any]:
     known = formats.BUILT_IN | formats.PATTERNS.keys()
     if not isinstance(value, str) or value not in known:
-        _refuse(pointer, f"unknown format: {str(value)[:80]}; the formats are {', '.join(sorted(known))}")
+        _refuse(pointer, f"unknown format: {str(value)[:80]}; supported: {', '.join(sorted(known))}")
     if value in formats.BUILT_IN:
         return {"format": value}
     return {"format patterns": tuple(map(patterns.translate, formats.PATTERNS[value]))}

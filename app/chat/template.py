@@ -31,7 +31,7 @@ class TemplateRenderer:
     def render(self, template: str, variables: dict[str, Any]) -> str:
         """The template's text for JSON-like variables. Raises TemplateFailed with the reason."""
         if len(template) > MAX_TEMPLATE:
-            raise _failed(f"it has {len(template)} characters, the limit is {MAX_TEMPLATE}")
+            raise _failed(f"it has {len(template)} characters; the limit is {MAX_TEMPLATE}")
         # Conversations may be long, so what may come out grows with what goes in.
         max_chars = min(2**20 + 4 * len(msgspec.msgpack.encode(variables)), MAX_TEXT)
         try:

@@ -99,7 +99,7 @@ def render(job: Job) -> Rendered:
     except _Raised as error:
         return Rendered(problem=_short(str(error)))
     except SecurityError as error:
-        return Rendered(problem=f"it tried something forbidden: {_short(str(error))}")
+        return Rendered(problem=f"forbidden operation: {_short(str(error))}")
     except jinja2.TemplateSyntaxError as error:
         return Rendered(problem=f"line {error.lineno}: {_short(str(error.message))}")
     except Exception as error:  # whatever a template provokes is the template's fault
@@ -115,7 +115,7 @@ def _handle(request: bytes) -> bytes:
     try:
         return msgspec.msgpack.encode(render(msgspec.msgpack.decode(request, type=Job)))
     except MemoryError:
-        problem = "it used more memory than it may"
+        problem = "it exceeded its memory limit"
     except RecursionError:
         problem = "it is nested too deeply"
     raise Spent(msgspec.msgpack.encode(Rendered(problem=problem)))

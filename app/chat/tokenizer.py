@@ -46,7 +46,7 @@ class ChatTokenizer:
         try:
             self._rust = RustTokenizer.from_str(self._text)
         except Exception as error:  # the library raises bare Exception
-            raise ModelRefused(f"tokenizer.json: not a usable tokenizer: {error}") from None
+            raise ModelRefused(f"tokenizer.json is not a valid tokenizer: {error}") from None
         self._rust.no_truncation()
         self._rust.no_padding()
         self._decoder = self._rust.decoder
@@ -267,12 +267,12 @@ def _mark_broken(tokens: list[str]) -> list[str]:
 def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_JSON:
-            raise ModelRefused(f"{path.name}: {path.stat().st_size} bytes are over the limit of {MAX_JSON}")
+            raise ModelRefused(f"{path.name} has {path.stat().st_size} bytes; the limit is {MAX_JSON}")
         return path.read_text("utf-8")
     except FileNotFoundError:
         raise ModelRefused(
             f"{path.name} is missing",
-            hint="this version reads tokenizers in the Hugging Face format (tokenizer.json) only",
+            hint="this version supports only tokenizers in the Hugging Face format (tokenizer.json)",
         ) from None
     except UnicodeDecodeError:
         raise ModelRefused(f"{path.name} is not UTF-8 text") from None
@@ -286,9 +286,9 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path.name}: malformed JSON: {error}") from None
+        raise ModelRefused(f"{path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ModelRefused(f"{path.name}: expected a JSON object, found {type(value).__name__}")
+        raise ModelRefused(f"{path.name}: must contain a JSON object, not {type(value).__name__}")
     return value
 
 
@@ -317,6 +317,6 @@ def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     templates: dict[str, str] = {}
     for name, text in named:
         if not isinstance(name, str) or not isinstance(text, str):
-            raise ModelRefused(f"{source.name}: chat_template must be text, or a list of named texts")
+            raise ModelRefused(f"{source.name}: chat_template must be a string or a list of named strings")
         templates[name] = text
     return templates

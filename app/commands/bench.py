@@ -19,7 +19,8 @@ from ..errors import AppError
 from .asking import loaded
 from .console import say
 
-LONG, SHORT = 400, 24  # words in a prompt, to measure prefill and decode
+LONG = 400  # words in a prompt, to measure prefill
+SHORT = 24  # to measure decode
 NEW_TOKENS = 96
 WORDS = "time water house morning letter road music table winter colour bread window river paper summer garden".split()
 

@@ -95,7 +95,8 @@ class _Asker:
     client: Client
 
     async def ask(self, prompt: str, **parameters: Any) -> tuple[str, Done]:
-        text, messages = "", [{"role": "user", "content": prompt}]
+        text = ""
+        messages = [{"role": "user", "content": prompt}]
         async with aclosing(self.client.chat(GUIDE, messages, **parameters)) as events:
             async for event in events:
                 if isinstance(event, TextPiece):

@@ -49,7 +49,7 @@ def _log_file() -> logging.Handler:
             folder / "daemon.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
         )
     except OSError as error:  # a full disk must not keep the daemon from answering
-        print(f"no log file: {error}", file=sys.stderr)
+        print(f"cannot open the log file: {error}", file=sys.stderr)
         return logging.NullHandler()
 
 

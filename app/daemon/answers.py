@@ -212,7 +212,7 @@ class CompletionAnswer:
 def _check_finished(choices: list[_Choice]) -> None:
     """Every choice must have ended for a reason; a worker that gave none broke the contract."""
     if not all(choice.finish for choice in choices):
-        raise AppError("the engine ended an answer without a reason")
+        raise AppError("the engine ended an answer without a finish reason")
 
 
 def _call_delta(call: ToolCallPiece) -> ToolCallDelta:

@@ -50,10 +50,10 @@ def start(settings: Settings) -> None:
         except (TimeoutError, subprocess.TimeoutExpired):
             os.killpg(launcher.pid, signal.SIGKILL)
             launcher.wait()
-            raise DaemonUnreachable(f"the daemon did not answer within {START_SECONDS} s{_last(words)}") from None
+            raise DaemonUnreachable(f"the daemon did not start within {START_SECONDS} s{_last(words)}") from None
         said = answer.read()
         if not said:
-            raise DaemonUnreachable(f"the daemon ended at its start{_last(words)}")
+            raise DaemonUnreachable(f"the daemon exited during its start{_last(words)}")
     if said != READY:
         raise msgspec.json.decode(said, type=Fault).error()
 

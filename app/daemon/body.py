@@ -66,10 +66,12 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
     headers = dict(scope["headers"])
     media = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if media != b"application/json":
-        raise UnsupportedMedia("the body must be JSON, sent with Content-Type: application/json")
+        raise UnsupportedMedia("the body must be JSON, with Content-Type: application/json")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise UnsupportedMedia("compressed bodies are not accepted")
-    too_large = BodyTooLarge(f"the body is over the limit of {limit} bytes", hint="setting max_body_mib raises it")
+        raise UnsupportedMedia("compressed bodies are not supported")
+    too_large = BodyTooLarge(
+        f"the body exceeds the limit of {limit} bytes", hint="to raise it, use the setting max_body_mib"
+    )
     length = int(headers.get(b"content-length", b"0"))
     if length > limit:
         if b"expect" not in headers:
@@ -82,7 +84,7 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
             async with asyncio.timeout(READ_SECONDS):
                 message: Mapping[str, Any] = await receive()
         except TimeoutError:
-            raise InvalidRequest(f"the body stopped arriving for {READ_SECONDS:.0f} s") from None
+            raise InvalidRequest(f"no data of the body arrived for {READ_SECONDS:.0f} s") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         parts.append(message["body"])

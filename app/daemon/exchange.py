@@ -91,7 +91,7 @@ class _Tally:
 
     def _add(self, end: Finished) -> None:
         if end.cancelled:  # not by us: we would not be reading any more
-            raise Stopping("the engine gave the request up")
+            raise Stopping("the engine cancelled the request")
         self._watch.tokens(end.prompt_tokens, end.completion_tokens)
         prompt = self.usage.prompt_tokens + end.prompt_tokens
         generated = self.usage.completion_tokens + end.completion_tokens

@@ -26,7 +26,7 @@ def app_error(error: Exception) -> AppError | None:
         case CacheOverflow():
             return CacheTooSmall(
                 str(error),
-                hint="ask for fewer max_tokens, or raise the setting cache_mib",
+                hint="use a smaller max_tokens, or raise the setting cache_mib",
                 n_needed=error.needed,
                 n_cache=error.limit,
             )
@@ -39,10 +39,10 @@ def app_error(error: Exception) -> AppError | None:
         case BackendUnavailable():
             return NoBackend(str(error), hint=error.hint)
         case EngineError():  # RunnerFailed, or asked of an engine that was closed by it
-            return WorkerDied(f"the engine failed and is being restarted: {error}")
+            return WorkerDied(f"the engine failed and restarts: {error}")
     return None
 
 
 def internal_error() -> AppError:
     """Said to a client instead of a stack trace."""
-    return AppError("something went wrong inside localllm", hint="the log folder's worker log says what")
+    return AppError("internal error in localllm", hint="see the log of the worker in the log folder")

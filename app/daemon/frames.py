@@ -255,14 +255,14 @@ _from_worker = msgspec.msgpack.Decoder(FromWorker)
 def pack(frame: Frame) -> bytes:
     body = _encoder.encode(frame)
     if len(body) > MAX_FRAME:
-        raise ValueError(f"frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
+        raise ValueError(f"a frame of {len(body)} bytes exceeds the limit of {MAX_FRAME}")
     return len(body).to_bytes(4, "big") + body
 
 
 async def _read_body(reader: asyncio.StreamReader) -> bytes:
     length = int.from_bytes(await reader.readexactly(4), "big")
     if length > MAX_FRAME:
-        raise ValueError(f"frame of {length} bytes is over the limit of {MAX_FRAME}")
+        raise ValueError(f"a frame of {length} bytes exceeds the limit of {MAX_FRAME}")
     return await reader.readexactly(length)
 
 

@@ -37,11 +37,11 @@ class Generation:
     def take(self, delta: Delta) -> Piece | None:
         """Raises InvalidRequest when the request fails by its own doing, OutOfMemory when its step had none."""
         if delta.finish == "failed":
-            raise InvalidRequest(f"the answer had to stop: {delta.error}")
+            raise InvalidRequest(f"the answer was stopped: {delta.error}")
         if delta.finish == "no_memory":
             raise OutOfMemory(
-                f"the answer had to stop: {delta.error}",
-                hint="try again; a smaller cache leaves more room for steps (settings cache_share and cache_mib)",
+                f"the answer was stopped: {delta.error}",
+                hint="try again; a smaller KV cache leaves more memory for steps (settings cache_share and cache_mib)",
             )
         return self.choices[delta.request_id].take(delta)
 
@@ -60,16 +60,16 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
     """Render, tokenize, check, compile: all that needs no engine. May block; raises AppError."""
     tools, forced = _tools(asked)
     if asked.adapter is not None:
-        raise UnsupportedParameter("adapter: this version cannot load adapters yet", param="adapter")
+        raise UnsupportedParameter("adapter: adapters are not supported in this version", param="adapter")
     if asked.echo and (asked.prompt is None or asked.logprobs is not None):
-        raise UnsupportedParameter("echo goes with a plain prompt and without logprobs only", param="echo")
+        raise UnsupportedParameter("echo needs a plain prompt, without logprobs", param="echo")
     if asked.response_format is not None and tools:
         raise UnsupportedParameter("response_format cannot be combined with tools", param="response_format")
     prompt = _prompt(asked, model, tools, close_reasoning=asked.response_format is not None or bool(forced))
     spec = model.runner.spec
     where = "messages" if asked.prompt is None else "prompt"
     if any(not 0 <= token < spec.vocab_size for token in prompt.ids):
-        raise InvalidRequest(f"{where} holds token ids beyond the model's {spec.vocab_size}", param=where)
+        raise InvalidRequest(f"{where} has token ids beyond the vocabulary size {spec.vocab_size}", param=where)
     max_tokens = asked.max_tokens
     if max_tokens is None:
         max_tokens = spec.longest - len(prompt.ids)
@@ -132,7 +132,7 @@ def _tools(asked: Generate) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
             return tools, tools
         case {"function": {"name": str(wanted)}} if wanted in names:
             return tools, [tools[names.index(wanted)]]
-    raise InvalidRequest(f"tool_choice {asked.tool_choice!r:.100} names no tool of this request", param="tool_choice")
+    raise InvalidRequest(f"tool_choice {asked.tool_choice!r:.100} is not a tool of this request", param="tool_choice")
 
 
 def _grammar(
@@ -148,7 +148,8 @@ def _grammar(
     if strict and not prompt.tools:
         where = f"tools[{strict[0]}].function.strict"
         raise UnsupportedParameter(
-            f"{where}: this model's calls are not in a form that can be held to a schema", param=where
+            f"{where}: not supported for this model: its tool-call format cannot be constrained by a schema",
+            param=where,
         )
     if strict:
         return model.grammars().compile_text_with_calls(tools)

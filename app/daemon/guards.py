@@ -110,8 +110,8 @@ class Errors:
         except AppError as raised:
             error = raised
         except Exception:
-            log.exception("a bug of ours, met at %s", scope["path"])
-            error = AppError("the daemon met an error of its own; its log says more")
+            log.exception("internal error in %s", scope["path"])
+            error = AppError("internal error in the daemon; see its log")
         if not started:
             await error_response(error)(scope, receive, send)
 
@@ -126,7 +126,7 @@ class Heads:
         size = len(scope["raw_path"]) + len(scope["query_string"])
         size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         if size > MAX_HEAD:
-            raise InvalidRequest(f"the request line and headers are over the limit of {MAX_HEAD} bytes")
+            raise InvalidRequest(f"the request line and the headers exceed the limit of {MAX_HEAD} bytes")
         await self.app(scope, receive, send)
 
 
@@ -151,7 +151,10 @@ class Hosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not is_local(scope) and not self._knows(_header(scope, b"host") or b"", scope["server"][0]):
-            raise Forbidden("the Host header does not name this machine", hint="setting allowed_hosts adds names")
+            raise Forbidden(
+                "the Host header is not a name of this machine",
+                hint="to accept more names, use the setting allowed_hosts",
+            )
         await self.app(scope, receive, send)
 
     def _knows(self, header: bytes, own_address: str) -> bool:
@@ -184,7 +187,9 @@ class Origins:
             await self.app(scope, receive, send)
             return
         if len(origins) > 1 or origins[0].lower() not in self.allowed:
-            raise Forbidden("this web origin may not call the daemon", hint="setting allowed_origins adds origins")
+            raise Forbidden(
+                "this web origin may not call the daemon", hint="to allow it, use the setting allowed_origins"
+            )
         cors = {"access-control-allow-origin": origins[0].decode("latin-1"), "vary": "Origin"}
         if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method"):
             preflight = cors | {
@@ -217,7 +222,9 @@ class Keys:
         if self.key and not is_local(scope) and scope["path"] not in PUBLIC:
             given = [*_headers(scope, b"x-api-key"), *map(_bearer, _headers(scope, b"authorization"))]
             if not given:
-                raise Unauthorized("an API key is needed", hint="send it as Authorization: Bearer, or in X-Api-Key")
+                raise Unauthorized(
+                    "an API key is required", hint="send it in the header Authorization: Bearer or X-Api-Key"
+                )
             if not all(hmac.compare_digest(key, self.key) for key in given):
                 raise Unauthorized("the API key is wrong")
         await self.app(scope, receive, send)

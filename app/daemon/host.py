@@ -88,7 +88,8 @@ class Host:
                 if slot.worker.held:
                     how = f"on {info.backend}" if other else f"with quant {made}"
                     raise InvalidRequest(
-                        f"{ref.id} is busy {how}: stop it first", param="backend" if other else "quant"
+                        f"{ref.id} is busy {how}; unload it first (localllm stop)",
+                        param="backend" if other else "quant",
                     )
                 await asyncio.shield(self._leave(slot, drain=0.0))
                 continue
@@ -104,14 +105,14 @@ class Host:
         limit = self.settings.max_queue
         if weight > limit:
             raise InvalidRequest(
-                f"one request for {weight} answers is over the limit of {limit}",
-                hint="setting max_queue raises the limit",
+                f"a request for {weight} answers exceeds the limit of {limit}",
+                hint="to raise the limit, use the setting max_queue",
                 param="n",
             )
         if worker.held + weight > limit:
             raise Overloaded(
-                f"{worker.model} holds {worker.held} requests, {weight} more would be over the limit of {limit}",
-                hint="try again in a moment; setting max_queue raises the limit",
+                f"{worker.model} has {worker.held} unfinished requests; {weight} more exceed the limit of {limit}",
+                hint="try again later; to raise the limit, use the setting max_queue",
             )
         return worker.open(requests, weight)
 
@@ -119,7 +120,9 @@ class Host:
         """The one loaded model's id. Raises InvalidRequest when there is not exactly one."""
         if len(self._slots) != 1:
             loaded = ", ".join(self._slots) or "none"
-            raise InvalidRequest(f"name a model: it may be left out only while one is loaded ({loaded})", param="model")
+            raise InvalidRequest(
+                f"model is missing; it is optional only if exactly one model is loaded ({loaded})", param="model"
+            )
         return next(iter(self._slots))
 
     def find(self, model_id: str) -> Worker | None:
@@ -167,7 +170,7 @@ class Host:
 
     async def _resolve(self, name: str, local: bool) -> catalog.ModelRef:
         if not local and catalog.is_path(name):
-            raise ModelNotFound("a model is named by its id, not by a path", param="model")
+            raise ModelNotFound("model must be an id, not a path", param="model")
         slot = self._slots.get(name)
         return slot.ref if slot else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
 
@@ -243,7 +246,7 @@ async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
         async with asyncio.timeout(CHECK_SECONDS):
             said, _ = await process.communicate()
     except TimeoutError:
-        raise NoBackend(f"{backend} could not be looked at: no answer within {CHECK_SECONDS:g} s") from None
+        raise NoBackend(f"cannot probe backend {backend}: no result within {CHECK_SECONDS:g} s") from None
     finally:
         if process.returncode is None:  # it hangs, or who asked is gone
             process.kill()
@@ -253,7 +256,7 @@ async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
     if said:
         raise msgspec.json.decode(said, type=Fault).error()
     if process.returncode:
-        raise NoBackend(f"{backend} could not be looked at: that ended with status {process.returncode}")
+        raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {process.returncode}")
 
 
 def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:

@@ -39,8 +39,8 @@ class Announcement:
     key_file: str = ""  # of the generated key, where clients need it
 
     def __str__(self) -> str:
-        key = f"; clients need the key in {self.key_file}" if self.key_file else ""
-        return f"localllm {VERSION} listens at {self.url}{key}"
+        key = f"; clients need the API key in {self.key_file}" if self.key_file else ""
+        return f"localllm {VERSION} is listening at {self.url}{key}"
 
 
 def serve(settings: Settings) -> int:
@@ -108,7 +108,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     serving = asyncio.create_task(server.serve(sockets=[tcp, unix]))
     await _first(asyncio.shield(serving), stop.wait())
-    log.info("stopping: running answers have %.0f s", settings.drain)
+    log.info("stopping: running answers have %.0f s to finish", settings.drain)
     await _first(host.drain(settings.drain), hurry.wait())
     await host.close()  # requests that are still open learn why, while their connections stand
     server.should_exit = True

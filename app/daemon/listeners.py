@@ -37,8 +37,8 @@ def bind_tcp(settings: Settings) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
-                f"port {port} on {host} is taken{_by_whom(port)}",
-                hint="the setting port names another, as does LOCALLLM_PORT or serve --port; 0 picks a free one",
+                f"port {port} on {host} is in use{_by_whom(port)}",
+                hint="use another port: setting port, LOCALLLM_PORT or serve --port; 0: any free port",
             ) from None
         raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror}") from None
     return listener
@@ -49,8 +49,8 @@ def bind_unix() -> socket.socket:
     file = paths.socket_file()
     if len(os.fsencode(file)) > LONGEST_SOCKET_PATH:
         raise StorageFailed(
-            f"{file}: too long for a socket ({LONGEST_SOCKET_PATH} bytes at most)",
-            hint="LOCALLLM_RUNTIME_DIR names a shorter folder",
+            f"{file}: the path is too long for a socket (maximum: {LONGEST_SOCKET_PATH} bytes)",
+            hint="set LOCALLLM_RUNTIME_DIR to a shorter path",
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
@@ -87,7 +87,9 @@ def tcp_key(settings: Settings, address: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise StorageFailed(f"{file}: {error}") from None
     if not key or status.st_mode & 0o077 or status.st_uid != os.getuid():
-        raise StorageFailed(f"{file} must be yours, private (mode 0600) and hold a key", hint="remove it for a new one")
+        raise StorageFailed(
+            f"{file} must be your file, with mode 0600 and a key", hint="delete it to generate a new key"
+        )
     return key
 
 

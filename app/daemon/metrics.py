@@ -16,17 +16,17 @@ BETWEEN_TOKENS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 
 _GAUGES = {
     "running": "Requests being computed",
-    "waiting": "Requests waiting for their turn",
-    "cache_tokens": "Tokens the KV cache holds at most",
-    "cache_used": "Tokens the KV cache holds now",
+    "waiting": "Requests waiting",
+    "cache_tokens": "Capacity of the KV cache in tokens",
+    "cache_used": "Tokens in the KV cache",
 }
 _COUNTERS = {
     "steps": "Steps computed",
-    "prefix_hit_tokens": "Prompt tokens that the prefix cache saved",
-    "preemptions": "Requests that had to give up their KV memory for a while",
-    "late_compiles": "Parts of the model that were compiled once more while requests waited",
+    "prefix_hit_tokens": "Prompt tokens from the prefix cache",
+    "preemptions": "Preemptions: requests that lost their KV memory and were computed again",
+    "late_compiles": "Compilations during steps, while requests waited",
     "step_seconds": "Seconds spent in steps",
-    "step_host_seconds": "Seconds of them spent deciding",
+    "step_host_seconds": "Seconds of them spent in the scheduler",
 }
 
 
@@ -42,14 +42,14 @@ class Metrics:
         self._tokens_out = Counter("localllm_generated_tokens", "Tokens made", ["model"], registry=self._registry)
         self._first = Histogram(
             "localllm_time_to_first_token_seconds",
-            "From the request's arrival to its first piece",
+            "Seconds from the arrival of a request to its first token",
             ["model"],
             buckets=FIRST_TOKEN_SECONDS,
             registry=self._registry,
         )
         self._between = Histogram(
             "localllm_inter_token_seconds",
-            "Between pieces of one request, per token",
+            "Seconds between tokens of a request",
             ["model"],
             buckets=BETWEEN_TOKENS_SECONDS,
             registry=self._registry,
@@ -122,7 +122,7 @@ class _Now:
                 counter.add_metric([model], getattr(stats, name))
             yield counter
         deaths = CounterMetricFamily(
-            "localllm_worker_restarts", "Engine processes that ended without being asked", labels=["model"]
+            "localllm_worker_restarts", "Worker processes that ended unexpectedly", labels=["model"]
         )
         for model, count in self._deaths.items():
             deaths.add_metric([model], count)

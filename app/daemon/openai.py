@@ -96,10 +96,10 @@ class SamplingBody(WireBody, kw_only=True):
         """What no single field's type can say. Raises InvalidRequest."""
         if self.stream_options is not None:
             if not self.stream:
-                raise InvalidRequest("stream_options goes with stream: true only", param="stream_options")
+                raise InvalidRequest("stream_options needs stream: true", param="stream_options")
             if self.stream_options.include_obfuscation:
                 raise UnsupportedParameter(
-                    "stream_options.include_obfuscation: chunks are not padded here",
+                    "stream_options.include_obfuscation: padding of chunks is not supported",
                     param="stream_options.include_obfuscation",
                 )
         for key in self.logit_bias or {}:
@@ -137,7 +137,7 @@ class SamplingBody(WireBody, kw_only=True):
         }
         asked = {name: value for name, value in formats.items() if value is not None}
         if len(asked) > 1:
-            raise InvalidRequest(f"only one of {', '.join(asked)} can hold at a time", param=list(asked)[1])
+            raise InvalidRequest(f"only one of {', '.join(asked)} may be given", param=list(asked)[1])
         for name, value in asked.items():
             if isinstance(value, JsonObjectFormat):
                 return ResponseFormat(kind="json_object")
@@ -157,15 +157,15 @@ class ChatBody(SamplingBody, kw_only=True):
     """POST /v1/chat/completions."""
 
     REFUSED: ClassVar[dict[str, str]] = {
-        "audio": "this daemon makes text only",
-        "modalities": "this daemon makes text only",
+        "audio": "only text is supported",
+        "modalities": "only text is supported",
         "prediction": "predicted outputs are not supported",
-        "web_search_options": "there is no web search here",
+        "web_search_options": "web search is not supported",
         "functions": "deprecated: use tools",
         "function_call": "deprecated: use tool_choice",
-        "service_tier": "there is one tier here: auto or default",
-        "reasoning_effort": "say it in chat_template_kwargs, if the model's template reads it",
-        "verbosity": "say it in a message",
+        "service_tier": "only auto and default are supported",
+        "reasoning_effort": "use chat_template_kwargs, if the chat template of the model supports it",
+        "verbosity": "use a message",
     }
 
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -196,9 +196,9 @@ class ChatBody(SamplingBody, kw_only=True):
     def check(self) -> None:
         super().check()
         if self.store:
-            raise UnsupportedParameter("store: answers are not kept here", param="store")
+            raise UnsupportedParameter("store: answers are not stored", param="store")
         if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequest("top_logprobs goes with logprobs: true only", param="top_logprobs")
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_tokens")
@@ -206,23 +206,24 @@ class ChatBody(SamplingBody, kw_only=True):
         for name, value in (self.chat_template_kwargs or {}).items():
             param = f"chat_template_kwargs.{name[:100]}"
             if name not in TEMPLATE_VARIABLES:
-                raise UnsupportedParameter(f"{param}: allowed are {', '.join(TEMPLATE_VARIABLES)}", param=param)
+                raise UnsupportedParameter(f"{param}: supported: {', '.join(TEMPLATE_VARIABLES)}", param=param)
             if not isinstance(value, str | bool | None):
                 raise InvalidRequest(f"{param}: expected a string, true, false or null", param=param)
         if self.add_generation_prompt is False and not self.continue_final_message:
             raise UnsupportedParameter(
-                "add_generation_prompt: false goes with continue_final_message: true only",
+                "add_generation_prompt: false needs continue_final_message: true",
                 param="add_generation_prompt",
             )
         if self.continue_final_message:
             if self.add_generation_prompt:
                 raise InvalidRequest(
-                    "continue_final_message and add_generation_prompt exclude each other",
+                    "continue_final_message and add_generation_prompt cannot be combined",
                     param="continue_final_message",
                 )
             if not isinstance(self.messages[-1], AssistantMessage):
                 raise InvalidRequest(
-                    "continue_final_message needs a last message of the assistant", param="continue_final_message"
+                    "continue_final_message needs an assistant message as the last message",
+                    param="continue_final_message",
                 )
 
     def _check_tools(self) -> None:
@@ -230,11 +231,11 @@ class ChatBody(SamplingBody, kw_only=True):
         for index, tool in enumerate(self.tools or []):
             check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
             if tool.function.name in names[:index]:
-                raise InvalidRequest(f"two tools are named {tool.function.name!r}", param=f"tools[{index}]")
+                raise InvalidRequest(f"two tools have the name {tool.function.name!r}", param=f"tools[{index}]")
         if self.tool_choice == "required" and not names:
             raise InvalidRequest("tool_choice: required needs tools", param="tool_choice")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise InvalidRequest(f"no tool is named {self.tool_choice.function.name!r}", param="tool_choice")
+            raise InvalidRequest(f"there is no tool {self.tool_choice.function.name!r}", param="tool_choice")
 
     def frames(self, request_id: str) -> list[Generate]:
         """What a worker is to do: one frame. Raises InvalidRequest."""
@@ -260,8 +261,8 @@ class CompletionBody(SamplingBody, kw_only=True):
     """POST /v1/completions."""
 
     REFUSED: ClassVar[dict[str, str]] = {
-        "suffix": "filling in the middle is not supported",
-        "best_of": "only 1 is supported; ask for n answers instead",
+        "suffix": "fill-in-the-middle is not supported",
+        "best_of": "only 1 is supported; use n",
     }
 
     prompt: str | list[str | TokenId | list[TokenId]]
@@ -277,7 +278,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     def check(self) -> None:
         super().check()
         if self.echo and self.logprobs is not None:
-            raise UnsupportedParameter("logprobs: those of an echoed prompt are not computed here", param="logprobs")
+            raise UnsupportedParameter("logprobs of an echoed prompt are not supported", param="logprobs")
 
     def prompts(self) -> list[str | list[int]]:
         """One or many. A list is of strings, of token ids, or of lists of token ids; raises InvalidRequest."""
@@ -288,10 +289,11 @@ class CompletionBody(SamplingBody, kw_only=True):
         lists = [item for item in self.prompt if isinstance(item, list)]
         if not self.prompt or max(len(texts), len(tokens), len(lists)) < len(self.prompt):
             raise InvalidRequest(
-                "prompt must be a string, strings, token ids, or lists of token ids (not mixed)", param="prompt"
+                "prompt must be a string, a list of strings, a list of token ids, or a list of such lists (not mixed)",
+                param="prompt",
             )
         if len(texts) + len(lists) > 128:
-            raise InvalidRequest(f"{len(self.prompt)} prompts are over the limit of 128", param="prompt")
+            raise InvalidRequest(f"{len(self.prompt)} prompts exceed the limit of 128", param="prompt")
         return [tokens] if tokens else [*texts, *lists]
 
     def frames(self, request_id: str) -> list[Generate]:
@@ -299,7 +301,7 @@ class CompletionBody(SamplingBody, kw_only=True):
         self.check()
         prompts = self.prompts()
         if any(not prompt for prompt in prompts):
-            raise InvalidRequest("a prompt is empty: at least one token is needed", param="prompt")
+            raise InvalidRequest("a prompt must have at least one token", param="prompt")
         return [
             Generate(
                 id=f"{request_id}-{index}",

@@ -20,14 +20,14 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct
         "Continue a text",
         {"application/json": replies.TextCompletion, "text/event-stream": replies.TextCompletion},
     ),
-    "/v1/tokenize": (openai.TokenizeBody, "A text or conversation as token ids", {}),
-    "/v1/detokenize": (openai.DetokenizeBody, "Token ids as text", {}),
+    "/v1/tokenize": (openai.TokenizeBody, "Convert a text or a conversation to token ids", {}),
+    "/v1/detokenize": (openai.DetokenizeBody, "Convert token ids to text", {}),
 }
 READS = {
-    "/v1/models": "Models that can be used now",
+    "/v1/models": "List the models",
     "/v1/models/{id}": "One of them",
-    "/health": "Whether the daemon takes requests (needs no key)",
-    "/metrics": "Figures for Prometheus",
+    "/health": "State of the daemon (needs no key)",
+    "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This description",
 }
 
@@ -66,7 +66,7 @@ def describe(version: str) -> dict[str, Any]:
 
 
 def _operation(words: str, content: dict[str, Any]) -> dict[str, Any]:
-    error = {"description": "What is wrong", "content": {"application/json": {"schema": _ref(replies.ErrorBody)}}}
+    error = {"description": "Error", "content": {"application/json": {"schema": _ref(replies.ErrorBody)}}}
     return {"summary": words, "responses": {"200": {"description": words, "content": content}, "default": error}}
 
 

@@ -51,7 +51,7 @@ class OpenModel:
 
 def open_model(load: Load, progress: Progress) -> OpenModel:
     """Blocks while the weights are read. Raises EngineError: ModelRefused, SettingRefused or BackendUnavailable."""
-    progress("reading the model's files", 0.0, 0.0)
+    progress("reading the model files", 0.0, 0.0)
     files = read_model(Path(load.path), load.model)
     tokenizer = ChatTokenizer(files.path, files.eos_ids)
     progress("choosing a backend", 0.05, 0.0)

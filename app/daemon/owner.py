@@ -26,7 +26,7 @@ class Owner:
         except BlockingIOError:
             pid = _number(self._pid_file)
             raise PortTaken(
-                f"a localllm daemon already runs{f' (pid {pid})' if pid else ''}", hint="localllm stop ends it"
+                f"a localllm daemon is already running{f' (pid {pid})' if pid else ''}", hint="localllm stop stops it"
             ) from None
         except OSError as error:
             raise StorageFailed(f"{self._pid_file}: {error.strerror}") from None
@@ -66,7 +66,7 @@ def _pid_file() -> Path:
     try:
         return paths.pid_file()
     except OSError as error:
-        raise StorageFailed(str(error), hint="LOCALLLM_RUNTIME_DIR names another folder") from None
+        raise StorageFailed(str(error), hint="to use another folder, set LOCALLLM_RUNTIME_DIR") from None
 
 
 def _take(file: Path) -> int:

@@ -121,8 +121,8 @@ class Worker:
                     process_group=0,  # Ctrl-C at the daemon's terminal is the daemon's to handle
                 )
             except OSError as error:
-                self._end(WorkerDied(f"no engine process could be started: {error}"))
-                raise WorkerDied(f"no engine process could be started: {error}") from None
+                self._end(WorkerDied(f"cannot start the engine process: {error}"))
+                raise WorkerDied(f"cannot start the engine process: {error}") from None
         loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._tasks = [
@@ -146,7 +146,7 @@ class Worker:
         try:
             packed = b"".join(frames.pack(request) for request in requests)
         except (OverflowError, RecursionError, UnicodeEncodeError) as error:
-            raise InvalidRequest(f"the request holds a value that cannot be passed on: {error}") from None
+            raise InvalidRequest(f"the request has a value that cannot be sent to the worker: {error}") from None
         except ValueError as error:
             raise BodyTooLarge(str(error)) from None
         stream = Stream([request.id for request in requests], weight, self._close)
@@ -173,7 +173,7 @@ class Worker:
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
         except TimeoutError:
-            log.info("%s still holds %d requests after %.1f s", self.model, self.held, seconds)
+            log.info("%s still has %d requests after %.1f s", self.model, self.held, seconds)
 
     async def stop(self, error: AppError) -> None:
         """End it in good order; requests still open get `error`."""
@@ -206,7 +206,7 @@ class Worker:
                 async with asyncio.timeout(GONE_SECONDS):
                     await self._process.wait()
             except TimeoutError:
-                log.warning("worker of %s (pid %d) is over, but its process remains", self.model, self.pid)
+                log.warning("worker of %s (pid %d) has ended, but its process remains", self.model, self.pid)
 
     async def _watch_load(self, loaded: asyncio.Future[ModelInfo]) -> None:
         """End it when its load hangs. The second look is for a daemon that was itself stopped for a while."""
@@ -251,7 +251,7 @@ class Worker:
         """How it hangs; empty: it does not."""
         stats = await self.stats(ANSWER_SECONDS)
         if stats is None:
-            return f"it gave no answer for {ANSWER_SECONDS:.0f} s"
+            return f"it did not respond for {ANSWER_SECONDS:.0f} s"
         return f"a step took more than {limit:g} s" if 0 < limit < stats.step_age else ""
 
     def _close(self, stream: Stream) -> None:
@@ -315,7 +315,7 @@ class Worker:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            log.warning("worker of %s closed its connection but lives on: killing it", self.model)
+            log.warning("worker of %s closed its connection but still runs: killing it", self.model)
         self._kill_group(self._process.pid)
         code = await self._process.wait()
         if self.expected_end is None:
@@ -338,7 +338,7 @@ class Worker:
 
     @property
     def _last_words(self) -> str:
-        return f"its last words are in {self.log_name} in the log folder"
+        return f"see {self.log_name} in the log folder"
 
     def _end(self, error: AppError) -> None:
         """It is over: tell every open request, and the host. Only the first call does anything."""
@@ -367,7 +367,7 @@ class Worker:
                 self._log_dir / self.log_name, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", errors="replace"
             )
         except OSError as error:
-            log.warning("no log for the worker of %s: %s", self.model, error)
+            log.warning("cannot open the log of the worker of %s: %s", self.model, error)
             sink = logging.NullHandler()
         rest = b""  # of a line whose end has not come
         while data := await process.stdout.read(LOG_READ):

@@ -123,7 +123,7 @@ class _Api:
     async def model(self, request: Request) -> Response:
         name = request.path_params["id"]
         if catalog.is_path(name):
-            raise ModelNotFound(f"no model {name!r} here", param="model")
+            raise ModelNotFound(f"model {name!r} is not on this machine", param="model")
         return _json(self._card(await asyncio.to_thread(catalog.resolve, name)))
 
     def _card(self, model: catalog.ModelRef) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class _Api:
     async def tokenize(self, request: Request) -> Response:
         body = await read_json(request.scope, request.receive, TokenizeBody, self.limit)
         if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("exactly one of prompt and messages is needed", param="prompt")
+            raise InvalidRequest("exactly one of prompt and messages must be given", param="prompt")
         frame = frames.Tokenize(
             id=uuid.uuid4().hex,
             prompt=body.prompt,
@@ -260,7 +260,7 @@ class _Load:
 def check_admin(scope: Scope, door: Door) -> None:
     """What is ours is ours: the unix socket, or a client that has shown the key. Raises Forbidden."""
     if not is_local(scope) and not door.key:
-        raise Forbidden("this route is for the unix socket, or for clients with an API key")
+        raise Forbidden("this route needs the unix socket or an API key")
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -271,5 +271,5 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
-        return error_response(MethodNotAllowed(f"{where}: this route takes another method"), dict(error.headers or {}))
-    return error_response(RouteNotFound(f"{where}: no such route", hint="GET /openapi.json lists them"))
+        return error_response(MethodNotAllowed(f"{where}: method not allowed"), dict(error.headers or {}))
+    return error_response(RouteNotFound(f"{where}: unknown route", hint="GET /openapi.json lists the routes"))

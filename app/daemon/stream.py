@@ -69,7 +69,7 @@ class Stream:
                 self._replies.append(frame)
                 self._unread += 1 + sum(1 + len(entry.top) for entry in frame.logprobs)
                 if self._unread > MAX_UNREAD and not self._error:
-                    self.fail(Overloaded("the client reads too slowly: its answer was given up"))
+                    self.fail(Overloaded("the client reads too slowly; the answer was cancelled"))
                     self._on_close(self)
             case Finished() | Tokens() | Text() | Stats():
                 self._unstarted.discard(frame.id)

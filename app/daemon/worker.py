@@ -83,7 +83,7 @@ class Worker:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.to_thread(engine.close)
         except TimeoutError:
-            log.error("the step under way did not end within %.0f s: it is left as it is", CLOSE_SECONDS)
+            log.error("the current step did not end within %.0f s; it is abandoned", CLOSE_SECONDS)
             return False
         return True
 
@@ -186,7 +186,9 @@ class Worker:
         try:
             beyond = [token for token in frame.tokens if not 0 <= token < model.info.vocab]
             if beyond:
-                raise InvalidRequest(f"token {beyond[0]} is not one of the model's {model.info.vocab}", param="tokens")
+                raise InvalidRequest(
+                    f"token {beyond[0]} is not in the model's vocabulary of {model.info.vocab}", param="tokens"
+                )
             text = await asyncio.to_thread(model.tokenizer.decode, frame.tokens)
             self._outbox.send(frames.Text(id=frame.id, text=text))
         except Exception as error:
@@ -241,7 +243,7 @@ class Worker:
         self._by_request.clear()
         self._preparing.clear()
         self._outbox.send(*(frames.Failed(id=name, fault=fault) for name in lost))
-        log.error("the engine failed, %d requests were lost: %s", len(lost), error)
+        log.error("the engine failed; %d requests ended: %s", len(lost), error)
         self._end(1)
 
     def _fail(self, generation: Generation, error: Exception, out: list[frames.Frame] | None = None) -> None:

@@ -63,7 +63,8 @@ def split(source: str) -> Cut | None:
                 cut = number, "" if blank_before else "list", "", ""
             elif blank_before and line[:1].strip():
                 cut = number, "", "", ""
-            fence, opened = mark, number
+            fence = mark
+            opened = number
         elif mark and mark[2].startswith(fence[2]) and not mark[3].strip():
             fence = None
         elif not fence[1] and number > opened + 1:

@@ -88,5 +88,5 @@ def test_other_parts_are_refused_by_name() -> None:
 
 
 def test_no_messages() -> None:
-    with pytest.raises(InvalidRequest, match="empty"):
+    with pytest.raises(InvalidRequest, match="at least one"):
         shape()

@@ -186,7 +186,7 @@ def test_an_error_as_an_event() -> None:
 def test_what_was_not_asked_for_is_not_told(kind: type[ChatAnswer | CompletionAnswer]) -> None:
     answer = kind(HEAD, 1, logprobs=False, usage=False)
     answer.take(0, Piece(id="a", text="t", logprobs=[logprob("t", -1.0)]))
-    with pytest.raises(AppError, match="without a reason"):
+    with pytest.raises(AppError, match="without a finish reason"):
         answer.whole(USAGE)
     answer.take(0, Piece(id="a", finish="stop"))
     (choice,) = json.loads(answer.whole(USAGE))["choices"]

@@ -110,7 +110,7 @@ def breaking(
         ("broken", "an illegal memory access was encountered"),
         ("assertion", ""),
         ("endless", "a step took more than"),
-        ("frozen", "it gave no answer for"),
+        ("frozen", "it did not respond for"),
         ("crashed", "ended unexpectedly"),
         ("killed", "ended unexpectedly"),
     ],

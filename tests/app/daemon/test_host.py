@@ -118,7 +118,7 @@ def test_looking_at_a_backend_may_end_badly(monkeypatch: pytest.MonkeyPatch, scr
     if not told:
         asyncio.run(looked)
         return
-    with pytest.raises(NoBackend, match=f"hip could not be looked at: .*{told}"):
+    with pytest.raises(NoBackend, match=f"cannot probe backend hip: .*{told}"):
         asyncio.run(looked)
 
 
@@ -153,7 +153,7 @@ def test_a_busy_model_is_not_loaded_anew(daemon: Daemon, asked: dict[str, str], 
         finally:
             end()
         assert answer.result().status_code == 200, "it was not interrupted"
-    assert error["message"] == f"test/other is busy {how}: stop it first"
+    assert error["message"] == f"test/other is busy {how}; unload it first"
     assert error["param"] in asked
     unload(daemon, "test/other")
 
@@ -240,7 +240,7 @@ def test_a_worker_whose_step_never_ends_is_replaced(start_daemon: Callable[..., 
 def test_a_worker_that_says_nothing_is_replaced(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(env={"TEST_WATCH_SECONDS": "0.1", "TEST_ANSWER_SECONDS": "2"})
     error = events(daemon.chat("freeze 3600", stream=True).text)[-1]["error"]
-    assert (error["code"], "it gave no answer" in error["message"]) == ("worker_died", True)
+    assert (error["code"], "it did not respond" in error["message"]) == ("worker_died", True)
     assert daemon.chat("echo a").status_code == 200
     assert deaths(daemon) == 1
 

@@ -153,7 +153,7 @@ def test_how_the_server_is_made_and_ended(
     assert (door.url, door.names) == (said.url, (settings.get("host", "127.0.0.1"),))
     key_file = str(paths.api_key_file()) if keyed else ""
     assert (bool(door.key), said.key_file) == ("host" in settings, key_file)
-    assert str(said).endswith(f"; clients need the key in {key_file}" if keyed else said.url)
+    assert str(said).endswith(f"; clients need the API key in {key_file}" if keyed else said.url)
     config = made["config"]
     given = {
         "http": Connection,
@@ -180,9 +180,9 @@ def test_of_a_start_that_fails_the_last_lines_are_told(folder: Path, monkeypatch
             background.start(Settings())
         return caught.value.message
 
-    assert refused("print('\\n'.join(map(str, range(9))))") == "the daemon ended at its start: 4\n5\n6\n7\n8"
+    assert refused("print('\\n'.join(map(str, range(9))))") == "the daemon exited during its start: 4\n5\n6\n7\n8"
     assert refused("import sys; print('out'); print('err', file=sys.stderr)").count("\n") == 1
-    assert refused("") == "the daemon ended at its start"
+    assert refused("") == "the daemon exited during its start"
 
 
 def test_a_background_daemon_tells_its_own_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_who_lost_the_race_for_the_files_leaves_no_lock(folder: Path) -> None:
     second = Owner()
     with pytest.raises(PortTaken) as caught:
         Owner()
-    assert caught.value.hint == "localllm stop ends it"
+    assert caught.value.hint == "localllm stop stops it"
     second.release()
     assert not (folder / "run" / "daemon.pid").exists()
     (folder / "run" / "daemon.pid").write_text("no number")
@@ -227,7 +227,7 @@ def test_a_taken_port_is_named_with_its_holder(start_daemon: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         refused = start_daemon(port=port)
-        assert refused.said.startswith(f"port_taken: port {port} on 127.0.0.1 is taken")
+        assert refused.said.startswith(f"port_taken: port {port} on 127.0.0.1 is in use")
         assert f"(pid {os.getpid()})" in refused.said
         assert "--port" in refused.said
         assert refused.process.wait(10) == 9
@@ -302,26 +302,26 @@ def test_start_in_the_background(folder: Path) -> None:
     pid = owner_pid()
     assert pid
     assert os.getsid(pid) != os.getsid(0)
-    with pytest.raises(PortTaken, match=f"already runs .pid {pid}"):
+    with pytest.raises(PortTaken, match=f"already running .pid {pid}"):
         background.start(Settings(port=0))
     port = int((folder / "run" / "daemon.port").read_text())
     assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: owner_pid() is None)
-    assert "listens at" in (folder / "state" / "localllm" / "log" / "daemon.log").read_text()
+    assert "is listening at" in (folder / "state" / "localllm" / "log" / "daemon.log").read_text()
 
 
 def test_a_background_start_that_fails_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.invalid"):
         background.start(Settings(host="nowhere.invalid"))
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(PortTaken, match="is taken"):
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(PortTaken, match="is in use"):
         background.start(Settings(port=other.getsockname()[1]))
     monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", "raise SystemExit('no room in the inn')"))
     with pytest.raises(DaemonUnreachable, match="no room in the inn"):
         background.start(Settings())
     monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
     monkeypatch.setattr(background, "START_SECONDS", 0.2)
-    with pytest.raises(DaemonUnreachable, match="did not answer"):
+    with pytest.raises(DaemonUnreachable, match="did not start"):
         background.start(Settings())
 
 

@@ -65,7 +65,7 @@ def test_a_key_file_that_is_not_private_or_holds_none(key_file: Path, text: byte
 def test_a_key_file_of_somebody_else(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tcp_key(Settings(), "0.0.0.0")
     monkeypatch.setattr(listeners.os, "getuid", lambda: key_file.stat().st_uid + 1)
-    with pytest.raises(StorageFailed, match="must be yours"):
+    with pytest.raises(StorageFailed, match="must be your file"):
         tcp_key(Settings(), "0.0.0.0")
 
 
@@ -82,7 +82,7 @@ def test_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
         if sys.platform == "linux":
             assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
-        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is taken by .*{os.getpid()}"):
+        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is in use by .*{os.getpid()}"):
             bind_tcp(Settings(port=port))
     for host in ("192.0.2.1", "no..host"):
         with pytest.raises(ConfigError, match=host):

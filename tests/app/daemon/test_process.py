@@ -120,7 +120,7 @@ async def test_the_end_is_told_once_to_all(bench: Bench) -> None:
 async def test_a_process_that_cannot_be_started(tmp_path: Path) -> None:
     over: list[Worker] = []
     worker = Worker(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append, command=[str(tmp_path / "none")])
-    with pytest.raises(WorkerDied, match="no engine process could be started"):
+    with pytest.raises(WorkerDied, match="cannot start the engine process"):
         await worker.start()
     assert (worker.state, over) == ("over", [worker])
 
