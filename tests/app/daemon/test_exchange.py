@@ -109,7 +109,7 @@ async def test_a_stream_that_breaks(finish: Any) -> None:
 async def test_an_end_without_a_reason_is_an_error_of_the_stream() -> None:
     outcome, (*_, last) = await streamed(tally(Piece(id="a", text="x"), Finished(id="a")))
     assert (outcome, last["more_body"]) == ("internal_error", False)
-    assert b"without a reason" in last["body"]
+    assert b"without a finish reason" in last["body"]
 
 
 async def test_work_goes_on_while_the_client_is_there() -> None:

@@ -105,7 +105,7 @@ def test_a_backend_is_checked_in_a_process_of_its_own(backend: str, code: str) -
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("import time; time.sleep(60)", "no answer within 1 s"),
+        ("import time; time.sleep(60)", "no result within 1 s"),
         ("import os; os.abort()", "status -6"),
         ("import os; assert 'LOCALLLM_API_KEY' not in os.environ", ""),
     ],
@@ -153,7 +153,7 @@ def test_a_busy_model_is_not_loaded_anew(daemon: Daemon, asked: dict[str, str], 
         finally:
             end()
         assert answer.result().status_code == 200, "it was not interrupted"
-    assert error["message"] == f"test/other is busy {how}; unload it first"
+    assert error["message"] == f"test/other is busy {how}; unload it first (localllm stop)"
     assert error["param"] in asked
     unload(daemon, "test/other")
 

@@ -111,7 +111,7 @@ def test_how_long_the_path_of_a_socket_may_be(
     if taken:
         bind_unix().close()
         return
-    with pytest.raises(StorageFailed, match=r"too long for a socket .103 bytes at most"):
+    with pytest.raises(StorageFailed, match=r"too long for a socket .maximum: 103 bytes"):
         bind_unix()
 
 

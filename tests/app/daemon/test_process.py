@@ -131,7 +131,7 @@ async def test_a_process_that_cannot_be_started(tmp_path: Path) -> None:
         (2.0, 3.0, "a step took more than 2 s"),
         (2.0, 2.0, ""),
         (0.0, 3.0, ""),
-        (2.0, None, "it gave no answer for 30 s"),
+        (2.0, None, "it did not respond for 30 s"),
     ],
 )
 async def test_how_it_hangs(
