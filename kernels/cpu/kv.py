@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..elements.arguments import FLOATS, heads_dense
+from ..elements.arguments import FLOATS, ROTATIONS, heads_dense
 from ..ops import kv as reference
 from ..ops.kv import Rotation
 
 _store = torch.ops.localllm.store.default
 _copy_pages = torch.ops.localllm.copy_pages.default
 _append = torch.ops.localllm.append.default
-_ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
@@ -46,6 +45,5 @@ def append(
         return reference.append(
             qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
         )
-    turn = _ROTATIONS[rotation]
-    _append(qkv, query_norm, key_norm, eps, offset, cos, sin, turn, slots, key_pages, value_pages)
+    _append(qkv, query_norm, key_norm, eps, offset, cos, sin, ROTATIONS[rotation], slots, key_pages, value_pages)
     return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..elements.arguments import GATES, ROTATIONS
 from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.layer import DecoderLayer
@@ -17,9 +18,6 @@ from .linear import Packed
 
 _layer = torch.ops.localllm.layer.default
 
-# The numbers of Activation and Rotation in kernels.h.
-_GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}
-_ROTATIONS = {"neox": 0, "interleaved": 1}
 _NONE = torch.empty(0)
 
 
@@ -51,8 +49,8 @@ def prepare(layer: DecoderLayer) -> Any:
         quarter == {"int4_wide"},
     )
     assert isinstance(layer.mlp, GatedMlp)
-    gate = _GATES[layer.mlp.gate]
-    rotation = _ROTATIONS[layer.rotation]
+    gate = GATES[layer.mlp.gate]
+    rotation = ROTATIONS[layer.rotation]
     inner = packed[3].weight.ins
     numbers = (inner, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
     sinks = None if layer.sinks is None else layer.sinks.float()

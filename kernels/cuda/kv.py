@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..elements import norm, rope
-from ..elements.arguments import FLOATS, heads_dense
+from ..elements.arguments import FLOATS, ROTATIONS, heads_dense
 from ..ops import kv as reference
 from ..ops.kv import Rotation
 from ..ops.norm import Norm
@@ -17,7 +17,6 @@ __all__ = ["append", "copy_pages", "store"]
 _store = torch.ops.localllm.store.default
 _append = torch.ops.localllm.append.default
 _copy_parts = torch.ops.localllm.copy_parts.default
-_ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
 MOST_DIM = 12288  # of a head in shared memory, as in append.cu
 
 
@@ -52,8 +51,7 @@ def append(
     """Queries stay in qkv, of which the answer is a view. What lies beyond the cache is left out."""
     if not _covered(qkv, query_norm, key_norm, key_pages):
         return _parts(qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages)
-    turn = _ROTATIONS[rotation]
-    _append(qkv, query_norm, key_norm, eps, offset, cos, sin, turn, slots, key_pages, value_pages)
+    _append(qkv, query_norm, key_norm, eps, offset, cos, sin, ROTATIONS[rotation], slots, key_pages, value_pages)
     return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..elements.arguments import GATES
 from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.layer import DecoderLayer
@@ -12,9 +13,6 @@ from ..ops.mlp import GatedMlp
 from ..ops.projection import Product, Projection
 from ..ops.step import LayerStep
 from .linear import few_rows, takes_norm
-
-# The numbers of Activation in kernels.h.
-GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:

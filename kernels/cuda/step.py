@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..elements.arguments import GATES
 from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.layer import DecoderLayer
 from ..ops.mlp import GatedMlp
 from ..ops.projection import Product
 from ..ops.step import LayerStep
-from .layer import GATES
 from .linear import BF16, Packed
 
 _step = torch.ops.localllm.decoder_step.default

@@ -6,22 +6,27 @@ import torch
 from torch import Tensor
 
 from ..ops import activation as reference
-from .arguments import FLOATS
+from .arguments import FLOATS, GATES
 
 _gate = torch.ops.localllm.gate.default
-_SILU, _GELU, _GELU_TANH = range(3)  # Activation in kernels.h
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    return _gated(gate_up, _SILU) if gate_up.dtype in FLOATS else reference.silu_and_mul(gate_up)
+    if gate_up.dtype not in FLOATS:
+        return reference.silu_and_mul(gate_up)
+    return _gated(gate_up, GATES["silu_and_mul"])
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    return _gated(gate_up, _GELU) if gate_up.dtype in FLOATS else reference.gelu_and_mul(gate_up)
+    if gate_up.dtype not in FLOATS:
+        return reference.gelu_and_mul(gate_up)
+    return _gated(gate_up, GATES["gelu_and_mul"])
 
 
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
-    return _gated(gate_up, _GELU_TANH) if gate_up.dtype in FLOATS else reference.gelu_tanh_and_mul(gate_up)
+    if gate_up.dtype not in FLOATS:
+        return reference.gelu_tanh_and_mul(gate_up)
+    return _gated(gate_up, GATES["gelu_tanh_and_mul"])
 
 
 def _gated(gate_up: Tensor, kind: int) -> Tensor:

@@ -1,4 +1,7 @@
-"""Dtypes and layouts that the compiled kernels accept; wrappers use the references for all others."""
+"""Arguments of the compiled kernels: dtypes, layouts and the numbers of their enumerations.
+
+Wrappers use the references for other dtypes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import torch
 from torch import Tensor
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}  # Activation in kernels.h
+ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
 
 
 def heads_dense(x: Tensor) -> Tensor:

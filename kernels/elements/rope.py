@@ -6,23 +6,21 @@ import torch
 from torch import Tensor
 
 from ..ops import rope as reference
-from .arguments import FLOATS
+from .arguments import FLOATS, ROTATIONS
 
 _rope = torch.ops.localllm.rope.default
-
-_NEOX, _INTERLEAVED = 0, 1  # the numbers of Rotation in kernels.h
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     if not (_covered(query, cos) and _covered(key, cos)):
         return reference.rope(query, key, cos, sin)
-    return _turned(query, key, cos, sin, _NEOX)
+    return _rotated(query, key, cos, sin, ROTATIONS["neox"])
 
 
 def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     if not (_covered(query, cos) and _covered(key, cos)):
         return reference.interleaved_rope(query, key, cos, sin)
-    return _turned(query, key, cos, sin, _INTERLEAVED)
+    return _rotated(query, key, cos, sin, ROTATIONS["interleaved"])
 
 
 def _covered(x: Tensor, cos: Tensor) -> bool:
@@ -35,8 +33,9 @@ def _covered(x: Tensor, cos: Tensor) -> bool:
     )
 
 
-def _turned(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotation: int) -> tuple[Tensor, Tensor]:
-    cos, sin = cos.contiguous(), sin.contiguous()
+def _rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotation: int) -> tuple[Tensor, Tensor]:
+    cos = cos.contiguous()
+    sin = sin.contiguous()
     _rope(query, cos, sin, rotation)
     _rope(key, cos, sin, rotation)
     return query, key
