@@ -7,14 +7,32 @@ rows ask for beyond (penalties, masks, log-probabilities, …) follows as ever, 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ....engine.batch import Batch
+from ....engine.batch import Batch, Ints
 from ....engine.runner import Pending
 from ..failures import failures
 from ..runner import TorchPending, TorchRunner
 from ..sampler import Drawn, draw_plainly, is_plain, sample
+
+
+class _Answers(NamedTuple):
+    """The answers of batches with these arrays, which the engine reuses while the same rows decode."""
+
+    wants: NDArray[np.uint8]
+    drafts: Ints
+    starts: Ints  # Batch.answer_starts
+    some: NDArray[np.int64] | None  # the rows that are answered, where not all are
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Answers:
+        rows = batch.wants.nonzero()[0]
+        return cls(batch.wants, batch.drafts, batch.answer_starts, rows if len(rows) < batch.num_rows else None)
 
 
 class FullReplay:
@@ -28,6 +46,7 @@ class FullReplay:
         assert recorder is not None
         self._runner = runner
         self._frame = runner.inputs.frame(rows)
+        self._answers: _Answers | None = None  # of the step before
         with failures("capturing a step failed"), recorder.session():
             self._work()  # compiles, loads and allocates at its first call, which a capture does not allow
             recorder.begin()
@@ -51,16 +70,18 @@ class FullReplay:
             runner.inputs.fill(batch, len(self._frame.answers))
             self._replay()
             rows = batch.num_rows
-            answers = batch.wants.nonzero()[0]
-            some = answers if len(answers) < rows else None
+            known = self._answers
+            if known is None or known.wants is not batch.wants or known.drafts is not batch.drafts:
+                known = self._answers = _Answers.of(batch)
+            some = known.some
             if is_plain(batch):
                 drawn = Drawn(runner.inputs.drawn(rows), None)
-                return TorchPending(batch.answer_starts, drawn, None, runner.device, answers=some)
+                return TorchPending(known.starts, drawn, None, runner.device, answers=some)
             part = self._frame.first(rows)
             logits = self._logits[:rows]
             if some is not None:
-                part = part.some(answers, runner.device.send(answers))
+                part = part.some(some, runner.device.send(some))
                 logits = logits[part.answer_rows]
             drawn = sample(logits, batch, part, runner.device)
             runner.inputs.keep(part, drawn.tokens)
-            return TorchPending(batch.answer_starts, drawn, None, runner.device)
+            return TorchPending(known.starts, drawn, None, runner.device)
