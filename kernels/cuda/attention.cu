@@ -11,8 +11,8 @@ namespace {
 
 // Warps of a block. Those of one row are many, so that there are fewer parts to merge, one after the other.
 constexpr int FEW = 4, MANY = 8;
-// Blocks of few warps that a processor holds: as many as spill no register. It holds one of many, with as many registers
-// for a thread: kernels before and after it find room beside it.
+// Blocks of few warps that a processor holds: as many as spill no register. It holds one of many, with as many
+// registers for a thread: kernels before and after it find room beside it.
 constexpr int held(int dim, bool e4m3, int arch) {
   return arch == 800 || (arch < 900 && e4m3 && dim == 128) ? 2 : 3;
 }

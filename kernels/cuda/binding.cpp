@@ -1,5 +1,5 @@
-// The ops on CUDA devices; what they are called and take is the CPU library's (../cpu/schema.cpp), loaded first. Checked
-// here is what the host can see; indices lie on the device, and kernels leave out those beyond the cache.
+// The ops on CUDA devices; what they are called and take is the CPU library's (../cpu/schema.cpp), loaded first.
+// Checked here is what the host can see; indices lie on the device, and kernels leave out those beyond the cache.
 #include "../cpu/element_arguments.h"
 #include "queue.h"
 

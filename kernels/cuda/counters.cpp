@@ -15,7 +15,7 @@ void check(cudaError_t error) {
   throw std::runtime_error(std::string("counters of a stream: ") + cudaGetErrorString(error));
 }
 
-// Within, this thread may allocate although one of its streams is being captured.
+// While it lives, this thread may allocate device memory during a stream capture.
 class Relaxed {
  public:
   Relaxed() { check(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -25,7 +25,7 @@ class Relaxed {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Zeros, once this returns: on a stream of its own, as the one that is captured would only record it.
+// Allocates zeros. A separate stream runs the memset and is synchronised: a stream in capture would only record it.
 int32_t* zeros(size_t bytes) {
   Relaxed relaxed;
   void* memory = nullptr;
@@ -42,7 +42,7 @@ int32_t* zeros(size_t bytes) {
 
 Counters counters_of(cudaStream_t stream) {
   static std::mutex mutex;
-  static std::map<std::pair<int, cudaStream_t>, int32_t*> known;  // for as long as the process lives
+  static std::map<std::pair<int, cudaStream_t>, int32_t*> known;  // never freed
   int device = 0;
   check(cudaGetDevice(&device));
   std::lock_guard lock(mutex);

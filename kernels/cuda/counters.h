@@ -1,4 +1,5 @@
-// Numbers that a kernel counts in and leaves as zeros. Each stream has its own, so two streams may run the same kernel.
+// Counters in device memory. They are zero between kernels. Each stream has separate counters, so two streams may run
+// the same kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,16 +8,16 @@
 
 namespace localllm::cuda {
 
-constexpr int MOST_PAIRS = 1 << 16;  // rows times kv heads of a decode step: how many of them have parts to count
-constexpr int CLAIMS = 2;            // of prompt attention: tiles that are claimed, blocks that have finished
+constexpr int MOST_PAIRS = 1 << 16;  // limit of rows * kv_heads in a decode step; each pair has a counter
+constexpr int CLAIMS = 2;            // counters of prefill attention: claimed tiles, finished blocks
 
 struct Counters {
   int32_t* arrivals;  // [MOST_PAIRS]
   int32_t* claims;    // [CLAIMS]
 };
 
-// Of a stream of the current device, allocated at its first call, within a capture as well. Raises std::runtime_error
-// where the memory does not suffice.
+// The counters of a stream of the current device. The first call allocates them, also during a capture. Raises
+// std::runtime_error if device memory runs out.
 Counters counters_of(cudaStream_t stream);
 
 }  // namespace localllm::cuda

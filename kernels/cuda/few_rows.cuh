@@ -1,18 +1,20 @@
-// Products of 1 to 16 rows: weights are streamed once, and all that counts is that the memory is never idle.
+// Products of 1 to 16 rows. The kernel is bound by memory bandwidth: it reads each weight once and keeps many loads in
+// flight.
 //
-// A tile is 8 * J outputs over all inputs. One block of 16 warps for each multiprocessor takes every gridDim-th tile. A
-// warp reads chunks: 64 bytes of each of 8 outputs, 16 bytes a lane, which are the operand B of tensor core products
-// whose other operand is the activations. What k stands for which place is free as long as both agree:
+// A tile is 8 * J outputs and all inputs. The grid has one block of 16 warps per multiprocessor; block b computes tiles
+// b, b + gridDim, … A chunk is 64 bytes of each of 8 outputs. Each lane loads 16 bytes of a chunk. They are operand B
+// of mma.sync, and the activations are operand A. Both operands use the same permutation of the inputs, so a lane needs
+// no shuffle:
 //
 //   lane = 4 g + t         weights: output g of 8, bytes 16 t … 16 t + 15 of the chunk
-//                          activations: rows g (and g + 8), the same inputs
+//                          activations: rows g (and g + 8), the inputs of these bytes
 //                          sums: rows g (and g + 8), outputs 2 t and 2 t + 1
 //
-//   [warp 0][warp 1] … [warp 15][warp 0] …      chunks along the inputs of every output of the tile, P for a warp a step
+//   [warp 0][warp 1] … [warp 15][warp 0] …      the chunks of an output in order of the inputs; a warp has P per step
 //
-// Each thread copies its own bytes into its own slots of a ring in shared memory (cp.async) and reads them back itself:
-// no barriers, many kilobytes in flight, and the ring is filled before the kernel ahead has ended. Sums of the warps are
-// added in a fixed order, whatever the number of rows or blocks: the same inputs give the same bits.
+// The ring buffer in shared memory has no barriers: each thread copies its bytes by cp.async and reads only bytes that
+// it copied. Weights are prefetched into the ring before the previous kernel has ended. The sums of the warps are added
+// in a fixed order, so the result does not depend on the number of rows or blocks.
 #pragma once
 
 #include "own_rows.cuh"
@@ -21,7 +23,7 @@ namespace localllm::cuda {
 
 template <int BYTES>
 static __device__ inline void copy_async(uint32_t to, const void* from, bool real) {
-  int size = real ? BYTES : 0;  // what is not copied becomes zeros
+  int size = real ? BYTES : 0;  // cp.async fills the rest with zeros
   if (BYTES == 16)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
   else
@@ -35,7 +37,7 @@ static __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// All but the last `pending` slots are there.
+// Waits until all but the last `pending` slots have been copied.
 static __device__ inline void await_slots(int pending) {
   switch (pending) {
     case 8: return await_copies<8>();
@@ -52,7 +54,7 @@ static __device__ inline void await_slots(int pending) {
   }
 }
 
-// c += a b: 16 rows of activations, 8 outputs of weights.
+// c [16, 8] += a b: 16 rows of activations, 8 outputs.
 static __device__ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                            uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -67,7 +69,8 @@ static __device__ inline void multiply_add(int (&c)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-struct Position {  // of this block, in the order of its work
+// The tile and step that this block fetches or computes.
+struct Position {
   int tile, step;
   __device__ bool advance(int steps) {
     if (++step < steps) return false;
@@ -76,13 +79,13 @@ struct Position {  // of this block, in the order of its work
   }
 };
 
-// F: a format (formats.cuh). NT: 1 for up to 8 rows, 2 for up to 16.
+// The copies and addresses of the ring. F: weight format (formats.cuh); NT: groups of 8 rows, 1 or 2.
 template <class F, int J, int P, int NT>
 struct Stream {
   static constexpr int PIECE = 8 * sizeof(typename F::X);  // bytes of 8 activations
 
   const FewRows& a;
-  uint32_t ring, own;  // addresses in shared memory: slot 0, and all rows where they are kept whole
+  uint32_t ring, own;  // addresses in shared memory: slot 0 of the ring; the prepared activations
   int tid, warp, g, t, chunks, steps, tiles;
 
   __device__ Stream(const FewRows& a, void* memory, void* kept) : a(a) {
@@ -92,11 +95,12 @@ struct Stream {
     steps = (chunks + WARPS * P - 1) / (WARPS * P);
     tiles = (a.outs + 8 * J - 1) / (8 * J);
   }
-  // The j-th 8 outputs of a tile; of gates and what they gate, by turns.
+  // The index of the j-th block of 8 outputs of a tile. With gates, even j are gates and odd j the values they
+  // multiply.
   __device__ int block_of(int tile, int j) const {
     return a.gated ? tile * (J / 2) + j / 2 + (j % 2) * (a.gated / 8) : tile * J + j;
   }
-  // Places in a slot: weights, records, activations; those of a warp lie side by side.
+  // Addresses in a slot: weights, records, activations, activation scales. The lanes of a warp are contiguous.
   __device__ uint32_t weight_at(int slot, int i) const { return ring + slot * a.slot_bytes + (i * THREADS + tid) * 16; }
   __device__ uint32_t record_at(int slot, int i) const {
     return ring + slot * a.slot_bytes + J * P * THREADS * 16 + (i * THREADS + tid) * 4;
@@ -110,11 +114,11 @@ struct Stream {
   }
   __device__ int chunk_of(int step, int p) const { return (step * P + p) * WARPS + warp; }
 
-  // The tile whose weights are fetched next: this lane's places in it.
+  // This lane's global addresses in the tile that is fetched next.
   struct Source {
     const uint8_t* row[J];
     const uint32_t* record[J];
-    uint32_t real;  // a bit for each output that there is
+    uint32_t real;  // bit j: output j of this lane exists
   };
   __device__ Source source(int tile) const {
     Source from{};
@@ -191,17 +195,17 @@ struct Stream {
   }
 };
 
-// One number of a tile's answer, which one thread adds up: a row, and an output (or a gate and what it gates).
+// One output of a tile. One thread reduces the warps' sums of it, or of a gate and the value that the gate multiplies.
 struct Answer {
-  bool held;
-  int row, within;  // the tile
+  bool held;  // false: this thread has no output in this tile
+  int row, within;  // row, and index in the tile
   int64_t output;
-  float scale[2], shift[2];  // fetched while the tile is multiplied
+  float scale[2], shift[2];  // loaded early, to hide their latency behind the tile's products
 };
 
 template <class F, int J, class S>
 static __device__ inline Answer answer_of(const FewRows& a, const S& s, int tile, int turn) {
-  int e = (s.tid + turn * 32) % THREADS;  // warps take turns
+  int e = (s.tid + turn * 32) % THREADS;  // a different warp starts in each tile
   int row = a.gated ? e / (J * 4) : e / (J * 8), within = a.gated ? e % (J * 4) : e % (J * 8);
   Answer answer{row < a.rows, row, within, int64_t(tile) * (a.gated ? J * 4 : J * 8) + within, {1.0f, 1.0f}, {}};
   answer.held &= answer.output < (a.gated ? a.gated : a.outs);
@@ -216,12 +220,12 @@ static __device__ inline Answer answer_of(const FewRows& a, const S& s, int tile
   return answer;
 }
 
-// The warps' sums of a tile, [warp][J][rows][8], added up and stored. With two such tables the warps that have nothing
-// to add go on with the next tile.
+// Writes each warp's sums of a tile to `partial` [warp][J][rows][8], reduces them over the warps and stores the
+// outputs. With two such buffers, warps without outputs continue with the next tile. `alone`: there is one buffer.
 template <class F, int J, int NT, class S>
 static __device__ inline void finish(const FewRows& a, const S& s, const OwnRows<F>& own, typename F::Sum* partial,
                                      const typename F::Sum (&sums)[J][4], const Answer& answer, bool alone) {
-  if (alone) __syncthreads();  // the tile before this one has been read
+  if (alone) __syncthreads();  // the sums of the previous tile have been read
 #pragma unroll
   for (int j = 0; j < J; j++)
 #pragma unroll
@@ -246,8 +250,8 @@ static __device__ inline void finish(const FewRows& a, const S& s, const OwnRows
   put(a.out, a.out_type, answer.row * a.out_stride + answer.output, result);
 }
 
-// Blocks that find registers on one multiprocessor. Two are this kernel's and one that fetches its weights meanwhile: it
-// helps where a product is short, and takes longer where it is long.
+// Minimum of resident blocks per multiprocessor. 2 limits the registers, so that a block of the next kernel can
+// prefetch its weights; this is faster for short products and slower for long ones.
 template <class F, int J, int NT>
 constexpr int TOGETHER = F::RECORDS == 0 && J == 1 && NT == 1 ? 2 : 1;
 
@@ -272,7 +276,7 @@ __global__ void __launch_bounds__(THREADS, (TOGETHER<F, J, NT>)) few_rows(const 
     end_of_slot();
   }
   if (a.resident) await_previous();
-  int late = 0;  // copies that must be there before the first step: they were asked for after all of these weights
+  int late = 0;  // 1: the first step waits for the activations, which were copied after the weights of all slots
   if (a.own_pitch) {
     own.fill();
   } else {
@@ -280,7 +284,7 @@ __global__ void __launch_bounds__(THREADS, (TOGETHER<F, J, NT>)) few_rows(const 
     end_of_slot();
     late = 1;
   }
-  let_next_begin();  // not before: what it fetches would be ahead of the activations
+  let_next_begin();  // not earlier: the next kernel's prefetches would delay this kernel's activations
 
   int slot = 0, free = a.slots - 1, turn = 0;
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x, turn++) {

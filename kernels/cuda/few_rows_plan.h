@@ -1,4 +1,5 @@
-// How a product of few rows is cut, from its shape and the GPU's numbers alone: plain C++, which tests run without a GPU.
+// The tile sizes of a product of 1 to 16 rows, from its shape and the limits of the GPU. Plain C++, so that tests need
+// no GPU.
 #pragma once
 
 #include <algorithm>
@@ -7,21 +8,21 @@
 namespace localllm::cuda {
 
 constexpr int LOG_THREADS = 9, THREADS = 1 << LOG_THREADS, WARPS = THREADS / 32, MAX_SLOTS = 12;
-constexpr int HELD = 4;  // vectors of 8 activations that a thread makes ready
-constexpr int OWN_LIMIT = 32 << 10;  // bytes of activations that every block may make ready for itself
-constexpr int BUDGET = 110 << 10;    // bytes of shared memory: the next kernel's begin while this one's still run
-constexpr int STATIC = 1 << 10;      // bytes of shared memory that kernels and the driver take beside what a plan has
+constexpr int HELD = 4;  // vectors of 8 activations per thread that OwnRows keeps in registers
+constexpr int OWN_LIMIT = 32 << 10;  // bytes: limit of the activations that every block prepares in shared memory
+constexpr int BUDGET = 110 << 10;    // bytes of shared memory per block: a block of the next kernel fits beside it
+constexpr int STATIC = 1 << 10;      // bytes of shared memory for static variables and the driver
 
-// What a plan needs to know of a format (formats.cuh).
+// The properties of a weight format (formats.cuh) that a plan depends on.
 struct Traits {
   int x_bytes, pieces, chunk, records;
   bool rounded_in_groups;
 
-  // Its activations take the registers of larger tiles.
+  // True if activations take so many registers that large tiles would spill.
   constexpr bool heavy() const { return pieces * x_bytes == 8; }
-  // Whether tiles of 4 blocks of outputs, and steps of several chunks, are compiled: small groups are rare.
+  // True if tiles of 32 outputs and steps of several chunks are compiled; not for small groups, which are rare.
   constexpr bool many_tiles() const { return records <= 1 && !heavy(); }
-  // Chunks of a warp's step in tiles of one block of outputs.
+  // Chunks per step of a warp in tiles of 8 outputs.
   constexpr int depth(int nt) const { return many_tiles() && nt == 1 && pieces < 4 ? 2 : 1; }
 };
 
@@ -32,17 +33,17 @@ struct Shape {
 };
 
 struct Limits {
-  int processors, shared;  // bytes of shared memory that a block may ask for
+  int processors, shared;  // multiprocessors; bytes of shared memory per block
 };
 
-// How one kernel computes some rows: tiles of 8 * j outputs, p chunks of a warp's step, nt groups of 8 rows.
+// The sizes of one launch: tiles of 8 * j outputs, p chunks per step of a warp, nt groups of 8 rows.
 struct Cut {
   int j, p, nt, slots, slot_bytes, tables, shared;
 
   bool fits() const { return slots >= 2; }
 };
 
-// Bytes of a row of activations that every block makes ready for itself; 0: they are read as they are needed.
+// Bytes of a row of activations that every block prepares in shared memory; 0: they come through the ring.
 constexpr int own_pitch(const Traits& f, const Shape& a) {
   const int64_t chunks = (a.row_bytes + 63) / 64, pitch = chunks * f.chunk * f.x_bytes + 16;
   const bool groups = !f.rounded_in_groups || a.group == 32 || a.group == 64 || a.group == 128;
@@ -51,7 +52,8 @@ constexpr int own_pitch(const Traits& f, const Shape& a) {
   return a.rows <= 8 && groups && held && a.rows * pitch <= OWN_LIMIT ? int(pitch) : 0;
 }
 
-// Blocks of 8 outputs to a tile, 4, 2 or 1: as many as leave no more than a tenth of the multiprocessors without work.
+// Blocks of 8 outputs per tile: the largest of 4, 2 and 1 that keeps at least 90 % of the best utilisation of the
+// multiprocessors.
 inline int outputs_of_tile(int64_t blocks, bool gated, int processors) {
   auto busy = [&](int64_t each) {
     int64_t tiles = (blocks + each - 1) / each, turns = (tiles + processors - 1) / processors;
@@ -62,7 +64,7 @@ inline int outputs_of_tile(int64_t blocks, bool gated, int processors) {
   return busy(2) >= 0.9 * best || gated ? 2 : 1;
 }
 
-// The room of tiles of 8 * j outputs, with two tables of sums where both are small and fit.
+// The shared memory of tiles of 8 * j outputs. Uses two buffers for partial sums if they are small and fit.
 inline Cut cut_of(const Traits& f, const Shape& a, int pitch, int limit, int j, int p) {
   const int nt = a.rows <= 8 ? 1 : 2, table = WARPS * j * a.rows * 8 * 4;
   Cut cut{j, p, nt, 0, THREADS * j * p * (16 + 4 * f.records), 0, 0};
@@ -82,7 +84,7 @@ inline Cut cut_of(const Traits& f, const Shape& a, int pitch, int limit, int j, 
   return cut;
 }
 
-// The best tiles that fit; otherwise some that do not. Gates and what they gate are in one tile.
+// The best tiles that fit in shared memory, else a Cut whose fits() is false. A tile has both halves of gated outputs.
 inline Cut cut_of(const Traits& f, const Shape& a, int pitch, const Limits& gpu) {
   const int each = outputs_of_tile((a.outs + 7) / 8, a.gated, gpu.processors), depth = f.depth(a.rows <= 8 ? 1 : 2);
   Cut cut{};
@@ -93,8 +95,8 @@ inline Cut cut_of(const Traits& f, const Shape& a, int pitch, const Limits& gpu)
   return cut;
 }
 
-// Rows that are computed together: all, or half of them where the whole do not fit; the weights are read anew for each
-// half. 0: not even these fit. Where every block makes activations ready, it does so for either half.
+// Rows per launch: all, or half of them if shared memory is too small for all; each launch reads all weights. 0: half
+// of the rows do not fit either. `pitch` (see own_pitch) applies to both halves.
 inline int rows_at_once(const Traits& f, const Shape& a, int pitch, const Limits& gpu) {
   if (cut_of(f, a, pitch, gpu).fits()) return a.rows;
   Shape half = a;
@@ -102,13 +104,13 @@ inline int rows_at_once(const Traits& f, const Shape& a, int pitch, const Limits
   return half.rows < a.rows && cut_of(f, half, pitch, gpu).fits() ? half.rows : 0;
 }
 
-// Whether a product is computed; with a norm, every block makes its activations ready.
+// True if the GPU can compute the product. A fused norm requires activations that every block prepares.
 inline bool fits(const Traits& f, const Shape& a, bool normed, const Limits& gpu) {
   const int pitch = own_pitch(f, a);
   return (pitch || !normed) && rows_at_once(f, a, pitch, gpu) > 0;
 }
 
-// What of it depends on groups: inputs that a record is of, chunks of these, and records of an output.
+// The records of a grouped format. per_sub: chunks that one record covers; subs: records per output.
 struct Subs {
   int per_sub, subs;
 };
@@ -117,7 +119,7 @@ constexpr Subs subs_of(const Traits& f, int64_t ins, int64_t group) {
   return {int((sub + f.chunk - 1) / f.chunk), int((ins + sub - 1) / sub)};
 }
 
-// The formats of weights (linear.h), by what a plan needs to know of them.
+// The traits of the weight formats (linear.h).
 constexpr Traits BF16{2, 1, 32, 0, false}, WHOLE8{1, 2, 64, 0, false};
 constexpr Traits e4m3(bool grouped) { return {2, 2, 64, grouped, false}; }
 constexpr Traits nibbles(bool wide, int per_chunk) { return {wide ? 2 : 1, 4, 128, per_chunk, !wide}; }

@@ -1,5 +1,5 @@
-// The formats of weights, as products of few rows read them: 16 bytes of an output, and the activations of the same
-// inputs in pieces of 8. A chunk is the 64 bytes that four lanes read of one output.
+// The weight formats in the few-rows kernel. A lane multiplies 16 bytes of weights of one output with the activations
+// of the same inputs, in pieces of 8. A chunk is 64 bytes of one output, which four lanes read.
 #pragma once
 
 #include "few_rows.cuh"
@@ -12,7 +12,7 @@ static __device__ inline uint32_t load_word(uint32_t from) {
   return word;
 }
 
-// Two products of 16 inputs (bf16) or 32 (int8), whose operands are pairs of words, for one or two groups of 8 rows.
+// One mma.sync over 16 inputs (bf16) or 32 inputs (int8), for NT groups of 8 rows. Each operand is a pair of registers.
 template <int NT, class Sum>
 static __device__ inline void pair(Sum (&sum)[4], const uint32_t (&x)[NT][2], uint32_t w0, uint32_t w1) {
   multiply_add(sum, x[0][0], NT == 2 ? x[NT - 1][0] : 0, x[0][1], NT == 2 ? x[NT - 1][1] : 0, w0, w1);
@@ -70,8 +70,8 @@ struct Whole8 {
   };
 };
 
-// e4m3, [outs, ins]; a record is the float32 scale of a group, a multiple of 64 inputs. Without groups an output has a
-// scale, as in int8.
+// e4m3, [outs, ins]. A record is the float32 scale of a group of inputs; the group size is a multiple of 64. Without
+// groups there is one scale per output, as in int8.
 template <bool GROUPED>
 struct E4m3 {
   using X = __nv_bfloat16;
@@ -82,7 +82,8 @@ struct E4m3 {
   static __device__ int input_of(int piece, int t) { return 16 * t + 8 * piece; }
   static __device__ int sub_of(const FewRows& a, int chunk, int) { return chunk / a.per_sub; }
 
-  // Bytes 1 and 3 of a word as bf16, exactly: the bits of an e4m3 are those of a bf16 2^120 times smaller.
+  // Converts bytes 1 and 3 of a word from e4m3 to bf16, exactly. The shifted bits of an e4m3 number are a bf16 number
+  // that is smaller by a factor of 2^120.
   static __device__ uint32_t widened(uint32_t word) {
     uint32_t small = (word & 0x80008000u) | (word >> 4 & 0x07f007f0u), large;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(large) : "r"(small), "r"(0x7b807b80u), "r"(0x80008000u));
@@ -90,7 +91,7 @@ struct E4m3 {
   }
   template <int NT>
   struct Activations {
-    uint32_t x[4][NT][2];  // of each word of weights: inputs 1 and 3, inputs 0 and 2
+    uint32_t x[4][NT][2];  // for each word of weights: inputs 1 and 3, then inputs 0 and 2
     __device__ explicit Activations(const uint32_t (&from)[NT][2][4]) {
 #pragma unroll
       for (int h = 0; h < NT; h++)
@@ -123,25 +124,26 @@ struct E4m3 {
   };
 };
 
-// int4: nibbles, the even input in the low one. The words of every 64 bytes are transposed as a 4 x 4 matrix, so that a
-// lane's word r is of inputs 32 r + 8 t …, and the lanes of an output meet in the same group. A record is
-// the group's float16 scale in the low half, its zero point in the high one.
+// int4: two inputs per byte, the even input in the low nibble. The 16 words of every 64 bytes are stored as a
+// transposed 4 x 4 matrix: word r of lane t has inputs 32 r + 8 t … 32 r + 8 t + 7, so the four lanes of an output are
+// in the same group at the same time. A record has the float16 scale of a group in the low half and its zero point in
+// the high half.
 //
-// What is multiplied are the bits with the least done to them: bf16 whose low bits the nibble is (128 more than it is),
-// or bytes. Sums of the activations, which are products with ones, take away the 128 and the zero point at the end of a
-// group.
+// Nibbles are multiplied without full conversion: as bf16 with the nibble in the low mantissa bits (its value is nibble
+// + 128), or as bytes. At the end of a group, the sum of the activations times 128 + zero point (bf16) or times the
+// zero point (bytes) is subtracted. The sum of the activations is an mma with ones.
 template <bool WIDE, int PER_CHUNK>
 struct Nibbles {
   using X = std::conditional_t<WIDE, __nv_bfloat16, int8_t>;
   using Sum = float;
   using Part = std::conditional_t<WIDE, float, int>;
-  static constexpr Traits TRAITS = nibbles(WIDE, PER_CHUNK);  // 1, 2 or 4
+  static constexpr Traits TRAITS = nibbles(WIDE, PER_CHUNK);  // PER_CHUNK: groups per chunk, 1, 2 or 4
   static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
   static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
   static __device__ int input_of(int piece, int t) { return 32 * piece + 8 * t; }
   static __device__ int sub_of(const FewRows&, int chunk, int r) { return chunk * PER_CHUNK + r; }
 
-  // Float16 scale, and what is taken away for each activation.
+  // The scale of a record, and the number that is subtracted per activation (see above).
   static __device__ float scale_of(uint32_t record) { return __half2float(__ushort_as_half((unsigned short)record)); }
   static __device__ Part surplus_of(uint32_t record) {
     if constexpr (WIDE) return __uint_as_float(0x43000000u | (record & 0xffff0000u));
@@ -151,7 +153,7 @@ struct Nibbles {
   template <int NT>
   struct Activations {
     uint32_t x[4][WIDE ? 2 : 1][NT][2];
-    Part total[4][NT];  // of the activations of a word
+    Part total[4][NT];  // sums of the activations of each word
 
     __device__ explicit Activations(const uint32_t (&from)[NT][4][WIDE ? 4 : 2]) {
 #pragma unroll
@@ -159,12 +161,12 @@ struct Nibbles {
 #pragma unroll
         for (int h = 0; h < NT; h++) {
           const auto& piece = from[h][k];
-          if constexpr (WIDE) {  // inputs 0 and 4, 1 and 5; 2 and 6, 3 and 7
+          if constexpr (WIDE) {  // register pairs: inputs 0 and 4, 1 and 5; 2 and 6, 3 and 7
             x[k][0][h][0] = __byte_perm(piece[0], piece[2], 0x5410);
             x[k][0][h][1] = __byte_perm(piece[0], piece[2], 0x7632);
             x[k][1][h][0] = __byte_perm(piece[1], piece[3], 0x5410);
             x[k][1][h][1] = __byte_perm(piece[1], piece[3], 0x7632);
-          } else {  // the even inputs, the odd ones
+          } else {  // even inputs, then odd inputs
             x[k][0][h][0] = __byte_perm(piece[0], piece[1], 0x6420);
             x[k][0][h][1] = __byte_perm(piece[0], piece[1], 0x7531);
           }
@@ -177,7 +179,7 @@ struct Nibbles {
         for (int h = 0; h < NT; h++) total[k][h] = sums[2 * h];
       }
     }
-    // Words k and k + 1, the second one left out where it is of another group.
+    // Multiplies words k and k + 1; only word k if `both` is false.
     __device__ void multiply_words(Part (&even)[4], Part (&odd)[4], int k, uint32_t first, uint32_t second,
                                    bool both) const {
       if constexpr (WIDE) {

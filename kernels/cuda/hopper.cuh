@@ -1,7 +1,7 @@
-// Hopper's own instructions (sm_90a): tensor copies, barriers that count their bytes, products of a warpgroup.
+// Wrappers of Hopper's instructions (sm_90a): TMA copies, transaction barriers (mbarrier) and wgmma.
 //
-// Tiles in shared memory lie as copies with a swizzle of 128 bytes leave them, from multiples of 1024 bytes on: rows of
-// 64 16-bit numbers, eight of them an atom. Used only where __CUDA_ARCH_FEAT_SM90_ALL is defined.
+// Tiles in shared memory have the layout of TMA copies with 128-byte swizzle and start at multiples of 1024 bytes. A
+// row of a tile is 64 values of 16 bits; eight rows are a swizzle atom. Requires __CUDA_ARCH_FEAT_SM90_ALL.
 #pragma once
 
 #include <cuda.h>
@@ -12,11 +12,11 @@
 
 namespace localllm::cuda::hopper {
 
-constexpr int ATOM = 1024;  // bytes
+constexpr int ATOM = 1024;  // bytes of a swizzle atom
 
 __device__ inline uint32_t address(const void* shared) { return (uint32_t)__cvta_generic_to_shared(shared); }
 
-// A barrier's phase ends when `count` have arrived and all bytes that were expected are there.
+// Initialises an mbarrier. A phase ends after `count` arrivals and after all expected bytes have been written.
 __device__ inline void init(uint64_t& barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(&barrier)), "r"(count));
 }
@@ -28,7 +28,7 @@ __device__ inline void arrive_expecting(uint64_t& barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(&barrier)), "r"(bytes)
                : "memory");
 }
-// Until the phase of this parity has ended; that before the first counts as odd.
+// Waits until the phase with this parity has ended. The phase before the first one has parity 1 and has ended.
 __device__ inline void await(uint64_t& barrier, int parity) {
   uint32_t done = 0;
   while (!done)
@@ -39,7 +39,7 @@ __device__ inline void await(uint64_t& barrier, int parity) {
         : "memory");
 }
 
-// Barriers of some of a block's threads.
+// Named barriers for a subset of a block's threads.
 __device__ inline void sync_some(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -47,7 +47,7 @@ __device__ inline void arrive_some(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// What this thread wrote to shared memory is seen by copies and products that a barrier orders after it.
+// Makes this thread's writes to shared memory visible to the async proxy (TMA copies and wgmma) after a barrier.
 __device__ inline void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 template <int REGISTERS>
@@ -59,7 +59,7 @@ __device__ inline void leave_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// A box of the tensor, from these coordinates on; what lies outside of the tensor is zeros.
+// Starts a TMA copy of the box whose first element has these coordinates. Elements outside the tensor become zeros.
 __device__ inline void copy_box(void* to, const CUtensorMap& map, uint64_t& barrier, int x0, int x1, int x2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
@@ -76,8 +76,8 @@ __device__ inline void copy_box(void* to, const CUtensorMap& map, uint64_t& barr
       : "memory");
 }
 
-// Where a product finds a tile. `down`: bytes from one eight of the rows to the next; `across`: from one 64 of the
-// columns to the next, which counts only where columns are what is not summed over.
+// The wgmma matrix descriptor of a tile. `down`: bytes between groups of 8 rows (stride byte offset). `across`: bytes
+// between groups of 64 columns (leading byte offset), which wgmma reads only if the reduction runs over the rows.
 __device__ inline uint64_t tile(const void* from, int down, int across) {
   return uint64_t((address(from) & 0x3ffff) >> 4) | uint64_t(across >> 4) << 16 | uint64_t(down >> 4) << 32 |
          uint64_t(1) << 62;
@@ -90,7 +90,7 @@ template <int PENDING>
 __device__ inline void await_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// Keeps the compiler from moving what it does with these registers to the other side.
+// A compiler barrier: the compiler does not move reads or writes of these registers across it.
 template <int N>
 __device__ inline void hold(float (&registers)[N]) {
 #pragma unroll
@@ -109,11 +109,11 @@ __device__ inline void hold(float (&registers)[N]) {
       "+f"(sum[i + 6]), "+f"(sum[i + 7])
 #define HELD_32(sum, i) HELD_8(sum, i), HELD_8(sum, i + 8), HELD_8(sum, i + 16), HELD_8(sum, i + 24)
 
-// sum [64, 128] = (adding ? sum : 0) + A [64, 16] B [128, 16]^T, both tiles in shared memory, rows first.
+// sum [64, 128] = (adding ? sum : 0) + A [64, 16] B [128, 16]^T. A and B are row-major tiles in shared memory.
 template <class T>
 __device__ inline void multiply(float (&sum)[64], uint64_t a, uint64_t b, bool adding);
 
-// sum [64, 2 * N] += A [64, 16] B [16, 2 * N], A in registers, B a tile in shared memory, rows first.
+// sum [64, 2 * N] += A [64, 16] B [16, 2 * N]. A is in registers, B is a row-major tile in shared memory.
 template <class T, int N>
 __device__ inline void multiply(float (&sum)[N], const uint32_t (&a)[4], uint64_t b);
 

@@ -1,5 +1,5 @@
-// Every CUDA kernel: the same arguments as the CPU's (../cpu/kernels.h), pointers to device memory, and a stream.
-// A call only starts the work; errors of the launch itself are thrown as std::runtime_error.
+// The CUDA kernels. Arguments are those of the CPU kernels (../cpu/kernels.h) with device pointers, and a stream.
+// Calls are asynchronous. A failed launch raises std::runtime_error.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,12 +8,13 @@
 
 namespace localllm::cuda {
 
-struct CopyPartsArgs {  // of every part alike; all sources are read before any target is written
+// Copies page sources[i] to page targets[i] in each part. All sources are read before a target is written.
+struct CopyPartsArgs {
   void* pages;          // [parts, limit] of page_bytes each
   const int64_t *sources, *targets;
   int64_t parts, copies, page_bytes;
-  void* shared;  // bytes()
-  int64_t limit;
+  void* shared;   // scratch memory, bytes() bytes
+  int64_t limit;  // pages per part
 
   int64_t bytes() const { return parts * copies * page_bytes; }
 };
@@ -24,7 +25,7 @@ void gate(const ActivationArgs& args, cudaStream_t stream);
 void rope(const RopeArgs& args, cudaStream_t stream);
 void store(const StoreArgs& args, cudaStream_t stream);
 void copy_parts(const CopyPartsArgs& args, cudaStream_t stream);
-void append(const AppendArgs& args, cudaStream_t stream);  // pages of qkv's type, or e4m3
+void append(const AppendArgs& args, cudaStream_t stream);  // the cache has the type of qkv, or e4m3
 void embedding(const EmbeddingArgs& args, cudaStream_t stream);
 
 }  // namespace localllm::cuda

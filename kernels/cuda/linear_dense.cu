@@ -1,4 +1,4 @@
-// Products of few rows: which format; and the kernels of bf16 weights.
+// Dispatch of linear layers for 1 to 16 rows by weight format, and the kernels of bf16 weights.
 #include "product.cuh"
 
 namespace localllm::cuda {

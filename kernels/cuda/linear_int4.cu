@@ -1,4 +1,4 @@
-// The kernels of int4 weights with activations rounded in groups (W4A8).
+// The kernels of int4 weights with int8 activations, one scale per group (W4A8).
 #include "product.cuh"
 
 namespace localllm::cuda {

@@ -1,4 +1,4 @@
-// The kernels of int4 weights with activations as they are (W4A16).
+// The kernels of int4 weights with bf16 activations (W4A16).
 #include "product.cuh"
 
 namespace localllm::cuda {

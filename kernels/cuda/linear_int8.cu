@@ -1,4 +1,4 @@
-// The kernels of int8 weights with rounded activations (W8A8).
+// The kernels of int8 weights with int8 activations (W8A8).
 #include "product.cuh"
 
 namespace localllm::cuda {

@@ -1,8 +1,8 @@
-// Kernels that begin before the one ahead of them in the stream has ended (programmatic dependent launch, sm_90 on).
+// Programmatic dependent launch (sm_90 and later): a kernel starts before the previous kernel in the stream has ended.
 //
-// A kernel started by `launch_early` may read what no kernel writes (weights), then must `await_previous` before it
-// touches anything else; threads of every block await, so that what is complete behind it is all that came before.
-// It lets the next kernel begin by `let_next_begin`. Elsewhere all of this is nothing, and kernels follow each other.
+// Before `await_previous`, a kernel that was started by `launch_early` may read only memory that no kernel writes
+// (weights). Threads of every block call `await_previous`; after it, the results of all earlier kernels are visible.
+// `let_next_begin` permits the start of the next kernel. On older GPUs both functions do nothing.
 #pragma once
 
 #include "vec.cuh"
@@ -22,10 +22,10 @@ static __device__ inline void await_previous() {
 }
 
 struct Gpu {
-  int major, minor, processors, shared_limit;  // shared memory that a block may ask for, in bytes
+  int major, minor, processors, shared_limit;  // shared_limit: bytes of shared memory per block (opt-in limit)
 };
 
-// The current device.
+// The properties of the current device, cached.
 static inline const Gpu& gpu() {
   static Gpu known[64];
   int device = 0;

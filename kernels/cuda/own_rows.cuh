@@ -1,6 +1,6 @@
-// Activations of few rows, made ready in shared memory by every block for itself: as they are, or added to the residual
-// stream and normalised; as bf16, or rounded to int8. Rows that many blocks make are worth it while they are few: a
-// kernel that makes them once takes longer to start and end.
+// The activations of a product of 1 to 8 rows. Every block prepares all rows in its shared memory: it optionally adds
+// the residual stream and normalises, and stores bf16 or int8. For few rows this redundant work takes less time than
+// the launch of a separate kernel.
 #pragma once
 
 #include "few_rows_plan.h"
@@ -10,28 +10,28 @@ namespace localllm::cuda {
 
 struct FewRows {
   void* out;
-  const void* x;         // [rows, x_stride] bf16, or int8 made by round_rows.cuh
+  const void* x;         // [rows, x_stride] bf16, or int8 from round_rows.cu
   const uint8_t* weight;  // [outs, row_bytes]
-  const uint32_t* records;  // [outs / 8][subs][8]: what belongs to inputs of an output (formats.cuh); null: none
+  const uint32_t* records;  // [outs / 8][subs][8], scales and zero points (formats.cuh); null: none
   const float* scale;       // [outs]; null: none
-  const float* row_scale;   // [rows], of rounded activations; null: none
-  const float* sub_scale;   // [rows][subs], of activations rounded in groups; null: none
+  const float* row_scale;   // [rows], scales of int8 activations; null: none
+  const float* sub_scale;   // [rows][subs], scales of groups of int8 activations; null: none
   const void* bias;         // [outs]; null: none
   Type out_type, bias_type;
   int rows, outs, ins;
-  int subs, per_sub;  // parts of the inputs that have a record, and chunks in one of them (fp8)
+  int subs, per_sub;  // subs: records per output; per_sub: chunks that one record covers (fp8)
   int64_t row_bytes, x_stride, out_stride;
-  bool resident;  // weights were complete before the kernel ahead of this one began
-  int gated;      // outputs i and gated + i are a gate and what it is multiplied with, out is [rows, gated]; 0: none
+  bool resident;  // true: no earlier kernel in the stream writes the weights, so they may be prefetched
+  int gated;      // > 0: out [rows, gated] is gate(output i) * output (gated + i); 0: no gate
   Activation gate;
-  int slots, slot_bytes;
-  int tables;  // of sums, 1 or 2
-  // Activations kept whole in shared memory (own_rows.cuh), made from x [rows, x_stride] bf16; 0 bytes: read as they are
-  // needed, through the ring.
-  int own_pitch;  // bytes of a row
-  int group;      // inputs rounded together
-  const void* stream;  // [rows, ins] bf16, added to x before a norm; null: none
-  void* stream_out;    // [rows, ins], the sum; not the same memory as stream
+  int slots, slot_bytes;  // stages of the ring of a thread, and the bytes of a stage of all threads
+  int tables;             // buffers for the partial sums of a tile: 1, or 2 to overlap tiles
+  // Bytes of a row of prepared activations in shared memory. 0: activations are not prepared, they come through the
+  // ring with the weights.
+  int own_pitch;
+  int group;           // inputs that share an activation scale
+  const void* stream;  // residual stream [rows, ins] bf16, added to x before the norm; null: none
+  void* stream_out;    // [rows, ins], x + stream; must not alias stream
   const void* norm;    // [ins]; null: no norm
   Type norm_type;
   float eps, offset;
@@ -57,7 +57,7 @@ static __device__ inline float activated(Activation kind, float x) {
   return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
 }
 
-// Eight bf16 as they lie in 16 bytes.
+// Converts eight bf16 in 16 bytes to and from float.
 static __device__ inline void unpack(const uint4& held, float (&values)[8]) {
   load<8>(reinterpret_cast<const __nv_bfloat16*>(&held), values);
 }
@@ -65,14 +65,14 @@ static __device__ inline void pack(uint4& held, const float (&values)[8]) {
   save<8>(reinterpret_cast<__nv_bfloat16*>(&held), values);
 }
 
-// The largest magnitude, a NaN if there is one: bits of positive floats are in the order of their values.
+// The bits of the largest magnitude, or of a NaN. The bits of positive floats have the order of their values.
 static __device__ inline uint32_t magnitude(const float (&values)[8], uint32_t largest) {
 #pragma unroll
   for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(fabsf(values[i])));
   return largest;
 }
 
-// Eight int8: x * (127 / largest), ties to even (kernels/ops/linear_int8.py).
+// Eight int8: round(x * (127 / largest)), ties to even (kernels/ops/linear_int8.py).
 static __device__ inline uint2 rounded_to_int8(const float (&values)[8], float largest) {
   float factor = __fdiv_rn(127.0f, largest);
   uint32_t words[2] = {};
@@ -88,7 +88,7 @@ template <class F>
 struct OwnRows {
   using X = typename F::X;
   const FewRows& a;
-  char* x;           // [rows][own_pitch], zeros behind the last input
+  char* x;           // [rows][own_pitch], zero-padded behind the last input
   float* row_scale;  // [rows]
   float* sub_scale;  // [rows][subs]
 
@@ -97,7 +97,8 @@ struct OwnRows {
     sub_scale = row_scale + a.rows;
   }
 
-  // All threads of the block: as many for each row, who keep what they read in registers. Groups lie within a warp.
+  // All threads of the block call it. Each row has an equal number of threads, which keep its values in registers. The
+  // values of a group are in one warp.
   __device__ void fill() const {
     int halvings = a.rows == 1 ? 0 : a.rows == 2 ? 1 : a.rows <= 4 ? 2 : 3, team = THREADS >> halvings;
     int row = threadIdx.x >> (LOG_THREADS - halvings), lane = threadIdx.x & (team - 1);
@@ -145,7 +146,7 @@ struct OwnRows {
     if (!real || k >= a.ins) return {};
     return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + row + k);
   }
-  // What the warps of a row have found, in a fixed order.
+  // Reduces the results of the warps of a row, in a fixed order.
   template <class T, class Join>
   static __device__ T of_team(T own, int team, Join join) {
     __shared__ T parts[WARPS];

@@ -1,4 +1,4 @@
-// The kernels of a product of few rows, started as few_rows_plan.h has cut it.
+// Starts the few-rows kernel with the tile sizes that few_rows_plan.h chose.
 #pragma once
 
 #include "formats.cuh"
@@ -11,7 +11,7 @@ static inline Shape shape_of(const FewRows& a) {
   return {a.rows, a.outs, a.subs, a.group, a.row_bytes, a.gated > 0};
 }
 
-// Some of the rows.
+// The arguments for rows first … first + count - 1.
 template <class F>
 static inline FewRows rows_of(FewRows a, int first, int count) {
   auto behind = [](const void* from, int64_t bytes) {
@@ -29,7 +29,7 @@ static inline FewRows rows_of(FewRows a, int first, int count) {
 
 template <class F, int J, int P, int NT>
 static inline void start_few_rows(FewRows a, const Cut& cut, cudaStream_t stream) {
-  static_assert(F::TRAITS.x_bytes == sizeof(typename F::X), "traits are the format's");
+  static_assert(F::TRAITS.x_bytes == sizeof(typename F::X), "TRAITS and X disagree");
   a.slot_bytes = cut.slot_bytes, a.slots = cut.slots, a.tables = cut.tables;
   auto kernel = few_rows<F, J, P, NT>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, cut.shared);
@@ -46,11 +46,11 @@ static inline void start_tiles(const FewRows& a, const Cut& cut, cudaStream_t st
   start_few_rows<F, 1, F::TRAITS.depth(NT), NT>(a, cut, stream);
 }
 
-// a.own_pitch is what own_pitch gave.
+// a.own_pitch is the result of own_pitch(…).
 template <class F>
 static inline void start_few_rows(const FewRows& a, cudaStream_t stream) {
   const int at_once = rows_at_once(F::TRAITS, shape_of(a), a.own_pitch, limits());
-  if (!at_once) throw std::runtime_error("linear: this GPU has too little shared memory for a product of few rows");
+  if (!at_once) throw std::runtime_error("linear: this GPU has too little shared memory for this shape");
   for (int first = 0; first < a.rows; first += at_once) {
     FewRows part = rows_of<F>(a, first, std::min(at_once, a.rows - first));
     Cut cut = cut_of(F::TRAITS, shape_of(part), part.own_pitch, limits());

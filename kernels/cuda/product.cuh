@@ -1,4 +1,4 @@
-// A product of few rows in one format, from the caller's arguments.
+// Converts ProductArgs to the arguments of the few-rows kernel in one weight format, and starts it.
 #pragma once
 
 #include "linear.h"
@@ -36,7 +36,7 @@ int64_t shared_of(const ProductArgs& args) {
 template <class F>
 void product_of(const ProductArgs& args, cudaStream_t stream) {
   FewRows a = few_rows_of<F>(args);
-  if (a.norm && !a.own_pitch) throw std::runtime_error("linear: too many activations for a norm on the way");
+  if (a.norm && !a.own_pitch) throw std::runtime_error("linear: too many activations for a fused norm");
   if (ROUNDED<F> && !a.own_pitch) {
     int64_t padded = round_up(args.ins, 16);
     auto* whole = static_cast<int8_t*>(args.shared);

@@ -1,4 +1,4 @@
-// What every op on CUDA devices needs of torch: its stream.
+// torch's current CUDA stream, for the ops in binding*.cpp.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -9,20 +9,20 @@
 #include "../cpu/arguments.h"
 #include "kernels.h"
 
-// Declared in shim.h only where torch itself was built with CUDA, which the machine that compiles this need not have.
+// shim.h declares this function only if torch was built with CUDA. The build machine may have a torch without CUDA.
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 
 namespace localllm::cuda {
 
 using Optional = std::optional<Tensor>;
 
-// Makes the tensors' device the current one, and holds torch's stream there. Arguments are checked before.
+// Makes the tensor's device the current device while it lives, and converts to torch's current stream of that device.
 class Queue {
  public:
   explicit Queue(const Tensor& on) : guard_(on.get_device()) {
     void* stream = nullptr;
     if (aoti_torch_get_current_cuda_stream(on.get_device(), &stream) != 0)
-      throw std::runtime_error("torch names no CUDA stream");
+      throw std::runtime_error("torch returned no current CUDA stream");
     stream_ = static_cast<cudaStream_t>(stream);
   }
   operator cudaStream_t() const { return stream_; }

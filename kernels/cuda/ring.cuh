@@ -1,8 +1,9 @@
-// A ring of shared memory that one warp fills by bulk copies and other warps empty, stage by stage.
+// The barriers and copies of a ring buffer in shared memory: a producer warp fills stages by bulk copies, consumer
+// warps read them.
 //
-// Racecheck follows a barrier from the thread that arrives to the one that waits, and no further: not to what a warp's
-// other threads did before __syncwarp, and not to copies that count their bytes. Compiled with LOCALLLM_RACECHECK, every
-// thread of a warp arrives, and copies are its own loads and stores: stages change hands as before, and can be judged.
+// compute-sanitizer's racecheck knows that a barrier orders the arriving thread before the waiting thread. It does not
+// know __syncwarp before the arrival, nor bulk copies that complete a transaction barrier. With LOCALLLM_RACECHECK
+// therefore every thread of a warp arrives, and plain loads and stores replace the bulk copies.
 #pragma once
 
 #include "hopper.cuh"
@@ -10,7 +11,7 @@
 namespace localllm::cuda::hopper {
 
 #ifdef LOCALLLM_RACECHECK
-constexpr int ARRIVALS = 32;  // of a warp at a barrier
+constexpr int ARRIVALS = 32;  // arrivals per warp at a barrier
 
 __device__ inline void expect_copies(uint64_t&, int) {}
 __device__ inline void copy(char* to, const void* from, int bytes, uint64_t&, uint64_t) {
@@ -22,12 +23,12 @@ __device__ inline void give_back(uint64_t& empty) { arrive(empty); }
 #else
 constexpr int ARRIVALS = 1;
 
-// By a whole warp, as all of these: how many bytes will be copied to a stage, ...
+// The producer warp announces the number of bytes that its copies write to a stage. All threads call it.
 __device__ inline void expect_copies(uint64_t& full, int bytes) {
   if (threadIdx.x % 32 == 0) arrive_expecting(full, bytes);
   __syncwarp();
 }
-// ... some of its threads' copies, of multiples of 16 bytes, ...
+// One thread starts a bulk copy into the announced stage. `bytes` is a multiple of 16.
 __device__ inline void copy(char* to, const void* from, int bytes, uint64_t& full, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
@@ -35,16 +36,16 @@ __device__ inline void copy(char* to, const void* from, int bytes, uint64_t& ful
       "l"(from), "r"(bytes), "r"(address(&full)), "l"(policy)
       : "memory");
 }
-// ... after which the stage is full as soon as they are done.
+// The producer warp has started all copies of a stage. The transaction barrier completes when the bytes arrive.
 __device__ inline void hand_over(uint64_t&) {}
-// What a warp has read may be written anew.
+// A consumer warp has read a stage; the producer may overwrite it.
 __device__ inline void give_back(uint64_t& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(empty);
 }
 #endif
 
-// Weights are read once a step: they need not stay in the cache.
+// The L2 policy of data that a step reads once (weights): evict first.
 __device__ inline uint64_t read_once() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -1,5 +1,5 @@
-// Activations rounded to int8 for products that read them more often than they are worth making: a scale for each row,
-// or for each group of inputs. One block a row.
+// Rounds activations to int8, with a scale per row or per group of inputs. One block per row. Used where it would be
+// slower to round the activations in every block of the product (own_rows.cuh).
 #include "linear.h"
 #include "own_rows.cuh"
 
@@ -22,7 +22,7 @@ __global__ void round_rows(int8_t* out, float* scales, const T* x, int ins, int 
   await_previous();
   const T* row = x + blockIdx.x * x_stride;
   int8_t* to = out + int64_t(blockIdx.x) * padded;
-  // A whole row, or a warp for each group: `first` of `step` threads begins at `from`.
+  // `step` threads, the block or a warp, round the inputs from `from` on; `first` is this thread's index in them.
   bool whole = group >= ins;
   int first = whole ? threadIdx.x : threadIdx.x % 32, step = whole ? blockDim.x : 32, turns = blockDim.x / 32;
   for (int from = whole ? 0 : int(threadIdx.x / 32) * group; from < ins; from += whole ? ins : turns * group) {

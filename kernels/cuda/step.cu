@@ -1,7 +1,7 @@
 // All layers of a decode step of one row, in one kernel: one block on each multiprocessor, of which one warp streams
 // weights without a pause (step_ring.cuh), two fetch keys and values (step_unit.cuh), and eight multiply and attend.
-// Blocks hand each other activations word by word (step_words.cuh): a layer takes five such exchanges, and nothing ends or
-// begins in between.
+// Blocks hand each other activations word by word (step_words.cuh): a layer takes five such exchanges, and nothing ends
+// or begins in between.
 //
 //   stream, x -> norm -> [qkv] -> attention -> [out] -> stream, x -> norm -> [gate_up] -> [down] -> stream, x
 //
@@ -16,8 +16,8 @@
 namespace localllm::cuda {
 namespace {
 
-// By the warps that multiply. Its loops are kept as loops: code that is gone through once a layer is not in the cache of
-// instructions any more if it is long.
+// By the warps that multiply. Its loops are kept as loops: code that is gone through once a layer is not in the cache
+// of instructions any more if it is long.
 template <int D>
 __device__ inline void compute(const Block& b) {
   const StepArgs& a = b.a;

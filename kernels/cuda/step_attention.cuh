@@ -1,5 +1,5 @@
-// Attention of a step, of a block's unit (step_unit.cuh). What it reads of the cache is on its way, or there, before the
-// layer's queries are; the newest key and value never take the way through the cache.
+// Attention of a step, of a block's unit (step_unit.cuh). What it reads of the cache is on its way, or there, before
+// the layer's queries are; the newest key and value never take the way through the cache.
 #pragma once
 
 #include "step_product.cuh"
@@ -219,8 +219,8 @@ class Attention {
     }
   }
 
-  // Every part of a head merges a share of its answers: a lane for each part, and as many answers side by side in a warp
-  // as there are lanes for, since each is a way to the L2 and back.
+  // Every part of a head merges a share of its answers: a lane for each part, and as many answers side by side in a
+  // warp as there are lanes for, since each is a way to the L2 and back.
   __device__ void merge(const Unit& u, uint32_t turn) const {
     int width = 2;
     while (width < u.parts) width *= 2;

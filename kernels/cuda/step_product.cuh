@@ -26,8 +26,8 @@ __device__ inline uint4 shared_vector(uint32_t from) {
   return got;
 }
 
-// Activations of a phase lie as lanes need them: of 64 inputs, those of lane (g, t), 16 bytes, are the (4 g + t)th. What
-// two phases that follow each other need does not lie in the same place, as a block's warps are not equally fast.
+// Activations of a phase lie as lanes need them: of 64 inputs, those of lane (g, t), 16 bytes, are the (4 g + t)th.
+// What two phases that follow each other need does not lie in the same place, as a block's warps are not equally fast.
 class Activations {
  public:
   __device__ Activations(const Block& b, int phase) : words_(b.at<uint32_t>(b.plan.x[phase % 2])) {}
@@ -44,8 +44,8 @@ class Multiplier {
   __device__ explicit Multiplier(const Block& b) : b_(b) {}
   __device__ bool takes_part(const Product& p) const { return order_.first() < p.tiles; }
 
-  // This block's tiles of a product of the activations in shared memory. Every two neighbours of the answers are a word;
-  // the last product's are the step's own.
+  // This block's tiles of a product of the activations in shared memory. Every two neighbours of the answers are a
+  // word; the last product's are the step's own.
   __device__ void run(int layer, int phase, uint32_t turn) {
     const Product& p = b_.plan.products[phase];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;

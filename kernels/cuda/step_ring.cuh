@@ -1,5 +1,5 @@
-// The weights of a step on their way: one warp of every block fetches its tiles of all products of all layers into a ring
-// of shared memory, in order, as far ahead as the ring is long, whatever the other warps wait for.
+// The weights of a step on their way: one warp of every block fetches its tiles of all products of all layers into a
+// ring of shared memory, in order, as far ahead as the ring is long, whatever the other warps wait for.
 #pragma once
 
 #include "overlap.cuh"

@@ -1,4 +1,4 @@
-// Sixteen bytes at a time, whatever the type, computed with as floats.
+// Vectorised loads and stores of up to 16 bytes, converted to and from float; block and warp sums.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@ static __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162flo
 static __device__ inline void from_float(float x, float* out) { *out = x; }
 static __device__ inline void from_float(float x, __half* out) { *out = __float2half_rn(x); }
 static __device__ inline void from_float(float x, __nv_bfloat16* out) { *out = __float2bfloat16_rn(x); }
-static __device__ inline void from_float(float x, __nv_fp8_e4m3* out) {  // what it cannot hold becomes the largest it can
+static __device__ inline void from_float(float x, __nv_fp8_e4m3* out) {  // saturates
   out->__x = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
 }
 
@@ -27,7 +27,7 @@ struct alignas(sizeof(T) * N) Vec {
   T values[N];
 };
 
-// As many elements of T as the widest load takes.
+// Elements of T in the widest load (16 bytes).
 template <class T>
 constexpr int WIDEST = 16 / sizeof(T);
 
@@ -46,7 +46,7 @@ static __device__ inline void save(T* to, const float* from) {
   *reinterpret_cast<Vec<T, N>*>(to) = vec;
 }
 
-// Whether all of these may be read in vectors: pointers on 16 bytes, distances on whole vectors.
+// True if 16-byte loads are possible: all pointers and all distances (in bytes) are multiples of 16.
 static inline bool aligned(std::initializer_list<const void*> pointers, std::initializer_list<int64_t> bytes) {
   for (const void* pointer : pointers)
     if (reinterpret_cast<uintptr_t>(pointer) % 16) return false;
@@ -57,7 +57,7 @@ static inline bool aligned(std::initializer_list<const void*> pointers, std::ini
 
 static inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
-// Call f with a value of the C++ type that `type` names.
+// Calls f with a value of the C++ type of `type`.
 template <class F>
 static inline void with_type(Type type, F&& f) {
   switch (type) {
@@ -80,11 +80,11 @@ static __device__ inline float sum_of_warp(float x) {
   return x;
 }
 
-// The sum over a block of whole warps, known to every thread.
+// The sum over all threads of a block; every thread gets it. The block size is a multiple of 32.
 static __device__ inline float sum_of_block(float x) {
   __shared__ float parts[32];
   x = sum_of_warp(x);
-  __syncthreads();  // a sum before this one may still be read
+  __syncthreads();  // other warps may still read `parts` of the previous call
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
   return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0.0f);
