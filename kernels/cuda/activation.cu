@@ -1,4 +1,4 @@
-// Gated activations: a thread computes one vector of the answer.
+// Gated activations. A thread computes one vector of the output.
 #include "overlap.cuh"
 
 namespace localllm::cuda {
@@ -38,7 +38,7 @@ void launch(const ActivationArgs& args, cudaStream_t stream) {
     launch_early(kernel, blocks < MAX_GRID ? blocks : MAX_GRID, threads, 0, stream, static_cast<T*>(args.out),
                  static_cast<const T*>(args.x), Index(vectors), Index(args.dim), args.x_stride, args.out_stride);
   };
-  auto with_index = [&](auto index) {  // 64-bit divisions are slow, and rarely needed
+  auto with_index = [&](auto index) {  // 32-bit indices if they suffice: 64-bit divisions are slow
     using Index = decltype(index);
     switch (args.kind) {
       case Activation::silu: return start(gated<T, N, Activation::silu, Index>, index);

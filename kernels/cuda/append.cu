@@ -1,5 +1,5 @@
-// Head norms, rotation and the cache's keys and values in one pass over [tokens, heads + 2 kv_heads, dim]. Everything
-// is computed as float and rounded once, when it is stored.
+// Head norms, RoPE and the write of keys and values to the cache in one pass over qkv [tokens, heads + 2 kv_heads,
+// dim]. Values are computed in float32 and rounded once, when they are stored.
 #include <type_traits>
 
 #include "overlap.cuh"
@@ -9,17 +9,17 @@ namespace localllm::cuda {
 namespace {
 
 constexpr int WARPS = 4;
-constexpr int V = 4;        // neighbouring dimensions; a lane holds two of these vectors
-constexpr int AT_ONCE = 2;  // turns of a warp, once there are more warps than the processors hold:
-constexpr int HOLDS = 48;   // warps a processor
+constexpr int V = 4;        // dims per vector; a lane holds two vectors
+constexpr int AT_ONCE = 2;  // TURNS of a warp if the device cannot hold one warp per turn
+constexpr int HOLDS = 48;   // resident warps per multiprocessor
 
-// A head's place among those of AppendArgs.
+// One head of qkv: its token, its index, and its slot in the cache.
 struct Head {
   int64_t token;
   int head;
   bool query, value;
-  int64_t slot;  // of a key or value
-  bool stored;   // and whether there is such a slot
+  int64_t slot;  // cache slot of a key or value; 0 for queries
+  bool stored;   // true: `slot` is in the cache
 
   __device__ Head(const AppendArgs& args, unsigned index) {
     unsigned every = unsigned(args.heads + 2 * args.kv_heads);
@@ -45,7 +45,7 @@ __device__ inline float norm_weight(Type type, const void* norm, int at) {
   return to_float(static_cast<const __half*>(norm)[at]);
 }
 
-// Where the two vectors of a lane begin: such that both halves of every pair are its own.
+// The offsets of a lane's two vectors in a head. Both elements of every RoPE pair are in the same lane.
 struct Lane {
   int one, other;
   bool turned;
@@ -78,21 +78,21 @@ __device__ inline void turn(Rotation rotation, float (&x)[2 * V], const float (&
     else pair(x[2 * i], x[2 * i + 1], i);
 }
 
-// For dim up to LANES * 2 V, in whole pairs of vectors. A warp takes heads of one token, 32 / LANES at a time, and asks
-// for those of all its TURNS before it waits for one.
+// For dim up to LANES * 2 V, a multiple of 2 V. A warp computes heads of one token: 32 / LANES heads in each of TURNS
+// turns. It starts the loads of all turns before it uses the first.
 template <class T, class C, int LANES, int TURNS>
 __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_constant__ AppendArgs args) {
   constexpr int ABREAST = 32 / LANES;
   let_next_begin();
   const int lane = int(threadIdx.x) % 32, dim = int(args.dim);
   const int heads = int(args.heads), keys = int(args.heads + args.kv_heads), every = keys + int(args.kv_heads);
-  const unsigned each = unsigned(every + ABREAST * TURNS - 1) / (ABREAST * TURNS);  // warps of a token
+  const unsigned each = unsigned(every + ABREAST * TURNS - 1) / (ABREAST * TURNS);  // warps per token
   const unsigned warp = blockIdx.x * WARPS + threadIdx.x / 32, token = warp / each;
   const int first = int(warp % each) * ABREAST * TURNS, own = first + lane / LANES;
   const bool inside = lane % LANES * 2 * V < dim;
   const Lane place(args, lane % LANES);
   float weights[2 * V];
-  const void* held = nullptr;  // the norm whose weights these are, which no kernel writes
+  const void* held = nullptr;  // the norm that `weights` is from; no kernel writes it
   auto hold = [&](int head) {
     const void* norm = head < heads ? args.query_norm : head < keys ? args.key_norm : nullptr;
     if (norm && norm != held && inside) {
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
   }
 }
 
-// For heads of any shape: one warp a block, and the head in shared memory.
+// For heads of any dim: a block is one warp and computes one head in shared memory.
 template <class T, class C>
 __global__ void append_numbers(AppendArgs args) {
   extern __shared__ float x[];
@@ -221,7 +221,7 @@ void launch(const AppendArgs& args, cudaStream_t stream) {
 void append(const AppendArgs& args, cudaStream_t stream) {
   int64_t heads = args.tokens * (args.heads + 2 * args.kv_heads);
   if (heads * args.dim == 0) return;
-  if (heads > MAX_GRID || args.dim > 12288) throw std::runtime_error("append: too many heads, or too large ones");
+  if (heads > MAX_GRID || args.dim > 12288) throw std::runtime_error("append: too many heads, or dim above 12288");
   with_type(args.type, [&](auto t) {
     using T = decltype(t);
     if (args.cache_e4m3) return launch<T, __nv_fp8_e4m3>(args, stream);

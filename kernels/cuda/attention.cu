@@ -1,6 +1,8 @@
-// Decode attention at the speed of memory: keys and values go from memory to the registers of the tensor cores, with
-// no shared memory and no barrier on the way. See kernels/triton/attention_decode.py for how rows are shared out among
-// chunks, and merged; here a block is 16 positions for each of its warps, which meet at the end of a row.
+// Decode attention, bound by memory bandwidth: warps load keys and values from global memory directly into the
+// registers of mma.sync, without shared memory and without barriers in the loop. kernels/triton/attention_decode.py
+// describes how the contexts of all rows are divided into chunks and how the partial results of a row are merged. A
+// thread block computes one chunk of one kv head, STEP positions per warp at a time; its warps combine their results at
+// the end of each row. In this file, "blocks" of a row are WARPS * STEP positions.
 #include <algorithm>
 #include <type_traits>
 
@@ -9,10 +11,10 @@
 namespace localllm::cuda {
 namespace {
 
-// Warps of a block. Those of one row are many, so that there are fewer parts to merge, one after the other.
+// Warps per thread block. A batch of one row uses MANY warps, so that the row has fewer partial results to merge.
 constexpr int FEW = 4, MANY = 8;
-// Blocks of few warps that a processor holds: as many as spill no register. It holds one of many, with as many
-// registers for a thread: kernels before and after it find room beside it.
+// Resident thread blocks of FEW warps per multiprocessor: the maximum without register spills. A block of MANY warps
+// has the same registers per thread, and one is resident, so that blocks of the previous and next kernel fit beside it.
 constexpr int held(int dim, bool e4m3, int arch) {
   return arch == 800 || (arch < 900 && e4m3 && dim == 128) ? 2 : 3;
 }
@@ -21,11 +23,11 @@ constexpr int ARCH = __CUDA_ARCH__;
 #else
 constexpr int ARCH = 0;
 #endif
-constexpr int LEAST = 2;   // blocks of a chunk; fewer are not worth a merge
-constexpr int AHEAD = 16;  // parts that a merge reads at once
+constexpr int LEAST = 2;   // minimum of blocks per chunk; with fewer, the merge costs more than it saves
+constexpr int AHEAD = 16;  // partial results that a merge has in flight
 
 struct Row {
-  int low, end, blocks;  // positions that are seen, and blocks of them
+  int low, end, blocks;  // visible positions low … end - 1, and the number of blocks of them
 };
 
 template <int BLOCK>
@@ -35,14 +37,15 @@ __device__ inline Row measured(const DecodeArgs& args, int row) {
   return {low, end, queries == 1 ? (end - low + BLOCK - 1) / BLOCK : 0};
 }
 
-// Counts one arrival after all that this block has written before a barrier, ahead of what it reads after the next.
+// Counts one arrival and returns the count before it. Acquire-release: orders this block's writes before a
+// __syncthreads ahead of the arrival, and the arrival ahead of its reads after the next __syncthreads.
 __device__ inline int arrive(int32_t* counter) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
 
-// The row in which a block lies, and the blocks of those before it.
+// The row of a block of positions, and the number of blocks of all rows before it.
 struct Place {
   int row, passed;
 };
@@ -65,7 +68,7 @@ __device__ inline Place found(const DecodeArgs& args, int at, int lane) {
 }
 
 template <int D, int WARPS>
-struct Meeting {  // of the warps of a block
+struct Meeting {  // shared memory for the partial results of the warps of a thread block
   float acc[WARPS][MOST_SHARING][D];
   float peak[WARPS][MOST_SHARING], total[WARPS][MOST_SHARING];
   int arrived;
@@ -80,11 +83,11 @@ __device__ inline void finish(const DecodeArgs& args, int start, int head, const
   for (int i = 0; i < D / 32; i++) out[i] = T(sums[i] / total);
 }
 
-// One head of a row from its parts, by one warp.
+// One warp merges the partial results of one query head of a row and writes the output.
 template <class T, int D>
 __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, int begun, int parts, int lane) {
   float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
-  auto place = [&](int part) {  // part 0 is of a row that begins in its chunk, the others of one that began before
+  auto place = [&](int part) {  // index 1: the row begins in the chunk (part 0 only); 0: it began earlier
     return ((int64_t(begun + part) * args.kv_heads + kv_head) * 2 + (part == 0)) * args.group + own;
   };
   auto part = [&](int number, bool there, float (&to)[D / 32]) {
@@ -101,7 +104,7 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, i
   };
   for (int base = 0; base < parts; base += 32) {
     int count = min(32, parts - base);
-    float ahead[AHEAD][D / 32];  // on their way while the weights are found
+    float ahead[AHEAD][D / 32];  // loads in flight while the weights are computed
 #pragma unroll
     for (int p = 0; p < AHEAD; p++) part(base + p, p < count, ahead[p]);
     float2 stat = make_float2(-INFINITY, 0.f);
@@ -109,7 +112,7 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, i
     float higher = stat.x;
     for (int distance = 1; distance < 32; distance *= 2) higher = fmaxf(higher, __shfl_xor_sync(ALL, higher, distance));
     higher = fmaxf(higher, peak);
-    // 0 where there is no part
+    // `weight` is 0 for lanes without a part.
     float weight = exp2f(stat.x - higher), shrink = exp2f(peak - higher), sum = weight * stat.y;
     for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(ALL, sum, distance);
     total = total * shrink + sum;
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, AR
         return (page << args.page_shift) + (position & ((1 << args.page_shift) - 1));
       };
       int slot = slot_of(base + lane % STEP), next = slot_of(base + BLOCK + lane % STEP);
-      if (waiting) {  // rows and pages are nothing that a kernel of ours writes, all else may be written until here
+      if (waiting) {  // no kernel writes rows and page tables; earlier kernels may write all other inputs
         own.expect(args, head_at, slot, base, last);
         own.expect(args, head_at, next, base + BLOCK, last);
         await_previous();
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, AR
             merge<T, D>(args, start, kv_head, head, begun, parts, lane);
         }
       }
-      __syncthreads();  // the meeting's memory is free for the next row
+      __syncthreads();  // `meeting` may be overwritten for the next row
     }
     at = upto;
     passed += seen.blocks;

@@ -1,12 +1,12 @@
-// Prompt attention at the rate of Hopper's matrix units, after FlashAttention-3 (Shah et al., 2024).
+// Prefill attention bound by Hopper's tensor cores, after FlashAttention-3 (Shah et al., 2024).
 //
-// A tile is some queries of a row times the heads that share a kv head, 128 lines; it is multiplied with 128 positions
-// of the cache at a time, the newest first. One warp of a block finds tiles and copies queries, keys and values into
-// shared memory; two warpgroups compute 64 lines each. They take turns at the matrix units, so that one computes its
-// weights while the other multiplies, and each lets its next scores begin before its last answers are done.
+// A tile has 128 lines: queries of a row times the query heads per kv head. It attends to 128 positions of the cache at
+// a time, from the newest to the oldest. A producer warp copies queries, keys and values to shared memory; two consumer
+// warpgroups compute 64 lines each. The warpgroups alternate: one computes softmax while the other runs wgmma. Each
+// starts the scores of the next positions before the weighted values of the current positions are complete.
 //
-// Blocks stay, and claim tile after tile: of a row the one with the longest context first, its kv heads side by side,
-// whose keys and values so are read from the second-level cache.
+// The kernel is persistent: thread blocks claim tiles with an atomic counter. Within a row, tiles with the longest
+// context come first. The kv heads of a tile are adjacent in this order, so that the L2 cache serves their pages.
 #include <algorithm>
 
 #include "overlap.cuh"
@@ -19,7 +19,7 @@
 namespace localllm::cuda {
 namespace {
 
-// Elsewhere than on Hopper it is empty, and no op starts it.
+// Compiled empty for GPUs other than Hopper; no op starts it there.
 template <class T, int DIM, bool CAP>
 __global__ __launch_bounds__(THREADS, 1) void extend_kernel(const __grid_constant__ Maps maps,
                                                             const __grid_constant__ ExtendArgs args) {
@@ -57,11 +57,12 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
-  if (!found) throw std::runtime_error("extend_attention: this driver copies no tensors");
+  if (!found) throw std::runtime_error("extend_attention: the CUDA driver is older than 12.0");
   return found;
 }
 
-// Lengths, distances (bytes, from the second dimension on) and the box, the fastest dimension first.
+// A TMA descriptor. Dimensions are in order of memory, the fastest first. `strides`: bytes, from the second dimension
+// on.
 template <int DIMS>
 CUtensorMap map_of(Type type, const void* from, const cuuint64_t (&lengths)[DIMS],
                    const cuuint64_t (&strides)[DIMS - 1], const cuuint32_t (&box)[DIMS]) {
@@ -73,11 +74,11 @@ CUtensorMap map_of(Type type, const void* from, const cuuint64_t (&lengths)[DIMS
                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    throw std::runtime_error("extend_attention: the driver refuses a tensor: " + std::to_string(result));
+    throw std::runtime_error("extend_attention: cuTensorMapEncodeTiled failed with error " + std::to_string(result));
   return map;
 }
 
-// Eights of slots, so that a tile's rows lie evenly however many pages it is of.
+// The cache as groups of 8 slots: a copy from any number of pages then has the same layout in shared memory.
 CUtensorMap cache_map(const ExtendArgs& args, const void* pages) {
   cuuint64_t slot = args.slot * 2, halves = args.dim / 64;
   cuuint32_t eights = std::min(args.page_size, BLOCK) / 8;

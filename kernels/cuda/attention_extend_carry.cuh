@@ -1,4 +1,4 @@
-// Prompt attention: one warp of a block finds its tiles, and brings what is multiplied. Hopper only.
+// Prefill attention, the producer warp: claims tiles and copies queries, keys and values to shared memory. Hopper only.
 #pragma once
 
 #include "attention_extend_tile.cuh"
@@ -8,11 +8,11 @@ namespace {
 
 using namespace hopper;
 
-// Finds tiles in order; a warp's, which asks for later and later ones.
+// Maps the index of a work unit to its tile. The warp calls find() with ascending indices.
 struct Finder {
   const ExtendArgs& args;
-  int each;  // queries of a tile
-  int base = 0, passed = 0;  // rows, and the tiles of those before
+  int each;  // queries per tile
+  int base = 0, passed = 0;  // first row of the current group of 32 rows, and the tiles of the rows before it
 
   __device__ Tile find(int64_t unit, int lane) {
     int kv_head = int(unit % args.kv_heads);
@@ -32,7 +32,7 @@ struct Finder {
       unsigned here = __ballot_sync(ALL, passed + upto > wanted);
       if (here) {
         int found = __ffs(here) - 1;
-        int index = passed + upto - 1 - int(wanted);  // the last of the row's tiles comes first
+        int index = passed + upto - 1 - int(wanted);  // the last tile of a row has index 0
         int first = __shfl_sync(ALL, index, found) * each;
         return cut(base + found, __shfl_sync(ALL, start, found), __shfl_sync(ALL, queries, found), first, kv_head);
       }
@@ -53,16 +53,17 @@ struct Finder {
   }
 };
 
-// One warp's work: to bring what the warpgroups multiply.
+// The loop of the producer warp.
 template <class T, int DIM>
 struct Carrier {
   const ExtendArgs& args;
   const Maps& maps;
   Shared<T, DIM>& shared;
-  int lane, unit, units;  // positions that are copied at once: a page's, BLOCK at most
+  int lane, unit, units;  // unit: positions per TMA copy, at most a page or BLOCK; units: copies per BLOCK positions
   Ring<STAGES> keys{}, values{};
 
-  // The lane's part of a block: where among all eights of slots. Beyond the context: behind the last.
+  // The group of 8 slots where this lane's copy of a block of positions starts. Positions behind the context get the
+  // index behind the last group; TMA fills them with zeros.
   __device__ int eight_of(const Tile& tile, int block) const {
     int position = block * BLOCK + lane * unit, column = position / args.page_size;
     if (lane >= units || position >= tile.context || column >= args.columns) return args.slots / 8;
@@ -126,7 +127,7 @@ struct Carrier {
       }
       wanted = int64_t(gridDim.x) + __shfl_sync(ALL, claim, 0);
     }
-    if (lane == 0) {  // the last block leaves the counters as they were
+    if (lane == 0) {  // the last thread block resets the counters
       __threadfence();
       if (atomicAdd(&args.claims[1], 1) == (int)gridDim.x - 1) args.claims[0] = 0, args.claims[1] = 0;
     }

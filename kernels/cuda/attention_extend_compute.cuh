@@ -1,4 +1,5 @@
-// Prompt attention: a warpgroup multiplies, weighs, and writes the answers. Hopper only.
+// Prefill attention, a consumer warpgroup: computes scores, softmax and weighted values, and writes outputs. Hopper
+// only.
 #pragma once
 
 #include "attention_extend_tile.cuh"
@@ -8,7 +9,7 @@ namespace {
 
 using namespace hopper;
 
-constexpr int CLEARED = 3;  // the barrier behind the two of the warpgroups' turns
+constexpr int CLEARED = 3;  // named barrier; 1 and 2 order the warpgroups
 constexpr float LOG2_E = 1.4426950408889634f;
 
 __device__ inline float power_of_2(float x) {
@@ -30,24 +31,24 @@ __device__ inline uint32_t pair<__half>(float low, float high) {
   return *reinterpret_cast<uint32_t*>(&both);
 }
 
-// Nobody reads it, but it keeps its place among barriers and products, and what it is computed from comes before.
+// A store that nothing reads. The compiler keeps it in order with wgmma and barriers, so `x` is computed before them.
 __device__ inline void keep(float& shared, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address(&shared)), "f"(x) : "memory");
 }
 
-// A warpgroup's work. A thread has two lines: scores[4 j + 2 r + c] is of line r and position 8 j + 2 * (lane % 4) + c
-// of the block; sums likewise of dims.
+// The loop of a consumer warpgroup. A thread holds parts of two lines, r = 0 and 1: scores[4 j + 2 r + c] has position
+// 8 j + 2 * (lane % 4) + c of the block, sums[4 j + 2 r + c] has dim 8 j + 2 * (lane % 4) + c.
 template <class T, int DIM, bool CAP>
 struct Computer {
   const ExtendArgs& args;
   Shared<T, DIM>& shared;
-  int warpgroup, thread, lane;  // in the warpgroup, in the warp
+  int warpgroup, thread, lane;  // thread: index in the warpgroup; lane: index in the warp
   Ring<STAGES> keys{}, values{};
   float scores[BLOCK / 2], sums[DIM / 2];
-  uint32_t weights[BLOCK / 16][4];  // scores, as the first operand of the next product
+  uint32_t weights[BLOCK / 16][4];  // scores in the layout of operand A of wgmma
   float peak[2], total[2], shrink[2];
-  int seen[2];  // the line's position, less the thread's first of a block
-  float scale;  // of scores, to powers of two
+  int seen[2];  // position of the line's query, minus the thread's first position in a block
+  float scale;  // factor of scores before exp2
 
   __device__ int line(int r) const { return warpgroup * 64 + thread / 32 * 16 + lane / 4 + 8 * r; }
 
@@ -72,7 +73,7 @@ struct Computer {
     commit_products();
   }
 
-  // What a line does not see becomes -inf, be it NaN.
+  // Masks positions that a line's query does not see: their scores become -inf, even if they are NaN.
   __device__ void hide(int block, int window) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -86,7 +87,7 @@ struct Computer {
     }
   }
 
-  // Online softmax (Milakov & Gimelshein, 2018): scores become weights; `shrink` is what the sums so far are worth.
+  // Online softmax (Milakov & Gimelshein, 2018): scores become weights; `shrink` is the factor for the previous sums.
   __device__ void weigh() {
     if constexpr (CAP) {
       float inner = 2.f * LOG2_E * args.scale / args.cap;
@@ -127,7 +128,7 @@ struct Computer {
     return (block + 1) * BLOCK - 1 > tile.before || (args.window > 0 && block * BLOCK <= last - args.window);
   }
 
-  // Weights of zero do not hide a NaN: values beyond the context become zero. Whole pages of them were not read.
+  // Zeroes the values behind the context: a weight of 0 times NaN would be NaN. TMA has zeroed whole pages behind it.
   __device__ void clear_values(int valid) {
     await(shared.values_full[values.at], values.parity);
     char* tile = reinterpret_cast<char*>(shared.values[values.at]);
@@ -180,7 +181,8 @@ struct Computer {
       keys.next();
       if (partly_seen(tile, block)) hide(block, args.window);
       weigh();
-      keep(shared.weighed[warpgroup * GROUP + thread], total[0] + total[1]);  // else ptxas awaits the answers first
+      // Without this store, ptxas moves the wait for the weighted values ahead of the softmax.
+      keep(shared.weighed[warpgroup * GROUP + thread], total[0] + total[1]);
       await_products<0>();
       hold(sums);
       release(shared.values_empty[values.at]);
@@ -189,7 +191,7 @@ struct Computer {
 #pragma unroll
       for (int i = 0; i < DIM / 2; i++) sums[i] *= shrink[i / 2 % 2];
     }
-    __syncwarp();  // all lanes know the tile
+    __syncwarp();  // all lanes have read the tile from shared memory
     release(query_empty);
     await(shared.values_full[values.at], values.parity);
     hold(sums);
@@ -201,7 +203,7 @@ struct Computer {
     values.next();
   }
 
-  // The answers of a line, which four lanes hold; each writes 16 bytes of 64 at a time.
+  // Normalises and writes the outputs of both lines. Four lanes hold a line; each writes 16 of 64 bytes at a time.
   __device__ void write(const Tile& tile) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -228,12 +230,12 @@ struct Computer {
     }
   }
 
-  // Lane l of four gets what lane i has as its l-th, as its i-th.
+  // Transposes a 4 x 4 matrix across four lanes: turned[i] of lane l = mine[l] of lane i.
   __device__ void turn(const uint32_t (&mine)[4], uint32_t (&turned)[4]) const {
     int l = lane % 4;
     uint32_t swapped[4];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {  // the halves that lanes 0, 1 and 2, 3 owe each other
+    for (int i = 0; i < 2; i++) {  // lanes 0, 1 exchange two elements with lanes 2, 3
       uint32_t other = __shfl_xor_sync(ALL, l < 2 ? mine[2 + i] : mine[i], 2);
       swapped[i] = l < 2 ? mine[i] : other;
       swapped[2 + i] = l < 2 ? other : mine[2 + i];
@@ -248,7 +250,7 @@ struct Computer {
 
   __device__ void run() {
     scale = (CAP ? args.cap : args.scale) * LOG2_E;
-    if (warpgroup == 1) arrive_some(1, COMPUTING);  // the first turn is the first warpgroup's
+    if (warpgroup == 1) arrive_some(1, COMPUTING);  // warpgroup 0 is the first to use the tensor cores
     for (Ring<2> queries;; queries.next()) {
       await(shared.query_full[queries.at], queries.parity);
       Tile tile = taken_up(shared.tiles[queries.at]);

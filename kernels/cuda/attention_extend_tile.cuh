@@ -1,4 +1,4 @@
-// What a block of prompt attention works on, and where it lies in shared memory.
+// Prefill attention: tiles, and the layout of shared memory.
 #pragma once
 
 #include "attention_extend.h"
@@ -15,30 +15,31 @@ struct Maps {
   CUtensorMap query, keys, values;
 };
 
-// Queries first … first + count - 1 of a row, of the heads of a kv head.
+// `count` consecutive queries of a row, with all query heads of one kv head.
 struct Tile {
-  int token;    // of the first query
-  int count;    // of queries; 0: there are no more tiles
+  int token;    // token index of the first query
+  int count;    // number of queries; 0: no tile is left
   int before;   // positions before the first query
-  int context;  // of the row
+  int context;  // context length of the row
   int kv_head, row;
-  int low, high;  // blocks of positions that are seen
+  int low, high;  // first and last block of visible positions
 };
 constexpr int TILE_NUMBERS = sizeof(Tile) / sizeof(int);
 
 template <class T, int DIM>
 struct Shared {
-  static constexpr int BYTES = LINES * DIM * 2;  // of a buffer
+  static constexpr int BYTES = LINES * DIM * 2;  // bytes of a buffer
   T query[2][LINES * DIM];       // [dim / 64][line][64]
   T keys[STAGES][BLOCK * DIM];   // [position / 8][dim / 64][8][64]
-  T values[STAGES][BLOCK * DIM];  // alike
+  T values[STAGES][BLOCK * DIM];  // layout as `keys`
   uint64_t query_full[2], query_empty[2];
   uint64_t keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
   int tiles[2][TILE_NUMBERS];
   float weighed[COMPUTING];  // see keep in attention_extend_compute.cuh
 };
 
-// Atomics, as racecheck knows no order by the barriers that count bytes. One lane puts a tile down, a warp takes it up.
+// One lane writes a tile to shared memory, a warp reads it. Atomics, because racecheck does not know the order that
+// transaction barriers give.
 __device__ inline void put_down(int (&numbers)[TILE_NUMBERS], const Tile& tile) {
   const int from[] = {tile.token, tile.count, tile.before, tile.context, tile.kv_head, tile.row, tile.low, tile.high};
 #pragma unroll
@@ -51,7 +52,7 @@ __device__ inline Tile taken_up(int (&numbers)[TILE_NUMBERS]) {
   return {to[0], to[1], to[2], to[3], to[4], to[5], to[6], to[7]};
 }
 
-// Counts through a ring of buffers.
+// An index into a ring buffer, and the parity of its phase.
 template <int SIZE>
 struct Ring {
   int at = 0, parity = 0;
@@ -60,7 +61,7 @@ struct Ring {
   }
 };
 
-// Of Shared, and up to a whole atom before it.
+// Bytes of shared memory: Shared, and padding for the alignment to ATOM.
 template <class T, int DIM>
 constexpr int SHARED_BYTES = int(sizeof(Shared<T, DIM>)) + hopper::ATOM;
 

@@ -1,8 +1,8 @@
-// What a warp does for decode attention: scores of 16 positions at a time, and the sum of their values.
+// Decode attention of one warp: scores and weighted values of 16 positions at a time.
 //
-// Scores are computed as S^T = K Q^T and answers as O^T = V^T P^T, so that the heads that share a kv head are the eight
-// columns of m16n8k16 and nothing is wasted on padding. The order of the summed index is free, if both operands keep
-// to it: lanes load 16 bytes of what they multiply themselves.
+// Scores are computed as S^T = K Q^T and outputs as O^T = V^T P^T with mma.sync.m16n8k16. The query heads of a kv head
+// (up to 8) are the columns, so no row of the mma is padding. Both operands use the same permutation of the reduction
+// index, so each lane loads 16 contiguous bytes.
 #pragma once
 
 #include "attention.h"
@@ -16,7 +16,7 @@ constexpr unsigned ALL = 0xffffffff;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 __device__ inline uint4 fetch(const void* from, bool wanted) {
-  uint4 got = make_uint4(0, 0, 0, 0);  // what lies beyond a context may be NaN
+  uint4 got = make_uint4(0, 0, 0, 0);  // memory behind the context may hold NaN
   if (wanted)
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(got.x), "=r"(got.y), "=r"(got.z), "=r"(got.w)
@@ -31,7 +31,7 @@ __device__ inline uint2 fetch_half(const void* from, bool wanted) {
   return got;
 }
 
-// Eight neighbours of the cache as they are loaded, and as they are multiplied: float8_e4m3 as float16, which holds it.
+// Loads 8 contiguous elements of the cache and converts them for mma.sync: float8_e4m3 to float16, which is exact.
 template <class C>
 struct Eight {
   using Loaded = uint4;
@@ -92,7 +92,7 @@ __device__ inline uint32_t transposed(uint32_t matrix) {  // 8 x 8 of 16 bits ac
   return other;
 }
 
-// Over the lanes that hold the same column.
+// Reductions over the 8 lanes with the same t = lane % 4, which have the same columns.
 __device__ inline float column_max(float x) {
   for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, distance));
   return x;
@@ -102,8 +102,8 @@ __device__ inline float column_sum(float x) {
   return x;
 }
 
-// What a warp knows of its part: of heads 2 t and 2 t + 1, t = lane % 4. acc holds 16 dims a tile; see Warp::attend.
-// The cache is of C: T, or e4m3.
+// Online softmax of one warp over its positions. A lane holds heads 2 t and 2 t + 1, t = lane % 4. acc[i] is an mma
+// tile of 16 dims (layout: see attend). T: type of queries and outputs; C: type of the cache, T or e4m3.
 template <class T, int D, class C = T>
 struct Warp {
   using H = typename Eight<C>::Multiplied;
@@ -116,7 +116,7 @@ struct Warp {
   __device__ void ask(const T* from, bool there) {
     for (int j = 0; j < D / 32; j++) query[j] = multiplied(fetch(from + j * 32 + t * 8, there));
   }
-  // A query of T, as the cache is multiplied.
+  // Converts 8 elements of a query to H.
   static __device__ uint4 multiplied(uint4 query) {
     if constexpr (sizeof(C) == sizeof(T)) {
       return query;
@@ -133,7 +133,7 @@ struct Warp {
     total[0] = total[1] = 0.f;
   }
 
-  // What load_keys and load_values will read is brought near.
+  // Prefetches to L2 the positions that load_keys and load_values will read.
   __device__ void expect(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
     constexpr int LINE = 128 / sizeof(C);  // elements
     if (base + lane % STEP >= last || lane / STEP * LINE >= D) return;
@@ -142,7 +142,7 @@ struct Warp {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const C*>(args.values) + at));
   }
 
-  // Lane l's slot is that of position base + l % 16.
+  // `slot` of lane l is the slot of position base + l % 16. Positions from `last` on become zeros.
   __device__ void load_keys(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -163,7 +163,8 @@ struct Warp {
     }
   }
 
-  // Weights of positions base + g and base + g + 8 for two heads, as the second operand of the next product.
+  // Scores and online softmax of 16 positions. Returns the weights of positions base + g and base + g + 8 for two heads
+  // in the layout of operand B of mma.sync.
   __device__ void weigh(const DecodeArgs& args, int base, int last, uint32_t (&weights)[2]) {
     float scores[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
@@ -192,7 +193,7 @@ struct Warp {
     weights[1] = transposed(pair<H>(scores[2], scores[3]));
   }
 
-  // acc[v * 4 + e][c] is of dim v * 64 + g * 8 + 2 e + c / 2 and head 2 t + c % 2.
+  // Adds the weighted values: acc[v * 4 + e][c] has dim v * 64 + g * 8 + 2 e + c / 2 and head 2 t + c % 2.
   __device__ void attend(const uint32_t (&weights)[2]) {
 #pragma unroll
     for (int v = 0; v < D / 64; v++) {

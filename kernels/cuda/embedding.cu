@@ -1,4 +1,4 @@
-// Rows of the embedding's table, in another type and scaled: a thread computes one vector.
+// Rows of the embedding table, converted to the output type and scaled. A thread computes one vector.
 #include <type_traits>
 
 #include "overlap.cuh"
@@ -11,7 +11,7 @@ template <class T, class W, int N>
 __global__ void look_up(EmbeddingArgs args) {
   let_next_begin();
   await_previous();
-  unsigned each = unsigned(args.dim / N);  // a block's own part of one token's row
+  unsigned each = unsigned(args.dim / N);  // vectors per row; a block computes blockDim.x of them, all of one token
   unsigned parts = (each + blockDim.x - 1) / blockDim.x, row_at = blockIdx.x / parts;
   unsigned i = blockIdx.x % parts * blockDim.x + threadIdx.x;
   if (i < each) {
@@ -20,7 +20,7 @@ __global__ void look_up(EmbeddingArgs args) {
     if (token >= 0 && token < args.vocab) load<N>(static_cast<const W*>(args.weight) + token * args.dim + at, row);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-      T rounded;  // as the answer is, then scaled
+      T rounded;  // rounded to the output type before the scale
       from_float(row[j], &rounded);
       row[j] = to_float(rounded) * args.scale;
     }

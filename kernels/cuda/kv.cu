@@ -1,4 +1,4 @@
-// Writing the paged cache.
+// Writes keys and values to the paged cache, and copies pages.
 #include <type_traits>
 
 #include "vec.cuh"
@@ -28,7 +28,7 @@ __global__ void put(const T* key, const T* value, C* keys, C* values, const int6
   }
 }
 
-// Copies of bytes between a list of pages in every part and a dense buffer, one way or the other: a block takes a page.
+// Copies the pages `ids` of every part to a dense buffer (GATHER), or back. A block copies one page at a time.
 template <class T, bool GATHER>
 __global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t parts, int64_t copies, int64_t each,
                      int64_t limit) {

@@ -1,4 +1,4 @@
-// Norms: one block a row, which stays in registers between the sum and the scaling.
+// RMS norm and layer norm. One block per row; the row stays in registers between the reduction and the scaling.
 #include <algorithm>
 
 #include "overlap.cuh"
@@ -8,10 +8,10 @@ namespace localllm::cuda {
 namespace {
 
 constexpr int MOST_THREADS = 512;
-constexpr int HELD = 4;  // vectors of a row that a thread keeps; longer rows are read again
-constexpr int BUSY = 16;  // warps of a processor: with more, each has more of a row
+constexpr int HELD = 4;  // vectors per thread in registers; the rest of a longer row is read twice
+constexpr int BUSY = 16;  // warps per multiprocessor from which on a thread gets several vectors
 
-struct Place {  // where row r of [rows, heads, dim] begins
+struct Place {  // offset of row r of [rows, heads, dim]
   unsigned heads;
   int64_t dim, stride;
   __device__ int64_t of(unsigned row) const { return row / heads * stride + row % heads * dim; }
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
   T* answer = out + to.of(blockIdx.x);
   T* kept = RESIDUAL ? residual + int64_t(blockIdx.x) * dim : nullptr;
   float held[HELD][N];
-  Vec<W, N> weights_held[HELD];  // asked for before the sum, which they would wait behind
+  Vec<W, N> weights_held[HELD];  // loaded before the reduction, to hide the latency
   auto read = [&](int at, float* values) {
     load<N>((RESIDUAL ? kept : row) + at, values);
   };
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
       load<N>(kept + at, before);
 #pragma unroll
       for (int i = 0; i < N; i++) {
-        T rounded;  // what stays in the residual stream is what is normalised
+        T rounded;  // the norm reads the rounded values of the residual stream
         from_float(values[i] + before[i], &rounded);
         values[i] = to_float(rounded);
       }
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
     }
   };
 #pragma unroll
-  for (int h = 0; h < HELD; h++)  // known to the compiler, so that what is held stays in registers
+  for (int h = 0; h < HELD; h++)  // unrolled, so that the arrays are in registers
     if (element(h) < dim) {
       weights_held[h] = *reinterpret_cast<const Vec<W, N>*>(weight + element(h));
       take(element(h), held[h]);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
   }
 
   float mean = 0.0f;
-  if (centred) {  // the squares of the distances, since the difference of two large sums would cancel
+  if (centred) {  // two passes: the difference of two large sums would cancel
     mean = sum_of_block(sum) / dim;
     squares = 0.0f;
     for (int turn = 0, at; (at = element(turn)) < dim; turn++) {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
   }
 }
 
-// Of a block: rows that are many are on their way with fewer threads each, which have less to wait for.
+// Threads per block. With many rows, each row gets fewer threads, because the other rows keep the GPU busy.
 int threads_of(int64_t rows, int64_t vectors) {
   int64_t busy = int64_t(BUSY) * 32 * gpu().processors, all = rows * vectors;
   int64_t each = all <= busy ? 1 : all <= 2 * busy ? 2 : HELD;
@@ -145,7 +145,7 @@ void norm(const NormArgs& args, bool centred, cudaStream_t stream, const char* n
       else
         launch<T, W, 1>(args, centred, stream);
     };
-    with_type(args.weight_type, start);  // weights are held as stored, whatever the activations are
+    with_type(args.weight_type, start);  // weights keep their dtype in registers
   });
   check_launch(name);
 }

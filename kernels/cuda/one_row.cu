@@ -1,19 +1,20 @@
-// Products of one row with int8 or int4 weights: sums of bytes (dp4a), of weights that a ring in shared memory brings.
+// Products of one row with int8 or int4 weights on Hopper: int8 dot products (dp4a), with weights from a ring buffer in
+// shared memory.
 //
-// A tile is 8 outputs over all inputs, which one warp copies (cp.async.bulk) without a pause: the ring is filled before
-// the kernel ahead has ended, and the next kernel begins, and fills its own, when this one has asked for nearly all of
-// its weights. Where outputs are gated, tiles of gates and of what they gate take turns.
+// A tile is 8 outputs and all inputs. A producer warp copies tiles to the ring by cp.async.bulk. It fills the ring
+// before the previous kernel has ended. When all but a few stages have been requested, it lets the next kernel start,
+// which then fills its ring. With gates, tiles of gates alternate with tiles of the values that they multiply.
 //
-// int8: a stage is whole outputs, which all warps share. A lane has 16 bytes of every 512 to 4096, whose activations
-// are in its registers.
+// int8: a stage has complete outputs, and all consumer warps work on the same stage. A lane multiplies 16 bytes in
+// every 512 to 4096 bytes; their activations are in its registers.
 //
-// int4: a stage is SEGMENT bytes of each output of a tile. Each team of four warps has a tile of its own. A lane
-// multiplies chunks, 64 bytes of an output:
+// int4: a stage has SEGMENT bytes of each output of a tile. A team of four warps computes a tile. A lane multiplies
+// chunks of 64 bytes of one output:
 //
 //   lane = 8 c + o      output o of 8; chunks 16 i + 4 w + c of warp w of the team, i = 0, 1, …
 //
-// which are the chunks of warp 4 w + c of few_rows.cuh. Its sums are added up as they are there; sums of whole numbers
-// are exact, whatever the order. So a row has the same bits in every batch.
+// These are the chunks of warp 4 w + c in few_rows.cuh, and their sums are added in the same order as there. Sums of
+// integers are exact in any order. So the result of a row has the same bits in every batch.
 #include "one_row_ring.cuh"
 
 namespace localllm::cuda {
@@ -22,13 +23,14 @@ namespace {
 #ifdef LOCALLLM_HOPPER
 constexpr bool COMPILED = true;
 #else
-constexpr bool COMPILED = false;  // for other GPUs only: the kernel is empty
+constexpr bool COMPILED = false;  // not built for Hopper: the kernel is empty
 #endif
 
-// What one thread adds up and stores of some tiles: an output, or a gate and what it gates.
+// The output that one thread reduces and stores in a group of TILES tiles (with gates: a gate and the value it
+// multiplies).
 class Answer {
  public:
-  __device__ Answer(const Block& b, int first) {  // asks for what no kernel writes
+  __device__ Answer(const Block& b, int first) {  // loads only scales, which no kernel writes
     if (!held(b, first)) return;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -66,7 +68,8 @@ class Answer {
   }
 };
 
-// Of the tiles from `first` on, whose sums, `shares` of an output, are there. Whether they are the last.
+// Stores the outputs of the tiles from `first` on. `sums` has `shares` partial sums per output. Returns true after the
+// block's last tiles, else prepares `answer` for the next ones.
 template <class Sum>
 __device__ inline bool finish(const Block& b, int first, Answer& answer, const Sum* sums, float row_scale, int shares) {
   meet_readers();
@@ -77,7 +80,7 @@ __device__ inline bool finish(const Block& b, int first, Answer& answer, const S
   return false;
 }
 
-// N: as OneRow's.
+// int4. N: vectors of activations per thread (see OneRow).
 template <int N, int PER_CHUNK>
 __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;
@@ -121,7 +124,7 @@ __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
 
 template <int N>
 __device__ inline void multiply(const Block& b, Bytes) {
-  constexpr int SLICE = 512, X = N < 2 ? 1 : N / 2, ROWS = X == 1 ? 4 : 2;  // slices and outputs of a warp in a stage
+  constexpr int SLICE = 512, X = N < 2 ? 1 : N / 2, ROWS = X == 1 ? 4 : 2;  // per warp and stage
   const Room& room = b.room;
   const int tiles = b.tiles(), bytes = int(b.a.row_bytes);
   OneRow<Bytes, N> own(b.a, b.memory + room.x, reinterpret_cast<Rounded*>(b.memory + room.parts), room.chunks * 64);
@@ -139,7 +142,7 @@ __device__ inline void multiply(const Block& b, Bytes) {
   for (int i = 0; i < X; i++) {
     place[i] = (share + i * shares) * SLICE + lane * 16;
     if (place[i] < bytes) load_vector(hopper::address(own.x) + place[i], x[i]);
-    else place[i] = 0;  // something, by zeros
+    else place[i] = 0;  // a valid address; its activations are zeros
   }
   const uint32_t ring = hopper::address(b.memory + room.ring);
   Turn turn{0, room.stages};
@@ -148,7 +151,7 @@ __device__ inline void multiply(const Block& b, Bytes) {
       for (int segment = 0; segment < room.segments; segment++) {
         turn.await(b, 0);
         const uint32_t stage = ring + turn.slot * room.stage;
-        uint32_t weights[ROWS][X][4];  // all asked for before one is used
+        uint32_t weights[ROWS][X][4];  // all loads start before the first use
         int sum[ROWS] = {};
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
@@ -175,7 +178,7 @@ __device__ inline void multiply(const Block& b, Bytes) {
 template <class F>
 __global__ void __launch_bounds__(READERS + 32, 2) one_row_kernel(const __grid_constant__ ProductArgs args,
                                                                   const __grid_constant__ Room room) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // later ones were not tried
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // not tested on later GPUs
   extern __shared__ __align__(128) char memory[];
   const Block b{args, room, memory};
   if (threadIdx.x == READERS) {
@@ -205,7 +208,7 @@ bool start(const ProductArgs& args, const Room& room, cudaStream_t stream) {
   return true;
 }
 
-// Calls take(format, its room) if the product is one of these.
+// Calls take(format, room) if this kernel supports the product; else returns false.
 template <class Take>
 bool with_room(const ProductArgs& args, Take&& take) {
   auto as = [&](auto format) {

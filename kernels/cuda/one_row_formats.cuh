@@ -1,5 +1,5 @@
-// The formats of weights that products of one row read (one_row.cu): 64 bytes of an output, a chunk, and the rounded
-// activations of the same inputs. Sums of whole numbers are exact, whatever the order.
+// The weight formats of one_row.cu. A chunk is 64 bytes of weights of one output; it is multiplied with the int8
+// activations of the same inputs. Sums of integers are exact in any order.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace localllm::cuda {
 
-// Inputs rounded together: their scale, and the sum of the rounded ones.
+// A group of activations with one scale: the scale, and the sum of the int8 values.
 struct Rounded {
   float scale;
   int sum;
@@ -32,24 +32,24 @@ static __device__ inline Rounded load_rounded(uint32_t from) {
   return found;
 }
 
-// sum + four unsigned bytes by four signed ones.
+// sum + the dot product of four unsigned bytes and four signed bytes.
 static __device__ inline int dot_unsigned(uint32_t weights, uint32_t x, int sum) {
   asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(weights), "r"(x));
   return sum;
 }
 
-// A lane's places in shared memory.
+// A lane's addresses in shared memory.
 struct Chunk {
   uint32_t weights, x;
-  uint32_t records, parts;  // of its first group; those of the others lie 32 and 8 bytes on
-  int last;                 // of its groups, of which there may be fewer behind the last input
+  uint32_t records, parts;  // of the first group; the stride between groups is 32 and 8 bytes
+  int last;                 // index of the last group that exists; the last chunk may have fewer
 };
 
-// int8, [outs, ins]; one scale for all activations.
+// int8, [outs, ins]; one scale for all activations of the row.
 struct Bytes {
   static constexpr int CHUNK = 64, PARTS = 0, GROUP = 0;
-  static constexpr bool WHOLE = true;  // whether a stage is of whole outputs
-  static constexpr int EARLY = 6;      // stages left to ask for when the next kernel may begin, as measured on an H200
+  static constexpr bool WHOLE = true;  // true: a stage has complete outputs
+  static constexpr int EARLY = 6;      // the next kernel may start when this many stages are not requested yet
   static __device__ void put(char* x, int k, uint2 whole) { *reinterpret_cast<uint2*>(x + k) = whole; }
 
   static __device__ int multiply(const uint32_t (&weights)[4], const uint32_t (&x)[4], int sum) {
@@ -59,20 +59,21 @@ struct Bytes {
   }
 };
 
-// int4 with activations rounded in groups, PER_CHUNK of them to a chunk; see Nibbles in formats.cuh for the layout.
+// int4 with int8 activations in groups, PER_CHUNK groups per chunk. Layout: see Nibbles in formats.cuh.
 template <int PER_CHUNK>
 struct HalfBytes {
   static constexpr int CHUNK = 128, PARTS = PER_CHUNK, GROUP = 128 / PER_CHUNK, EARLY = 4;
   static constexpr bool WHOLE = false;
 
-  // What 16 bytes of weights are multiplied with lies together, of each 8 the even inputs first.
+  // Stores 8 activations. The activations of 16 bytes of weights are contiguous; in each 8, even inputs come first.
   static __device__ void put(char* x, int k, uint2 whole) {
     int place = (k & ~127) | (k % 32 / 8) * 32 | (k % 128 / 32) * 8;
     *reinterpret_cast<uint2*>(x + place) = {__byte_perm(whole.x, whole.y, 0x6420),
                                             __byte_perm(whole.x, whole.y, 0x7531)};
   }
 
-  // The high nibbles stay where they are: their sums are 16 times as large. The last lines are those of few_rows.
+  // High nibbles are multiplied without a shift, so their sums are 16 times as large. The float arithmetic at the end
+  // is that of few_rows.cuh.
   static __device__ void multiply(float& sum, const Chunk& chunk) {
     int even[PER_CHUNK] = {}, odd[PER_CHUNK] = {};
 #pragma unroll

@@ -1,4 +1,4 @@
-// The ring through which one block's weights come (one_row.cu): where it lies, who fills it, who goes around it.
+// The ring buffer of weights of one_row.cu: its layout, its producer warp, and the position of a consumer.
 #pragma once
 
 #include "hopper.cuh"
@@ -8,21 +8,21 @@
 namespace localllm::cuda {
 namespace {
 
-// Bytes of an output in a stage, if it is not whole: neighbours lie in other banks. A copy takes its warp some 120
-// cycles, whatever its size.
+// int4: bytes of an output in a stage, and the pitch between outputs, which avoids bank conflicts. The time that a warp
+// needs to start a copy does not depend on the size, so segments are large.
 constexpr int SEGMENT = 2048, PITCH = SEGMENT + 16;
-constexpr int STAGE = 8 * SEGMENT;    // bytes of a stage of whole outputs, at most; one alone is no larger
+constexpr int STAGE = 8 * SEGMENT;    // limit of the bytes of a stage of complete outputs (int8)
 constexpr int MOST_STAGES = 12;
-constexpr int TILES = 16;             // whose sums are added up together, a multiple of the teams
-constexpr int CHUNKS = 16;            // sums of an output
-constexpr int SUMS = CHUNKS * 8 + 8;  // words of a tile: those of neighbours lie in other banks
-constexpr int SHARED = 113 << 10;     // bytes of a block: the next kernel's find room beside it
+constexpr int TILES = 16;             // tiles per reduction, a multiple of TEAMS
+constexpr int CHUNKS = 16;            // partial sums per output
+constexpr int SUMS = CHUNKS * 8 + 8;  // 32-bit words per tile, padded to avoid bank conflicts
+constexpr int SHARED = 113 << 10;     // bytes per block: a block of the next kernel fits beside it
 
-// Shared memory of a block, in bytes from its start: the ring's barriers, sums, activations and their scales, the ring.
+// The layout of shared memory. Byte offsets, in this order: barriers (0), sums, activations, their scales, ring.
 struct Room {
   int sums, x, parts, ring, stage, stages;
-  int chunks, subs;    // of an output
-  int segments, rows;  // stages of a tile, and outputs of a stage
+  int chunks, subs;    // chunks and records per output
+  int segments, rows;  // stages per tile, outputs per stage
 
   template <class F>
   void lay_out(const ProductArgs& a, int limit) {
@@ -41,13 +41,13 @@ struct Room {
   }
 };
 
-// A block, which has every gridDim-th tile.
+// What the threads of a block share. Tile i of block b is tile b + i * gridDim of the product (without gates).
 struct Block {
   const ProductArgs& a;
   const Room& room;
   char* memory;
 
-  // A team knows by its own barrier that its stage is there: of those in between it keeps no count.
+  // Each team has separate `full` barriers, so that it counts only the phases of its stages.
   __device__ uint64_t& full(int team, int slot) const {
     return reinterpret_cast<uint64_t*>(memory)[team * MOST_STAGES + slot];
   }
@@ -64,8 +64,8 @@ struct Block {
   }
 };
 
-// Whole outputs, by one warp: what lies together is asked for and brought in the least time (the logits of 8B in int8
-// take 122 µs on an H200, 135 with copies of 2 KB).
+// The producer warp of int8 weights. Complete outputs are contiguous, so one bulk copy fills a stage; large copies
+// reach the highest bandwidth.
 __device__ inline void fetch(const Block& b, Bytes) {
   const uint64_t policy = hopper::read_once();
   const int tiles = b.tiles(), rows = b.room.rows, row = int(b.a.row_bytes);
@@ -89,11 +89,12 @@ __device__ inline void fetch(const Block& b, Bytes) {
   let_next_begin();
 }
 
-// A segment of 8 outputs and their records, by one warp. Teams' tiles come side by side.
+// The producer warp of int4 weights. A stage is a segment of 8 outputs and its records. The stages of the teams' tiles
+// alternate.
 template <int PER_CHUNK>
 __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;
-  constexpr int RECORDS = SEGMENT / 64 * F::PARTS;  // of an output in a stage
+  constexpr int RECORDS = SEGMENT / 64 * F::PARTS;  // records per output and stage
   const uint64_t policy = hopper::read_once();
   const ProductArgs& a = b.a;
   const int lane = threadIdx.x % 32, tiles = b.tiles();
@@ -119,10 +120,10 @@ __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   let_next_begin();
 }
 
-// A reader's way around the ring.
+// The position of a consumer thread in the ring.
 struct Turn {
   int slot, stages;
-  uint32_t parities = 0;  // of its own barriers, a bit for each slot
+  uint32_t parities = 0;  // bit s: parity of the next phase of the team's `full` barrier of slot s
 
   __device__ void pass(int count) {
     for (slot += count; slot >= stages;) slot -= stages;

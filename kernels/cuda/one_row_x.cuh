@@ -1,5 +1,5 @@
-// The activations of one row, made ready in shared memory by every block for itself: as they are, or added to the
-// residual stream and normalised, then rounded to int8 as kernels/ops/linear_int8.py says.
+// The activations of one row. Every block prepares them in its shared memory: it optionally adds the residual stream
+// and normalises, then rounds to int8 (kernels/ops/linear_int8.py).
 #pragma once
 
 #include "one_row_formats.cuh"
@@ -7,21 +7,21 @@
 
 namespace localllm::cuda {
 
-constexpr int TEAMS = 2, TEAM_WARPS = 4;          // warps that multiply; one more fetches weights
-constexpr int READERS = TEAMS * TEAM_WARPS * 32;  // their threads
-constexpr int MOST_INS = 16384, MOST_NORMED = 8192;  // with what fills up the last chunk
+constexpr int TEAMS = 2, TEAM_WARPS = 4;          // consumer warps; there is one producer warp
+constexpr int READERS = TEAMS * TEAM_WARPS * 32;  // threads of the consumer warps
+constexpr int MOST_INS = 16384, MOST_NORMED = 8192;  // limits of ins, padded to chunks
 
 static __device__ inline void meet_readers() { asm volatile("bar.sync 1, %0;" ::"n"(READERS) : "memory"); }
 
-// F: a format. N: vectors of 8 activations that a thread takes; without branches between them they hide each other's
-// latency, which is all that this takes.
+// F: weight format. N: vectors of 8 activations per thread. There are no branches between the N loads, so that they
+// overlap; the time of this function is latency.
 template <class F, int N>
 class OneRow {
  public:
-  char* x;         // [padded] int8, zeros behind the last input
-  Rounded* parts;  // [padded / F::GROUP]; without groups one
+  char* x;         // [padded] int8, zero-padded behind the last input
+  Rounded* parts;  // [padded / F::GROUP], or [1] without groups
 
-  // Asks for the norm's weights, which no kernel writes.
+  // Starts the loads of the norm's weights, which no kernel writes.
   __device__ OneRow(const ProductArgs& a, char* x, Rounded* parts, int padded)
       : x(x), parts(parts), a_(a), padded_(padded) {
     if constexpr (NORMED)
@@ -30,7 +30,7 @@ class OneRow {
         for (int h = 0; h < N; h++) norm_[h] = read(a.norm, place(h));
   }
 
-  // All readers.
+  // All threads of the consumer warps call it.
   __device__ void fill() const {
     uint4 held[N];
 #pragma unroll
@@ -70,14 +70,15 @@ class OneRow {
     if (k >= int(a_.ins)) return {};
     return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + k);
   }
-  // The largest of 8, a NaN if there is one: bits of positive numbers are in the order of their values.
+  // The bits of the largest magnitude of 8 values, or of a NaN. The bits of positive floats have the order of their
+  // values.
   static __device__ uint32_t magnitude(const uint4& held) {
     constexpr uint32_t positive = 0x7fff7fffu;
     uint32_t two = __vmaxu2(__vmaxu2(held.x & positive, held.y & positive),
                             __vmaxu2(held.z & positive, held.w & positive));
     return max(two << 16, two & 0xffff0000u);
   }
-  // What the warps have found, in a fixed order.
+  // Reduces the results of the consumer warps, in a fixed order.
   template <class T, class Join>
   static __device__ T of_readers(T own, Join join) {
     __shared__ T found[READERS / 32];
@@ -123,24 +124,25 @@ class OneRow {
       pack(held[h], values);
     }
   }
-  // An infinity makes all NaN.
+  // If `largest` is infinite, the scale is NaN, and so are all outputs.
   static __device__ float scale_of(float largest) {
     return __fmaf_rn(largest, 0.0f, __fdiv_rn(largest, 127.0f));
   }
-  // As rounded_to_int8 does, by sums whose low bits are the whole numbers: conversions take four times as long.
+  // Same result as rounded_to_int8. The addition of 1.5 * 2^23 leaves the integer in the low bits; it is faster than a
+  // conversion instruction.
   static __device__ uint2 rounded_to_bytes(const float (&values)[8], float largest) {
     const float factor = largest == 0.0f ? 0.0f : __fdiv_rn(127.0f, largest);
     uint32_t whole[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      whole[i] = __float_as_uint(__fadd_rn(__fmul_rn(values[i], factor), 12582912.0f));  // 1.5 * 2^23
+      whole[i] = __float_as_uint(__fadd_rn(__fmul_rn(values[i], factor), 12582912.0f));
     auto word = [&](int i) {
       return __byte_perm(__byte_perm(whole[i], whole[i + 1], 0x0040), __byte_perm(whole[i + 2], whole[i + 3], 0x0040),
                          0x5410);
     };
     return {word(0), word(4)};
   }
-  // 8 activations into their place, rounded by the largest magnitude of their group or row.
+  // Rounds and stores 8 activations. `largest`: largest magnitude of their group or row.
   __device__ void put_away(const uint4& held, int k, float largest) const {
     float values[8];
     unpack(held, values);

@@ -5,7 +5,8 @@ namespace localllm::cuda {
 
 namespace {
 
-// A thread turns N neighbouring pairs of one head: two vectors where halves lie apart, one where pairs lie together.
+// A thread rotates N adjacent pairs of one head: two vectors if pairs span both halves (neox), one if pairs are
+// adjacent.
 template <class T, int N, Rotation ROTATION, class Index>
 __global__ void turn(T* x, const float* cos, const float* sin, Index items, Index heads, Index dim, Index half,
                      int64_t stride) {
@@ -28,7 +29,7 @@ __global__ void turn(T* x, const float* cos, const float* sin, Index items, Inde
       save<N>(start + pair, turned);
       save<N>(start + half + pair, b);
     } else {
-      constexpr int WIDE = N == 1 ? 1 : 2 * N;  // a lone pair may lie anywhere
+      constexpr int WIDE = N == 1 ? 1 : 2 * N;  // a single pair need not be aligned
       float both[2 * N];
 #pragma unroll
       for (int j = 0; j < 2 * N; j += WIDE) load<WIDE>(start + 2 * pair + j, both + j);
@@ -49,7 +50,7 @@ void launch(const RopeArgs& args, cudaStream_t stream) {
   int64_t items = args.tokens * args.heads * (args.half / N);
   constexpr int threads = 256;
   int64_t blocks = (items + threads - 1) / threads;
-  auto start = [&](auto index) {  // 64-bit divisions are slow, and rarely needed
+  auto start = [&](auto index) {  // 32-bit indices if they suffice: 64-bit divisions are slow
     using Index = decltype(index);
     turn<T, N, ROTATION, Index><<<unsigned(blocks < MAX_GRID ? blocks : MAX_GRID), threads, 0, stream>>>(
         static_cast<T*>(args.x), args.cos, args.sin, Index(items), Index(args.heads), Index(args.dim),
