@@ -23,7 +23,8 @@ SPIN = "5000"
 def probe() -> DeviceInfo | Unavailable:
     if find_spec("torch") is None:
         return Unavailable(name, "torch is not installed")
-    (total, free), flags = memory(), cpu_flags()
+    total, free = memory()
+    flags = cpu_flags()
     return DeviceInfo(name, cpu_name(), total, free, features(flags) | kernels(flags), main_memory=True)
 
 

@@ -20,7 +20,8 @@ try:
 
     MISSING = ""
 except LibraryMissing as error:  # right all the same, but slow
-    OPS, MISSING = Ops(), str(error)
+    OPS = Ops()
+    MISSING = str(error)
 
 # float32 holds every stored dtype exactly and is what transformers computes on a CPU. Without bfloat16 products in
 # hardware it costs next to nothing, as weights stay as they are stored: with AVX2 the bundled model takes 96 ms instead

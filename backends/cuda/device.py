@@ -86,7 +86,8 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     warnings = (f"the CUDA C++ kernels are not used (slower): {MISSING}",) if MISSING else ()
     device = replace(DEVICE, dtype=dtype, warnings=warnings)
     if options.self_test_dir is not None:
-        gpu, own = torch.cuda.get_device_name(), DTYPES.get(options.dtype, dtype)
+        gpu = torch.cuda.get_device_name()
+        own = DTYPES.get(options.dtype, dtype)
         ops, told = self_tested(LANES, device.type, own, options.self_test_dir, gpu, _versions())
         device = replace(device, ops=ops, warnings=warnings + told)
     return open_runner(files, options, device, max(0, free - WORKSPACE))

@@ -6,7 +6,8 @@ import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
 
-_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
+_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
+_MINOR = 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
 
 
 class DriverFailed(Exception):
@@ -40,7 +41,8 @@ class Driver:
 
     def version(self) -> str:
         """Of the driver; of the CUDA that it speaks where the management library does not tell."""
-        text, spoken = ctypes.create_string_buffer(96), ctypes.c_int()
+        text = ctypes.create_string_buffer(96)
+        spoken = ctypes.c_int()
         with suppress(OSError):
             nvml = ctypes.CDLL("libnvidia-ml.so.1")
             if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
@@ -69,7 +71,8 @@ class Driver:
     def _free(self, total: int) -> int:
         """Bytes that nobody uses now; all of them where the management library does not tell."""
         address = ctypes.create_string_buffer(32)
-        info, device = _MemoryInfo(), ctypes.c_void_p()
+        info = _MemoryInfo()
+        device = ctypes.c_void_p()
         with suppress(OSError):
             nvml = ctypes.CDLL("libnvidia-ml.so.1")
             if (

@@ -47,7 +47,8 @@ def _with_library(ops: Ops) -> Ops:
 
 def _lanes() -> tuple[tuple[Ops, ...], str]:
     """(ops, the best first and references last; why the library's are not among them)"""
-    lanes, missing = [Ops()], ""
+    lanes = [Ops()]
+    missing = ""
     if find_spec("triton") is not None:
         from ...kernels.triton.ops import with_triton
 

@@ -27,7 +27,8 @@ class Checksums:
             if not self._left:
                 self.values.append(0)
                 self._left = BLOCK
-            piece, data = data[: self._left], data[self._left :]
+            piece = data[: self._left]
+            data = data[self._left :]
             self.values[-1] = zlib.crc32(piece, self.values[-1])
             self._left -= len(piece)
 

@@ -49,10 +49,13 @@ class Sent:
 
     def last_only(self) -> Step:
         """The step, of which the last layer computes only what is answered."""
-        rows, count = self.step.rows, len(self.answers)
-        lens, table = rows.context_lens, rows.page_table
+        rows = self.step.rows
+        count = len(self.answers)
+        lens = rows.context_lens
+        table = rows.page_table
         if count < len(rows.query_lens):
-            lens, table = lens.index_select(0, self.answer_rows), table.index_select(0, self.answer_rows)
+            lens = lens.index_select(0, self.answer_rows)
+            table = table.index_select(0, self.answer_rows)
         starts = torch.arange(count + 1, dtype=torch.int32, device=table.device)
         contexts = tuple(rows.contexts[row] for row in self.answers.tolist())
         return replace(self.step, last_rows=Rows(starts, lens, table, (1,) * count, contexts, rows.exact))
@@ -81,7 +84,9 @@ class Inputs:
     """
 
     def __init__(self, spec: RunnerSpec, device: Device) -> None:
-        self._page_size, self._context, self._ops = spec.groups[0].page_size, spec.max_context, device.ops
+        self._page_size = spec.groups[0].page_size
+        self._context = spec.max_context
+        self._ops = device.ops
         self._pages = -(-spec.max_context // self._page_size)
         self._most_rows = max(spec.max_rows, *spec.graph_rows, 1)
         words = 4 * max(spec.max_tokens, *spec.graph_tokens, 1) + (9 + len(_SETTINGS) + self._pages) * (
@@ -131,7 +136,9 @@ class Inputs:
     def fill(self, batch: Batch, rows: int) -> None:
         """Start the copy of a step into the `frame` of so many rows, filled up with inert ones."""
         assert self._tables is not None
-        host, own, table = next(self._hosts), batch.num_rows, batch.page_tables[0]
+        host = next(self._hosts)
+        own = batch.num_rows
+        table = batch.page_tables[0]
         page = table[np.arange(own), batch.positions // self._page_size].astype(np.int64)
         slots = page * self._page_size + batch.positions % self._page_size
         columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_of_rows(batch)]
@@ -262,7 +269,8 @@ def _read(
     """The copied columns as what they mean."""
     rows = Rows(parts["row_starts"], parts["context_lens"], parts["page_table"], query_lens, contexts, exact)
     step = Step(parts["tokens"], parts["positions"], parts["slots"].view(torch.int64), parts["last"], rows)
-    floats, integers = parts["floats"].view(torch.float32), parts["integers"]
+    floats = parts["floats"].view(torch.float32)
+    integers = parts["integers"]
     settings = [*floats.view(len(_FLOATS), -1).unbind(), *integers.view(len(_INTEGERS), -1).unbind()]
     return Sent(
         step,

@@ -23,7 +23,9 @@ class RMSNorm:
     """Adds to the residual stream and normalises the sum."""
 
     def __init__(self, weights: Weights, name: str, width: int, eps: float, offset: float = 0.0) -> None:
-        self.weight, self.eps, self.offset = weights.take(f"{name}.weight", (width,)), eps, offset
+        self.weight = weights.take(f"{name}.weight", (width,))
+        self.eps = eps
+        self.offset = offset
 
     def add(self, x: Tensor, stream: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
         return ops.norm.add_rms(x, stream, self.weight, self.eps, self.offset)
@@ -63,8 +65,12 @@ class DenseLayer:
         head_norms: bool = False,  # queries and keys are normalised
         offset: float = 0.0,  # of every norm's weight
     ) -> None:
-        name, width, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
-        attention, mlp, dim = f"{name}.self_attn", f"{name}.mlp", config.head_dim
+        name = f"model.layers.{index}"
+        width = config.hidden_size
+        inner = config.intermediate_size
+        attention = f"{name}.self_attn"
+        mlp = f"{name}.mlp"
+        dim = config.head_dim
         outs = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
         sides = [2 * inner // len(gate_up)] * len(gate_up)
 
@@ -117,8 +123,10 @@ class Decoder:
         embedding_scale: float = 1.0,
         norm_offset: float = 0.0,
     ) -> None:
-        vocab, hidden = config.vocab_size, config.hidden_size
-        self.embedding, self.dtype = weights.embedding("model.embed_tokens", (vocab, hidden)), weights.dtype
+        vocab = config.vocab_size
+        hidden = config.hidden_size
+        self.embedding = weights.embedding("model.embed_tokens", (vocab, hidden))
+        self.dtype = weights.dtype
         self.layers = [layer(index) for index in range(config.num_layers)]
         self.stack = weights.prepare_stack([one.parts for one in self.layers])
         self.norm = RMSNorm(weights, "model.norm", config.hidden_size, config.norm_eps, norm_offset)
@@ -127,7 +135,8 @@ class Decoder:
             if config.tie_embeddings
             else weights.linear(["lm_head"], [vocab], hidden)
         )
-        self.embedding_scale, self.soft_cap = embedding_scale, config.logit_soft_cap
+        self.embedding_scale = embedding_scale
+        self.soft_cap = config.logit_soft_cap
         device = self.embedding.device.type
         self.rotaries = [Rotary(rope, context, device) for rope in config.ropes.values()]
 
@@ -141,7 +150,8 @@ class Decoder:
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         every = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # every token is its row's last
         if answers is None and not every:
-            x, stream = x.index_select(0, step.last), stream.index_select(0, step.last)
+            x = x.index_select(0, step.last)
+            stream = stream.index_select(0, step.last)
         return self.norm.add(x, stream, ops)[0]
 
     def logits(self, hidden: Tensor, ops: Ops) -> Tensor:

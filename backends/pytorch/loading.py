@@ -31,7 +31,10 @@ class Loader:
     cannot be loaded."""
 
     def __init__(self, files: ModelFiles, options: LoadOptions, device: Device, dtype: torch.dtype) -> None:
-        self._files, self._device, self._dtype, self._quant = files, device, dtype, options.quant
+        self._files = files
+        self._device = device
+        self._dtype = dtype
+        self._quant = options.quant
         self._scheme = scheme(options.quant, files)
         self._packed: PackedFile | None = None
         if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= WORTH_KEEPING:

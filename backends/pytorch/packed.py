@@ -72,7 +72,8 @@ class PackedFile:
     """
 
     def __init__(self, file: Path, fingerprint: str, kind: type[Any]) -> None:
-        self._file, self._fingerprint = file, fingerprint
+        self._file = file
+        self._fingerprint = fingerprint
         self._kinds: dict[str, type[Any]] = {known.__name__: known for known in (Int8, Int4, Fp8, kind)}
 
     def read(self) -> Mapping[str, Product] | None:
@@ -86,7 +87,8 @@ class PackedFile:
                 about = json.loads(header).get("__metadata__", {})
                 if about.get("fingerprint") != self._fingerprint:
                     return None
-                start, stop = 8 + len(header), tensors[SUMS].start
+                start = 8 + len(header)
+                stop = tensors[SUMS].start
                 arena = _arena(stop - start)
                 products = self._products(about, tensors, arena, start)
                 opened.seek(stop)

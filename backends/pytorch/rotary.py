@@ -57,10 +57,13 @@ def _yarn(rope: Rope, plain: Tensor) -> Tensor:
         """The dimension that makes so many turns over the original context."""
         return rope.rotary_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    low = dimension(rope.beta_fast)
+    high = dimension(rope.beta_slow)
     if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, rope.rotary_dim - 1)
     width = high - low or 0.001  # one dimension wide: a step
     slowed = ((torch.arange(rope.rotary_dim // 2) - low) / width).clamp(0.0, 1.0)
     return plain / rope.factor * slowed + plain * (1 - slowed)

@@ -48,7 +48,9 @@ class TorchPending:
         answers: NDArray[np.int64] | None = None,
     ) -> None:
         """`row_starts`: of StepResult; `answers`: which of the drawn tokens are answers, where not all are."""
-        self._row_starts, self._answers, self._late_compiles = row_starts, answers, late_compiles
+        self._row_starts = row_starts
+        self._answers = answers
+        self._late_compiles = late_compiles
         self._tokens = device.fetch(drawn.tokens)
         self._hidden = None if hidden is None else device.fetch(hidden)
         self._logprobs = None if drawn.logprobs is None else Logprobs(*map(device.fetch, drawn.logprobs))

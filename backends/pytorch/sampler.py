@@ -38,7 +38,9 @@ def draw_plainly(logits: Tensor, settings: dict[str, Tensor], device: Device) ->
 
 def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
     """logits [answers, vocab] float32, which may be written over."""
-    rows, settings, ops = batch.sampling, sent.settings, device.ops.sampling
+    rows = batch.sampling
+    settings = sent.settings
+    ops = device.ops.sampling
     listed = int(rows.logprobs.max(initial=-1))
     raw = logits
     if len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers):
@@ -50,7 +52,8 @@ def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
 
 
 def _adjust(logits: Tensor, batch: Batch, settings: dict[str, Tensor], device: Device) -> None:
-    rows, ops = batch.sampling, device.ops.sampling
+    rows = batch.sampling
+    ops = device.ops.sampling
 
     def send(answers: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
         return [device.send(column) for column in (answers.astype(np.int64), *columns)]

@@ -37,7 +37,8 @@ class SideStream:
     """Of devices whose torch module has streams: torch.cuda (HIP's as well), torch.xpu."""
 
     def __init__(self, module: ModuleType) -> None:
-        self._module, self._side = module, module.Stream()
+        self._module = module
+        self._side = module.Stream()
 
     @contextmanager
     def fork(self) -> Iterator[None]:

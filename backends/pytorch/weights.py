@@ -30,7 +30,8 @@ class StoredTensors:
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
-        self._left, self._maps = dict(files.tensors), MappedFiles()
+        self._left = dict(files.tensors)
+        self._maps = MappedFiles()
         self._read: list[StoredTensor] = []
 
     def __contains__(self, name: str) -> bool:
@@ -104,7 +105,10 @@ class Weights:
         self.products: dict[str, Product] = {}  # all so far, by the same names as in `kept`
         self.bytes = 0  # of everything so far
         self.token_bytes = 0  # of that, what one token reads: all but rows of the embedding
-        self._files, self._device, self._scheme, self._kept = files, device, scheme, kept
+        self._files = files
+        self._device = device
+        self._scheme = scheme
+        self._kept = kept
         self._tensors = StoredTensors(files)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
@@ -183,7 +187,8 @@ class Weights:
             self._tensors.put_back(name)  # to be refused as one that the model does not have
 
     def _pack(self, names: Sequence[str], loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
-        first, outs = loaded[0], sum(one.outs for one in loaded)
+        first = loaded[0]
+        outs = sum(one.outs for one in loaded)
         packed = self._device.ops.linear.pack_slices(self._sent(loaded), outs, self.dtype)
         self._tensors.forget_read()
         return self._product(names, first.product, packed, biases, first.order)

@@ -31,6 +31,8 @@ def paged_attention(
     if sinks is not None:
         sinks = sinks.float()
     out = query.new_empty(query.shape) if out is None else out
-    starts, contexts, pages = rows.row_starts, rows.context_lens, rows.page_table
+    starts = rows.row_starts
+    contexts = rows.context_lens
+    pages = rows.page_table
     _attention(out, query, key_pages, value_pages, starts, contexts, pages, sinks, scale, window, soft_cap)
     return out

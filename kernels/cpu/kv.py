@@ -22,7 +22,8 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
-    sources, targets = sources.contiguous(), targets.contiguous()
+    sources = sources.contiguous()
+    targets = targets.contiguous()
     for part in pages:
         _copy_pages(part, sources, targets)
 

@@ -20,7 +20,9 @@ _first_touch = torch.ops.localllm.first_touch.default
 
 # The numbers of Format in layout.h.
 _PLAIN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_INT8, _INT4, _FP8 = 3, 4, 5
+_INT8 = 3
+_INT4 = 4
+_FP8 = 5
 
 _HUGE_PAGE = 2 << 20  # bytes
 
@@ -51,7 +53,8 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
     packed.place()
     end = 0
     for part in chain([first], slices):
-        start, end = end, end + _packed_bytes(layout[0], len(parts(part)[0]), *layout[1:])
+        start = end
+        end = end + _packed_bytes(layout[0], len(parts(part)[0]), *layout[1:])
         _fill(packed.data[start:end], part, layout)
     return packed
 

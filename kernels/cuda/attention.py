@@ -48,7 +48,9 @@ def paged_attention(
     if prompts:
         extend(out, query, key_pages, value_pages, rows, *options, fewest=2 if alone else 1)
     if alone:
-        starts, contexts, table = rows.row_starts, rows.context_lens, rows.page_table
+        starts = rows.row_starts
+        contexts = rows.context_lens
+        table = rows.page_table
         sinks = None if sinks is None else sinks.float()
         _decode(out, query, key_pages, value_pages, starts, contexts, table, sinks, scale, window, soft_cap)
     return out

@@ -58,7 +58,9 @@ def extend(
     queries or more; others are left alone."""
     sinks = None if sinks is None else sinks.float()
     tiles = tiles_of(rows, query.shape[1] // key_pages.shape[2], fewest)
-    starts, contexts, table = rows.row_starts, rows.context_lens, rows.page_table
+    starts = rows.row_starts
+    contexts = rows.context_lens
+    table = rows.page_table
     torch.ops.localllm.extend_attention.default(
         *(out, query, key_pages, value_pages, starts, contexts, table, sinks),
         *(scale, window, soft_cap, fewest, tiles),

@@ -84,7 +84,9 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
 
 def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
     """One kernel for a row of one token, layer by layer for all others."""
-    shape, keys, values = stack.shape, step.cache.keys, step.cache.values
+    shape = stack.shape
+    keys = step.cache.keys
+    values = step.cache.values
     if shape is None or not isinstance(keys, Tensor) or not _fits(shape, x, step, keys):
         return reference.decoders(ops, stack, x, stream, step)
     x_out = torch.empty_like(x)
@@ -152,7 +154,8 @@ def _plain_products(layer: DecoderLayer) -> list[Product]:
 
 
 def _plain(product: Product) -> bool:
-    weight, bias = product.weight, product.bias
+    weight = product.weight
+    bias = product.bias
     if product.order is not None or not isinstance(weight, Packed) or weight.format != BF16:
         return False
     return _lies_well(weight.data) and (bias is None or bias.dtype == torch.float32)

@@ -63,7 +63,8 @@ class Rows:
         for queries, members in groupby(self.query_lens):
             rows = slice(row, row + len(tuple(members)))
             tokens = slice(token, token + (rows.stop - row) * queries)
-            row, token = rows.stop, tokens.stop
+            row = rows.stop
+            token = tokens.stop
             longest = max(self.contexts[rows])
             length = min(longest, window + queries - 1) if window else longest
             place = torch.arange(length, device=device)
@@ -134,7 +135,8 @@ def _attend(
     if not soft_cap and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale, enable_gqa=True)
     repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    key = key.repeat_interleave(repeats, 1)
+    value = value.repeat_interleave(repeats, 1)
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * scale
     if soft_cap:

@@ -81,7 +81,9 @@ def _stored(residual: bool, kinds: Mapping[torch.dtype, torch.dtype]):
     return make
 
 
-_F32, _BF16, _F16 = torch.float32, torch.bfloat16, torch.float16
+_F32 = torch.float32
+_BF16 = torch.bfloat16
+_F16 = torch.float16
 _WIDER = {_F32: _BF16, _BF16: _F32, _F16: _F32}
 _HALVES = {_F32: _F16, _BF16: _F16, _F16: _BF16}
 

@@ -45,16 +45,20 @@ def by_section(cos: Tensor, sin: Tensor, sizes: Sequence[int]) -> tuple[Tensor, 
 
 def _halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x[..., :half], x[..., half : 2 * half]
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    first = x[..., :half]
+    second = x[..., half : 2 * half]
     turned = (first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :])
     return torch.cat(turned, dim=-1).to(x.dtype)
 
 
 def _neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    first = x[..., 0 : 2 * half : 2]
+    second = x[..., 1 : 2 * half : 2]
     turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
     return torch.cat((turned, x[..., 2 * half :]), dim=-1).to(x.dtype)
 

@@ -153,7 +153,8 @@ class Sampling:
     logprobs: Callable[[Tensor, Tensor, int], Logprobs] = logprobs
 
 
-ROWS, VOCAB = 6, 203
+ROWS = 6
+VOCAB = 203
 
 
 def _logits(generator: torch.Generator) -> Tensor:

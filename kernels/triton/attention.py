@@ -74,7 +74,8 @@ def paged_attention(
         rows.plans[key] = [(launch, _listed(launch, query.device)) for launch in launches]
     fp8 = "" if key_pages.dtype == query.dtype else "native" if device.converts_fp8 else "bits"
     if fp8 == "bits":
-        key_pages, value_pages = key_pages.view(torch.uint8), value_pages.view(torch.uint8)
+        key_pages = key_pages.view(torch.uint8)
+        value_pages = value_pages.view(torch.uint8)
     for launch, tiles in rows.plans[key]:
         blocks = shape(launch.queries * group, launch.queries, query.shape[2], query.dtype, device)
         common = (
@@ -119,7 +120,9 @@ def _decode(
 ) -> None:
     out = common[0]
     chunks = max(1, device.processors * blocks.resident // kv_heads)
-    places, lines, dim = 2 * chunks * kv_heads, constants["GROUP"] * launch.queries, constants["DIM"]
+    places = 2 * chunks * kv_heads
+    lines = constants["GROUP"] * launch.queries
+    dim = constants["DIM"]
     partial = torch.empty(places, lines, dim, dtype=torch.float32, device=out.device)
     stats = torch.empty(places, 2, lines, dtype=torch.float32, device=out.device)
     counted = counters(out.device, 1 << max(12, (launch.count * kv_heads - 1).bit_length()))
@@ -172,7 +175,8 @@ def most_lines(dim: int, dtype: torch.dtype, device: Device) -> int:
 
 def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device) -> Blocks:
     """A program for tiles of `lines`, of up to `queries` each."""
-    m, d = max(16, triton.next_power_of_2(lines)), max(16, triton.next_power_of_2(dim))
+    m = max(16, triton.next_power_of_2(lines))
+    d = max(16, triton.next_power_of_2(dim))
     roomy = device.shared >= ROOMY
     n = max(16, min(64 if roomy else 32, 16384 // (d * dtype.itemsize)))
     if device.narrow:

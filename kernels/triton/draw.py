@@ -63,7 +63,9 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     notes = _notes(logits, rows, chunks)
     filters = tuple(draws.temperature if one is None else one for one in (draws.top_k, draws.top_p, draws.min_p))
     seeds = draws.seed_low, draws.seed_high, draws.position
-    top_k, top_p, min_p = draws.top_k is not None, draws.top_p is not None, draws.min_p is not None
+    top_k = draws.top_k is not None
+    top_p = draws.top_p is not None
+    min_p = draws.min_p is not None
     _survey[(chunks, rows)](
         logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters[:2], *notes[:6],
         TOP_K=top_k, TOP_P=top_p, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=4,

@@ -174,7 +174,8 @@ def few_rows(
     device = described(x.device)
     ptx = device.compiler == "cuda"  # widens four bytes in a few instructions; Triton's own need several times as many
     n, k, turns, warps, stages = blocks_of(fmt, sub, ins, x.dtype == torch.float32, amd=device.compiler == "hip")
-    step, blocks = k * turns, triton.cdiv(outs, n)
+    step = k * turns
+    blocks = triton.cdiv(outs, n)
     steps = triton.cdiv(ins, step)
     shares = shares_of(blocks, steps, device.processors)
     share = triton.cdiv(steps, shares) * step

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from .widen import record_of, turned_nibbles
 
-BLOCK_N, WARPS, STAGES = 64, 8, 3
+BLOCK_N = 64
+WARPS = 8
+STAGES = 3
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -77,7 +77,8 @@ def _scale_back(out, sums, row_scale, scale, bias, outs, HAS_BIAS: tl.constexpr,
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """([rows, ins] int8, [rows] float32 scales) of x [rows, ins], the last dimension dense."""
-    out, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32)
+    out = x.new_empty(x.shape, dtype=torch.int8)
+    scales = x.new_empty(len(x), dtype=torch.float32)
     if out.numel():
         _round_rows[(len(x),)](out, scales, x, x.shape[1], x.stride(0), BLOCK=2048, num_warps=8, enable_fp_fusion=False)
     return out, scales

@@ -58,7 +58,8 @@ class Pieces:
     """What a recording with breaks consists of: recordings, and between each two a break."""
 
     def __init__(self, recorder: Recorder, outputs: AttentionOutputs) -> None:
-        self._recorder, self._outputs = recorder, outputs
+        self._recorder = recorder
+        self._outputs = outputs
         self._replays: list[Callable[[], None]] = []
         self._breaks: list[Break] = []
 

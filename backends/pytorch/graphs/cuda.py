@@ -58,7 +58,8 @@ class CudaRecorder:
 
     def end(self) -> Callable[[], None]:
         assert self._graph is not None
-        graph, self._graph = self._graph, None
+        graph = self._graph
+        self._graph = None
         graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay

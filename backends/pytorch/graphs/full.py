@@ -55,7 +55,8 @@ class FullReplay:
             self._logits = recorder.weak(logits)
 
     def _work(self) -> Tensor:
-        runner, frame = self._runner, self._frame
+        runner = self._runner
+        frame = self._frame
         ops = runner.device.ops
         runner.inputs.take_in(frame)
         logits = runner.model.logits(runner.model(frame.step, ops, runner.kv), ops)

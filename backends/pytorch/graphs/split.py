@@ -43,7 +43,8 @@ class SplitModel:
 
     @torch.inference_mode()
     def __init__(self, model: Forwards, kv: PagedKV, ops: Ops, compiler: Compiler, call: Call) -> None:
-        self.compiler, self._call = compiler, call
+        self.compiler = compiler
+        self._call = call
         tracing = _Tracing(Ops() if compiler.fuses else ops, kv)
         self._graph = cutting.traced(tracing.forward(model), *tracing.example())
         self._model = Model(tracing.products, ops)

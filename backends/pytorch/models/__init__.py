@@ -17,7 +17,8 @@ def architectures() -> list[str]:
 
 def accepts(files: ModelFiles) -> str:
     """Why the torch family cannot load these files; empty when it can."""
-    known, quantised = architectures(), files.config.quantization
+    known = architectures()
+    quantised = files.config.quantization
     if files.config.model_type not in known:
         return f"the architecture {files.config.model_type:.50} is not among {', '.join(known)}"
     return "its weights are in MLX's format" if quantised and quantised.method == "foreign" else ""

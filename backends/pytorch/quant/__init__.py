@@ -84,12 +84,15 @@ class Scheme(Protocol):
 
 def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
     """Weights that join one below the other, as kernels.ops.linear.pack_slices takes them; a slice may lie in two."""
-    total, ins = sum(one.outs for one in loaded), loaded[0].ins
+    total = sum(one.outs for one in loaded)
+    ins = loaded[0].ins
     step = max(1, AT_ONCE // max(1, ins) // PANEL) * PANEL
     for start in range(0, total, step):
-        pieces, before = [], 0
+        pieces = []
+        before = 0
         for one in loaded:
-            begin, end = max(0, start - before), min(one.outs, start + step - before)
+            begin = max(0, start - before)
+            end = min(one.outs, start + step - before)
             if begin < end:
                 pieces.append(one.rows(begin, end))
             before += one.outs
@@ -97,7 +100,8 @@ def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
 
 
 def _joined(weights: Sequence[Weight]) -> Weight:
-    first, rest = weights[0], [parts(weight) for weight in weights[1:]]
+    first = weights[0]
+    rest = [parts(weight) for weight in weights[1:]]
     if not rest:
         return first
     columns = iter(zip(parts(first), *rest, strict=True))

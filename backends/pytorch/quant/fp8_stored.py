@@ -41,9 +41,11 @@ def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantizat
         blocks = -(-outs // config.block), -(-ins // config.group)
         stored = tensors.read(f"{name}.{scale_name}", blocks, STORED)
         check_finite(f"{name}.{scale_name}", stored)
-        scale, group = stored.float().repeat_interleave(config.block, 0)[:outs].contiguous(), config.group
+        scale = stored.float().repeat_interleave(config.block, 0)[:outs].contiguous()
+        group = config.group
     else:
-        scale, group = scales(tensors, f"{name}.{scale_name}", outs), ins
+        scale = scales(tensors, f"{name}.{scale_name}", outs)
+        group = ins
 
     def rows(start: int, stop: int) -> Fp8:
         some = data[start:stop]

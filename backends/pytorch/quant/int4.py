@@ -18,7 +18,8 @@ def quantise(weight: Tensor) -> Int4:
     """
     outs, ins = weight.shape
     grouped = F.pad(weight.float(), (0, -ins % GROUP)).view(outs, -1, GROUP)
-    low, high = grouped.amin(-1).clamp_(max=0.0), grouped.amax(-1).clamp_(min=0.0)
+    low = grouped.amin(-1).clamp_(max=0.0)
+    high = grouped.amax(-1).clamp_(min=0.0)
     scale = ((high - low) / 15.0).half()
     step = scale.float().clamp(min=1e-30)
     zero = (-low / step).round_().clamp_(0, 15)
