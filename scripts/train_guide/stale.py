@@ -159,7 +159,7 @@ def main() -> None:
         *of_phrases(ROOT),
         *of_examination(live),
     ]
-    for warning in warnings:
+    for warning in dict.fromkeys(warnings):
         print(f"warning: guide is stale: {warning}")
     if warnings:
         print("correct topics/ and the examination; scripts/train_guide/run.py trains the weights again")
