@@ -42,7 +42,7 @@ class Lease:
     changes: int = 0  # number of changes to `pages`
     state: int = -1  # slot of the recurrent state
     snapshot: int = -1  # of the state at `snapshot_at`, until its block is in the tree
-    snapshot_at: int = 0  # position of the last snapshot, or of the prefix hit
+    snapshot_at: int = 0
 
 
 class Group:
@@ -141,7 +141,7 @@ class KVCache:
             self._tree.use(node)
         passed = [group.passed(cached, self._block) for group in self._groups]
         pages = tuple([_pages_of(group, path, passed[group.index]) for group in self._groups])
-        lease = Lease(namespace, cached, cached, pages, root, path, cached + self._block, passed, snapshot_at=cached)
+        lease = Lease(namespace, cached, cached, pages, root, path, cached + self._block, passed)
         for group in self._windows:
             for node in path[passed[group.index] :]:
                 group.read(node)
@@ -302,7 +302,7 @@ class KVCache:
 
     def _snapshot(self, lease: Lease, computed: int) -> None:
         """Copy the state before the next step, where it stands after a full block."""
-        if computed % self._block or computed == lease.snapshot_at:
+        if computed % self._block:
             return
         self._drop_snapshot(lease)
         if not self._free_snapshots and self._snapshots:

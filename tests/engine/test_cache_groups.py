@@ -26,6 +26,7 @@ def shape(*groups: CacheGroup, states: int = 0, snapshots: int = 0, interval: in
 SHAPES = {
     "unlike pages": shape(CacheGroup(4, 128), CacheGroup(3, 180)),
     "window": shape(CacheGroup(4, 128), CacheGroup(2, 128, window=7)),
+    "window of one": shape(CacheGroup(4, 128), CacheGroup(4, 128, window=1)),
     "large pages in the window": shape(CacheGroup(2, 200), CacheGroup(8, 40, window=20)),
     "windows alone": shape(CacheGroup(4, 128, window=9), CacheGroup(4, 128, window=30)),
     "states": shape(states=8, snapshots=20, interval=8),
@@ -125,6 +126,17 @@ def test_equal_prompts_with_states_are_computed_once() -> None:
         engine.submit(each)
     assert outputs(finish_all(engine)) == {each.id: solo(each, spec) for each in same}
     assert sum(batch.num_tokens for batch in device.batches) <= 40 + 3 * 4 + 4 * 4
+
+
+def test_who_shares_less_than_a_snapshot_waits_for_none() -> None:
+    spec = replace(SHAPES["pages and states"], max_tokens=64)
+    requests = [Request("long", tuple(range(33)), 5), Request("other", (*range(10), 50), 5)]
+    device = TokenDevice(spec)
+    engine = Engine(device)
+    for each in requests:
+        engine.submit(each)
+    assert outputs(finish_all(engine)) == {each.id: solo(each, spec) for each in requests}
+    assert device.batches[0].num_rows == 2
 
 
 def test_a_long_sequence_lives_in_a_small_window() -> None:

@@ -315,10 +315,12 @@ class WithoutAnswer(Step):
         raise OutOfMemory("too little memory for a step's answers")
 
 
-IN_SLOTS = replace(SPEC, groups=(), num_states=6, max_rows=6)
+EVERY_KIND = replace(
+    SPEC, groups=(CacheGroup(4, 128), CacheGroup(2, 64, window=7)), num_states=6, num_snapshots=5, max_rows=6
+)
 
 
-@pytest.mark.parametrize("spec", [SPEC, OVERLAP, replace(OVERLAP, groups=(CacheGroup(4, 24),)), IN_SLOTS], ids=str)
+@pytest.mark.parametrize("spec", [SPEC, OVERLAP, replace(OVERLAP, groups=(CacheGroup(4, 24),)), EVERY_KIND], ids=str)
 @pytest.mark.parametrize("late", [False, True], ids=["when started", "when answered"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_step_without_memory_ends_its_own_requests_only(spec, late: bool, seed: int) -> None:

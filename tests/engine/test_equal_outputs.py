@@ -231,6 +231,33 @@ def test_a_reloaded_adapter_reuses_nothing() -> None:
         assert deltas[0].cached == (19 if version is old and engine.stats().tokens_in == 60 else 0)
 
 
+def test_another_scale_of_an_adapter_reuses_nothing() -> None:
+    adapter = ADAPTERS[1]
+    assert adapter is not None
+    device = TokenDevice(WITH_ADAPTERS)
+    engine = Engine(device)
+    engine.register_adapter(adapter)
+    outs = []
+    for scale, cached in ((1.0, 0), (0.5, 0), (1.0, 19), (0.5, 19)):
+        request = Request("r", tuple(range(20)), 10, adapter=adapter, adapter_scale=scale)
+        engine.submit(request)
+        deltas = finish_all(engine)
+        outs.append(outputs(deltas)["r"])
+        assert outs[-1] == solo(request, WITH_ADAPTERS)
+        assert deltas[0].cached == cached
+        assert device.batches[-1].adapter_scales.tolist() == [scale]
+    assert outs[0] != outs[1]
+    assert device.loads == [(1, adapter)], "the slot serves every scale"
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_scale_must_be_a_number_and_have_an_adapter(scale: float) -> None:
+    with pytest.raises(ValueError, match="adapter_scale must be a finite number"):
+        Request("r", (1,), 1, adapter=ADAPTERS[1], adapter_scale=scale)
+    with pytest.raises(ValueError, match="adapter_scale needs an adapter"):
+        Request("r", (1,), 1, adapter_scale=0.5)
+
+
 def test_results_come_after_the_next_step_was_launched() -> None:
     """With overlap the device is never left without work: right answers alone would hide such a bubble."""
     device = TokenDevice(replace(SPEC, overlap=True))

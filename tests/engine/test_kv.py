@@ -218,6 +218,16 @@ def test_a_snapshot_of_an_unknown_token_waits_for_it() -> None:
     assert kv.open(None, [1, 2, 3, 4, 5]).cached == 4  # type: ignore[union-attr]
 
 
+def test_a_snapshot_without_its_block_is_dropped_with_the_lease() -> None:
+    kv = states(1, 1)
+    lease = kv.open(None, [1, 2, 3])
+    assert lease is not None
+    kv.share(lease, [1, 2, 3], 4)
+    kv.close(lease)
+    assert kv.take_copies() == ([], [])
+    check_cache(kv, [])
+
+
 def test_the_least_recently_used_snapshot_goes_first() -> None:
     kv = states(1, 2)
     for name in (10, 20):
@@ -246,7 +256,11 @@ def windowed(window: int, num_pages: int = 40, full: int = 40) -> KVCache:
 def test_pages_behind_the_window_are_given_up_and_stay_for_hits() -> None:
     kv = windowed(5)
     tokens = list(range(17))
-    lease = computed(kv, tokens)
+    lease = computed(kv, tokens[:12])
+    assert kv.grow(lease, 17)
+    changes = lease.changes
+    kv.share(lease, tokens, 17)
+    assert lease.changes > changes, "the page table is built again"
     assert [page > 0 for page in lease.pages[1]] == [False, False, False, True, True]  # 13…16 and what they read
     assert all(lease.pages[0])
     check_cache(kv, [lease])
@@ -255,6 +269,21 @@ def test_pages_behind_the_window_are_given_up_and_stay_for_hits() -> None:
     assert again.cached == 16
     assert [page > 0 for page in again.pages[1]] == [False, False, False, True]
     check_cache(kv, [lease, again])
+
+
+def test_nothing_that_no_lease_reads_survives_forgetting() -> None:
+    kv = windowed(5)
+    lease = computed(kv, list(range(17)))
+    kv.forget()
+    assert not kv._windows[0].unread
+    check_cache(kv, [lease])
+    assert kv.open(None, list(range(9))).cached == 0  # type: ignore[union-attr]
+    kv = states(2, 2)
+    lease = computed(kv, list(range(8)))
+    kv.forget()
+    check_cache(kv, [lease])
+    assert kv.take_copies() == ([], [])
+    assert kv.open(None, list(range(9))).cached == 0  # type: ignore[union-attr]
 
 
 def test_a_hit_ends_where_a_window_lacks_pages() -> None:
