@@ -52,8 +52,9 @@ def open_on_mlx(files: ModelFiles, budget: LoadOptions) -> Runner:
             set_context(loaded.model, files.config, spec.max_context)
         [pages] = spec.groups
         caches = Caches(loaded.shapes, pages.num_pages, pages.page_size)
-    padding = loaded.bytes // sum(shape.token_bytes for shape in loaded.shapes)
-    planner = Planner(pages.page_size, ROOM * pages.tokens, padding)
+    room = ROOM * pages.tokens
+    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
+    planner = Planner(pages.page_size, room, min(loaded.bytes // token_bytes, room // 4))
     return MlxRunner(loaded, spec, planner, caches, stream)
 
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ...engine.batch import Batch, Ints
+from ...engine.batch import Batch
 from ...engine.errors import OutOfMemory
 
 PATIENCE = 8  # steps that a group without a row in the batch stays: a row with a grammar computes every second step
@@ -135,14 +133,6 @@ class Row:
         return self.end - self.start
 
 
-class Steady(NamedTuple):
-    """A step whose rows all decode in the places they had before: the next one most likely repeats it."""
-
-    table: Ints
-    positions: Ints
-    calls: list[Call]
-
-
 class Planner:
     """Which sequences are resident, and what a batch changes in that."""
 
@@ -156,7 +146,6 @@ class Planner:
         self._owners: dict[int, Resident] = {}  # by page
         self._lost: set[int] = set()  # pages whose content a failed step took
         self._current: list[Resident] = []  # rows of the last step
-        self._steady: Steady | None = None
         self._step = 0
         self._numbers = count(1)
 
@@ -174,51 +163,30 @@ class Planner:
         """The step for a batch. Raises OutOfMemory where a row needs pages that a failed step lost."""
         self._current = []
         self._step += 1
-        if (steady := self._repeat(batch)) is not None:
-            return Plan(calls=steady.calls)
-        copies = [(source, target) for source, target in batch.page_copies[0].tolist()]
-        targets = {target for _, target in copies}
+        plan = Plan(copies=[(source, target) for source, target in batch.page_copies[0].tolist()])
+        targets = {target for _, target in plan.copies}
         rows = self._rows(batch)
-        residents = self._continued(rows, targets)
-        taken = self._taken_over(rows, residents, targets)
-        readers = [row for row in rows if row not in residents and row not in taken]
-        pages_read = {page for row in readers for page in row.head} - targets | {source for source, _ in copies}
-        if not self._lost.isdisjoint(pages_read):
+        residents = self._matches(rows, targets)
+        readers = [row for row in rows if row not in residents]
+        needed = {page for row in readers for page in row.head} - targets | {source for source, _ in plan.copies}
+        if not self._lost.isdisjoint(needed):
             raise OutOfMemory("a step without memory lost pages that this step reads")
-        plan = Plan(copies=copies)
-        flushed = dict.fromkeys(self._owners[page] for page in sorted(pages_read) if page in self._owners)
-        self._flush([*flushed, *taken.values()], plan)
-        for row, resident in taken.items():
+        self._flush(dict.fromkeys(self._owners[page] for page in sorted(needed & self._owners.keys())), plan)
+        for row, resident in residents.items():
             self._trim(resident, row, plan)
-        residents |= taken
         overwritten = targets | {page for row in rows for page in self._new_pages(row, residents.get(row))}
         self._lost -= overwritten
-        self._leave(set(residents.values()), overwritten, plan)
-        joining = self._admit(readers, residents, plan)
-        self._place([row for row in rows if row in residents or row in joining], residents, plan)
-        self._remember(batch, rows, residents, plan)
+        present = set(residents.values())
+        self._leave(present, overwritten, plan)
+        passing = self._pass(readers, present, plan)
+        self._place([row for row in rows if row not in passing], residents, plan)
+        for row, resident in residents.items():
+            resident.pages = row.pages
+            resident.length = row.end
+            resident.step = self._step
+            self._owners.update(dict.fromkeys(row.pages[row.start // self._page_size :], resident))
+            self._current.append(resident)
         return plan
-
-    def _repeat(self, batch: Batch) -> Steady | None:
-        """The last step, where this one computes the next position of the same rows on the same pages."""
-        last = self._steady
-        self._steady = None
-        if (
-            last is None
-            or batch.page_tables[0] is not last.table  # the engine passes the same array while no page is new
-            or len(batch.page_copies[0])
-            or batch.num_rows != batch.num_tokens
-            or not np.array_equal(batch.positions, last.positions + 1)
-            or (batch.positions % self._page_size == 0).any()  # a row enters a page
-        ):
-            return None
-        for call in last.calls:
-            for resident in self._groups[call.group]:
-                resident.length += 1
-                resident.step = self._step
-                self._current.append(resident)
-        self._steady = last._replace(positions=batch.positions)
-        return self._steady
 
     def _rows(self, batch: Batch) -> list[Row]:
         """Rows of the batch, without inert ones, which are on page 0."""
@@ -235,44 +203,37 @@ class Planner:
         """Pages of so many positions."""
         return -(-length // self._page_size)
 
-    def _continued(self, rows: list[Row], targets: Set[int]) -> dict[Row, Resident]:
-        """Rows whose resident has exactly their pages and positions. Pages of `targets` are about to change."""
-        places: dict[tuple[int, int], list[Resident]] = {}
-        for members in self._groups.values():
-            for resident in members:
-                places.setdefault((resident.pages[-1], resident.length), []).append(resident)
+    def _matches(self, rows: list[Row], targets: Set[int]) -> dict[Row, Resident]:
+        """Rows whose resident has exactly their pages and positions, and rows that begin as an idle resident which is
+        alone in its group. Pages of `targets` are about to change."""
+        ends: dict[int, list[Resident]] = {}
+        for resident in chain.from_iterable(self._groups.values()):
+            ends.setdefault(resident.pages[-1], []).append(resident)
+        begun = [row for row in rows if row.start and row.head[-1] not in targets]
         found: dict[Row, Resident] = {}
-        for row in rows:
-            if row.start == 0 or row.head[-1] in targets:
-                continue
-            candidates = places.get((row.head[-1], row.start), [])
-            match = next((resident for resident in candidates if resident.pages == row.head), None)
-            if match is not None:
-                candidates.remove(match)
-                found[row] = match
-        return found
-
-    def _taken_over(self, rows: list[Row], residents: dict[Row, Resident], targets: Set[int]) -> dict[Row, Resident]:
-        """Rows that begin as an idle resident does, which is alone in its group: as the next turn of a chat."""
-        busy = set(residents.values())
+        for row in begun:
+            candidates = ends.get(row.head[-1], [])
+            exact = [resident for resident in candidates if resident.length == row.start and resident.pages == row.head]
+            if exact:
+                candidates.remove(exact[0])
+                found[row] = exact[0]
+        busy = set(found.values())
         idle = [members[0] for members in self._groups.values() if len(members) == 1 and members[0] not in busy]
-        found: dict[Row, Resident] = {}
-        for row in rows:
-            if row in residents or row.start == 0 or row.head[-1] in targets:
-                continue
-            pages = len(row.head)
-            match = next((r for r in idle if r.length > row.start and r.pages[:pages] == row.head), None)
-            if match is not None:
-                idle.remove(match)
-                found[row] = match
+        for row in begun:
+            longer = [r for r in idle if r.length > row.start and r.pages[: len(row.head)] == row.head]
+            if longer and row not in found:
+                idle.remove(longer[0])
+                found[row] = longer[0]
         return found
 
     def _trim(self, resident: Resident, row: Row, plan: Plan) -> None:
-        """Give a written resident to a row that has fewer positions."""
-        resident.length = row.start
-        resident.synced = row.start
-        resident.pages = row.head
-        plan.moves.append(Trim(resident.group, row.start))
+        """Cut a resident to the positions of its row, and write the others before."""
+        if resident.length > row.start:
+            self._flush([resident], plan)
+            plan.moves.append(Trim(resident.group, row.start))
+            resident.length = row.start
+            resident.synced = row.start
+            resident.pages = row.head
 
     def _new_pages(self, row: Row, resident: Resident | None) -> list[int]:
         """Pages that hold something else after the step."""
@@ -291,13 +252,10 @@ class Planner:
             resident.synced = resident.length
         plan.writes += [Write(group, rows) for group, rows in spans.items()]
 
-    def _disown(self, resident: Resident) -> list[int]:
-        """Pages that the resident owned."""
-        dirty = resident.pages[resident.synced // self._page_size : self._pages(resident.length)]
-        owned = [page for page in dirty if self._owners.get(page) is resident]
-        for page in owned:
-            del self._owners[page]
-        return owned
+    def _disown(self, resident: Resident) -> None:
+        for page in resident.pages[resident.synced // self._page_size :]:
+            if self._owners.get(page) is resident:
+                del self._owners[page]
 
     def _leave(self, present: Set[Resident], overwritten: Set[int], plan: Plan) -> None:
         """Residents without a row leave a group at once that others continue in. A group without any row stays for a
@@ -314,31 +272,26 @@ class Planner:
     def _drop(self, group: int, plan: Plan) -> None:
         self._flush(self._groups.pop(group), plan)
 
-    def _admit(self, rows: list[Row], residents: dict[Row, Resident], plan: Plan) -> set[Row]:
-        """Rows without a resident for which there is room. Idle groups give way; other rows pass."""
-        present = set(residents.values())
+    def _pass(self, readers: list[Row], present: Set[Resident], plan: Plan) -> set[Row]:
+        """Rows for which there is no room. Idle groups give way before."""
+        idle = [group for group, members in self._groups.items() if present.isdisjoint(members)]
         used = sum(_columns([r for r in members if r in present] or members) for members in self._groups.values())
-        admitted: set[Row] = set()
-        for row in rows:
+        passing: set[Row] = set()
+        for row in readers:
             columns = _in_steps(row.end + 1)
-            idle = (group for group, members in self._groups.items() if present.isdisjoint(members))
-            while used + columns > self.room and (group := next(iter(list(idle)), None)) is not None:
-                used -= _columns(self._groups[group])
-                self._drop(group, plan)
-                idle = (group for group, members in self._groups.items() if present.isdisjoint(members))
-            if used + columns > self.room:
-                self._pass(row, plan)
-            else:
+            while idle and used + columns > self.room:
+                used -= _columns(self._groups[idle[0]])
+                self._drop(idle.pop(0), plan)
+            if used + columns <= self.room:
                 used += columns
-                admitted.add(row)
-        return admitted
-
-    def _pass(self, row: Row, plan: Plan) -> None:
-        group = next(self._numbers)
-        move = Read(group, row.head, row.start) if row.start else Begin(group, 1)
-        write = Write(group, [Span(0, row.end, row.start, row.pages)])
-        plan.passing.append(Passing(move, Call(group, [row.index], row.new), write))
-        self._current.append(Resident(group, 0, row.pages, row.end, row.start, self._step))
+                continue
+            group = next(self._numbers)
+            move = Read(group, row.head, row.start) if row.start else Begin(group, 1)
+            write = Write(group, [Span(0, row.end, row.start, row.pages)])
+            plan.passing.append(Passing(move, Call(group, [row.index], row.new), write))
+            self._current.append(Resident(group, 0, row.pages, row.end, row.start, self._step))
+            passing.add(row)
+        return passing
 
     def _place(self, rows: list[Row], residents: dict[Row, Resident], plan: Plan) -> None:
         """Group rows into calls, and make the groups that this needs."""
@@ -347,7 +300,7 @@ class Planner:
             parts.setdefault(self._kind(row, residents.get(row)), []).append(row)
         sources: set[int] = set()
         for kind, part in parts.items():
-            for together in self._joined(part, residents) if kind[0] == "decode" else [part]:
+            for together in self._joined(part) if kind[0] == "decode" else [part]:
                 members = [residents[row] for row in together if row in residents]
                 if not members:
                     group = self._begin(together, residents, plan)
@@ -368,9 +321,8 @@ class Planner:
             return ("decode", resident.step == self._step - 1)
         return ("prefill", resident.group, row.new)
 
-    def _joined(self, rows: list[Row], residents: dict[Row, Resident]) -> list[list[Row]]:
-        """Rows that decode, split where padding would cost more than another call. Without room they stay as they
-        lie."""
+    def _joined(self, rows: list[Row]) -> list[list[Row]]:
+        """Rows that decode, split where padding would cost more than another call."""
         runs: list[list[Row]] = []
         padded = 0
         for row in sorted(rows, key=lambda row: row.end):
@@ -380,12 +332,6 @@ class Planner:
                 runs.append([])
                 padded = 0
             runs[-1].append(row)
-        before: dict[int, list[Row]] = {}
-        for row in rows:
-            before.setdefault(residents[row].group, []).append(row)
-        others = self.columns - sum(_columns(self._groups[group]) for group in before)
-        if len(runs) < len(before) and others + sum(len(run) * _in_steps(run[-1].end) for run in runs) > self.room:
-            return list(before.values())
         return [sorted(run, key=lambda row: row.index) for run in runs]
 
     def _begin(self, rows: list[Row], residents: dict[Row, Resident], plan: Plan) -> int:
@@ -408,26 +354,12 @@ class Planner:
         self._groups[group] = members
         return group
 
-    def _remember(self, batch: Batch, rows: list[Row], residents: dict[Row, Resident], plan: Plan) -> None:
-        """The state after the step."""
-        steady = not plan.passing and all(row.new == 1 for row in rows)
-        for row, resident in residents.items():
-            steady = steady and resident.step == self._step - 1
-            resident.pages = row.pages
-            resident.length = row.end
-            resident.step = self._step
-            self._owners.update(dict.fromkeys(row.pages[row.start // self._page_size :], resident))
-            self._current.append(resident)
-        if steady:
-            self._steady = Steady(batch.page_tables[0], batch.positions, plan.calls)
-
     def release_all(self) -> Plan:
         """Nothing computes: every resident leaves."""
         plan = Plan()
         for group in list(self._groups):
             self._drop(group, plan)
         self._current = []
-        self._steady = None
         return plan
 
     def fail(self) -> None:
@@ -435,11 +367,9 @@ class Planner:
         for resident in self._current:
             self._groups.pop(resident.group, None)
             dirty = resident.pages[resident.synced // self._page_size :]
-            owned = [page for page in dirty if self._owners.get(page, resident) is resident]
+            self._lost.update(page for page in dirty if self._owners.get(page, resident) is resident)
             self._disown(resident)
-            self._lost.update(owned)
         self._current = []
-        self._steady = None
 
     def fail_all(self) -> None:
         """What all groups had is lost."""
@@ -447,7 +377,6 @@ class Planner:
         self._owners.clear()
         self._groups.clear()
         self._current = []
-        self._steady = None
 
 
 def _columns(members: list[Resident]) -> int:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 from weakref import ReferenceType, WeakMethod, ref
 
@@ -35,42 +36,38 @@ class _Last:
 
 
 class _Answers:
-    """What the calls of a step give for the rows that want an answer."""
+    """Logits and hidden states of a step's calls, for the rows that want an answer."""
 
     def __init__(self, batch: Batch) -> None:
-        self.rows = np.flatnonzero(batch.wants != Want.NOTHING)
         self._wants_hidden = bool((batch.wants == Want.HIDDEN).any())
-        self._wanted = set(self.rows.tolist())
-        self._order: list[int] = []
+        self._wanted = np.flatnonzero(batch.wants != Want.NOTHING).tolist()
+        self._places: dict[int, int] = {}  # by row of the batch
         self._logits: list[mx.array] = []
         self._hidden: list[mx.array] = []
 
     def add(self, call: Call, logits: mx.array, hidden: mx.array) -> bool:
         """[rows of the call, …] each. False: no row wants an answer."""
-        kept = [at for at, row in enumerate(call.rows) if row in self._wanted]
-        if kept and len(kept) < len(call.rows):
-            logits = logits[mx.array(kept)]
-            hidden = hidden[mx.array(kept)]
-        if kept:
-            self._order += [call.rows[at] for at in kept]
-            self._logits.append(logits)
-            self._hidden.append(hidden)
-        return bool(kept)
+        if set(self._wanted).isdisjoint(call.rows):
+            return False
+        self._places.update(zip(call.rows, count(len(self._places))))
+        self._logits.append(logits)
+        self._hidden.append(hidden)
+        return True
 
     def logits(self) -> mx.array | None:
         """[answers, vocab] in the batch's order."""
-        return self._sorted(self._logits) if self._wanted else None
+        return self._ordered(self._logits) if self._wanted else None
 
     def hidden(self) -> mx.array | None:
         """[answers, hidden] float32, where a row wants them."""
-        return self._sorted(self._hidden).astype(mx.float32) if self._wants_hidden else None
+        return self._ordered(self._hidden).astype(mx.float32) if self._wants_hidden else None
 
-    def _sorted(self, parts: list[mx.array]) -> mx.array:
-        if len(self._order) != len(self.rows):
+    def _ordered(self, parts: list[mx.array]) -> mx.array:
+        if not self._places.keys() >= set(self._wanted):
             raise RunnerFailed("a row without pages wants an answer")
         whole = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        order = np.argsort(np.array(self._order))
-        return whole if (order[1:] > order[:-1]).all() else whole[mx.array(order)]
+        places = [self._places[row] for row in self._wanted]
+        return whole if places == list(range(len(whole))) else whole[mx.array(places)]
 
 
 class MlxPending:

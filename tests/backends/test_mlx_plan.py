@@ -164,15 +164,12 @@ def text(length: int) -> list[int]:
     return [5] * length
 
 
-def test_a_step_that_repeats_the_last_one_changes_nothing(planner: Planner) -> None:
-    rows = [Row(text(5), 0, [1, 2]), Row(text(5), 0, [3, 4])]
-    assert [len(call.rows) for call in planned(planner, *rows).calls] == [2]
-    batch = make_batch([Row([5], 5, [1, 2]), Row([5], 5, [3, 4])], VOCAB)
-    calls = planner.plan(batch).calls
-    following = replace(batch, positions=batch.positions + 1)
-    assert planner.plan(following).calls is calls
-    entering = replace(batch, positions=batch.positions + 3)
-    assert planner.plan(entering).calls is not calls, "a row that enters a page"
+def test_rows_that_continue_move_nothing(planner: Planner) -> None:
+    planned(planner, Row(text(5), 0, [1, 2]), Row(text(5), 0, [3, 4]))
+    for position in (5, 6, 7, 8):
+        plan = planned(planner, Row([5], position, [1, 2, 5]), Row([5], position, [3, 4, 6]))
+        assert (plan.writes, plan.moves) == ([], [])
+        assert [call.rows for call in plan.calls] == [[0, 1]]
 
 
 def test_the_next_turn_of_a_chat_takes_over(planner: Planner) -> None:
