@@ -18,17 +18,17 @@ CUDA = ("mlx-cuda-13", "mlx-cuda-12")  # packages that let MLX compute on NVIDIA
 
 
 def probe() -> DeviceInfo | Unavailable:
-    """Looks at the machine, then at which packages are installed, and imports none of them."""
+    """Checks the machine and the installed packages, and imports none of them."""
     apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
     missing = [package for package in ("mlx", "mlx_lm") if find_spec(package) is None]
     if missing:
-        found = (
-            "Apple silicon is present, but" if apple else f"this is {platform.system()} on {platform.machine()}, and"
-        )
-        return Unavailable(
-            name, f"{found} {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-        )
-    (total, free), features = memory(), {"MLX": _version("mlx"), "mlx-lm": _version("mlx-lm")}
+        machine = "Apple silicon is present, but"
+        if not apple:
+            machine = f"this is {platform.system()} on {platform.machine()}, and"
+        verb = "is" if len(missing) == 1 else "are"
+        return Unavailable(name, f"{machine} {' and '.join(missing)} {verb} not installed")
+    total, free = memory()
+    features = {"MLX": _version("mlx"), "mlx-lm": _version("mlx-lm")}
     if apple:
         return DeviceInfo(name, apple_chip(), total, free, features | {"Metal": "yes"}, main_memory=True)
     if any(_version(package) for package in CUDA):
@@ -38,14 +38,15 @@ def probe() -> DeviceInfo | Unavailable:
 
 def accepts(files: ModelFiles) -> str:
     """mlx-lm has a module for each architecture, and a list of those that share one."""
-    spec, wanted = find_spec("mlx_lm"), files.config.model_type
+    spec = find_spec("mlx_lm")
+    model_type = files.config.model_type
     if spec is None or spec.origin is None:
         return "mlx_lm is not installed"
-    if wanted.isidentifier() and (Path(spec.origin).parent / "models" / f"{wanted}.py").is_file():
+    if model_type.isidentifier() and (Path(spec.origin).parent / "models" / f"{model_type}.py").is_file():
         return ""
     from mlx_lm.utils import MODEL_REMAPPING
 
-    return "" if wanted in MODEL_REMAPPING else f"mlx-lm has no architecture {wanted:.50}"
+    return "" if model_type in MODEL_REMAPPING else f"mlx-lm has no architecture {model_type:.50}"
 
 
 def open(files: ModelFiles, budget: LoadOptions) -> Runner:

@@ -29,11 +29,11 @@ class _Window:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
         """New keys and values [rows, kv heads, new, dim] -> those that the new tokens see."""
-        found: tuple[mx.array, ...] = super().update_and_fetch(keys, values)  # type: ignore[misc]
+        visible: tuple[mx.array, ...] = super().update_and_fetch(keys, values)  # type: ignore[misc]
         columns = self.window + keys.shape[2] - 1
-        if not self.window or found[0].shape[2] <= columns:
-            return found
-        return tuple(x[..., -columns:, :] for x in found)
+        if not self.window or visible[0].shape[2] <= columns:
+            return visible
+        return tuple(x[..., -columns:, :] for x in visible)
 
     def make_mask(self: Any, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of the next N tokens over the columns that update_and_fetch returns. mlx-lm names the arguments."""
@@ -112,8 +112,8 @@ class Gated:
         else:
             gate = self.gate_proj(x)
             up = self.up_proj(x)
-        found: mx.array = self.down_proj(self.activation(gate, up))
-        return found
+        output: mx.array = self.down_proj(self.activation(gate, up))
+        return output
 
 
 class Layers:
@@ -133,8 +133,8 @@ class Layers:
         masks = {layer: attention_mask_of_model(h, caches[layer]) for layer in set(self.first_of_kind)}
         for layer, layer_cache, first in zip(self.layers, caches, self.first_of_kind, strict=True):
             h = layer(h, masks[first], layer_cache)
-        found: mx.array = self.norm(h)
-        return found
+        output: mx.array = self.norm(h)
+        return output
 
 
 class Head:
@@ -246,7 +246,7 @@ def probe_layers(model: nn.Module, forward: Forward, caches: int) -> list[tuple[
             f"mlx-lm computes it with attention of its own, which may not take caches of several rows ({error})",
             "choose a model of another architecture",
         ) from error
-    found = [(probe.keys, probe.values) for probe in probes if probe.keys is not None]
-    if len(found) < caches:
+    layers = [(probe.keys, probe.values) for probe in probes if probe.keys is not None]
+    if len(layers) < caches:
         raise ModelRefused("a layer keeps no keys and values, which is not supported here yet")
-    return found
+    return layers

@@ -104,9 +104,9 @@ class Pool:
         sources = _index(pages[:, 0].ravel())
         targets = _index(pages[:, 1].ravel())
         for side in (self.keys, self.values):
-            found = [mx.take_along_axis(x, sources, axis=2) for x in side]
-            mx.eval(found)  # a pool that a lazy array still reads would be copied as a whole
-            side[:] = [mx.put_along_axis(x, targets, new, axis=2) for x, new in zip(side, found, strict=True)]
+            pages_read = [mx.take_along_axis(x, sources, axis=2) for x in side]
+            mx.eval(pages_read)  # a pool that a lazy array still reads would be copied as a whole
+            side[:] = [mx.put_along_axis(x, targets, new, axis=2) for x, new in zip(side, pages_read, strict=True)]
         self.changed = True
 
     def settle(self) -> None:

@@ -1,7 +1,7 @@
-"""What MLX reports of a step, in the engine's words.
+"""Errors of MLX as errors of the engine.
 
-Classes, not generators: from Python 3.12 on an error that passes through contextlib's is in a cycle with the frames
-it came through, and what the failed step computed would stay in memory until Python's collector comes.
+Classes, not generators: from Python 3.12 on, contextlib's generators put an error into a cycle with its frames, which
+would keep the arrays of a failed step until Python's next garbage collection.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from types import TracebackType
 
 from ...engine.errors import OutOfMemory, RunnerFailed
 
-# Words of MLX's errors where memory ran out: its allocators', Metal's, CUDA's.
-_SHORTAGES = ("Unable to allocate", "Attempting to allocate", "Insufficient Memory", "out of memory")
+# Parts of the messages of MLX's allocators, of Metal and of CUDA.
+_OUT_OF_MEMORY = ("Unable to allocate", "Attempting to allocate", "Insufficient Memory", "out of memory")
 
 
 class failures:
-    """Whatever fails within, sometimes only of an earlier step, becomes RunnerFailed."""
+    """Turns an error of a step, or of an earlier one, into RunnerFailed."""
 
     def __enter__(self) -> None:
         pass
@@ -26,12 +26,12 @@ class failures:
 
 
 class shortages:
-    """Around what MLX allocates for: too little memory becomes OutOfMemory."""
+    """Turns an error of allocation into OutOfMemory."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
-        short = isinstance(error, RuntimeError) and any(word in str(error) for word in _SHORTAGES)
-        if short or isinstance(error, MemoryError):
-            raise OutOfMemory(f"too little memory for the step: {error}") from error
+        shortage = isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+        if shortage or isinstance(error, MemoryError):
+            raise OutOfMemory(f"not enough memory for the step: {error}") from error

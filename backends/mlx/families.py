@@ -1,8 +1,8 @@
-"""mlx-lm's models of the families that ModelConfig describes, built as ModelConfig says.
+"""Builds mlx-lm's models of the families that ModelConfig describes.
 
-mlx-lm's classes read some keys of config.json, in the spelling of transformers 4, and ignore windows, biases and
-activations that their family seldom has. So a model is changed before its weights are loaded: each layer gets the rope,
-projections, activation and mask of ModelConfig. After loading `verify` compares the model with ModelConfig.
+mlx-lm's classes read config.json as transformers 4 spells it, and ignore windows, biases and activations that are rare
+in their family. So `build` changes a model before its weights are loaded, and `verify` compares it with ModelConfig
+afterwards.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .ropes import frequencies, rotates_as, rotation
 
 
 def describes(config: ModelConfig) -> bool:
-    """Whether ModelConfig says everything about the model."""
+    """Whether ModelConfig describes the whole model."""
     return config.model_type in FAMILIES
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:
-    """Keys of config.json for mlx-lm's classes: each as ModelConfig has it, or neutral where `build` sets it."""
+    """Keys of config.json for mlx-lm's classes: values of ModelConfig, and neutral values of keys that `build` sets."""
     return {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -55,22 +55,24 @@ def arguments(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def loading(wanted: ModelConfig, context: int) -> dict[str, Any]:
+def loading(target: ModelConfig, context: int) -> dict[str, Any]:
     """Arguments for load_model; none for an architecture that ModelConfig does not describe."""
 
-    def classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    def classes(config: dict[str, Any]) -> tuple[Any, Any]:  # load_model passes `config` by its name
         model_class, arguments_class = _get_classes(config)
-        return lambda given: build(model_class(given), wanted, context), arguments_class
+        return lambda model_args: build(model_class(model_args), target, context), arguments_class
 
-    return {"model_config": arguments(wanted), "get_model_classes": classes} if describes(wanted) else {}
+    return {"model_config": arguments(target), "get_model_classes": classes} if describes(target) else {}
 
 
 def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
-    """Change a model that has no weights yet."""
+    """Change a model before its weights are loaded."""
     for layer, kind in zip(model.layers, config.layer_kinds, strict=True):
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         attention.rope = rotation(config.ropes[kind], context)
-        attention.scale, attention.head_dim = config.attention_scale, config.head_dim
+        attention.scale = config.attention_scale
+        attention.head_dim = config.head_dim
         for name, projection in _projections(config).items():
             part = attention if name in attention else mlp
             if name in part:
@@ -84,9 +86,11 @@ def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[int, int, bool]]:
-    """Inputs, outputs and bias of each, by mlx-lm's name; phi3 joins some."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    """Inputs, outputs and bias of each projection, by mlx-lm's name. phi3 merges some of them."""
+    hidden = config.hidden_size
+    inner = config.intermediate_size
+    queries = config.num_heads * config.head_dim
+    keys = config.num_kv_heads * config.head_dim
     return {
         "q_proj": (hidden, queries, config.qkv_bias),
         "k_proj": (hidden, keys, config.qkv_bias),
@@ -109,7 +113,7 @@ _ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": 
 
 
 def set_context(model: nn.Module, config: ModelConfig, context: int) -> None:
-    """Let a loaded model's LongRoPE take the factors for `context`, once it is known how much the cache holds."""
+    """Set the LongRoPE factors of a loaded model for `context`, which depends on the size of the cache."""
     for layer, kind in zip(model.layers, config.layer_kinds, strict=True):
         if config.ropes[kind].kind == "longrope":
             layer.self_attn.rope.set(frequencies(config.ropes[kind], context))
@@ -118,25 +122,14 @@ def set_context(model: nn.Module, config: ModelConfig, context: int) -> None:
 def verify(model: nn.Module, config: ModelConfig, context: int) -> None:
     """Compare a loaded model with ModelConfig. Raises ModelRefused naming the difference: another release of mlx-lm may
     keep a value elsewhere."""
-    expected, trunk = _projections(config), model.model
     if len(model.layers) != config.num_layers:
         raise _differs(config, "num_hidden_layers", len(model.layers), config.num_layers)
     for index, (layer, kind) in enumerate(zip(model.layers, config.layer_kinds, strict=True)):
-        attention, rope = layer.self_attn, config.ropes[kind]
-        found: dict[str, tuple[Any, Any]] = {
-            "the number of heads": (attention.n_heads, config.num_heads),
-            "the number of key heads": (attention.n_kv_heads, config.num_kv_heads),
-            "the attention scale": (attention.scale, config.attention_scale),
-        }
-        for name, part in [*attention.items(), *layer.mlp.items()]:
-            if isinstance(part, nn.Module) and name.endswith("_proj"):
-                found[f"outputs of {name}"] = len(part.weight), expected[name][1]
-                found[f"a bias in {name}"] = "bias" in part, expected[name][2]
-        for name, (has, wants) in found.items():
-            if has != wants:
-                raise _differs(config, f"{name} of layer {index}", has, wants)
-        if not rotates_as(attention.rope, rope, context):
-            raise _differs(config, f"rope of layer {index}", attention.rope, rope)
+        for name, (value, expected) in _layer_values(layer, config).items():
+            if value != expected:
+                raise _differs(config, f"{name} of layer {index}", value, expected)
+        if not rotates_as(layer.self_attn.rope, config.ropes[kind], context):
+            raise _differs(config, f"rope of layer {index}", layer.self_attn.rope, config.ropes[kind])
         if not isinstance(layer.mlp, Gated) or layer.mlp.activation is not _ACTIVATIONS[config.activation]:
             raise _differs(config, f"the activation of layer {index}", type(layer.mlp).__name__, config.activation)
     for path, part in model.named_modules():
@@ -145,12 +138,29 @@ def verify(model: nn.Module, config: ModelConfig, context: int) -> None:
     tied = (model if "tie_word_embeddings" in vars(model) else model.args).tie_word_embeddings
     if ("lm_head" in model) == config.tie_embeddings or tied != config.tie_embeddings:
         raise _differs(config, "tie_word_embeddings", not config.tie_embeddings, config.tie_embeddings)
-    if not isinstance(trunk, Layers) or not isinstance(model, Head):
+    if not isinstance(model.model, Layers) or not isinstance(model, Head):
         raise _differs(config, "its classes", type(model).__mro__, "ours")
 
 
-def _differs(config: ModelConfig, name: str, has: Any, wants: Any) -> ModelRefused:
+def _layer_values(layer: nn.Module, config: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """By name: the value of a layer, and that of ModelConfig."""
+    attention = layer.self_attn
+    expected = _projections(config)
+    values: dict[str, tuple[Any, Any]] = {
+        "the number of heads": (attention.n_heads, config.num_heads),
+        "the number of key heads": (attention.n_kv_heads, config.num_kv_heads),
+        "the attention scale": (attention.scale, config.attention_scale),
+    }
+    for name, part in [*attention.items(), *layer.mlp.items()]:
+        if isinstance(part, nn.Module) and name.endswith("_proj"):
+            values[f"outputs of {name}"] = (len(part.weight), expected[name][1])
+            values[f"a bias in {name}"] = ("bias" in part, expected[name][2])
+    return values
+
+
+def _differs(config: ModelConfig, name: str, value: Any, expected: Any) -> ModelRefused:
     return ModelRefused(
-        f"mlx-lm does not compute {config.model_type} as config.json says: {name} is {has!s:.100}, not {wants!s:.100}",
+        f"mlx-lm does not compute {config.model_type} as config.json says: {name} is {value!s:.100}, "
+        f"not {expected!s:.100}",
         "choose another backend, or another release of mlx-lm",
     )

@@ -1,4 +1,4 @@
-"""Loading a model of mlx-lm from files that were looked at before. None of their code is ever run."""
+"""Loads a model with mlx-lm. No code of a checkpoint is ever run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .cache import LayerShape
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 BITS = {"int8": 8, "int4": 4}
-GROUP = 64  # inputs that share a scale, as mlx-community's checkpoints have it
+GROUP = 64  # inputs that share a scale, as in the checkpoints of mlx-community
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +31,33 @@ class Loaded:
     model: nn.Module
     forward: Forward
     shapes: list[LayerShape]  # one for each layer with a cache
-    quant: str  # its weights' format where they are quantised, for people
-    bytes: int  # of its weights
-    token_bytes: int  # of those, what computing one token reads; 0: it depends on the token
+    quant: str  # format of quantised weights, for display
+    bytes: int  # of all weights
+    token_bytes: int  # of the weights that one token reads; 0: depends on the token
 
 
-def load(files: ModelFiles, budget: LoadOptions) -> Loaded:
-    """Raises ModelRefused or SettingRefused."""
+def load(files: ModelFiles, options: LoadOptions) -> Loaded:
+    """Load, verify and quantise a model. Raises ModelRefused or SettingRefused."""
     _refuse_code(files)
-    context = budget.context or files.config.max_positions
+    context = options.context or files.config.max_positions
     try:
-        model, config = load_model(files.path, lazy=True, **_how(files, context))
+        model, config = load_model(files.path, lazy=True, **_load_arguments(files, context))
         if families.describes(files.config):
             families.verify(model, files.config, context)
         else:
             strangers.verify(model, config, context)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
-    except (ImportError, SystemExit) as error:  # some of its modules leave where a package of theirs is missing
+    except (ImportError, SystemExit) as error:  # a module of mlx-lm exits if a package that it needs is missing
         raise ModelRefused(
-            f"{files.name} cannot be loaded by mlx-lm: its architecture wants another package"
+            f"{files.name} cannot be loaded by mlx-lm: its architecture needs another package"
         ) from error
     quant = _format(config)
-    if budget.dtype != "auto":
-        model.set_dtype(DTYPES[budget.dtype])  # of everything that computes in floats; packed weights stay
-    if budget.quant != "none":
-        _quantise(model, files, budget, quant)
-        quant = budget.quant
+    if options.dtype != "auto":
+        model.set_dtype(DTYPES[options.dtype])  # packed weights stay
+    if options.quant != "none":
+        _quantise(model, files, options, quant)
+        quant = options.quant
     mx.eval(model.parameters())
     forward = Forward(model)
     try:
@@ -81,14 +81,14 @@ def _weights(model: nn.Module) -> list[tuple[str, mx.array]]:
 
 
 def _token_bytes(model: nn.Module, sizes: Mapping[str, int]) -> int:
-    if any(weight.ndim > 2 for _, weight in _weights(model)):  # of experts, whom tokens choose
+    if any(weight.ndim > 2 for _, weight in _weights(model)):  # a token selects its experts
         return 0
-    tied = not hasattr(model, "lm_head")  # then the head reads all of the embedding
+    tied = not hasattr(model, "lm_head")  # a tied head reads the whole embedding
     return sum(size for path, size in sizes.items() if tied or "embed_tokens" not in path)
 
 
 def _format(config: Mapping[str, Any]) -> str:
-    """Of weights that were quantised before, in words; mlx-lm notes there what it made of other formats."""
+    """Format of a quantised checkpoint, for display. mlx-lm converts other tables to `quantization`."""
     table = config.get("quantization")
     if not table:
         return ""
@@ -96,8 +96,7 @@ def _format(config: Mapping[str, Any]) -> str:
     return f"mlx {table['bits']}-bit" if mode == "affine" else f"mlx {mode}"
 
 
-def _how(files: ModelFiles, context: int) -> dict[str, Any]:
-    """Arguments for load_model."""
+def _load_arguments(files: ModelFiles, context: int) -> dict[str, Any]:
     if families.describes(files.config):
         return families.loading(files.config, context)
     return {"model_config": strangers.arguments(_values(files))}
@@ -110,20 +109,20 @@ def _values(files: ModelFiles) -> dict[str, Any]:
 
 
 def _refuse_code(files: ModelFiles) -> None:
-    named = _values(files).get("model_file")
-    if named is not None:
+    module = _values(files).get("model_file")
+    if module is not None:
         raise ModelRefused(
-            f"{files.name} asks to run code of its own ({named!s:.50} in config.json), which is never done",
+            f"{files.name} needs code of its own ({module!s:.50} in config.json), which is never run",
             "use a model of an architecture that mlx-lm has",
         )
 
 
-def _quantise(model: nn.Module, files: ModelFiles, budget: LoadOptions, quantised: str) -> None:
-    if budget.quant not in BITS:
-        raise SettingRefused(f"quant {budget.quant} is not for mlx", f"choose one of {', '.join(BITS)}")
+def _quantise(model: nn.Module, files: ModelFiles, options: LoadOptions, quantised: str) -> None:
+    if options.quant not in BITS:
+        raise SettingRefused(f"quant {options.quant} is not for mlx", f"choose one of {', '.join(BITS)}")
     if quantised:
         raise SettingRefused(f"{files.name} is quantised already ({quantised})", "leave quant at none")
-    nn.quantize(model, GROUP, BITS[budget.quant], class_predicate=_fits_quantisation)
+    nn.quantize(model, GROUP, BITS[options.quant], class_predicate=_fits_quantisation)
 
 
 def _fits_quantisation(_path: str, module: nn.Module) -> bool:

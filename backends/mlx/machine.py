@@ -8,9 +8,9 @@ import psutil
 
 
 def memory() -> tuple[int, int]:
-    """(all, free) bytes of main memory, which Apple's GPUs compute from as well."""
-    found = psutil.virtual_memory()
-    return found.total, found.available
+    """(total, free) bytes of main memory, which Apple's GPUs share."""
+    main = psutil.virtual_memory()
+    return main.total, main.available
 
 
 def apple_chip() -> str:

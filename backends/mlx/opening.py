@@ -1,4 +1,4 @@
-"""The device that MLX computes on, its memory, and opening a model on it."""
+"""Opens a model on the device of MLX, with a memory plan."""
 
 from __future__ import annotations
 
@@ -18,22 +18,19 @@ from .plan import Planner
 from .runner import MlxRunner
 
 PAGE_SIZE = 16  # tokens per page of the KV cache
-CACHE_SHARE = 0.6  # of the memory that is free once the weights are in
+CACHE_SHARE = 0.6  # of the memory left after loading
 STEP_TOKENS = 2048
 ROOM = 1  # columns of groups for each column of the pool
-# MLX keeps freed memory for the next array of that size; more than this goes back to the system at once, and the rest
-# when nothing was computed for a while.
-KEPT = 2**30  # bytes
-# MLX on CUDA keeps a graph for each sequence of operations, and a plan for each shape of attention. Once it has met
-# twice as many as it keeps, however long that took, every new one is an error, unless this variable says not to check.
+MEMORY_CACHE = 2**30  # bytes of freed memory that MLX keeps for the next arrays
+# MLX on CUDA caches graphs and attention plans. Without this variable it raises an error after many different shapes.
 THRASHING = "MLX_ENABLE_CACHE_THRASHING_CHECK"
 
 
-def open_on_mlx(files: ModelFiles, budget: LoadOptions) -> Runner:
+def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model. Raises ModelRefused or SettingRefused."""
-    _refuse_settings(budget)
+    _refuse_settings(options)
     if not files.config.vocab_size:
-        raise ModelRefused(f"{files.name}: config.json: vocab_size should be a whole number, found none")
+        raise ModelRefused(f"{files.name}: config.json: vocab_size should be a whole number, but is missing")
     total, free = _memory()
     if files.weight_bytes > free:
         raise ModelRefused(
@@ -41,13 +38,12 @@ def open_on_mlx(files: ModelFiles, budget: LoadOptions) -> Runner:
             "close other programs, or choose a smaller model",
         )
     _limit_memory(total)
-    os.environ.setdefault(THRASHING, "0")  # read when a stream is used first
-    # A stream of the runner's own: MLX's default ones end with the thread that used them first, and a model is loaded
-    # on one thread and computed on another, never on two at once.
+    os.environ.setdefault(THRASHING, "0")
+    # One thread loads the model and another computes, never at once. A default stream of MLX ends with its thread.
     stream = mx.new_thread_unsafe_stream(mx.default_device())
     with mx.stream(stream):
-        loaded = load(files, budget)
-        spec = _plan(files, budget, loaded, max(0, free - loaded.bytes))
+        loaded = load(files, options)
+        spec = _plan(files, options, loaded, max(0, free - loaded.bytes))
         if describes(files.config):
             set_context(loaded.model, files.config, spec.max_context)
         [pages] = spec.groups
@@ -66,53 +62,49 @@ def _memory() -> tuple[int, int]:
     return int(device["total_memory"]), int(device["free_memory"])
 
 
-def _refuse_settings(budget: LoadOptions) -> None:
-    if budget.cache_dtype != "auto":
-        raise SettingRefused(f"cache_dtype {budget.cache_dtype} is not for mlx", "leave it at auto")
-    if budget.attention not in ("auto", "ours"):
-        raise SettingRefused(f"attention {budget.attention} is not for mlx", "leave it at auto")
-    if budget.graphs not in ("auto", "off"):
-        raise SettingRefused(f"graphs {budget.graphs} is not for mlx, which captures nothing", "leave it at auto")
-    if budget.reference_ops:
-        raise SettingRefused("reference_ops is not for mlx, whose ops are its own", "leave it out")
+def _refuse_settings(options: LoadOptions) -> None:
+    if options.cache_dtype != "auto":
+        raise SettingRefused(f"cache_dtype {options.cache_dtype} is not for mlx", "leave it at auto")
+    if options.attention not in ("auto", "ours"):
+        raise SettingRefused(f"attention {options.attention} is not for mlx", "leave it at auto")
+    if options.graphs not in ("auto", "off"):
+        raise SettingRefused(f"graphs {options.graphs} is not for mlx, which captures nothing", "leave it at auto")
+    if options.reference_ops:
+        raise SettingRefused("reference_ops is not for mlx, which has ops of its own", "leave it out")
 
 
 def _limit_memory(total: int) -> None:
-    mx.set_cache_limit(KEPT)
+    mx.set_cache_limit(MEMORY_CACHE)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
         mx.set_memory_limit(total)
 
 
-def _plan(files: ModelFiles, budget: LoadOptions, loaded: Loaded, free: int) -> RunnerSpec:
-    """Half of the cache's memory are pages; the other is for sequences that are computed, which lie in groups too.
-
-    Rows that share pages each have all of their positions there: those that find no room pass one by one, more slowly.
-    """
+def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) -> RunnerSpec:
+    """Half of the cache memory is for pages, the other half for groups, where each row has all of its positions."""
     config = files.config
-    if budget.context is not None and not 1 <= budget.context <= config.max_positions:
-        raise ModelRefused(
-            f"{files.name} has a context of {config.max_positions} tokens, {budget.context} were asked for"
-        )
-    page_size = budget.page_size or PAGE_SIZE
+    if options.context is not None and not 1 <= options.context <= config.max_positions:
+        raise ModelRefused(f"{files.name} has a context of {config.max_positions} tokens, not {options.context}")
+    page_size = options.page_size or PAGE_SIZE
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
-    page, wanted = page_size * token_bytes, budget.context or config.max_positions
-    room = budget.cache_bytes if budget.cache_bytes is not None else int(free * (budget.cache_share or CACHE_SHARE))
+    page = page_size * token_bytes
+    context = options.context or config.max_positions
+    room = options.cache_bytes if options.cache_bytes is not None else int(free * (options.cache_share or CACHE_SHARE))
     num_pages = room // 2 // page
-    if budget.cache_bytes is None and budget.cache_share is None:  # what is not asked for is left to others
-        num_pages = min(num_pages, -(-max(wanted, budget.max_rows * min(wanted, 4096)) // page_size))
+    if options.cache_bytes is None and options.cache_share is None:  # leave the rest to other programs
+        num_pages = min(num_pages, -(-max(context, options.max_rows * min(context, 4096)) // page_size))
     fitting = num_pages * page_size
-    if fitting < (budget.context or 1):
+    if fitting < (options.context or 1):
         raise ModelRefused(
-            f"{files.name}: a context of {wanted} tokens needs {_size(2 * wanted * token_bytes)} of KV cache, but "
+            f"{files.name}: a context of {context} tokens needs {_size(2 * context * token_bytes)} of KV cache, but "
             f"{_size(room)} are allowed",
             "ask for a shorter context, or allow a larger cache",
         )
     return RunnerSpec(
         vocab_size=config.vocab_size,
-        max_tokens=max(budget.max_step_tokens or STEP_TOKENS, budget.max_rows),
-        max_rows=budget.max_rows,
-        max_context=min(wanted, fitting),
+        max_tokens=max(options.max_step_tokens or STEP_TOKENS, options.max_rows),
+        max_rows=options.max_rows,
+        max_context=min(context, fitting),
         groups=(CacheGroup(page_size, num_pages),),
         overlap=True,
         dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),

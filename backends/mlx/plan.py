@@ -209,22 +209,22 @@ class Planner:
         ends: dict[int, list[Resident]] = {}
         for resident in chain.from_iterable(self._groups.values()):
             ends.setdefault(resident.pages[-1], []).append(resident)
-        begun = [row for row in rows if row.start and row.head[-1] not in targets]
-        found: dict[Row, Resident] = {}
-        for row in begun:
+        continuing = [row for row in rows if row.start and row.head[-1] not in targets]
+        matches: dict[Row, Resident] = {}
+        for row in continuing:
             candidates = ends.get(row.head[-1], [])
             exact = [resident for resident in candidates if resident.length == row.start and resident.pages == row.head]
             if exact:
                 candidates.remove(exact[0])
-                found[row] = exact[0]
-        busy = set(found.values())
+                matches[row] = exact[0]
+        busy = set(matches.values())
         idle = [members[0] for members in self._groups.values() if len(members) == 1 and members[0] not in busy]
-        for row in begun:
-            longer = [r for r in idle if r.length > row.start and r.pages[: len(row.head)] == row.head]
-            if longer and row not in found:
-                idle.remove(longer[0])
-                found[row] = longer[0]
-        return found
+        for row in continuing:
+            prefixed = [r for r in idle if r.length > row.start and r.pages[: len(row.head)] == row.head]
+            if prefixed and row not in matches:
+                idle.remove(prefixed[0])
+                matches[row] = prefixed[0]
+        return matches
 
     def _trim(self, resident: Resident, row: Row, plan: Plan) -> None:
         """Cut a resident to the positions of its row, and write the others before."""
@@ -237,8 +237,8 @@ class Planner:
 
     def _new_pages(self, row: Row, resident: Resident | None) -> list[int]:
         """Pages that hold something else after the step."""
-        held = 0 if resident is None else len(resident.pages)
-        return row.pages[max(row.start // self._page_size, held) :]
+        first = 0 if resident is None else len(resident.pages)
+        return row.pages[max(row.start // self._page_size, first) :]
 
     def _flush(self, residents: Iterable[Resident], plan: Plan) -> None:
         """Write what only the groups of these residents have."""

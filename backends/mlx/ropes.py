@@ -1,4 +1,4 @@
-"""Rotary embeddings as ModelConfig describes them; mlx-lm's ropes know neither attention_factor nor truncate."""
+"""Rotary embeddings of ModelConfig. mlx-lm's ropes ignore attention_factor and truncate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Frequencies(nn.Module):
 
     def __init__(self, frequencies: NDArray[np.float32]) -> None:
         super().__init__()
-        self.dims, self.traditional = 2 * len(frequencies), False
+        self.dims = 2 * len(frequencies)
+        self.traditional = False
         self.set(frequencies)
 
     def set(self, frequencies: NDArray[np.float32]) -> None:
@@ -29,7 +30,7 @@ class Frequencies(nn.Module):
 
 
 class ScaledFrequencies(Frequencies):
-    """The same, and the dimensions that rotate are multiplied by `factor`."""
+    """The same, with the dimensions that rotate multiplied by `factor`."""
 
     def __init__(self, frequencies: NDArray[np.float32], factor: float) -> None:
         super().__init__(frequencies)
@@ -54,40 +55,40 @@ def rotation(rope: Rope, context: int) -> nn.Module:
 def frequencies(rope: Rope, context: int) -> NDArray[np.float32]:
     """[rotary_dim / 2] radians per position, of every kind but linear.
 
-    LongRoPE has factors for short and for long texts. A switch between them would mix keys of both in the cache, so the
-    context decides once: the long factors if it exceeds the original training's.
+    LongRoPE has factors for short and for long texts. The context decides once, since keys of both in one cache would
+    not match: long factors if it exceeds the original context.
     """
     plain = _plain(rope.theta, rope.rotary_dim)
     if rope.kind == "longrope":
         factors = rope.long_factors if context > rope.original_positions else rope.short_factors
         return (plain / np.array(factors, np.float32)).astype(np.float32)
-    kept: NDArray[Any] = np.ones_like(plain)  # 1: a frequency as it is, 0: divided by the factor
+    share: NDArray[Any] = np.ones_like(plain)  # 1: the plain frequency, 0: the frequency divided by the factor
     if rope.kind == "llama3":
         turns = rope.original_positions * plain / (2 * math.pi)
-        kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clip(0.0, 1.0)
+        share = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clip(0.0, 1.0)
     elif rope.kind == "yarn":
-        low, high = (_yarn_dimension(rope, turns) for turns in (rope.beta_fast, rope.beta_slow))
-        if rope.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, rope.rotary_dim - 1)
-        kept = 1.0 - ((np.arange(len(plain)) - low) / (high - low or 0.001)).clip(0.0, 1.0)
-    return (plain * kept + plain / rope.factor * (1.0 - kept)).astype(np.float32)
+        low = _yarn_dimension(rope, rope.beta_fast)
+        high = _yarn_dimension(rope, rope.beta_slow)
+        low = max(math.floor(low) if rope.truncate else low, 0)
+        high = min(math.ceil(high) if rope.truncate else high, rope.rotary_dim - 1)
+        share = 1.0 - ((np.arange(len(plain)) - low) / (high - low or 0.001)).clip(0.0, 1.0)
+    return (plain * share + plain / rope.factor * (1.0 - share)).astype(np.float32)
 
 
 def _yarn_dimension(rope: Rope, turns: float) -> float:
-    """The dimension that makes so many turns over the original context."""
+    """The dimension that makes this number of turns over the original context."""
     return rope.rotary_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
 
 def rotates_as(module: nn.Module, rope: Rope, context: int) -> bool:
-    """Whether a layer's module is what `rotation` would give."""
-    wanted = rotation(rope, context)
-    if type(module) is not type(wanted) or (module.dims, module.traditional) != (wanted.dims, wanted.traditional):
+    """Whether a layer's module equals that of `rotation`."""
+    expected = rotation(rope, context)
+    names = ("dims", "traditional", "base", "scale", "factor")
+    if type(module) is not type(expected) or any(
+        getattr(module, name, None) != getattr(expected, name, None) for name in names
+    ):
         return False
-    if isinstance(module, nn.RoPE):
-        return (module.base, module.scale) == (wanted.base, wanted.scale)
-    scaled = not isinstance(module, ScaledFrequencies) or module.factor == wanted.factor
-    return scaled and bool(mx.array_equal(module._freqs, wanted._freqs))
+    return isinstance(module, nn.RoPE) or bool(mx.array_equal(module._freqs, expected._freqs))
 
 
 def _plain(theta: float, dims: int) -> NDArray[np.float32]:

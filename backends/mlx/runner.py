@@ -240,10 +240,11 @@ class MlxRunner:
         group = self._caches.groups[call.group]
         group.place()
         places = batch.row_starts[call.rows][:, None] + np.arange(call.new, dtype=np.int32)
-        whole = _in_order(places.ravel(), tokens)
-        found = self._loaded.forward(tokens.reshape(places.shape) if whole else tokens[mx.array(places)], group.layers)
+        in_order = _in_order(places.ravel(), tokens)
+        inputs = tokens.reshape(places.shape) if in_order else tokens[mx.array(places)]
+        outputs = self._loaded.forward(inputs, group.layers)
         group.lengths = [length + call.new for length in group.lengths]
-        return found
+        return outputs
 
     def _tokens(self, batch: Batch) -> mx.array:
         """[tokens] of the batch, with those that the step before drew."""
@@ -298,6 +299,6 @@ class MlxRunner:
         mx.clear_cache()
 
 
-def _in_order(places: NDArray[Any], found: mx.array) -> bool:
-    """The places are all of `found`, first to last: nothing is to be gathered."""
-    return len(places) == len(found) and bool((places == np.arange(len(places))).all())
+def _in_order(places: NDArray[Any], array: mx.array) -> bool:
+    """The places are all of `array`, first to last: nothing is to be gathered."""
+    return len(places) == len(array) and bool((places == np.arange(len(places))).all())

@@ -93,7 +93,7 @@ def test_architectures_that_want_another_package_are_refused(
 
     DENSE.save(tmp_path)
     monkeypatch.setattr("localllm.backends.mlx.loading.load_model", never)
-    with pytest.raises(ModelRefused, match="wants another package"):
+    with pytest.raises(ModelRefused, match="needs another package"):
         mlx.open(read_model(tmp_path), SMALL)
 
 

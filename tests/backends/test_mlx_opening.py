@@ -67,7 +67,7 @@ def test_a_context_may_be_all_that_fits(files: ModelFiles) -> None:
     for context in (1, canary.CONTEXT):
         assert planned(files, replace(budget, context=context), 0).max_context == context
     for context in (0, canary.CONTEXT + 1):
-        with pytest.raises(ModelRefused, match=f"has a context of 512 tokens, {context} were asked for"):
+        with pytest.raises(ModelRefused, match=f"has a context of 512 tokens, not {context}"):
             planned(files, replace(budget, context=context), 0)
     for too_small in (replace(budget, cache_bytes=64 * PAGE - 1), LoadOptions(cache_bytes=PAGE)):
         with pytest.raises(
