@@ -70,14 +70,11 @@ class Pool:
 
     def write(self, group: Group, spans: Sequence[Span]) -> None:
         """Positions of rows of a group."""
-        ends = [span.length if len(group.lengths) == 1 else group.layers[0].size() for span in spans]
-        columns = [np.arange(end - span.length + span.start, end) for span, end in zip(spans, ends, strict=True)]
-        rows = np.repeat([span.row for span in spans], [len(part) for part in columns])
-        places = np.concatenate([self.columns(span.pages, span.start, span.length) for span in spans])
-        self._put(places, mx.array(rows), mx.array(np.concatenate(columns)), group)
-
-    def _put(self, places: Ints, rows: mx.array, columns: mx.array, group: Group) -> None:
-        index = _index(places)
+        end = group.layers[0].size()
+        parts = [np.arange(end - span.length + span.start, end) for span in spans]
+        rows = mx.array(np.repeat([span.row for span in spans], [len(part) for part in parts]))
+        columns = mx.array(np.concatenate(parts))
+        index = _index(np.concatenate([self.columns(span.pages, span.start, span.length) for span in spans]))
         for at, layer in enumerate(group.layers):
             keys = layer.keys[rows, :, columns].swapaxes(0, 1)[None]
             values = layer.values[rows, :, columns].swapaxes(0, 1)[None]

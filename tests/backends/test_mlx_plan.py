@@ -14,9 +14,9 @@ from localllm.engine.batch import Batch
 from localllm.engine.engine import Engine
 from localllm.engine.errors import OutOfMemory
 from localllm.engine.request import Request, Sampling
-from localllm.engine.runner import StepResult
+from localllm.engine.runner import CacheGroup, StepResult
 
-from ..engine.token_device import SPEC, TokenDevice, outputs, solo, with_pages
+from ..engine.token_device import SPEC, TokenDevice, outputs, solo
 from .batches import Row, make_batch
 
 ALTERNATING = Sampling(frequency_penalty=0.5)  # with overlap such a row computes every second step
@@ -36,14 +36,14 @@ class PlanDevice(TokenDevice):
         super().__post_init__()
         self.planner = Planner(self.spec.groups[0].page_size, self.room, self.group_columns)
         self.groups: dict[int, list[list[Any]]] = {}
-        self.pool = np.full_like(self.cells, -2)
+        self.pool = np.full_like(self.cells[0], -2)
 
     def compute(self, batch: Batch) -> StepResult:
         answer = super().compute(batch)
         plan = self.planner.plan(batch)
         self.plans.append(plan)
         for write in plan.writes:
-            self.write(write.group, write.spans)
+            self.write_pages(write.group, write.spans)
         if plan.copies:
             sources, targets = np.array(plan.copies).T
             self.pool[targets] = self.pool[sources]
@@ -52,7 +52,7 @@ class PlanDevice(TokenDevice):
         for passing in plan.passing:
             self.move(passing.move)
             computed += self.call(passing.call, batch)
-            self.write(passing.write.group, passing.write.spans)
+            self.write_pages(passing.write.group, passing.write.spans)
             del self.groups[passing.call.group]
         for move in plan.moves:
             self.move(move)
@@ -66,10 +66,7 @@ class PlanDevice(TokenDevice):
     def keep(self, groups: Any) -> None:
         self.groups = {number: rows for number, rows in self.groups.items() if number in groups}
 
-    def places(self, batch: Batch) -> np.ndarray:
-        return batch.page_tables[0]
-
-    def write(self, group: int, spans: Any) -> None:
+    def write_pages(self, group: int, spans: Any) -> None:
         size = self.spec.groups[0].page_size
         for span in spans:
             row = self.groups[group][span.row]
@@ -96,7 +93,7 @@ class PlanDevice(TokenDevice):
         assert len(rows) == len(call.rows)
         for held, index in zip(rows, call.rows, strict=True):
             end = int(batch.context_lens[index])
-            truth = self.cells[batch.page_tables[0][index]].reshape(-1, 3)[:end].tolist()
+            truth = self.cells[0][batch.page_tables[0][index]].reshape(-1, 3)[:end].tolist()
             held += truth[end - call.new :]
             assert held == truth
         return call.rows
@@ -123,7 +120,7 @@ def requests(rng: np.random.Generator, count: int) -> list[Request]:
 def test_every_row_has_the_positions_of_its_pages(
     overlap: bool, room: int, pages: int, padding: int, seed: int
 ) -> None:
-    spec = replace(with_pages(SPEC, pages), overlap=overlap)
+    spec = replace(SPEC, groups=(CacheGroup(4, pages),), overlap=overlap)
     device = PlanDevice(spec, room=room, group_columns=padding)
     engine, rng = Engine(device), np.random.default_rng(seed)
     waiting, deltas, ended = requests(rng, 24), list[Any](), set[str]()
@@ -137,7 +134,7 @@ def test_every_row_has_the_positions_of_its_pages(
             ended.add(name)
         if rng.random() < 0.02:
             for write in device.planner.release_all().writes:
-                device.write(write.group, write.spans)
+                device.write_pages(write.group, write.spans)
             device.groups.clear()
         deltas += engine.step()
         if room:
