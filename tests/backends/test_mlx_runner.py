@@ -102,7 +102,7 @@ def check_pages(loaded: Loaded, talk: Conversation, texts: list[list[int]]) -> i
     rest(runner)
     tree, pool, found = cache._tree, caches_of(runner).pool, 0
     for text in texts:
-        pages = [node.page for node in tree.match(tree.root(None), text, 0, len(text))]
+        pages = [node.pages[0][0] for node in tree.match(tree.root(None), text, 0, len(text))]
         found += len(pages)
         if not pages:
             continue
