@@ -1,4 +1,4 @@
-// Decode attention as an op. Checked here is what the host can see; rows and pages lie on the device.
+// The decode attention op. It checks shapes, dtypes and strides; rows and page tables are device data and not checked.
 #include "../cpu/checks.h"
 #include "attention.h"
 #include "pages.h"
@@ -28,15 +28,15 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
   int64_t kv_heads = keys.size(2), size = keys.size(1), rows = pages.size(0);
   if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * MOST_SHARING)
-    refuse(OP, ": ", from.size(1), " heads share ", kv_heads);
+    refuse(OP, ": ", from.size(1), " heads for ", kv_heads, " kv heads");
   if (size < 1 || size & (size - 1)) refuse(OP, ": pages of ", size, " positions, a power of two expected");
   if (rows * kv_heads > MOST_PAIRS || keys.size(0) * size > INT32_MAX) refuse(OP, ": too many rows or pages");
-  if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8) refuse(OP, ": query does not lie in vectors");
+  if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8) refuse(OP, ": query strides not divisible by 8");
   refuse_unaligned(OP, query, "query");
   refuse_unaligned(OP, key_pages, "key_pages"), refuse_unaligned(OP, value_pages, "value_pages");
   args.slot = slot_stride(OP, key_pages, "key_pages"), args.head = key_pages.stride(2);
   if (slot_stride(OP, value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
-    refuse(OP, ": value_pages do not lie as key_pages do");
+    refuse(OP, ": strides of value_pages and key_pages differ");
   args.out = to.data(), args.query = from.data(), args.keys = keys.data(), args.values = values.data();
   args.row_starts = starts.data<int32_t>(), args.context_lens = contexts.data<int32_t>();
   args.page_table = pages.data<int32_t>(), args.table_row = pages.stride();
@@ -53,7 +53,7 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   Queue queue(query);
   args.arrivals = counters_of(queue).arrivals;
   args.chunks = decode_chunks(rows, kv_heads, args.dim, e4m3);
-  int64_t places = int64_t{2} * args.chunks * from.size(1);  // of a head: of a row that began before, and of one here
+  int64_t places = int64_t{2} * args.chunks * from.size(1);  // 2: rows from the previous chunk, rows from here
   Tensor shared = torch::stable::new_empty(query, {places * (args.dim + 2)}, ScalarType::Float);
   args.partial = static_cast<float*>(shared.data_ptr()), args.stats = args.partial + places * args.dim;
   decode(args, queue);

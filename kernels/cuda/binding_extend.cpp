@@ -1,4 +1,5 @@
-// Prompt attention as an op, where it was compiled: for Hopper. Rows and pages lie on the device, and are not checked.
+// The prefill attention op, built only for Hopper. It checks shapes, dtypes and strides; rows and page tables are
+// device data and not checked.
 #include "../cpu/checks.h"
 #include "attention_extend.h"
 #include "counters.h"
@@ -10,7 +11,8 @@ namespace {
 
 constexpr const char* OP = "extend_attention";
 
-// `fewest`: rows with fewer queries are left alone. `tiles`: of all other rows, at least.
+// Does not compute rows with fewer than `fewest` queries. `tiles`: lower bound of the number of tiles of the other
+// rows.
 void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
                Tensor page_table, Optional sinks, double scale, int64_t window, double cap, int64_t fewest,
                int64_t tiles) {
@@ -30,15 +32,15 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
   int64_t kv_heads = keys.size(2), size = keys.size(1);
   if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * EXTEND_LINES)
-    refuse(OP, ": ", from.size(1), " heads share ", kv_heads);
+    refuse(OP, ": ", from.size(1), " heads for ", kv_heads, " kv heads");
   if (!extends_pages(size)) refuse(OP, ": pages of ", size, " positions");
   if (keys.size(0) * size > INT32_MAX) refuse(OP, ": too many pages");
-  if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8) refuse(OP, ": query does not lie in vectors");
+  if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8) refuse(OP, ": query strides not divisible by 8");
   refuse_unaligned(OP, out, "out"), refuse_unaligned(OP, query, "query");
   refuse_unaligned(OP, key_pages, "key_pages"), refuse_unaligned(OP, value_pages, "value_pages");
   args.slot = slot_stride(OP, key_pages, "key_pages"), args.head = key_pages.stride(2);
   if (slot_stride(OP, value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
-    refuse(OP, ": value_pages do not lie as key_pages do");
+    refuse(OP, ": strides of value_pages and key_pages differ");
   args.out = to.data(), args.query = from.data(), args.keys = keys.data(), args.values = values.data();
   args.row_starts = starts.data<int32_t>(), args.context_lens = contexts.data<int32_t>();
   args.page_table = pages.data<int32_t>(), args.table_row = pages.stride();

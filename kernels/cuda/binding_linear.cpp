@@ -1,4 +1,4 @@
-// Products of few rows as ops; their arguments are checked here. See linear.h for what they mean.
+// The ops few_rows and few_rows_fits: checks of their arguments. linear.h describes the arguments.
 #include "../cpu/checks.h"
 #include "linear.h"
 #include "pages.h"
@@ -12,7 +12,7 @@ constexpr int64_t MAX_ROWS = 16;
 
 bool holds(const Tensor& tensor, ScalarType type) { return tensor.scalar_type() == type; }
 
-// Bytes of an output, and whether weight and records are those of the format.
+// Checks weight, records and scale against the format, and stores them in args.
 void take_weight(ProductArgs& args, const Tensor& weight, const Optional& records, const Optional& scale) {
   Argument held({OP, weight}, "weight", weight);
   held.shaped({args.outs, ANY}).dense();
@@ -22,12 +22,12 @@ void take_weight(ProductArgs& args, const Tensor& weight, const Optional& record
                   : args.format == Weights::int8 || args.format == Weights::fp8 ? args.ins
                                                                                 : round_up(args.ins, 128) / 2;
   if (args.row_bytes < least || args.row_bytes % 16 || args.row_bytes > 2 * least + 64)
-    refuse(OP, ": a row of weight has ", args.row_bytes, " bytes, ", least, " in whole 16 expected");
+    refuse(OP, ": a row of weight has ", args.row_bytes, " bytes, at least ", least, " in multiples of 16 expected");
   if (scale) args.scale = Argument({OP, weight}, "scale", *scale).shaped({args.outs}).of(ScalarType::Float).dense().data<float>();
   bool fp8 = args.format == Weights::fp8, grouped = fp8 ? args.group < args.ins : args.format >= Weights::int4;
   bool scaled = args.format == Weights::int8 || (fp8 && !grouped);
   if (grouped != records.has_value() || scaled != scale.has_value())
-    refuse(OP, ": the scales are not those of this format");
+    refuse(OP, ": records or scale do not fit this format");
   if (!grouped) return;
   if (args.group < 1 || (args.group < args.ins && args.group % (fp8 ? 64 : 32)))
     refuse(OP, ": groups of ", args.group, " inputs, a multiple of ", fp8 ? 64 : 32, " expected");
@@ -40,20 +40,20 @@ void take_weight(ProductArgs& args, const Tensor& weight, const Optional& record
 void take_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const Optional& stream_out,
                const Optional& norm, double eps, double offset) {
   if (!norm) {
-    if (stream || stream_out) refuse(OP, ": a residual stream without a norm");
+    if (stream || stream_out) refuse(OP, ": stream and stream_out need a norm");
     return;
   }
   Argument weight({OP, x}, "norm", *norm);
   weight.shaped({args.ins}).dense();
   args.norm = weight.data(), args.norm_type = weight.number(), args.eps = (float)eps, args.offset = (float)offset;
-  if (stream.has_value() != stream_out.has_value()) refuse(OP, ": stream and stream_out belong together");
+  if (stream.has_value() != stream_out.has_value()) refuse(OP, ": stream and stream_out must be given together");
   if (!stream) return;
   Argument before({OP, x}, "stream", *stream), after({OP, x}, "stream_out", *stream_out);
   before.shaped({args.rows, args.ins}).of(ScalarType::BFloat16).dense();
   after.shaped({args.rows, args.ins}).of(ScalarType::BFloat16).dense();
   refuse_unaligned(OP, *stream, "stream"), refuse_unaligned(OP, *stream_out, "stream_out");
   args.stream = before.data(), args.stream_out = after.data();
-  if (args.stream == args.stream_out) refuse(OP, ": stream_out is stream, which other blocks still read");
+  if (args.stream == args.stream_out) refuse(OP, ": stream_out must not be the memory of stream");
 }
 
 void few_rows_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias, int64_t format,
@@ -70,9 +70,9 @@ void few_rows_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional
   args.out = to.data(), args.x = from.data(), args.out_type = to.number();
   args.x_stride = from.stride(), args.out_stride = to.stride(), args.resident = resident;
   if (args.rows > MAX_ROWS) refuse(OP, ": ", args.rows, " rows, no more than ", MAX_ROWS, " expected");
-  if (args.ins % 8 || args.x_stride % 8 || (uintptr_t)args.x % 16) refuse(OP, ": x is not in whole vectors of 16 bytes");
+  if (args.ins % 8 || args.x_stride % 8 || (uintptr_t)args.x % 16) refuse(OP, ": x is not aligned to 16 bytes");
   if (args.gated && to.size(1) % 8) refuse(OP, ": ", to.size(1), " gated outputs, a multiple of 8 expected");
-  if (holds(weight, ScalarType::BFloat16) != (args.format == Weights::bf16)) refuse(OP, ": weight is of another format");
+  if (holds(weight, ScalarType::BFloat16) != (args.format == Weights::bf16)) refuse(OP, ": weight has the wrong dtype");
   take_weight(args, weight, records, scale);
   take_norm(args, x, stream, stream_out, norm, eps, offset);
   if (bias) {
@@ -89,7 +89,7 @@ void few_rows_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional
   product(args, queue);
 }
 
-// Without tensors, so that it can be asked anywhere.
+// Has no tensor arguments, so that it needs no weight on the device.
 bool fits_op(int64_t device, int64_t rows, int64_t outs, int64_t ins, int64_t row_bytes, int64_t format, int64_t group,
              bool gated, bool normed) {
   const Op op("few_rows_fits");

@@ -1,5 +1,5 @@
-// A decode step's layers as one op. Checked here is what the host can see; the addresses of weights come from
-// step.py, which knows their shapes.
+// The op of all layers of a decode step. It checks shapes and dtypes; step.py checks the weights, whose addresses it
+// passes in `layers`.
 #include "../cpu/checks.h"
 #include "pages.h"
 #include "queue.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr const char* OP = "decoder_step";
 constexpr int64_t FIELDS = sizeof(StepLayer) / sizeof(uint64_t);
 
-// A model's shape, as step.cu takes it.
+// Checks the shape of a model and stores it in args.
 void take_shape(StepArgs& args, const Tensor& layers, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads,
                 int64_t dim) {
   Argument table({OP, layers}, "layers", layers);
@@ -23,11 +23,11 @@ void take_shape(StepArgs& args, const Tensor& layers, int64_t hidden, int64_t in
   if (args.layer_count < 1 || hidden % 128 || inner % 64 || (dim != 64 && dim != 128) || heads % kv_heads ||
       heads > 8 * kv_heads)
     refuse(OP, ": hidden ", hidden, ", inner ", inner, " and ", heads, " heads of ", dim, " for ", kv_heads,
-           " of keys are not what it takes");
+           " kv heads are not supported");
 }
 
 int64_t room_op(Tensor layers, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads, int64_t dim) {
-  Queue queue(layers);  // the device is the current one
+  Queue queue(layers);  // makes the device current
   StepArgs args{};
   take_shape(args, layers, hidden, inner, heads, kv_heads, dim);
   return step_fits(args) ? step_shared(args) : 0;
@@ -85,7 +85,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
       "decoder_step(Tensor(a!) x_out, Tensor(b!) stream_out, Tensor x, Tensor stream, Tensor layers, Tensor(c!) shared, "
       "Tensor cos, Tensor sin, Tensor slots, Tensor context_lens, Tensor page_table, Tensor(d!) keys, "
       "Tensor(e!) values, int inner, int heads, int gate, float eps, float offset, float scale) -> ()");
-  // Bytes of `shared`, which are to be zeros at first; 0 where this GPU cannot take them.
+  // Bytes of `shared`, which must be zeros before the first step; 0 if this GPU does not support the model.
   library.def(
       "decoder_step_room(Tensor layers, int hidden, int inner, int heads, int kv_heads, int dim) -> int");
 }

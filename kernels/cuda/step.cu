@@ -1,11 +1,11 @@
-// All layers of a decode step of one row, in one kernel: one block on each multiprocessor, of which one warp streams
-// weights without a pause (step_ring.cuh), two fetch keys and values (step_unit.cuh), and eight multiply and attend.
-// Blocks hand each other activations word by word (step_words.cuh): a layer takes five such exchanges, and nothing ends
-// or begins in between.
+// All layers of a decode step of one row in one persistent kernel, with one thread block per multiprocessor. In each
+// block one producer warp streams weights (step_ring.cuh), two producer warps fetch keys and values (step_unit.cuh),
+// and eight consumer warps compute products and attention. Blocks exchange activations as tagged words
+// (step_words.cuh), five times per layer, without grid barriers.
 //
 //   stream, x -> norm -> [qkv] -> attention -> [out] -> stream, x -> norm -> [gate_up] -> [down] -> stream, x
 //
-// The idea of one kernel for a model's whole forward pass: Hazy Research's "No Bubbles" (2025), Mirage (Cheng et al.).
+// Prior work on one kernel per forward pass: "No Bubbles" (Hazy Research, 2025), Mirage (Cheng et al.).
 #include "step.h"
 
 #include <stdexcept>
@@ -16,8 +16,8 @@
 namespace localllm::cuda {
 namespace {
 
-// By the warps that multiply. Its loops are kept as loops: code that is gone through once a layer is not in the cache
-// of instructions any more if it is long.
+// The consumer warps. Loops are not unrolled: each layer executes this code once, and long code would be evicted from
+// the instruction cache between layers.
 template <int D>
 __device__ inline void compute(const Block& b) {
   const StepArgs& a = b.a;
@@ -35,7 +35,7 @@ __device__ inline void compute(const Block& b) {
     const bool normalised = phase == QKV || phase == GATE_UP;
     if (at > 0 && (normalised || multiplier.takes_part(product)))
       take_words(b, phase, b.own_words(product.from), product.ins, turn);
-    if (phase == QKV && ++turn == 0) turn = 1;  // words that were never written are of turn 0
+    if (phase == QKV && ++turn == 0) turn = 1;  // epoch 0 marks words that were never written
     if (normalised) normalise(b);
     meet();
     if (normalised && at + 2 < 4 * a.layer_count) ask_norm(b, b.layer((at + 2) / 4).norms[phase == QKV]);
@@ -50,7 +50,7 @@ __device__ inline void compute(const Block& b) {
 
 template <int D>
 __global__ void __launch_bounds__(TEAM + FETCHERS, 1) step_kernel(const __grid_constant__ Plan plan) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // later ones were not tried, and some have too little shared memory
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // not tested on later GPUs; some have too little shared memory
   let_next_begin();
   const Block b(plan);
   if (threadIdx.x == 0) {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(TEAM + FETCHERS, 1) step_kernel(const __grid_c
     b.at<uint4>(b.plan.layers)[i] = reinterpret_cast<const uint4*>(b.a.layers)[i];
   __syncthreads();
   if (threadIdx.x < TEAM) {
-    hopper::take_registers<224>();  // attention's
+    hopper::take_registers<224>();  // attention needs them
     compute<D>(b);
   } else {
     hopper::leave_registers<56>();
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(TEAM + FETCHERS, 1) step_kernel(const __grid_c
 #endif
 }
 
-// As many blocks as multiprocessors, but each has a part in the products that all of them make ready: what one still
-// reads is not written anew.
+// One block per multiprocessor, but not more than tiles of the qkv and gate_up products: every block must have a tile
+// of these, else a block could overwrite words that a slower block still reads.
 Plan plan_of(const StepArgs& args) {
   const int tiles = std::min(args.inner / 4, (args.heads + 2 * args.kv_heads) * args.dim / 8);
   return Plan(args, std::min({tiles, gpu().processors, MOST_BLOCKS}), gpu().shared_limit);
@@ -93,7 +93,7 @@ bool step_fits(const StepArgs& args) {
   const Plan plan = plan_of(args);
   return gpu().major == 9 && plan.stages > 1 && args.kv_heads <= plan.blocks;
 #else
-  return false;  // compiled for other GPUs only, the kernel is empty
+  return false;  // not built for Hopper: the kernel is empty
 #endif
 }
 
@@ -106,7 +106,7 @@ void step(const StepArgs& args, cudaStream_t stream) {
   config.gridDim = dim3(unsigned(plan.blocks)), config.blockDim = dim3(TEAM + FETCHERS);
   config.dynamicSmemBytes = shared, config.stream = stream;
   cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeCooperative;  // blocks wait for each other: all are there, or none is
+  attributes[0].id = cudaLaunchAttributeCooperative;  // blocks wait for each other, so all must be resident
   attributes[0].val.cooperative = 1;
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;

@@ -1,5 +1,6 @@
-// Attention of a step, of a block's unit (step_unit.cuh). What it reads of the cache is on its way, or there, before
-// the layer's queries are; the newest key and value never take the way through the cache.
+// Attention of a step for the unit of a block (step_unit.cuh). Cached keys and values are prefetched before the queries
+// of the layer are available. The newest key and value come from the qkv product through shared memory, not from the
+// cache.
 #pragma once
 
 #include "step_product.cuh"
@@ -11,14 +12,14 @@ namespace {
 template <int D>
 class Attention {
  public:
-  static constexpr int PAIRS = D / 2, EACH = D / 32;  // dims of a lane
+  static constexpr int PAIRS = D / 2, EACH = D / 32;  // EACH: dims per lane
 
-  // Its unit is seen by all after a meeting.
+  // The consumer warps see the unit after the next meet().
   __device__ explicit Attention(const Block& b) : b_(b) {
     if (threadIdx.x == 0) own_unit() = Unit(b);
   }
 
-  // Heads' queries, keys and values -> what the heads have seen.
+  // Reads the words of queries, keys and values; publishes the words of the attention outputs.
   __device__ void run(int layer, uint32_t turn) const {
     const Unit& u = own_unit();
     if (u.part >= u.parts) return;
@@ -30,9 +31,9 @@ class Attention {
   static __device__ int lane() { return threadIdx.x % 32; }
   static __device__ int warp() { return threadIdx.x / 32; }
   __device__ Unit& own_unit() const { return *b_.at<Unit>(b_.plan.unit); }
-  // In shared memory: queries of 8 heads, the newest key and value; then what the warps have found.
+  // Shared memory: 8 query heads, the newest key (8), the newest value (9); then the partial results of the warps.
   __device__ __nv_bfloat16* vector(int which) const { return b_.at<__nv_bfloat16>(b_.plan.x[1]) + which * D; }
-  __device__ float* found(int warp, int head) const {  // D sums, the peak, the total
+  __device__ float* found(int warp, int head) const {  // D sums, peak, total
     return b_.at<float>(b_.plan.x[1] + 10 * D * 2) + (warp * b_.plan.group + head) * (D + 2);
   }
   __device__ uint64_t* part_words(const Unit& u, int part) const {
@@ -46,7 +47,7 @@ class Attention {
     for (int copy = 0; copy < COPIES; copy++, words += to.pairs) publish(words, both, turn);
   }
 
-  // This warp's positions of those that were fetched ahead.
+  // Loads this warp's share of the prefetched keys and values into registers.
   __device__ void take_ahead(Warp<__nv_bfloat16, D>& own, int count) const {
     const uint32_t keys = hopper::address(memory + b_.plan.cache) + own.t * 16;
     const uint32_t values = hopper::address(memory + b_.plan.cache) + CACHED * Plan::key_pitch(D) + own.g * 16;
@@ -99,7 +100,7 @@ class Attention {
       if (newest >= base && newest < base + STEP) take_newest(own, newest - base);
       const int after = u.slot_of(b_, base + 2 * STRIDE + lane() % STEP);
 #pragma unroll
-      for (int j = 0; j < D / 32; j++)  // every time anew: registers are scarce
+      for (int j = 0; j < D / 32; j++)  // reloaded in each iteration, to save registers
         own.query[j] = own.g < b_.plan.group ? shared_vector(query + j * 64) : make_uint4(0, 0, 0, 0);
       uint32_t weights[2];
       own.weigh(cache, base, u.end, weights);
@@ -111,10 +112,10 @@ class Attention {
     leave(own);
     meet();
     join(u, turn);
-    meet();  // the memory is free for the next activations
+    meet();  // the buffer may be overwritten by the next activations
   }
 
-  // One head of the queries, or the key or value: normalised, turned, rounded, and stored.
+  // One warp prepares one query head, the key or the value: norm, RoPE, rounding; stores key and value to the cache.
   __device__ void make_ready(const Unit& u, int head, int layer, uint32_t turn) const {
     const int heads = b_.a.heads, kv_heads = b_.a.kv_heads, at = lane() * EACH;
     const bool query = head < b_.plan.group, value = head == b_.plan.group + 1;
@@ -152,7 +153,7 @@ class Attention {
     if constexpr (EACH == 4) {
       uint2 got = awaited(from, turn);
       load<4>(reinterpret_cast<const __nv_bfloat16*>(&got), x);
-    } else {  // two lanes read the same two words, of which each takes one
+    } else {  // two lanes read the same two words; each uses one
       bool second = threadIdx.x % 2;
       uint2 got = awaited(from - second, turn);
       uint32_t own = second ? got.y : got.x;
@@ -160,7 +161,7 @@ class Attention {
     }
   }
 
-  // Position base + at was not in the cache.
+  // Inserts the newest key and value at position base + at.
   __device__ void take_newest(Warp<__nv_bfloat16, D>& own, int at) const {
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -176,7 +177,7 @@ class Attention {
           own.value[i][v] = *reinterpret_cast<const uint4*>(vector(9) + v * 64 + own.g * 8);
   }
 
-  // What this warp has found.
+  // Writes this warp's partial result to shared memory.
   __device__ void leave(const Warp<__nv_bfloat16, D>& own) const {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -192,7 +193,7 @@ class Attention {
     }
   }
 
-  // Of all warps: the answer, or this part's share of it.
+  // Combines the partial results of the warps. Publishes the outputs, or with several parts this part's sums.
   __device__ void join(const Unit& u, uint32_t turn) const {
     for (int i = threadIdx.x; i < b_.plan.group * PAIRS; i += TEAM) {
       const int head = i / PAIRS, dim = i % PAIRS * 2;
@@ -219,8 +220,8 @@ class Attention {
     }
   }
 
-  // Every part of a head merges a share of its answers: a lane for each part, and as many answers side by side in a
-  // warp as there are lanes for, since each is a way to the L2 and back.
+  // Merges the parts of a kv head. The block of each part merges a share of the outputs. `width` lanes read one part
+  // each for the same pair of outputs; a warp merges 32 / width pairs at a time, to overlap the L2 latency.
   __device__ void merge(const Unit& u, uint32_t turn) const {
     int width = 2;
     while (width < u.parts) width *= 2;
@@ -228,7 +229,7 @@ class Attention {
     const int part = lane() % width, together = 32 / width;
     const bool there = part < u.parts;
     const uint64_t* from = part_words(u, there ? part : 0);
-    // One warp waits for a word of each part; all of them together would keep away what they wait for.
+    // Only one warp polls, a word of each part: more polling would delay the writes that it waits for.
     if (warp() == 0) awaited(from + b_.plan.group * D, turn);
     meet();
     for (int first = all * u.part / u.parts + warp() * together; first < stop; first += CONSUMERS * together) {

@@ -1,4 +1,4 @@
-// How a step is cut up: products into tiles of 8 outputs, contexts into parts, and what lies where.
+// The plan of a step: products in tiles of 8 outputs, contexts in parts, and the layouts of shared and global memory.
 #pragma once
 
 #include <algorithm>
@@ -8,51 +8,51 @@
 namespace localllm::cuda {
 namespace {
 
-constexpr int CONSUMERS = 8;                    // warps that multiply
-constexpr int TEAM = CONSUMERS * 32;            // their threads
-constexpr int FETCHERS = 128;                   // of three warps that fetch: registers go to four warps at a time
-constexpr int COLUMNS = 1024;                   // inputs of a stage of the ring, of 8 outputs
-constexpr int PITCH = COLUMNS * 2 + 64;         // bytes: neighbouring rows lie in other banks
+constexpr int CONSUMERS = 8;                    // consumer warps
+constexpr int TEAM = CONSUMERS * 32;            // threads of the consumer warps
+constexpr int FETCHERS = 128;                   // threads of the producer warpgroup; three of its warps work
+constexpr int COLUMNS = 1024;                   // inputs per ring stage, for 8 outputs
+constexpr int PITCH = COLUMNS * 2 + 64;         // bytes between outputs of a stage, without bank conflicts
 constexpr int STAGE = 8 * PITCH;
 constexpr int MOST_STAGES = 8;
-constexpr int COPIES = 4;                       // of words that all blocks read: a place that all ask for is slow
-constexpr int SMALL = 24;                       // stages of a block in a small layer, at most
-constexpr int CACHED = 128;                     // positions of a unit of attention that are fetched ahead
-constexpr int PART = 128;                       // positions that make a part of a context worth its while
+constexpr int COPIES = 4;                       // copies of words that all blocks read, to spread the reads
+constexpr int SMALL = 24;                       // limit of stages per block in a small layer (see `asked`)
+constexpr int CACHED = 128;                     // prefetched positions per unit of attention
+constexpr int PART = 128;                       // minimum of positions per part of a context
 
 enum Phase { QKV, OUT, GATE_UP, DOWN };
 
-// Words that blocks hand each other (step_words.cuh): `copies` times as many as there are pairs of activations.
+// The words of one exchange between blocks (step_words.cuh): one word per pair of activations, in `copies` copies.
 struct Exchange {
-  int64_t place;  // in 64-bit words
+  int64_t place;  // offset in StepArgs::shared, in 64-bit words
   int pairs, copies;
 };
 
 struct Product {
   int tiles, ins;
   Exchange from, to;
-  int stages;        // of a tile
-  int each, uneven;  // tiles of every block, and how many are left then
-  int together;      // tiles of a block that are multiplied side by side: their stages fit the ring
-  bool split;        // no block has two tiles, so that all of its warps share one: each has a stage
+  int stages;        // ring stages per tile
+  int each, uneven;  // tiles of every block; remaining tiles, which go to some blocks
+  int together;      // tiles that the warps of a block compute at the same time; their stages fit in the ring
+  bool split;        // true: a block has at most one tile, and its warps split the tile's stages
 };
 
-// What the kernel is given: made on the host, as its threads have no registers to spare. Shared memory of a block, in
-// bytes from its start: barriers, layers, the unit of attention, sums of squares, norm, stream, activations of products
-// that normalise them, those of others (or what attention needs), sums of a tile that warps share, keys and values that
-// were fetched ahead, and the ring.
+// The kernel's argument; computed on the host to save registers. `layers` … `ring` are byte offsets in shared memory,
+// in this order: barriers (0), layers, unit of attention, sums of squares, norm, residual stream, activations of qkv
+// and gate_up, activations of out and down (also used by attention), sums of a split tile, prefetched keys and values,
+// ring.
 struct Plan {
   StepArgs args;
   Product products[4];
-  int64_t parts, end;  // places after those of the products: parts of contexts, and what is behind all
-  int each;            // words of a part of a context, of one kv head
+  int64_t parts, end;  // offsets in words: partial results of attention, and the total size
+  int each;            // words of a partial result of attention
   int blocks, group, most_parts;
-  float inverse;       // of `hidden`
-  int ahead;           // positions of a unit of attention that are fetched ahead
+  float inverse;       // 1 / hidden
+  int ahead;           // prefetched positions per unit of attention: CACHED, or 0 without room
   int layers, unit, squares, norm, stream, x[2], sums, cache, ring;
-  int stages, asked;  // of the ring, a power of two, and how many of them are under way at the same time
+  int stages, asked;  // ring stages, a power of two; limit of stages in flight
 
-  // Bytes of a position that was fetched ahead: what a quarter of a warp reads lies in other banks.
+  // Bytes between prefetched positions, without bank conflicts between the lanes of a quarter warp.
   static __host__ __device__ constexpr int key_pitch(int dim) { return dim * 2 + 64; }
   static __host__ __device__ constexpr int value_pitch(int dim) { return dim * 2 + 16; }
   static int up(int bytes) { return (bytes + 127) / 128 * 128; }
@@ -62,7 +62,7 @@ struct Plan {
     const int qkv = (a.heads + 2 * a.kv_heads) * a.dim, seen = a.heads * a.dim;
     place(qkv, seen);
     most_parts = std::min(STEP_SPLITS, std::max(1, blocks / a.kv_heads));
-    // Queries of 8 heads, a key and a value; then what the warps have found.
+    // 8 query heads, a key and a value; then the partial results of the warps.
     const int attention = 10 * a.dim * 2 + CONSUMERS * group * (a.dim + 2) * 4;
     layers = MOST_STAGES * 16 + 16;
     unit = layers + a.layer_count * int(sizeof(StepLayer));
@@ -77,7 +77,8 @@ struct Plan {
     ahead = cache + bytes + MOST_STAGES * STAGE <= limit ? CACHED : 0;
     ring = cache + (ahead ? bytes : 0);
     for (stages = MOST_STAGES; ring + stages * STAGE > limit && stages > 0;) stages /= 2;
-    // A memory that is asked for all that it can give makes words wait, of which small layers mostly consist.
+    // At full memory bandwidth the latency of words grows, and small layers are bound by it: limit the stages in
+    // flight.
     int tiles = 0;
     for (Product& one : products) {
       one.together = std::max(1, std::min(CONSUMERS, stages / one.stages));
@@ -88,7 +89,7 @@ struct Plan {
   }
   void place(int qkv, int seen) {
     const StepArgs& a = args;
-    int64_t at = MOST_BLOCKS / 2;  // before it: each block's number of the last turn
+    int64_t at = MOST_BLOCKS / 2;  // the words before it: each block's last turn, uint32
     auto next = [&](int width, int copies) {
       Exchange one{at, width / 2, copies};
       at += int64_t(copies) * one.pairs;
@@ -98,7 +99,7 @@ struct Plan {
                    gated = next(a.inner, COPIES), moved = next(a.hidden, COPIES);
     products[QKV] = {qkv / 8, a.hidden, moved, heads};
     products[OUT] = {a.hidden / 8, seen, answers, added};
-    products[GATE_UP] = {a.inner / 4, a.hidden, added, gated};  // four gates and the four that they gate
+    products[GATE_UP] = {a.inner / 4, a.hidden, added, gated};  // a tile: 4 gates and the 4 values they multiply
     products[DOWN] = {a.hidden / 8, a.inner, gated, moved};
     for (Product& one : products) {
       one.stages = (one.ins + COLUMNS - 1) / COLUMNS;

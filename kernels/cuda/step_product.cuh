@@ -1,11 +1,11 @@
-// The products of a step: a tile is one warp's, which keeps up with the memory, and gives its answers without asking
-// others; unless there are so few tiles that the warps of a block share one.
+// The products of a step. One warp computes a tile of 8 outputs without the help of other warps; if a product has few
+// tiles, all warps of the block split the inputs of one tile.
 //
-//   lane = 4 g + t     weights: output g of 8, 8 of 32 inputs, the 1st, 2nd, 5th and 6th of them in row g of a matrix of
-//                      16 rows, the others in row g + 8: as they are loaded
-//                      activations: column g of a matrix, of which 0 and 1 count: what belongs to the first 8 rows, and
-//                      to the other 8
-//                      sums: of lanes with t = 0, those of output g
+//   lane = 4 g + t     operand A (weights): a lane has 8 of 32 inputs of output g, in memory order. Inputs 1, 2, 5
+//                      and 6 of the 8 are in row g of the 16-row matrix, the others in row g + 8
+//                      operand B (activations): column 0 has the inputs of rows 0 to 7, column 1 those of rows 8 to 15;
+//                      other columns are not used
+//                      sums: lanes with t = 0 have output g, as [row g][column 0] + [row g + 8][column 1]
 #pragma once
 
 #include "attention_warp.cuh"
@@ -16,7 +16,7 @@
 namespace localllm::cuda {
 namespace {
 
-__device__ inline void meet() { hopper::sync_some(1, TEAM); }  // of the warps that multiply
+__device__ inline void meet() { hopper::sync_some(1, TEAM); }  // barrier of the consumer warps
 
 __device__ inline uint4 shared_vector(uint32_t from) {
   uint4 got;
@@ -26,8 +26,8 @@ __device__ inline uint4 shared_vector(uint32_t from) {
   return got;
 }
 
-// Activations of a phase lie as lanes need them: of 64 inputs, those of lane (g, t), 16 bytes, are the (4 g + t)th.
-// What two phases that follow each other need does not lie in the same place, as a block's warps are not equally fast.
+// The activations of a phase in shared memory, in the order of the lanes: of 64 inputs, lane (g, t) reads 16 bytes at
+// offset 16 * (4 g + t). Consecutive phases use different buffers, because warps of a block may be in different phases.
 class Activations {
  public:
   __device__ Activations(const Block& b, int phase) : words_(b.at<uint32_t>(b.plan.x[phase % 2])) {}
@@ -44,8 +44,8 @@ class Multiplier {
   __device__ explicit Multiplier(const Block& b) : b_(b) {}
   __device__ bool takes_part(const Product& p) const { return order_.first() < p.tiles; }
 
-  // This block's tiles of a product of the activations in shared memory. Every two neighbours of the answers are a
-  // word; the last product's are the step's own.
+  // Computes this block's tiles of a product. Two adjacent outputs are published as one word; those of the last product
+  // are outputs of the step.
   __device__ void run(int layer, int phase, uint32_t turn) {
     const Product& p = b_.plan.products[phase];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
@@ -55,7 +55,7 @@ class Multiplier {
     const auto* bias = reinterpret_cast<const float*>(b_.layer(layer).biases[phase]);
 #pragma unroll 1
     for (int done = 0; done < tiles; done += p.together) {
-      if (done > 0) meet();  // stages that lie in the same place come one after the other
+      if (done > 0) meet();  // the next tiles reuse the ring stages of these tiles
       const int own = done + (p.split ? 0 : warp);
       if (own >= min(tiles, done + p.together)) continue;
       const int tile = first + own * gridDim.x, begin = p.split ? warp * COLUMNS : 0;
@@ -86,11 +86,11 @@ class Multiplier {
   }
 
  private:
-  static constexpr int TOGETHER = 4, CHAINS = 4;  // products that do not wait for each other
+  static constexpr int TOGETHER = 4, CHAINS = 4;  // pieces read ahead; independent accumulators
   struct Piece {  // 64 inputs
     uint4 w[2], x;
 
-    // Only those with an x need one.
+    // Lanes with g < 2 hold activations (has_x), the others do not read any.
     __device__ void read(uint32_t from, uint32_t x_from, bool has_x) {
       w[0] = shared_vector(from), w[1] = shared_vector(from + 64);
       if (has_x) x = shared_vector(x_from);
@@ -100,7 +100,7 @@ class Multiplier {
       multiply<__nv_bfloat16>(other, w[1].x, w[1].y, w[1].z, w[1].w, x.z, x.w);
     }
   };
-  // A stage of so many pieces: some are read while those before them are multiplied.
+  // Adds `pieces` pieces of a stage. Reads the next TOGETHER pieces while the current ones are multiplied.
   static __device__ void add(float (&sums)[CHAINS][4], uint32_t from, uint32_t x_from, int pieces, bool has_x) {
     if (pieces == COLUMNS / 64) {
       Piece read[2][TOGETHER];
@@ -124,7 +124,8 @@ class Multiplier {
     }
   }
 
-  // A tile's answers, of which lanes with t = 0 have output g: every lane takes two neighbours, or none, of one copy.
+  // Publishes a tile; lanes with t = 0 have output g. Each lane writes one word (two adjacent outputs) of one copy, or
+  // none.
   __device__ void give(int layer, int phase, uint32_t turn, int tile, float sum) const {
     const Exchange& to = b_.plan.products[phase].to;
     const int lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
-// The weights of a step on their way: one warp of every block fetches its tiles of all products of all layers into a
-// ring of shared memory, in order, as far ahead as the ring is long, whatever the other warps wait for.
+// The ring buffer of weights of a step. In every block, a producer warp copies the block's tiles of all products of all
+// layers in order. It runs ahead of the consumer warps by up to the length of the ring, also while they wait for words.
 #pragma once
 
 #include "overlap.cuh"
@@ -9,9 +9,9 @@
 namespace localllm::cuda {
 namespace {
 
-extern __shared__ __align__(128) char memory[];  // as Plan says
+extern __shared__ __align__(128) char memory[];  // layout: see Plan
 
-struct Block {  // what all threads know
+struct Block {  // what the threads of a block share
   const Plan& plan;
   const StepArgs& a;
 
@@ -22,7 +22,7 @@ struct Block {  // what all threads know
   }
   __device__ const StepLayer& layer(int index) const { return at<StepLayer>(plan.layers)[index]; }
   __device__ uint64_t* words(int64_t place) const { return static_cast<uint64_t*>(a.shared) + place; }
-  // This block's copy of what all blocks read.
+  // The copy of the words that this block reads.
   __device__ const uint64_t* own_words(const Exchange& from) const {
     return words(from.place) + int(blockIdx.x % COPIES) * from.pairs;
   }
@@ -32,8 +32,8 @@ struct Block {  // what all threads know
   __device__ uint64_t& cache_empty() const { return at<uint64_t>(0)[2 * MOST_STAGES + 1]; }
 };
 
-// Tiles of all products, one after the other, are dealt out to blocks in turn: what one product leaves uneven, the next
-// evens out.
+// The round-robin assignment of tiles to blocks. It continues from product to product, so the blocks that have one tile
+// fewer in one product are the first to get tiles in the next.
 class Order {
  public:
   __device__ int first() const {
@@ -46,16 +46,16 @@ class Order {
   }
 
  private:
-  int before_ = 0;  // tiles, modulo blocks
+  int before_ = 0;  // tiles of the previous products, modulo blocks
 };
 
 struct Ring {
-  int at = 0;  // stages so far
+  int at = 0;  // number of stages before this one
   __device__ int slot(const Block& b) const { return at & (b.plan.stages - 1); }
   __device__ int parity(const Block& b) const { return at & b.plan.stages ? 1 : 0; }
 };
 
-// By one warp.
+// The producer warp of weights.
 __device__ inline void fetch_weights(const Block& b) {
   const uint64_t policy = hopper::read_once();
   const int lane = threadIdx.x % 32;

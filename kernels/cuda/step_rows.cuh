@@ -1,5 +1,5 @@
-// Activations of a product, made ready in shared memory by every block for itself as they come from the others: as they
-// are, or added to the residual stream, of which every block has a copy, and normalised.
+// The activations of a product. Every block reads them from the words of the other blocks into its shared memory.
+// Before qkv and gate_up it also adds them to its copy of the residual stream and normalises.
 #pragma once
 
 #include "step_product.cuh"
@@ -7,9 +7,10 @@
 namespace localllm::cuda {
 namespace {
 
-constexpr int AT_ONCE = 4;  // reads of 16 bytes under way, of each thread
+constexpr int AT_ONCE = 4;  // 16-byte reads in flight per thread
 
-// A norm's weights are asked for long before they are needed, by the threads that need them.
+// Starts the copy of a norm's weights to shared memory, long before `normalise` reads them. Each thread copies the
+// weights that it will read.
 __device__ inline void ask_norm(const Block& b, uint64_t norm) {
 #pragma unroll 1
   for (int quad = threadIdx.x; quad < b.a.hidden / 4; quad += TEAM)
@@ -27,15 +28,15 @@ __device__ inline uint2 packed(const float (&values)[4]) {
   return {pair<__nv_bfloat16>(values[0], values[1]), pair<__nv_bfloat16>(values[2], values[3])};
 }
 
-// Calls take(quad) for this thread's quads of [width] activations.
+// Calls take(quad) for this thread's groups of 4 of [width] activations.
 template <class Take>
 __device__ inline void for_own_quads(int width, Take&& take) {
 #pragma unroll 1
   for (int quad = threadIdx.x; quad < width / 4; quad += TEAM) take(quad);
 }
 
-// Activations [width] of a phase from the others' words. One lane of each warp waits at a time: all of them together
-// would keep away what they wait for.
+// Reads the activations [width] of a phase from the words of all blocks. Only one lane per warp polls at a time: more
+// polling would delay the writes that it waits for.
 __device__ inline void take_words(const Block& b, int phase, const uint64_t* words, int width, uint32_t turn) {
   const Activations x(b, phase);
   const int quads = width / 4, lane = threadIdx.x % 32;
@@ -67,7 +68,7 @@ __device__ inline void take_words(const Block& b, int phase, const uint64_t* wor
   }
 }
 
-// The stream becomes stream + x, and x that, normalised by what was asked for.
+// stream += x; x = norm(stream), with the weights that `ask_norm` copied.
 __device__ inline void normalise(const Block& b) {
   const Activations x(b, QKV);
   uint2* stream = b.at<uint2>(b.plan.stream);
@@ -103,7 +104,7 @@ __device__ inline void normalise(const Block& b) {
   });
 }
 
-// The step's own.
+// The first layer: activations and residual stream are the inputs of the step.
 __device__ inline void take_first(const Block& b) {
   for_own_quads(b.a.hidden, [&](int quad) {
     b.at<uint2>(b.plan.stream)[quad] = static_cast<const uint2*>(b.a.stream)[quad];

@@ -1,5 +1,6 @@
-// What a block has of attention: a kv head and a part of the context, or nothing; the same in all layers. Two warps
-// fetch the first of its keys and values a layer ahead: for 64 KB the warps that attend would wait long.
+// A block's share of attention: one kv head and one part of the context, or nothing; the same in all layers. Two
+// producer warps prefetch the first CACHED keys and values of the next layer, to hide their latency from the consumer
+// warps.
 #pragma once
 
 #include "step_ring.cuh"
@@ -7,7 +8,7 @@
 namespace localllm::cuda {
 namespace {
 
-// A context in parts, each of `each` positions but the last.
+// Divides a context into `count` parts of `each` positions; the last part may be shorter.
 struct Parts {
   int count, each;
   __device__ Parts(int context, int most) {
@@ -18,26 +19,26 @@ struct Parts {
 };
 
 struct Unit {
-  int head, part, parts = 0, begin = 0, end = 0, newest = 0;  // positions; without parts there is no unit
-  int stored = 0;                                             // positions before this one are in the cache
+  int head, part, parts = 0, begin = 0, end = 0, newest = 0;  // begin, end, newest: positions; parts == 0: no unit
+  int stored = 0;                                             // end of the positions that are read from the cache
 
   __device__ explicit Unit(const Block& b)
       : head(blockIdx.x % b.a.kv_heads), part(blockIdx.x / b.a.kv_heads) {
-    const int context = max(*b.a.context, 1);  // without a unit the others would wait in vain
+    const int context = max(*b.a.context, 1);  // at least one unit, else the other blocks would wait forever
     const Parts all(context, b.plan.most_parts);
     if (part >= all.count) return;
     parts = all.count, begin = part * all.each, end = min(context, begin + all.each);
     newest = context - 1, stored = min(end, newest);
   }
   __device__ bool writes() const { return end > newest; }
-  __device__ int ahead() const { return min(stored - begin, CACHED); }  // positions that are fetched ahead
+  __device__ int ahead() const { return min(stored - begin, CACHED); }  // number of prefetched positions
   __device__ int slot_of(const Block& b, int position) const {
     const int shift = b.a.page_shift, page = position < stored ? b.a.page_table[position >> shift] : 0;
     return (page << shift) + (position & ((1 << shift) - 1));
   }
 };
 
-// By one warp, keys, and by another, values.
+// The producer warps of the cache: one for keys, one for values.
 template <int D>
 __device__ inline void fetch_cache(const Block& b, bool values) {
   await_previous();

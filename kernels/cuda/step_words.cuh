@@ -1,6 +1,7 @@
-// How blocks hand each other numbers without a barrier: every 64-bit word holds 4 bytes and the number of the turn that
-// they belong to, and whoever needs them reads until that turn has come (NCCL's protocol for low latency). A word is
-// written once a layer, by a block that has read everything of the layer before; so nothing is ever written too early.
+// Data exchange between thread blocks without grid barriers, as in NCCL's LL (low latency) protocol. A 64-bit word has
+// 4 bytes of data and the number of the layer run that wrote them, the "turn". A reader polls the word until it has the
+// expected turn. A block writes a word once per layer, after it has read all words of the previous layer; so no block
+// overwrites a word that another block still needs.
 #pragma once
 
 #include "overlap.cuh"
@@ -9,10 +10,10 @@ namespace localllm::cuda {
 namespace {
 
 #ifndef STEP_PATIENCE
-#define STEP_PATIENCE (1u << 23)  // reads of a word, seconds: then it is an error rather than a GPU that hangs
+#define STEP_PATIENCE (1u << 23)  // limit of reads per word, some seconds; then the kernel traps instead of a hang
 #endif
 
-struct Words {  // two of them
+struct Words {  // two adjacent words
   uint64_t one, other;
 };
 
@@ -31,7 +32,7 @@ __device__ inline bool are_of(const Words& words, uint32_t turn) {
   return uint32_t(words.one >> 32) == turn && uint32_t(words.other >> 32) == turn;
 }
 
-// What was read at `at` until it is of this turn.
+// Polls the two words at `at` until both have this turn; returns their data. `words`: the result of the first read.
 __device__ inline uint2 awaited(Words words, const uint64_t* at, uint32_t turn) {
   for (uint32_t reads = 0; !are_of(words, turn); words = words_at(at))
     if (++reads > STEP_PATIENCE) __trap();

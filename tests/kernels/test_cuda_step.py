@@ -203,7 +203,7 @@ def test_bad_arguments_are_refused_by_name(ops: Ops) -> None:
     with pytest.raises(RuntimeError, match=r"decoder_step: slots is int32, int64 expected"):
         ops.layer.decoders(**{**there, "step": there["step"]._replace(slots=there["step"].slots.int())})
     shifted = torch.zeros(2 * 2048, dtype=torch.bfloat16, device="cuda")[1 : 1 + there["x"].numel()].view_as(there["x"])
-    with pytest.raises(RuntimeError, match=r"decoder_step: x does not begin"):
+    with pytest.raises(RuntimeError, match=r"decoder_step: x is not aligned"):
         ops.layer.decoders(**{**there, "x": shifted})
     short = replace(there["stack"], room=64, shared={})
     with pytest.raises(RuntimeError, match="decoder_step: shared has 64 bytes, too few"):
