@@ -1,4 +1,4 @@
-"""Attention of another's making, where a device offers it and a setting asks for it."""
+"""Third-party attention, if a device offers it and the load options name it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .device import Device
 
 
 def with_attention(device: Device, options: LoadOptions) -> Device:
-    """The device with the attention that the options name. Raises SettingRefused where it has no such."""
+    """The device with the attention that the options name. Raises SettingRefused if the device does not offer it."""
     name = options.attention
     if name in ("auto", "ours"):
         return device

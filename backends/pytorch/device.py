@@ -1,4 +1,4 @@
-"""What differs between the torch devices, as one record."""
+"""The differences between torch devices, as one record."""
 
 from __future__ import annotations
 
@@ -19,64 +19,64 @@ from .streams import InOrder, Streams
 
 
 class Recorder(Protocol):
-    """Records work of the device once, to repeat it on the same memory, in pieces if need be.
+    """Captures work of the device and replays it on the same memory, as a whole or in pieces.
 
-    All recordings of one recorder share the memory of what they make on the way: nothing of it may be read once another
-    is replayed, but what is kept alive.
+    All captures of one recorder share one memory pool. After the replay of another capture only tensors that are still
+    referenced keep their values.
     """
 
     def session(self) -> AbstractContextManager[None]:
-        """Recording is done within one; what is computed there between two recordings comes in the same order."""
+        """Captures begin and end within a session. Work between two captures runs on the same queue."""
         ...
 
     def begin(self) -> None: ...
 
     def end(self) -> Callable[[], None]:
-        """What repeats all that was computed since `begin`."""
+        """A function that replays all work since `begin`."""
         ...
 
-    def call(self, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
-        """function(*given), which may compute by other means than torch's ops, within a recording or outside."""
+    def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """function(*inputs), captured or not. The function may run code that torch does not dispatch."""
         ...
 
     def weak(self, tensor: Tensor) -> Tensor:
-        """The tensor for a replay, which does not keep its memory from later recordings."""
+        """The tensor for a replay, without a reference: later captures may use its memory."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A torch device and what it computes with. Code that is handed one never asks which it is."""
+    """A torch device with its ops and limits. Code that has this record never asks which device it is."""
 
     name: str  # of the backend
     type: str  # of torch's devices; that of HIP is "cuda"
-    module: ModuleType  # torch.cpu, torch.cuda, …: its Event marks the end of a step
+    module: ModuleType  # torch.cpu, torch.cuda, …; its Event marks the end of a step
     ops: Ops
-    dtype: torch.dtype  # what LoadOptions.dtype "auto" means here, for the model at hand
-    overlap: bool = False  # a step runs beside the host, so planning ahead gains time
-    pinned: bool = False  # copies to it want page-locked host memory
-    cache_share: float = 0.25  # of the memory that is free once the weights are in; the rest is for everybody else
+    dtype: torch.dtype  # of activations when LoadOptions.dtype is "auto"
+    overlap: bool = False  # a step runs while the host plans the next one
+    pinned: bool = False  # copies to the device use page-locked host memory
+    cache_share: float = 0.25  # fraction of the memory left after loading, for the KV cache; the rest is for others
     page_size: int = 16  # tokens per page of the KV cache
-    step_tokens: int = 512  # in one step: enough to keep it busy, few enough that others need not wait long
-    row_tokens: int | None = 512  # per row the cache is sized for when nothing is asked for; None: a whole context
-    fp8_cache: bool = False  # its cache may be of float8_e4m3fn
-    recorder: Callable[[], Recorder] | None = None  # where steps can be captured
+    step_tokens: int = 512  # maximum in one step: enough to fill the device, few enough for short waits
+    row_tokens: int | None = 512  # per row, for the automatic size of the KV cache; None: a whole context
+    fp8_cache: bool = False  # the KV cache may be float8_e4m3fn
+    recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured
     streams: Callable[[], Streams] = InOrder  # a second queue beside the recorder
-    graphs: Graphs = "full"  # what LoadOptions.graphs "auto" means then
-    layer_work: float = float("inf")  # multiplications that it makes while the host launches a layer's kernels
+    graphs: Graphs = "full"  # when LoadOptions.graphs is "auto"
+    layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of a layer
     # From LoadOptions.attention to the ops with that attention; raises SettingRefused where it is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
-    records_attention: bool = True  # in steps recorded whole; another's may need the host for every step
+    records_attention: bool = True  # whether whole captured steps include attention; third-party attention may not
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
-    step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
+    step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
 
     def send(self, array: NDArray[Any]) -> Tensor:
-        """A copy on the device, without waiting for what is under way there."""
+        """A copy on the device. The host does not wait for work in the queue."""
         plain = torch.from_numpy(np.ascontiguousarray(array))
         return plain.pin_memory().to(self.type, non_blocking=True) if self.pinned else plain.to(self.type)
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """A copy in main memory, there once an event recorded after this call has passed."""
+        """A copy in main memory, complete after an event that is recorded after this call."""
         return tensor.to("cpu", non_blocking=self.pinned, copy=True)
 
     def event(self) -> torch.Event:

@@ -1,7 +1,8 @@
-"""What torch and its devices report, in the engine's words: the only place where one becomes the other.
+"""Errors of torch and its devices, translated to the engine's errors. No other file translates them.
 
-Classes, not generators: from Python 3.12 on an error that passes through contextlib's is in a cycle with the frames
-it came through, and what a failed step or load took would stay in memory until Python's collector comes.
+The context managers are classes, not generators: since Python 3.12 an error that passes through a generator of
+contextlib is in a reference cycle with its frames, and the memory of a failed step or load stays allocated until
+Python's collector runs.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import torch
 
 from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 
-# What torch raises when a kernel, an index or an allocation fails.
+# Errors that torch raises when a kernel, an index or an allocation fails.
 _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
 
-# Words of errors that mean the same as torch.OutOfMemoryError: CUDA's own, those of its libraries, the CPU's.
+# Words of out-of-memory errors that are no torch.OutOfMemoryError: of CUDA, its libraries, the CPU.
 _SHORTAGES = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 
 
 class failures:
-    """Whatever fails within becomes OutOfMemory or RunnerFailed, whose texts begin with `what`.
+    """Translates an error within to OutOfMemory or RunnerFailed. The message begins with `what`.
 
-    A device may report a step's failure only at a later one, and what broke its context fails every call from then on.
+    A device may report the failure of a step at a later step. After a broken context every call fails.
     """
 
     def __init__(self, what: str) -> None:
@@ -37,7 +38,7 @@ class failures:
 
 
 class load_failures:
-    """Too little memory for a model becomes ModelRefused, a device that breaks RunnerFailed. Others may be bugs."""
+    """Translates out of memory to ModelRefused, a broken device to RunnerFailed. Other errors may be bugs and pass."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -56,13 +57,13 @@ class load_failures:
 
 
 def is_shortage(error: Exception) -> bool:
-    """It says that memory ran out, on the device or off it."""
+    """Whether the error means out of memory, on the device or the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(word in str(error) for word in _SHORTAGES)
 
 
 def _brief(error: Exception) -> str:
-    """What happened, without the advice to programmers that torch adds."""
+    """The message without torch's advice to programmers."""
     line = str(error).partition("\n")[0]
     return ". ".join(line.split(". ")[:2]).rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""A batch on its way to the device: packed into one host buffer, copied once, read there as views."""
+"""A batch on its way to the device: packed into one host buffer, copied once, read as views."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from .device import Device
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a model reads of a batch, on the device."""
+    """The part of a batch that a model reads, on the device."""
 
     tokens: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
     slots: Tensor  # [tokens] int64, where each token's key and value go
     last: Tensor  # [answers] int32, index of the last token of each row that wants an answer
     rows: Rows
-    last_rows: Rows | None = None  # of `last` alone, where the last layer is to compute no other tokens
+    last_rows: Rows | None = None  # of the tokens `last`, if the last layer computes only them
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Where tokens come from that the host does not know yet."""
+    """The source of tokens that the host does not know yet."""
 
     ends: Tensor  # [rows] int32, index of each row's last token
-    carry: Tensor  # [rows] int32, row of the step before whose drawn token it is; -1: known
+    carry: Tensor  # [rows] int32, row of the step before that draws this row's last token; -1: known
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch's arrays on the device, and which of its rows want an answer."""
+    """The arrays of a batch on the device, and its rows with an answer."""
 
     step: Step
     carried: Carried | None
@@ -48,7 +48,7 @@ class Sent:
     settings: dict[str, Tensor]  # per answer: the columns of AnswerSampling that have one value per row
 
     def last_only(self) -> Step:
-        """The step, of which the last layer computes only what is answered."""
+        """The step in a form whose last layer computes only the answers."""
         rows = self.step.rows
         count = len(self.answers)
         lens = rows.context_lens
@@ -61,7 +61,7 @@ class Sent:
         return replace(self.step, last_rows=Rows(starts, lens, table, (1,) * count, contexts, rows.exact))
 
     def first(self, rows: int) -> Sent:
-        """The same of so many rows only, where all are answered."""
+        """The first `rows` rows, if every row has an answer."""
         settings = {name: column[:rows] for name, column in self.settings.items()}
         return replace(self, answers=self.answers[:rows], answer_rows=self.answer_rows[:rows], settings=settings)
 
@@ -77,10 +77,10 @@ _SETTINGS = (*_FLOATS, *_INTEGERS)
 
 
 class Inputs:
-    """Buffers of a fixed place, filled anew for every step.
+    """Buffers at fixed addresses, which every step fills.
 
-    Two host buffers take turns, so that a step may be packed while the copy of the one before is still under way;
-    the device buffer is written and read in the order of the device's queue.
+    Two host buffers alternate: the host packs a step while the copy of the step before runs. The device buffer is
+    written and read in the order of the device's queue.
     """
 
     def __init__(self, spec: RunnerSpec, device: Device) -> None:
@@ -95,11 +95,11 @@ class Inputs:
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
         self._drawn = torch.zeros(self._most_rows, dtype=torch.int32, device=device.type)
-        self._tables: Tensor | None = None  # of captured steps, made when the first asks for it
-        self._in_tables: tuple[NDArray[Any], int] | None = None  # the page table that is there, and of how many rows
+        self._tables: Tensor | None = None  # page tables of captured steps, allocated at the first capture
+        self._in_tables: tuple[NDArray[Any], int] | None = None  # the page table in `_tables`, and its number of rows
 
     def send(self, batch: Batch) -> Sent:
-        """Start the copy. Tokens carried over are taken in from what `keep` was given last."""
+        """Start the copy, and put the carried tokens in place (see `keep`)."""
         answers = batch.wants.nonzero()[0]  # Want.NOTHING is 0
         carried = bool((batch.carry >= 0).any())
         columns, rows = self._columns(batch, answers, carried)
@@ -109,14 +109,13 @@ class Inputs:
         return sent
 
     def take_in(self, sent: Sent) -> None:
-        """Tokens carried over, in their places."""
+        """Put the carried tokens in place."""
         if sent.carried is not None:
             self._ops.sampling.carry(sent.step.tokens, sent.carried.ends, sent.carried.carry, self._drawn)
 
     def frame(self, rows: int) -> Sent:
-        """Where `fill` puts a step of up to so many rows with one token each, all of which are answered: views of a
-        fixed place, whose numbers may change between the replays of what was captured with them. Now they are inert
-        rows."""
+        """Views at fixed addresses for a captured step of up to `rows` rows with one token and one answer each. `fill`
+        writes the numbers of a step to them; this call writes inert rows."""
         where = self._device.device
         if self._tables is None:
             self._tables = torch.zeros(self._most_rows, self._pages, dtype=torch.int32, device=where)
@@ -134,7 +133,7 @@ class Inputs:
         return _read(parts, (1,) * rows, (self._context,) * rows, np.arange(rows), carried=True, exact=False)
 
     def fill(self, batch: Batch, rows: int) -> None:
-        """Start the copy of a step into the `frame` of so many rows, filled up with inert ones."""
+        """Start the copy of a step into the `frame` of `rows` rows, padded with inert rows."""
         assert self._tables is not None
         host = next(self._hosts)
         own = batch.num_rows
@@ -147,7 +146,7 @@ class Inputs:
         _put(numbers[: 2 * rows].view(np.int64), slots, 0)
         for at, (column, inert) in enumerate(zip(columns, _INERT, strict=True), start=2):
             _put(numbers[at * rows : (at + 1) * rows], column, inert)
-        # Nobody changes a table, so the same one says the same.
+        # Page tables are never written in place: the same array has the same numbers.
         known = self._in_tables is not None and self._in_tables[0] is table and self._in_tables[1] == rows
         size = fixed if known else fixed + rows * table.shape[1]
         if not known:
@@ -159,12 +158,12 @@ class Inputs:
             self._in_tables = table, rows
 
     def drawn(self, rows: int) -> Tensor:
-        """[rows] int32, what `keep` was given last, until the next step."""
+        """[rows] int32, the tokens of the last `keep`, valid until the next step."""
         return self._drawn[:rows]
 
     def token_frame(self, tokens: int) -> Step:
-        """Where `fill_tokens` puts a step of up to so many tokens: views of a fixed place. What depends on the rows has
-        no place in it; now it holds nothing but zeros, which is inert."""
+        """Views at fixed addresses for a captured step of up to `tokens` tokens. Arrays that depend on the rows are not
+        part of it. `fill_tokens` writes the numbers of a step to them; this call writes zeros, which are inert."""
         slots, _, own, positions, last = self._device[: self._fixed(tokens)].split(self._fixed_sizes(tokens))
         none = self._device[:0]
         for part in (slots, own, positions, last):
@@ -172,7 +171,7 @@ class Inputs:
         return Step(own, positions, slots.view(torch.int64), last, Rows(none, none, none.view(0, 0), (), ()))
 
     def fill_tokens(self, batch: Batch, tokens: int) -> Sent:
-        """Start the copy of a step into its `token_frame`, filled up with inert tokens."""
+        """Start the copy of a step into its `token_frame`, padded with inert tokens."""
         answers = batch.wants.nonzero()[0]
         carried = bool((batch.carry >= 0).any())
         columns, lens = self._columns(batch, answers, carried)
@@ -188,7 +187,7 @@ class Inputs:
         return sent
 
     def _fixed_sizes(self, tokens: int) -> list[int]:
-        """Words of the columns _FIXED; no more rows than tokens are answered."""
+        """Words of the columns _FIXED. There are at most as many answers as tokens."""
         rows = min(tokens, self._most_rows)
         return [2 * tokens, 2 * rows, tokens, tokens, rows]
 
@@ -196,7 +195,7 @@ class Inputs:
         return sum(self._fixed_sizes(tokens))
 
     def keep(self, sent: Sent, tokens: Tensor) -> None:
-        """The tokens drawn in this step, for rows of the next that carry them on."""
+        """Keep the tokens that this step draws, for rows of the next step that carry them."""
         if len(sent.answers) == len(sent.step.rows.query_lens):
             self._drawn[: len(tokens)].copy_(tokens)
         else:
@@ -205,7 +204,7 @@ class Inputs:
     def _columns(
         self, batch: Batch, answers: NDArray[np.int64], carried: bool
     ) -> tuple[dict[str, list[NDArray[Any]]], _Lens]:
-        """What is copied, the page table last; words of 4 bytes, those of 8 first."""
+        """The columns to copy in words of 4 bytes: columns of 8-byte numbers first, the page table last."""
         lens = batch.row_starts[1:] - batch.row_starts[:-1]
         contexts = batch.context_lens
         ends = batch.row_starts[1:] - 1
@@ -227,7 +226,7 @@ class Inputs:
         return columns, _Lens(tuple(lens.tolist()), tuple(contexts.tolist()))
 
     def _copy(self, columns: dict[str, list[NDArray[Any]]], width: int) -> dict[str, Tensor]:
-        """One copy of all columns; the views it gives stay valid until the next step."""
+        """Copy all columns at once. The views are valid until the next step."""
         host = next(self._hosts)
         sizes = [sum(map(len, parts)) for parts in columns.values()]
         total = sum(sizes)
@@ -245,15 +244,15 @@ class _Lens:
     contexts: tuple[int, ...]
 
 
-_FIXED = ("slots", "answers", "tokens", "positions", "last")  # what of a step with many tokens has a fixed place
+_FIXED = ("slots", "answers", "tokens", "positions", "last")  # columns of a step with many tokens at fixed addresses
 
-# Columns of a captured decode step, one word a row, with what inert rows hold; slots come before, settings after.
+# Columns of a captured decode step, one word a row, and their inert values. Slots come before, settings after.
 _FRAME = {"tokens": 0, "positions": 0, "context_lens": 1, "carry": -1}
 _INERT = (*_FRAME.values(), *[0] * len(_SETTINGS))
 
 
 def _put(place: NDArray[Any], values: NDArray[Any], inert: int) -> None:
-    """The values, and what is inert in the rest of the place."""
+    """Write the values, and the inert value to the rest."""
     place[: len(values)] = values
     place[len(values) :] = inert
 
@@ -266,7 +265,7 @@ def _read(
     carried: bool,
     exact: bool = True,
 ) -> Sent:
-    """The copied columns as what they mean."""
+    """The copied columns as a record."""
     rows = Rows(parts["row_starts"], parts["context_lens"], parts["page_table"], query_lens, contexts, exact)
     step = Step(parts["tokens"], parts["positions"], parts["slots"].view(torch.int64), parts["last"], rows)
     floats = parts["floats"].view(torch.float32)

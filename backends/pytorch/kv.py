@@ -1,4 +1,4 @@
-"""The paged key-value cache's memory."""
+"""The memory of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ...engine.batch import Ints
 from ...kernels.ops.step import Cache
 from .device import Device
 
-TOGETHER = 64  # pages of all layers that are copied by one call
+TOGETHER = 64  # pages of all layers in one copy
 
 
 class PagedKV:
     """`keys` and `values`, [layers, num_pages + 1, page_size, kv heads, head dim] each; page 0 is for padding.
 
-    One allocation, never cleared (so the system hands out memory only as pages are used): a page is written
-    before it is read, and attention reads nothing beyond a row's context.
+    One allocation, which is never cleared, so the system maps memory only for used pages. A page is written before it
+    is read, and attention reads nothing beyond the context of a row.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PagedKV:
         """Page copies [copies, 2] of (source, target), all read before any is written."""
         if not len(copies):
             return
-        # What no copy overwrites may be read after others are written: that takes less memory.
+        # Without a page that is source and target, copies in parts take less memory.
         together = len(copies) if np.isin(copies[:, 0], copies[:, 1]).any() else TOGETHER
         for start in range(0, len(copies), together):
             sources, targets = device.send(copies[start : start + together].T.astype(np.int64))

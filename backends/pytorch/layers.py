@@ -1,4 +1,4 @@
-"""The parts that decoder-only models are made of. A model file says how they are put together."""
+"""The parts of decoder-only models. A model file combines them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Layer(Protocol):
 
 
 class Norms(NamedTuple):
-    """What a layer's norms are called in its files; before_mlp is where Llama says "post_attention"."""
+    """Names of the norms of a layer in its files; before_mlp is "post_attention" in Llama's."""
 
     before_attention: str = "input_layernorm"
     before_mlp: str = "post_attention_layernorm"

@@ -1,4 +1,4 @@
-"""Going back to the plain meaning of some ops, to find the kernel that is wrong."""
+"""Ops replaced by their references, to find a wrong kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of the rotary embedding's cosines and sines, with every scaling a config.json may ask for."""
+"""Tables of cosines and sines for rotary embeddings, with all scalings of config.json."""
 
 from __future__ import annotations
 
@@ -45,17 +45,19 @@ def frequencies(rope: Rope, context: int) -> Tensor:
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
     """Low frequencies are slowed by the factor, high ones kept, those between blended (Llama 3.1)."""
-    turns = rope.original_positions * plain / (2 * math.pi)  # over the original context
-    share = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    periods = rope.original_positions * plain / (2 * math.pi)  # over the original context
+    share = ((periods - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
     return plain / rope.factor * (1 - share) + plain * share
 
 
 def _yarn(rope: Rope, plain: Tensor) -> Tensor:
     """The same idea with a ramp over dimensions (Peng et al., 2023)."""
 
-    def dimension(turns: float) -> float:
-        """The dimension that makes so many turns over the original context."""
-        return rope.rotary_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    def dimension(periods: float) -> float:
+        """The dimension that rotates `periods` times over the original context."""
+        return (
+            rope.rotary_dim * math.log(rope.original_positions / (periods * 2 * math.pi)) / (2 * math.log(rope.theta))
+        )
 
     low = dimension(rope.beta_fast)
     high = dimension(rope.beta_slow)

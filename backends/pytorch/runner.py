@@ -24,7 +24,7 @@ from .sampler import Drawn, sample
 
 
 class Model(Protocol):
-    """What a file in models/ builds."""
+    """A model, as a file in models/ builds it."""
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """Hidden states [answers, hidden] of the tokens `step.last` names; keys and values go to the cache."""
@@ -36,7 +36,7 @@ class Model(Protocol):
 
 
 class TorchPending:
-    """A step on its way; its answers go to main memory as soon as they are there."""
+    """A step in the queue. Its answers are copied to main memory when it ends."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TorchPending:
         late_compiles: int = 0,
         answers: NDArray[np.int64] | None = None,
     ) -> None:
-        """`row_starts`: of StepResult; `answers`: which of the drawn tokens are answers, where not all are."""
+        """`row_starts`: see StepResult. `answers`: indices of the drawn tokens that are answers; None: all."""
         self._row_starts = row_starts
         self._answers = answers
         self._late_compiles = late_compiles
@@ -144,5 +144,5 @@ class TorchRunner:
         raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
 
     def close(self) -> None:
-        """Give the memory back: the runner is of no use afterwards."""
+        """Free the memory. The runner cannot be used afterwards."""
         del self.model, self.split, self.kv, self.inputs, self.recorder

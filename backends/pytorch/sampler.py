@@ -1,4 +1,4 @@
-"""From logits to tokens: only the steps that some row of the batch asks for are taken."""
+"""From logits to tokens. Only the filters that a row of the batch needs are computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Drawn:
 
 
 def is_plain(batch: Batch) -> bool:
-    """The draw depends on logits and on one value of each setting a row only, and nothing else is asked for."""
+    """Whether the draw needs only logits and one value of each setting a row, and the step gives tokens alone."""
     rows = batch.sampling
     lists = len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers)
     return not lists and not (rows.logprobs >= 0).any()
@@ -72,7 +72,7 @@ def _adjust(logits: Tensor, batch: Batch, settings: dict[str, Tensor], device: D
 
 
 def _most(rows: AnswerSampling, vocab: int) -> int:
-    """See Draws.most: a row with a nucleus and no top_k may need every value in order; all others their own top_k."""
+    """See Draws.most: a row with top_p and no top_k may need all values in order, other rows their top_k."""
     heated = rows.temperature > 0
     limited = (rows.top_k > 0) & heated
     if ((rows.top_p < 1) & heated & ~limited).any():

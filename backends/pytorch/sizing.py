@@ -1,4 +1,4 @@
-"""How much a runner takes: context, rows and pages from the load options, the model and the free memory."""
+"""The size of a runner: context, rows and pages, from the load options, the model and the free memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...engine.options import Graphs, LoadOptions
 from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
 from .device import Device
 
-# Of a step that is captured: what the largest makes on the way is kept as long as the model is.
+# Tokens of a captured step. The intermediate memory of the largest stays allocated while the model is loaded.
 MOST_TOKENS = 2048
 
 
 def plan(
     files: ModelFiles, options: LoadOptions, free: int, dtype: torch.dtype, weights: int, device: Device
 ) -> RunnerSpec:
-    """The spec of a runner with a paged cache in `dtype`, on a device with `free` bytes of which the weights take some.
+    """The spec of a runner with a paged cache in `dtype`, on a device with `free` bytes before the weights are loaded.
 
     Raises ModelRefused with both numbers where the options cannot be met, and SettingRefused.
     """
@@ -86,7 +86,7 @@ def _weight_format(config: ModelConfig, options: LoadOptions) -> str:
 
 
 def recordable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:
-    """Of a step that is worth capturing: beyond, computing a layer takes longer than launching it."""
+    """Tokens of the longest step that is worth a capture: the host launches longer steps faster than they compute."""
     if device.recorder is None:
         return 0
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
@@ -95,14 +95,14 @@ def recordable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> i
 
 
 def chosen_graphs(options: LoadOptions, device: Device) -> Graphs:
-    """What is recorded on this device; never "auto"."""
+    """The kind of graphs on this device; never "auto"."""
     if device.recorder is None:
         return "off"
     return device.graphs if options.graphs == "auto" else options.graphs
 
 
 def cache_dtype(options: LoadOptions, dtype: torch.dtype, device: Device) -> torch.dtype:
-    """Of keys and values where computing is in `dtype`. Raises SettingRefused for what the device cannot do."""
+    """The dtype of keys and values, for activations of `dtype`. Raises SettingRefused if the device cannot store it."""
     if options.cache_dtype == "auto":
         return dtype
     if not device.fp8_cache:

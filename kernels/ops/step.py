@@ -30,10 +30,11 @@ class Adapters(NamedTuple):
     """The adapters of a step in which any row has one."""
 
     slots: Tensor  # [tokens] int32: the adapter slot of each token; 0: none
+    scales: Tensor  # [tokens] float32: the factor of the adapter's delta
 
     def select(self, tokens: Tensor) -> Adapters:
-        """Those of tokens [selected] int32 alone."""
-        return Adapters(self.slots.index_select(0, tokens))
+        """The adapters of tokens [selected] int32 alone."""
+        return Adapters(self.slots.index_select(0, tokens), self.scales.index_select(0, tokens))
 
 
 class Answers(NamedTuple):

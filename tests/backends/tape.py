@@ -57,17 +57,17 @@ class Tape:
 
         return replay
 
-    def call(self, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+    def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         """Noted as one call: compiled code dispatches nothing."""
         notes = self._notes
         if notes is None:
-            return function(*given)
+            return function(*inputs)
         notes.__exit__(None, None, None)
         try:
-            made = function(*given)
+            made = function(*inputs)
         finally:
             notes.__enter__()  # the session's end leaves it
-        notes.calls.append((function, given, {}, made))
+        notes.calls.append((function, inputs, {}, made))
         return made
 
     def weak(self, tensor: Tensor) -> Tensor:

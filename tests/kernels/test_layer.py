@@ -31,7 +31,7 @@ PLACES = pytest.mark.parametrize(
 
 
 class Adapted(NamedTuple):
-    """A projection to which adapter n adds n times the sum of the inputs."""
+    """A projection to which adapter n adds n times the sum of the inputs, times the scale."""
 
     base: Product
 
@@ -44,7 +44,8 @@ class Adapted(NamedTuple):
         if step is None or step.adapters is None:
             return result
         assert len(step.adapters.slots) == len(x), "the adapters of other tokens"
-        return result + step.adapters.slots.unsqueeze(1) * x.sum(1, keepdim=True)
+        factors = step.adapters.slots * step.adapters.scales
+        return result + factors.unsqueeze(1) * x.sum(1, keepdim=True)
 
 
 class TwoExperts(NamedTuple):
@@ -96,8 +97,9 @@ def near(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_each_token_gets_its_adapter(ops: Ops, last: tuple[int, ...] | None) -> None:
     given = arguments(last=last)
     layer = adapted(packed(ops, given["layer"]))
-    plain, slots = adapted(given["layer"]), torch.arange(TOKENS).int() % 3
-    given["step"] = given["step"]._replace(adapters=Adapters(slots))
+    plain = adapted(given["layer"])
+    slots = torch.arange(TOKENS).int() % 3
+    given["step"] = given["step"]._replace(adapters=Adapters(slots, torch.linspace(0.5, 1.0, TOKENS)))
     expected = decoded(Ops(), plain, given)
     near(decoded(ops, ops.layer.prepare(layer), given), expected)
     without = decoded(Ops(), plain, {**given, "step": given["step"]._replace(adapters=None)})
@@ -111,7 +113,7 @@ def test_a_step_without_adapters_takes_the_fused_kernel() -> None:
     plain, layer = ops.layer.prepare(weights), ops.layer.prepare(adapted(weights))
     for one, other in zip(decoded(fused(ops), layer, given), decoded(ops, plain, given), strict=True):
         assert torch.equal(one, other)
-    given["step"] = given["step"]._replace(adapters=Adapters(torch.zeros(TOKENS).int()))
+    given["step"] = given["step"]._replace(adapters=Adapters(torch.zeros(TOKENS).int(), torch.ones(TOKENS)))
     with pytest.raises(AssertionError, match="composed"):
         decoded(fused(ops), layer, given)
 

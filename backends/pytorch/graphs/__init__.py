@@ -1,1 +1,1 @@
-"""Captured steps: what is launched piece by piece once, and replayed as a whole from then on."""
+"""Captured steps: kernels that are launched one by one once, and replayed together afterwards."""

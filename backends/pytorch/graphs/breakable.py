@@ -1,8 +1,8 @@
-"""Steps of many tokens captured in pieces: all but attention, which depends on the rows and runs as ever in between.
+"""Steps of many tokens, captured in pieces: everything except attention, which depends on the rows.
 
-What is recorded depends on the number of tokens only, filled up to one of a few sizes. At every attention the recording
-ends, a place is left for the answer, and another recording begins; a replay runs through them with the attention of
-its own rows (SGLang's breakable graphs). Nothing is compiled.
+A capture depends on the number of tokens alone, padded to one of a few sizes. At every attention one capture ends and
+the next begins. A replay runs the captures in order, with the attention of its own rows between them (SGLang's
+breakable graphs). Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..runner import TorchRunner
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """An attention between two recordings: where its query is, what it reads, and where its answer goes."""
+    """An attention between two captures: its query, its pages, and the memory for its output."""
 
     attend: Callable[..., Tensor]
     query: Tensor  # [tokens of the size, heads, dim]
@@ -41,13 +41,13 @@ class Break:
 
 
 class AttentionOutputs:
-    """Places for the outputs of attention: one for all layers and sizes, as each is read before the next is written."""
+    """Memory for outputs of attention, shared by all layers and sizes: each is read before the next is written."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
     def place(self, query: Tensor) -> Tensor:
-        """As large as `query`; the largest must be asked for first."""
+        """Memory of the shape of `query`. The first call must be for the largest."""
         key = tuple(query.shape[1:]), query.dtype
         if key not in self._places:
             self._places[key] = torch.zeros_like(query, memory_format=torch.contiguous_format)
@@ -55,7 +55,7 @@ class AttentionOutputs:
 
 
 class Pieces:
-    """What a recording with breaks consists of: recordings, and between each two a break."""
+    """A capture in pieces: captures, and a break between each two of them."""
 
     def __init__(self, recorder: Recorder, outputs: AttentionOutputs) -> None:
         self._recorder = recorder
@@ -64,7 +64,7 @@ class Pieces:
         self._breaks: list[Break] = []
 
     def record(self, work: Callable[[Ops], Tensor], ops: Ops) -> Tensor:
-        """What `work` gives, computed with ops of which attention breaks the recording."""
+        """The result of `work(ops)`, whose attention breaks the capture."""
         attention = replace(ops.attention, paged=partial(self._break, ops.attention.paged))
         self._recorder.begin()
         made = work(replace(ops, attention=attention))

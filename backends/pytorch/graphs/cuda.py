@@ -1,4 +1,4 @@
-"""Recording on CUDA devices, and on those whose torch module has the same graphs (HIP)."""
+"""Captures on CUDA devices, and on devices whose torch module has the same graphs (HIP)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """All recorders' of a device: libraries keep a workspace for each stream that they have ever seen."""
+    """One capture stream per device: libraries keep a workspace for each stream that they have seen."""
     return torch.cuda.Stream(device)
 
 
 class CudaRecorder:
-    """See device.Recorder. One pool of memory for all recordings."""
+    """See device.Recorder. One memory pool for all captures."""
 
     def __init__(self) -> None:
         self._stream = _stream(torch.cuda.current_device())
@@ -30,7 +30,7 @@ class CudaRecorder:
     def session(self) -> Iterator[None]:
         torch.cuda.synchronize()
         collects = gc.isenabled()
-        gc.disable()  # a tensor that is freed in between would free its memory outside of the recording
+        gc.disable()  # a tensor that is collected during a capture would free its memory outside of the capture
         try:
             with torch.cuda.stream(self._stream):
                 try:
@@ -44,10 +44,10 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def _throw_away(self) -> None:
-        """What was recorded in a session that failed; torch allows no pool whose recordings are all gone again."""
+        """Drop the captures of a failed session. torch cannot reuse a pool whose captures are all gone."""
         if self._graph is not None:
             with suppress(RuntimeError):
-                self.end()  # on the stream that it began on
+                self.end()  # on the stream where it began
         self._pool = torch.cuda.graph_pool_handle()
         with suppress(RuntimeError):
             torch.cuda.synchronize()
@@ -64,11 +64,11 @@ class CudaRecorder:
         replay: Callable[[], None] = graph.replay
         return replay
 
-    def call(self, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
-        return function(*given)
+    def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        return function(*inputs)
 
     def weak(self, tensor: Tensor) -> Tensor:
-        """The same memory, without keeping it from what is recorded later."""
+        """The same memory without a reference: later captures may use it."""
         internals = cast(Any, torch._C)
         size = tensor.untyped_storage().nbytes()
         storage = internals._construct_storage_from_data_pointer(

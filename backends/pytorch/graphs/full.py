@@ -1,8 +1,8 @@
-"""Decode steps captured whole: one recording for each number of rows, replayed with new numbers in the same places.
+"""Decode steps, captured whole: one capture for each number of rows, replayed with new numbers at the same addresses.
 
-All that a step computes is in the recording, from taking in carried tokens to keeping those that are drawn: one launch,
-and one copy back. Filters that are off for a row cost it nothing, so that one recording serves all plain draws. What
-rows ask for beyond (penalties, masks, log-probabilities, …) follows as ever, from the recording's logits.
+The capture has all work of a step, from the carried tokens to the draw: one launch, and one copy back. A filter that
+is off costs a row nothing, so one capture serves all plain draws. Penalties, masks, log-probabilities and the like are
+computed after the replay, from its logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A runner around a runner: steps that fit what was captured are replayed, all others run as they are."""
+"""A runner around a runner: it replays steps that fit a captured size, and runs all others without graphs."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ class GraphRunner:
         self._inner.load_adapter(slot, adapter)
 
     def close(self) -> None:
-        """What was captured goes first: it keeps the inner runner's memory."""
+        """Free the captures first: they reference the memory of the inner runner."""
         self._whole.clear()
         self._pieces.clear()
         self._inner.close()
 
 
 def _captured(sizes: Sequence[int], capture: Callable[[int], Replay]) -> dict[int, Replay]:
-    """A replay of each size, but of those for which the memory does not suffice."""
+    """A replay of each size that the memory suffices for."""
     made = {}
-    for size in reversed(sizes):  # the largest first: what it needs on the way serves the smaller ones as well
+    for size in reversed(sizes):  # the largest first: smaller sizes reuse its memory
         with suppress(OutOfMemory):
             made[size] = capture(size)
     return made
