@@ -1,4 +1,4 @@
-"""The loop: plan a step, start it, take in the one before. One thread, one runner."""
+"""The loop: plan a step, start it, commit the step before. One thread, one runner."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .runner import Pending, Runner, StepResult
 from .scheduler import Scheduler
 from .stats import Stats
 
-# Steps without memory, one right after the other, that a runner is forgiven: a new one is planned by what is free then.
-MOST_SHORTAGES = 2
+# Steps in a row that may run out of memory before the engine fails: a new runner plans with what is free then.
+MAX_SHORTAGES = 2
 
 
 def _ignore(_: object) -> None:
@@ -26,13 +26,13 @@ def _ignore(_: object) -> None:
 
 
 class Engine:
-    """Runs requests on a runner, many at a time.
+    """Runs many requests at a time on one runner.
 
-    After start() a thread of its own makes the steps and calls `on_deltas` once after each, with everything new;
-    every request that was accepted ends with exactly one delta that has a `finish`, unless a step fails: then
-    `on_failure` is called once, with the requests that are lost, the engine takes no more, and the runner is left to
-    close(), as closing a broken device may hang. A step without memory ends its own requests only. Both callbacks come
-    on that thread and should return soon. Without start(), step() makes one step on the caller's thread.
+    start() starts a thread that makes the steps. It calls `on_deltas` after each step with all new deltas. Every
+    accepted request ends with exactly one delta that has a `finish`. A step that runs out of memory ends its own
+    requests only. When a step fails, `on_failure` is called once with the lost requests, and the engine accepts no
+    more; close() then closes the runner, because closing a broken device may hang. Callbacks run on that thread and
+    should return soon. Without start(), step() makes one step on the caller's thread.
     submit, cancel, stats and the adapter methods may be called from any thread.
     """
 
@@ -45,7 +45,9 @@ class Engine:
     ) -> None:
         """Raises EngineError for a drafter where the runner takes no drafts."""
         spec = runner.spec
-        self._runner, self._on_deltas, self._on_failure = runner, on_deltas, on_failure
+        self._runner = runner
+        self._on_deltas = on_deltas
+        self._on_failure = on_failure
         self._adapters = AdapterPool(spec.num_adapters, spec.adapters_per_step, runner.load_adapter)
         self._scheduler = Scheduler(spec, KVCache(spec), self._adapters, drafter)
         self._overlap = spec.overlap
@@ -53,13 +55,14 @@ class Engine:
         self._state = threading.Condition()  # guards all of the scheduler and the adapters
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._host_seconds = self._step_seconds = 0.0
-        self._began: float | None = None  # when the step under way did
+        self._host_seconds = 0.0
+        self._step_seconds = 0.0
+        self._began: float | None = None  # time at which the current step began
         self._shortages = 0
-        self._left_open = False  # the runner, after a failure
+        self._left_open = False  # the runner is still to close, after a failure
 
     def submit(self, request: Request) -> None:
-        """Take a request in. Raises RequestRefused for what can never run, EngineError when closed."""
+        """Queue a request. Raises RequestRefused for a request that can never run, EngineError when closed."""
         with self._state:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -67,12 +70,12 @@ class Engine:
             self._state.notify()
 
     def cancel(self, request_id: str) -> bool:
-        """End a request: its memory is free at once, its last delta comes with the next step. False: it has ended."""
+        """End a request. Its memory is free at once, its last delta comes with the next step. False: it has ended."""
         with self._state:
             return self._scheduler.cancel(request_id)  # the thread is awake: a live request is work
 
     def register_adapter(self, adapter: Adapter) -> None:
-        """Make an adapter known; requests may name it from now on."""
+        """Register an adapter; requests may name it from now on."""
         with self._state:
             self._adapters.register(adapter)
 
@@ -96,7 +99,7 @@ class Engine:
             return self._scheduler.has_work
 
     def step(self) -> list[Delta]:
-        """Plan and start a step, and take in the step before (without overlap: this one). Not thread-safe."""
+        """Plan and start a step, and commit the step before (without overlap: this one). Not thread-safe."""
         began = time.perf_counter()
         with self._state:
             batch = self._scheduler.schedule()
@@ -106,12 +109,15 @@ class Engine:
         except OutOfMemory as error:
             return self._step_without_memory(error)
         if self._overlap:
-            started, self._in_flight = self._in_flight, started
+            before = self._in_flight
+            self._in_flight = started
+            started = before
         try:
             result = self._result(started)
         except OutOfMemory as error:
             return self._answers_without_memory(error)
-        computed, self._began = time.perf_counter(), None
+        computed = time.perf_counter()
+        self._began = None
         with self._state:
             deltas = self._scheduler.commit(result) if result is not None else []
             deltas += self._scheduler.take_ended()
@@ -131,8 +137,9 @@ class Engine:
         return result
 
     def _step_without_memory(self, error: OutOfMemory) -> list[Delta]:
-        """The step planned last is lost; the one before ends as ever."""
-        before, self._in_flight = self._in_flight, None
+        """The step that was planned last is lost; the step before is committed."""
+        before = self._in_flight
+        self._in_flight = None
         try:
             result = self._result(before)
         except OutOfMemory as earlier:
@@ -142,33 +149,34 @@ class Engine:
         return deltas + self._without_memory(error)
 
     def _answers_without_memory(self, error: OutOfMemory) -> list[Delta]:
-        """A step that was started is lost, and with it the next where that is under way: that reads its tokens and
-        pages."""
-        after, self._in_flight = self._in_flight, None
+        """A started step is lost, and also the step after it, which reads its tokens and pages."""
+        after = self._in_flight
+        self._in_flight = None
         if after is not None:
             with suppress(OutOfMemory):
                 after.result()
         return self._without_memory(error)
 
     def _without_memory(self, error: OutOfMemory) -> list[Delta]:
-        """End the requests of all steps that are not committed, unless this happens too often."""
+        """End the requests of all uncommitted steps, unless this happens too often."""
         self._began = None
         self._shortages += 1
-        if self._shortages > MOST_SHORTAGES:
+        if self._shortages > MAX_SHORTAGES:
             raise error
         with self._state:
             self._scheduler.give_up(str(error))
             return self._scheduler.take_ended()
 
     def start(self) -> None:
-        """Begin to make steps on a thread of its own, which sleeps while there is nothing to do."""
+        """Start the thread that makes the steps. It sleeps while there is no work."""
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the step in flight, end what is left as cancelled, and close the runner. May be repeated."""
+        """Wait for the step in flight, cancel the remaining requests, and close the runner. May be repeated."""
         with self._state:
-            again, self._closed = self._closed, True
+            again = self._closed
+            self._closed = True
             self._state.notify()
         if self._thread is None:
             if not again:
@@ -177,7 +185,8 @@ class Engine:
         elif self._thread is not threading.current_thread():
             self._thread.join()
             with self._state:
-                close, self._left_open = self._left_open, False
+                close = self._left_open
+                self._left_open = False
             if close:
                 self._runner.close()
 
@@ -188,7 +197,7 @@ class Engine:
                 if deltas:
                     self._on_deltas(deltas)
             self._end_rest()
-        except Exception as error:  # whatever broke, nothing of the step can be trusted: say so once and end
+        except Exception as error:  # nothing of the step can be trusted: report it once and end
             self._fail(error)
         else:
             self._runner.close()
@@ -201,7 +210,7 @@ class Engine:
 
     def _end_rest(self) -> None:
         if self._in_flight is not None:
-            with suppress(OutOfMemory):  # its requests end all the same
+            with suppress(OutOfMemory):  # its requests end anyway
                 self._in_flight.result()
         with self._state:
             for request_id in self._scheduler.request_ids:

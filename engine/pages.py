@@ -1,4 +1,4 @@
-"""The pool of KV pages: which page ids are free."""
+"""The pool of KV pages: the free page ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class PagePool:
         self._free = list(range(num_pages, 0, -1))
 
     def __len__(self) -> int:
-        """How many pages are free."""
+        """Number of free pages."""
         return len(self._free)
 
     def take(self) -> int:

@@ -149,7 +149,8 @@ class PrefixTree:
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
     """How many first tokens are equal; halves the part in doubt with slice comparisons."""
-    same, unsure = 0, min(len(a), len(b))
+    same = 0
+    unsure = min(len(a), len(b))
     while same < unsure:
         middle = (same + unsure + 1) // 2
         if a[same:middle] == b[same:middle]:

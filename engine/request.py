@@ -39,6 +39,17 @@ class Sampling:
     logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest, k <= 20
 
     def __post_init__(self) -> None:
+        self._check_filters()
+        self._check_penalties()
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must fit 64 unsigned bits, not {self.seed}")
+        for token, value in self.logit_bias:
+            if not -100.0 <= value <= 100.0:
+                raise ValueError(f"logit_bias must lie in -100…100, not {value} (token {token})")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise ValueError(f"logprobs must lie in 0…{MAX_TOP_LOGPROBS}, not {self.logprobs}")
+
+    def _check_filters(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:
             raise ValueError(f"temperature must lie in 0…100, not {self.temperature}")
         if self.top_k < 0:
@@ -47,18 +58,13 @@ class Sampling:
             raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p must lie in 0…1, not {self.min_p}")
+
+    def _check_penalties(self) -> None:
         if not 0.0 < self.repetition_penalty <= 100.0:
             raise ValueError(f"repetition_penalty must lie in (0, 100], not {self.repetition_penalty}")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2.0 <= getattr(self, name) <= 2.0:
                 raise ValueError(f"{name} must lie in -2…2, not {getattr(self, name)}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must fit 64 unsigned bits, not {self.seed}")
-        for token, value in self.logit_bias:
-            if not -100.0 <= value <= 100.0:
-                raise ValueError(f"logit_bias must lie in -100…100, not {value} (token {token})")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise ValueError(f"logprobs must lie in 0…{MAX_TOP_LOGPROBS}, not {self.logprobs}")
 
     @property
     def reads_history(self) -> bool:

@@ -81,7 +81,8 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def _refuse_impossible(self, request: Request) -> None:
-        spec, prompt = self._spec, len(request.prompt)
+        spec = self._spec
+        prompt = len(request.prompt)
         needed = prompt + request.max_tokens
         if request.id in self._sequences:
             raise RequestRefused(f"a request with the id {request.id!r} is running already")
@@ -110,7 +111,8 @@ class Scheduler:
 
     def take_ended(self) -> list[Delta]:
         """Last deltas of requests that ended without a step: cancelled or failed."""
-        ended, self._ended = self._ended, []
+        ended = self._ended
+        self._ended = []
         return ended
 
     def schedule(self) -> Batch | None:
@@ -218,7 +220,8 @@ class Scheduler:
                 self._blocked = True
                 return None
             self._running.append(self._waiting.popleft())
-            sequence.lease, sequence.computed = lease, lease.cached
+            sequence.lease = lease
+            sequence.computed = lease.cached
             if not sequence.preemptions:
                 sequence.cached = lease.cached
                 self._stats.tokens_in += len(sequence.tokens)
@@ -230,8 +233,11 @@ class Scheduler:
         """It finds more in the cache after this step: of equal prompts that come together one is computed.
 
         A sequence waits at most one step for each of its pages."""
-        space, tokens = sequence.request.namespace, sequence.tokens
-        return any(self._cache.will_find_more(space, tokens, row.lease, row.sequence.tokens, row.end) for row in rows)
+        namespace = sequence.request.namespace
+        return any(
+            self._cache.will_find_more(namespace, sequence.tokens, row.lease, row.sequence.tokens, row.end)
+            for row in rows
+        )
 
     def _acquire(self, sequence: Sequence) -> Lease | None:
         """Adapter slot and cache memory, both or none."""
