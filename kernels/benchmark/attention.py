@@ -1,4 +1,4 @@
-"""Attention over pages: decode reads the cache once, a prompt is arithmetic."""
+"""Benchmarks of paged attention. Decode is bound by reads of the cache, prefill by arithmetic."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PAGE = 16
 
 
 def works(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Iterator[Work]:
-    """Decode of one and of many rows, a prompt, and a chunk at the end of a long one."""
+    """Decode of one and of many rows, a prefill, and the last chunk of a long prefill."""
     for rows, queries, context in ((1, 1, 1024), (1, 1, 8192), (16, 1, 1024), (1, 512, 512), (1, 128, 4096)):
-        seen = queries * (context - queries) + queries * (queries + 1) / 2  # scores of each head
+        seen = queries * (context - queries) + queries * (queries + 1) / 2  # scores per head
         yield Work(
             op="attention.paged",
             label=f"{rows} rows of {queries} after {context - queries}, {heads}/{kv_heads} heads of {dim}",
@@ -50,7 +50,7 @@ def _arguments(
 
 
 def _attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows, scale: float) -> Tensor:
-    """torch's own, spared the pages: keys and values lie as it likes them."""
+    """torch's attention, on contiguous keys and values instead of pages."""
     count, queries, context = len(rows.contexts), rows.query_lens[0], rows.contexts[0]
     kv_heads, dim = key_pages.shape[2:]
     own = query.view(count, queries, -1, dim).transpose(1, 2)

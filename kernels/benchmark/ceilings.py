@@ -1,4 +1,4 @@
-"""What this CPU gives at most: loops of nothing but reads, or one kind of instruction (kernels/cpu/ceiling.cpp)."""
+"""Peak rates of this CPU, measured by loops of only reads or only one kind of instruction (kernels/cpu/ceiling.cpp)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ KINDS: Mapping[str, int] = {
 }
 
 _L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-LONG_ENOUGH = 0.02  # seconds a loop should run
+LONG_ENOUGH = 0.02  # minimum run time of a measurement in seconds
 
 
 def beyond_caches() -> int:
-    """Bytes that no cache holds a good part of; a large server's last level alone may have 300 MiB."""
+    """Bytes of a buffer that is much larger than the caches. The last-level cache of a server may have 300 MiB."""
     size = _L3.read_text().strip() if _L3.exists() else ""
     level3 = int(size[:-1]) * 1024 if size.endswith("K") else 0
     return max(256 * 2**20, 4 * level3)
 
 
 class Ceilings:
-    """Measures on the lane and the threads in use at the moment of asking."""
+    """Measures with the ISA variant and the threads that are active at the time of the call."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(find_library()))
@@ -46,15 +46,15 @@ class Ceilings:
 
     @property
     def buffer(self) -> int:
-        """Bytes that `read` reads."""
+        """The number of bytes that `read` reads."""
         return len(self._buffer)
 
     def read(self) -> float:
-        """Bytes a second, all threads reading the buffer: the best of three times, as the first wakes them."""
+        """Bytes per second when all threads read the buffer. The best of three runs; the first wakes the threads."""
         return max(done / seconds for done, seconds in (self._run(READ, 1) for _ in range(3)))
 
     def measure(self, name: str) -> float:
-        """Bytes or operations a second, the best of three; 0 where the lane has no such instruction."""
+        """Bytes or operations per second, the best of three runs; 0 if the ISA variant has no such instruction."""
         if name == "read":
             return self.read()
         turns = 1000

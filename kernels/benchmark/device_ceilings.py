@@ -1,4 +1,4 @@
-"""What a GPU gives at most, for comparison with what kernels and steps take of it; measured, never looked up."""
+"""Measured peak rates of a GPU, the bounds of kernels and steps."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 
 from .reading import SHAPES, Reader
 
-BUFFER = 4 * 2**30  # bytes; no cache holds a good part of it
-SIDE = 8192  # of the square matrices that are multiplied
+BUFFER = 4 * 2**30  # bytes, much larger than the caches
+SIDE = 8192  # rows and columns of the matrices that are multiplied
 ROUNDS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Per second."""
+    """Rates per second."""
 
     read: float  # bytes
-    copy: float  # bytes, both those read and those written
-    multiply: float  # operations on bfloat16, two for a multiply-add
-    rounds: int = ROUNDS  # whose median each is
+    copy: float  # bytes read plus bytes written
+    multiply: float  # bfloat16 operations; a multiply-add counts as two
+    rounds: int = ROUNDS  # each rate is the median of this many runs
 
     def changes(self, before: Peaks) -> dict[str, float]:
-        """By how much each differs from what it was, as a share of that."""
+        """The relative change of each rate since `before`."""
         pairs = {name: (getattr(self, name), getattr(before, name)) for name in ("read", "copy", "multiply")}
         return {name: now / then - 1 for name, (now, then) in pairs.items()}
 
 
 def peaks(size: int = BUFFER) -> Peaks:
-    """Of the current GPU, on random numbers; takes `size` bytes of its memory and gives them back."""
+    """The peaks of the current GPU, measured on random numbers. Allocates `size` bytes and frees them."""
     try:
         return Peaks(_read(size), _copy(size), _multiply())
     finally:
@@ -39,7 +39,7 @@ def peaks(size: int = BUFFER) -> Peaks:
 
 
 def read_bandwidth(size: int = BUFFER) -> float:
-    """Bytes per second that the current GPU reads, by the fastest of a few ways."""
+    """The read bandwidth of the current GPU in bytes per second: the best of a few kernel shapes."""
     try:
         return _read(size)
     finally:
@@ -63,7 +63,7 @@ def _multiply() -> float:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """The median of a few runs, each timed on the device."""
+    """The median of ROUNDS runs, timed by events on the device."""
     call()
     times = []
     for _ in range(ROUNDS):

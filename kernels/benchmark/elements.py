@@ -1,4 +1,4 @@
-"""Ops that touch each number once or twice: the floor is reading them. What is written may stay in the caches."""
+"""Benchmarks of element-wise ops. Their floor is the time to read their inputs; outputs may stay in the caches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The numbers of a model that say how large these ops are."""
+    """The sizes of a model, which determine the shapes of these ops."""
 
     hidden: int
     inner: int
@@ -64,7 +64,7 @@ class Model:
         return {"key": key, "value": value, **self.pages(tokens)}
 
     def copies(self, pages: int) -> Arguments:
-        """Each of as many pages to one that is not among them."""
+        """Copies `pages` pages to as many different pages."""
         numbers = torch.randperm(2 * pages)
         everything = self.random(1, 2 * pages, PAGE, self.kv_heads, self.dim)
         return {"pages": everything, "sources": numbers[:pages], "targets": numbers[pages:]}
@@ -84,14 +84,14 @@ class Model:
 
 @lru_cache(maxsize=1)
 def _table(model: Model) -> Tensor:
-    """One for all: other tokens' rows are read each time."""
+    """The embedding table, shared by all sets of arguments: each set reads different rows."""
     return model.random(model.vocab, model.hidden)
 
 
 def works(model: Model) -> Iterator[Work]:
-    """At one token and at a prompt of 512; pages are copied by one and by 32."""
+    """One token and a prefill of 512 tokens; copies of 1 page and of 32 pages."""
     queries, keys, turns = model.heads * model.dim, model.kv_heads * model.dim, model.dim
-    cases: list[tuple[str, int, Callable[[int], Arguments]]] = [  # with the numbers read for each token, or page
+    cases: list[tuple[str, int, Callable[[int], Arguments]]] = [  # name, values read per token or page, arguments
         ("norm.rms", model.hidden, model.norm),
         ("norm.layer", model.hidden, model.layer_norm),
         ("linear.embedding", model.hidden, model.embedding),

@@ -1,4 +1,4 @@
-"""Products of every weight format, at few rows (reading the weight once is the floor) and at many (arithmetic is)."""
+"""Benchmarks of linear layers in every weight format. Few rows are bound by reads of the weight, many by arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .work import MOST_SETS, Work
 
 GROUP = 64
 REPEATED = 1 << 23
-# Format: the op, bytes of a weight, ceilings that apply with float32 and with bfloat16 activations.
+# Format: op, bytes per weight, ceilings that apply to float32 activations, and to bfloat16 activations.
 _OPS: Mapping[str, tuple[str, float, Sequence[str], Sequence[str]]] = {
     "bf16": ("dense", 2.0, ("f32",), ("f32", "bf16", "tile_bf16")),
     "int8": ("int8", 1.0, ("int8", "tile_int8"), ("int8", "tile_int8")),
@@ -30,7 +30,7 @@ _OPS: Mapping[str, tuple[str, float, Sequence[str], Sequence[str]]] = {
 def works(
     formats: Sequence[str], rows: Sequence[int], shapes: Sequence[tuple[int, int]], dtype: torch.dtype
 ) -> Iterator[Work]:
-    """`shapes` are (ins, outs); `dtype` is that of activations."""
+    """Works for all formats, rows and `shapes` (ins, outs). `dtype`: dtype of activations."""
     for fmt in formats:
         op, width, with_f32, with_bf16 = _OPS[fmt]
         for ins, outs in shapes:
@@ -53,21 +53,21 @@ def _arguments(fmt: str, count: int, ins: int, outs: int, dtype: torch.dtype) ->
 
 
 def _product(x: Tensor, weight: Any) -> Tensor:
-    """torch's own, with a weight of as many numbers in the type of the activations."""
+    """torch's linear with an unquantised weight of the same shape, in the dtype of the activations."""
     outs = (weight if isinstance(weight, Tensor) else weight.data).shape[0]
     return F.linear(x, next(_plain(outs, x.shape[1], x.dtype)))
 
 
 @lru_cache(maxsize=1)
 def _plain(outs: int, ins: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Several take turns here too, so that none is found in the caches."""
+    """A cycle of several weights, so that none stays in the caches."""
     one = _normal(outs, ins).to(dtype)
     sets = min(MOST_SETS, max(1, round(beyond_caches() / one.nbytes)))
     return cycle([one.clone() for _ in range(sets)])
 
 
 def _weight(fmt: str, ins: int, outs: int) -> Any:
-    """Random and never zeros: speed depends on the data."""
+    """A random weight, because speed depends on the data."""
     if fmt == "bf16":
         return _normal(outs, ins).bfloat16()
     if fmt == "int8":
@@ -93,5 +93,5 @@ def _normals() -> Tensor:
 
 
 def _repeated(numbers: Tensor, outs: int, ins: int) -> Tensor:
-    """Repeats after the first few million, which are too many for a branch or a value to be foreseen."""
+    """[outs, ins], the numbers repeated. There are enough of them that branch and value prediction do not help."""
     return numbers.repeat(-(-outs * ins // len(numbers)))[: outs * ins].view(outs, ins)

@@ -1,4 +1,4 @@
-"""Reading memory once and doing next to nothing with it: what decoding can be compared with on a GPU."""
+"""A GPU kernel that reads memory once and only sums it: the bound of decode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# (values a program loads at a time, how often, warps): which is fastest depends on the GPU, so all are tried.
+# (values per load of a program, loads, warps). The fastest shape depends on the GPU, so all are measured.
 SHAPES = ((2048, 8, 4), (4096, 8, 8), (8192, 4, 8), (8192, 16, 16))
 
 
@@ -22,12 +22,12 @@ def _sum(source, sums, BLOCK: tl.constexpr, TURNS: tl.constexpr):
 
 
 class Reader:
-    """Reads a float32 buffer on a GPU, of a multiple of 2^17 values; `shape` is one of SHAPES."""
+    """Reads a float32 buffer on a GPU. Its size is a multiple of 2^17 values; `shape` is one of SHAPES."""
 
     def __init__(self, buffer: Tensor, shape: tuple[int, int, int]) -> None:
         block, turns, warps = shape
         programs, rest = divmod(buffer.numel(), block * turns)
-        assert not rest, "all of the buffer is read"
+        assert not rest, "the buffer is not a multiple of block * turns values"
         self._sums = torch.empty(programs, dtype=torch.float32, device=buffer.device)
 
         def read() -> None:
@@ -36,5 +36,5 @@ class Reader:
         self.read = read
 
     def total(self) -> float:
-        """Of everything, after a reading: shows that nothing was left out."""
+        """The sum of the buffer after `read`, to verify that the kernel read all values."""
         return float(self._sums.sum(dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""A piece of work for an op, and how its time is taken."""
+"""A benchmark case of an op, and its measurement."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ import torch
 from ..ops import Ops
 from .ceilings import beyond_caches
 
-MOST_SETS = 256  # of arguments, which take turns so that none is found in the caches
-TURNS = 4  # of each side
-SECONDS = 0.04  # of a turn
+MOST_SETS = 256  # limit of sets of arguments, which are cycled so that none stays in the caches
+TURNS = 4  # measurements of each side, alternating
+SECONDS = 0.04  # minimum seconds per measurement
 LEAST_RUNS = 2
-PAUSE = 0.02  # seconds: each side's threads spin for work a while longer, in the way of the other's
-WORTH_SAYING = 3e-6  # seconds: a floor below this is less than a call costs
+PAUSE = 0.02  # seconds before a measurement; until then idle threads of the other side may spin
+WORTH_SAYING = 3e-6  # seconds; a lower floor is less than the overhead of a call
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an op is given, and the least it must read and write and compute for it.
+    """A case of an op: its arguments, and the bytes and operations that it needs at least.
 
-    `make` gives a new set of arguments; `packs` names those that the device's linear.pack converts beforehand.
-    `peer`, torch, computes the same from the unconverted ones, as a program without these kernels would.
+    `make` returns a new set of arguments. `packs` names those that linear.pack converts before the measurement. `peer`
+    computes the same with plain torch from the unconverted arguments.
     """
 
-    op: str  # "family.name", a field of Ops
+    op: str  # "family.name", an op of Ops
     label: str
     make: Callable[[], Mapping[str, Any]]
     bytes: float
     peer: Callable[..., Any]
-    operations: float = 0.0  # two for a multiply-add
-    kinds: Sequence[str] = ("f32",)  # which ceilings of operations apply: the highest counts
+    operations: float = 0.0  # a multiply-add counts as two
+    kinds: Sequence[str] = ("f32",)  # ceilings that apply; the highest sets the floor
     packs: Sequence[str] = ()
-    dtype: torch.dtype = torch.float32  # of activations, for pack
+    dtype: torch.dtype = torch.float32  # dtype of activations, an argument of linear.pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class Timed:
 
     @property
     def share(self) -> float | None:
-        """Of the ceiling; None where the floor is too low to mean anything."""
+        """floor / seconds; None if the floor is below WORTH_SAYING."""
         return self.floor / self.seconds if self.floor >= WORTH_SAYING else None
 
 
 def timed(work: Work, ops: Ops, peaks: Mapping[str, float], read: Callable[[], float]) -> Timed:
-    """Medians of both sides, which take turns. `peaks` are operations a second by the name of their ceiling; `read`
-    measures bytes a second, before each of our turns: on a shared machine they change from minute to minute."""
+    """Measures the op and its peer alternately; returns medians. `peaks`: operations per second by name of the ceiling.
+    `read` measures bytes per second; it is called before each measurement, because a shared machine is not constant."""
     implementation = dict(ops)[work.op]
     sets = min(MOST_SETS, max(1, round(beyond_caches() / work.bytes)))
     plain = [work.make() for _ in range(sets)]
@@ -79,7 +79,7 @@ def timed(work: Work, ops: Ops, peaks: Mapping[str, float], read: Callable[[], f
 
 
 def _turn(function: Callable[..., Any], arguments: Iterator[Mapping[str, Any]]) -> list[float]:
-    """Seconds of each run, after one that does not count."""
+    """Seconds of each run, after a warm-up run."""
     time.sleep(PAUSE)
     _seconds(function, next(arguments))
     times: list[float] = []

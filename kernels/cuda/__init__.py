@@ -6,10 +6,10 @@ embedding have their wrappers in kernels/elements.
 
 from __future__ import annotations
 
-from .. import cpu  # noqa: F401  its library has the schemas of what both compute
+from .. import cpu  # noqa: F401  its library defines the schemas of ops that both libraries implement
 from ..library import find_cuda_library, load_ops
 
-# What only this library has; extend_attention is in those alone that were compiled for Hopper.
+# Ops that only this library defines. extend_attention is not listed: it exists only in builds for Hopper.
 OWN = ("copy_parts", "decode_attention", "decoder_step", "decoder_step_room", "few_rows", "few_rows_fits")
 
 load_ops(find_cuda_library(), OWN, "make build CUDA=1")

@@ -1,5 +1,5 @@
-"""Attention over the paged cache: decode in CUDA C++ (attention.cu), which starts and merges sooner than Triton's and
-reads faster, and prompts on Hopper (attention_extend.py); all else is Triton's, or the reference's."""
+"""Attention over the paged cache: decode in CUDA C++ (attention.cu), which is faster than Triton, and prefill on Hopper
+(attention_extend.py). Triton, or else the reference, computes all other cases."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ else:
 
 _decode = torch.ops.localllm.decode_attention.default
 
-CONVERTING = (8, 9)  # compute capability from which float8_e4m3fn is converted in hardware
+CONVERTING = (8, 9)  # the lowest compute capability with float8_e4m3fn conversion in hardware
 DIMS = (64, 128)
-FP8_DIM = 128  # where the cache is of fp8: of 64 it has not run on a GPU yet
+FP8_DIM = 128  # the only dim for an fp8 cache; dim 64 is not tested on a GPU
 TYPES = (torch.bfloat16, torch.float16)
 MOST_SHARING = 8  # as in attention.h
 MOST_PAIRS = 1 << 16
@@ -38,9 +38,9 @@ def paged_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """16-bit heads of 64 or 128 are computed here. Two streams may compute at the same time."""
+    """See kernels/ops/attention.py. Kernels for 16-bit heads of dim 64 or 128. Two streams may call it concurrently."""
     options = scale, window, soft_cap, sinks
-    alone = 1 in rows.query_lens and _covered(query, key_pages, value_pages, rows)  # rows with one query: decode's
+    alone = 1 in rows.query_lens and _covered(query, key_pages, value_pages, rows)  # decode kernel: rows with one query
     prompts = serves(query, key_pages, value_pages, rows)
     if not prompts and not (alone and max(rows.query_lens) == 1):
         return elsewhere(query, key_pages, value_pages, rows, *options, out)
@@ -66,7 +66,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
-    """Whether decode's kernel takes rows with one query."""
+    """True if the decode kernel supports these tensors, for rows with one query."""
     heads, dim = query.shape[1:]
     size, kv_heads = key_pages.shape[1:3]
     token, head, _ = query.stride()

@@ -1,4 +1,4 @@
-"""Prompt attention at the rate of Hopper's matrix units (attention_extend.cu): rows with several queries."""
+"""Prefill attention on Hopper (attention_extend.cu): rows with several queries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ _extend = getattr(torch.ops.localllm, "extend_attention", None)  # built for Hop
 
 DIMS = (64, 128)
 TYPES = (torch.bfloat16, torch.float16)
-LINES = 128  # of a tile, as in attention_extend.h
-FEW = 4  # queries up to which a row is rather read in parts, by several blocks
-IDLE = 4  # times as many processors as tiles: then so are longer rows
-LONG = 1024  # positions, in which case that is worth it
+LINES = 128  # lines per tile, EXTEND_LINES in attention_extend.h
+# Split-K attention (Triton) is faster for rows of up to FEW queries. It is also faster for longer rows if the GPU has
+# at least IDLE times as many multiprocessors as there are tiles, and a context has at least LONG positions.
+FEW = 4
+IDLE = 4
+LONG = 1024
 
 
 def serves(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
-    """Whether `extend` takes this batch, and is the faster one for it."""
+    """True if `extend` supports this batch and is faster for it than split-K attention."""
     heads, dim = query.shape[1:]
     size, kv_heads = key_pages.shape[1:3]
     if max(rows.query_lens) <= FEW or _extend is None or query.dtype not in TYPES or dim not in DIMS:
@@ -54,8 +56,8 @@ def extend(
     sinks: Tensor | None = None,
     fewest: int = 2,
 ) -> None:
-    """kernels/ops/attention.py's paged attention into `out` [tokens, heads, dim], of the rows that have `fewest`
-    queries or more; others are left alone."""
+    """Paged attention (kernels/ops/attention.py) into `out` [tokens, heads, dim], for rows with at least `fewest`
+    queries. Does not write the outputs of other rows."""
     sinks = None if sinks is None else sinks.float()
     tiles = tiles_of(rows, query.shape[1] // key_pages.shape[2], fewest)
     starts = rows.row_starts
@@ -68,7 +70,7 @@ def extend(
 
 
 def tiles_of(rows: Rows, group: int, fewest: int) -> int:
-    """A tile is some queries of a row, times the heads that share a kv head."""
+    """The number of tiles. A tile has LINES // group queries of a row; `group`: query heads per kv head."""
     key = "extend", group, fewest
     if key not in rows.plans:
         each = LINES // group
@@ -82,6 +84,6 @@ def _leaves_idle(rows: Rows, group: int, kv_heads: int, processors: int) -> bool
 
 @cache
 def _processors(device: torch.device) -> int:
-    """Of a Hopper GPU; of others none."""
+    """The multiprocessors of a Hopper GPU; 0 for other devices."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
     return torch.cuda.get_device_properties(device).multi_processor_count if hopper else 0

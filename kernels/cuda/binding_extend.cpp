@@ -35,7 +35,8 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
     refuse(OP, ": ", from.size(1), " heads for ", kv_heads, " kv heads");
   if (!extends_pages(size)) refuse(OP, ": pages of ", size, " positions");
   if (keys.size(0) * size > INT32_MAX) refuse(OP, ": too many pages");
-  if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8) refuse(OP, ": query strides not divisible by 8");
+  if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8)
+    refuse(OP, ": strides of query are not multiples of 8 elements");
   refuse_unaligned(OP, out, "out"), refuse_unaligned(OP, query, "query");
   refuse_unaligned(OP, key_pages, "key_pages"), refuse_unaligned(OP, value_pages, "value_pages");
   args.slot = slot_stride(OP, key_pages, "key_pages"), args.head = key_pages.stride(2);

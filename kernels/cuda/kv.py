@@ -1,4 +1,4 @@
-"""Writing the paged cache on CUDA devices (kv.cu, append.cu); see kernels/ops/kv.py for what it means."""
+"""Writes to the paged cache on CUDA devices (kv.cu, append.cu). kernels/ops/kv.py has the reference."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["append", "copy_pages", "store"]
 _store = torch.ops.localllm.store.default
 _append = torch.ops.localllm.append.default
 _copy_parts = torch.ops.localllm.copy_parts.default
-MOST_DIM = 12288  # of a head in shared memory, as in append.cu
+MOST_DIM = 12288  # limit of dim in append.cu, which keeps a head in shared memory
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
-    """What lies beyond the cache is left out."""
+    """See kernels/ops/kv.py. Tokens whose slot is not in the cache are not stored."""
     if key.dtype in FLOATS and (key_pages.dtype in FLOATS or key_pages.dtype == torch.float8_e4m3fn):
         _store(heads_dense(key), heads_dense(value), key_pages, value_pages, slots)
     else:
@@ -48,7 +48,7 @@ def append(
     key_pages: Tensor,
     value_pages: Tensor,
 ) -> Tensor:
-    """Queries stay in qkv, of which the answer is a view. What lies beyond the cache is left out."""
+    """See kernels/ops/kv.py. Returns the queries, a view of `qkv`. Skips tokens whose slot is not in the cache."""
     if not _covered(qkv, query_norm, key_norm, key_pages):
         return _parts(qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages)
     _append(qkv, query_norm, key_norm, eps, offset, cos, sin, ROTATIONS[rotation], slots, key_pages, value_pages)
@@ -56,7 +56,7 @@ def append(
 
 
 def _covered(qkv: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, key_pages: Tensor) -> bool:
-    """Heads lie side by side; from token to token there may be other things."""
+    """True if the kernel supports these tensors. Heads of a token must be contiguous; tokens may have any stride."""
     dim = qkv.shape[2]
     norms = {norm.dtype for norm in (query_norm, key_norm) if norm is not None}
     return (

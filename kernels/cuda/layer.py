@@ -1,4 +1,4 @@
-"""A decoder layer of few tokens: norms are made on the way into the products after them, and gates on the way out."""
+"""A decoder layer for few tokens: norms are fused into the prologue of the next product, gates into its epilogue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .linear import few_rows, takes_norm
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py. Many tokens, other formats, adapters and selected answers take the composed layer."""
+    """See kernels/ops/layer.py. The reference computes the layer for many tokens, unsupported formats, adapters and
+    selected outputs."""
     qkv_product = _fused(layer.qkv, x)
     mlp = layer.mlp
     gate_up = _fused(mlp.gate_up, x, gated=True) if isinstance(mlp, GatedMlp) else None
@@ -44,7 +45,7 @@ def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: Laye
 
 
 def _fused(projection: Projection, x: Tensor, gated: bool = False) -> Product | None:
-    """The product that takes the norm before it, or the gate behind it; None: it does not."""
+    """The projection's product if the kernel can fuse its norm (and its gate), else None."""
     product = projection.product
     if product is None or product.order is not None or product.op == "int4_wide":
         return None

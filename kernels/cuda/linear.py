@@ -1,7 +1,7 @@
-"""Products on CUDA devices; see kernels/ops/linear.py for what they mean.
+"""Linear layers on CUDA devices. kernels/ops/linear.py has the reference.
 
-Up to 16 rows of bfloat16 are streamed by CUDA C++ (few_rows.cuh) where the GPU has the shared memory for it, any others
-multiplied by torch (plain weights) or Triton (int8, int4, fp8); what neither covers is left to the reference.
+CUDA C++ (few_rows.cuh) multiplies up to 16 rows of bfloat16 if the GPU has enough shared memory. torch (plain weights)
+or Triton (int8, int4, fp8) multiply other inputs; the reference covers the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..ops.linear import Fp8, Int4, Int8, Weight
 
 TRITON = find_spec("triton") is not None
 
-FEW = 16  # rows
+FEW = 16  # limit of the rows of few_rows
 BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # as Weights in linear.h
 _few_rows = torch.ops.localllm.few_rows.default
 _few_rows_fits = torch.ops.localllm.few_rows_fits.default
@@ -28,18 +28,20 @@ torch.library.register_fake("localllm::few_rows", lambda *_: None, allow_overrid
 
 
 class Packed(NamedTuple):
-    """A weight [outs, ins] as formats.cuh reads it. No kernel that is still to run may write it."""
+    """A weight [outs, ins] in the layout of formats.cuh. No pending kernel may write it."""
 
-    data: Tensor  # [outs, bytes of an output]; bf16 [outs, ins]
-    scale: Tensor | None  # int8, and fp8 without groups: [outs] float32
-    records: Tensor | None  # [ceil(outs / 8), subs, 8] int32: fp8 float32 scale; int4 float16 scale, zero point above
+    data: Tensor  # [outs, bytes per output] uint8; bf16: [outs, ins]
+    scale: Tensor | None  # [outs] float32, for int8 and for fp8 without groups
+    # [ceil(outs / 8), subs, 8] int32. fp8: the bits of a float32 scale. int4: a float16 scale in the low half, the zero
+    # point in the high half.
+    records: Tensor | None
     format: int
     outs: int
     ins: int
-    group: int  # inputs that share a scale; ins where there is none, or one
+    group: int  # inputs per scale; ins if there is one scale per output or none
 
     def plain(self) -> Any:
-        """The Weight that it was before it was packed."""
+        """The Weight before packing."""
         if self.format == BF16:
             return self.data
         if self.format == INT8:
@@ -50,7 +52,7 @@ class Packed(NamedTuple):
                 by_output(self.records, self.outs).view(torch.float32) if self.scale is None else self.scale[:, None]
             )
             return Fp8(self.data[:, : self.ins].view(torch.float8_e4m3fn), scale, self.group)
-        each = max(1, min(self.group, self.ins) // sub_of(self.group, self.ins))  # records of a group
+        each = max(1, min(self.group, self.ins) // sub_of(self.group, self.ins))  # records per group
         records = by_output(self.records, self.outs)[:, ::each][:, : -(-self.ins // self.group)]
         scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
         nibbles = turned(self.data)[:, : -(-self.ins // 2)]
@@ -58,7 +60,7 @@ class Packed(NamedTuple):
 
 
 def sub_of(group: int, ins: int) -> int:
-    """Inputs that an int4 record is of: a whole chunk of 128, a half or a quarter of it."""
+    """Inputs per int4 record: 128 (a chunk), 64 or 32."""
     return 128 if group % 128 == 0 or group >= ins else 64 if group % 64 == 0 else 32
 
 
@@ -69,19 +71,18 @@ def by_output(records: Tensor | None, outs: int) -> Tensor:
 
 
 def by_block(values: Tensor) -> Tensor:
-    """[outs, subs] of 4 bytes -> [ceil(outs / 8), subs, 8] int32, filled up with zeros."""
+    """[outs, subs] of 4 bytes -> [ceil(outs / 8), subs, 8] int32, padded with zeros."""
     values = torch.nn.functional.pad(values.contiguous().view(torch.int32), (0, 0, 0, -len(values) % 8))
     return values.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
 
 
 def turned(nibbles: Tensor) -> Tensor:
-    """[outs, bytes], with the 16 words of every 64 bytes as a 4 x 4 matrix turned. Its own inverse."""
+    """Transposes the 16 words of every 64 bytes as a 4 x 4 matrix; [outs, bytes]. Is its own inverse."""
     return nibbles.view(len(nibbles), -1, 4, 4, 4).transpose(2, 3).reshape(len(nibbles), -1)
 
 
 def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
-    """As products read it. For activations of another type than bfloat16, and shapes that no kernel covers, the plain
-    weight."""
+    """Returns a Packed weight, or the plain weight if activations are not bfloat16 or no kernel covers the shape."""
     slices = iter(slices)
     first = next(slices)
     if dtype != torch.bfloat16 or not _covered(first):
@@ -100,7 +101,7 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
                 to[start // unit : -(-stop // unit)] = tensor
         start = stop
     assert whole is not None
-    if whole.data.is_cuda:  # products do not wait for what wrote it
+    if whole.data.is_cuda:  # kernels prefetch weights before earlier kernels have ended
         torch.cuda.current_stream(whole.data.device).synchronize()
     return whole
 
@@ -115,7 +116,7 @@ def _covered(weight: Weight) -> bool:
 
 
 def _packed(weight: Weight) -> Packed:
-    """A number of outputs of a covered weight, bytes filled up to what a load takes."""
+    """Packs some outputs of a covered weight; pads their bytes to the size of a load."""
     pad = torch.nn.functional.pad
     match weight:
         case Int8(data, scale):
@@ -147,7 +148,7 @@ def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype
 
 
 def _unrounded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product's own float32 sums; torch's linear would round them, to be widened again in another pass."""
+    """The product in float32. torch's linear would round it to bfloat16, and the conversion would be another pass."""
     out = torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32)
     if bias is not None:
         out += bias
@@ -208,7 +209,7 @@ def _is_few(x: Tensor, weight: Any, format: int | None = None) -> bool:
 
 
 def fits(weight: Packed, rows: int, format: int | None = None, gated: bool = False, normed: bool = False) -> bool:
-    """Whether the weight's GPU has the shared memory that few_rows takes for 1 to 16 rows (few_rows_plan.h)."""
+    """True if the GPU has enough shared memory for few_rows with this weight and 1 to 16 rows (few_rows_plan.h)."""
     data = weight.data
     sizes = weight.outs, weight.ins, data.stride(0) * data.element_size()
     return _fits(data.device, rows, *sizes, weight.format if format is None else format, weight.group, gated, normed)
@@ -223,8 +224,8 @@ def _fits(
 
 
 def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
-    """As measured on an H200 (scripts/bench/cuda_linear.py): few rows, and products that are short for other reasons.
-    Logits in float32 spare torch's rounding and widening."""
+    """True if few_rows is faster than torch for bf16 weights; tuned on H200 with scripts/bench/cuda_linear.py. For
+    float32 outputs (logits) torch needs an additional conversion."""
     if dtype == torch.float32:
         return rows <= 8
     if weight.outs <= 4096 and weight.ins >= 2048:
@@ -233,7 +234,7 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
 
 
 def takes_norm(weight: Any, rows: int, gated: bool = False) -> bool:
-    """Whether few_rows can normalise what it multiplies: every block does so for itself."""
+    """True if few_rows can fuse the norm of its input, which every block then computes redundantly."""
     if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.ins % 8:
         return False
     if weight.format == INT4 and rows > 1:
@@ -259,10 +260,10 @@ def few_rows(
     stream: Tensor | None = None,
     gate: int = -1,
 ) -> Any:
-    """The product of x [1…16 rows, ins] bf16; format is the weight's, or INT4_WIDE for INT4.
+    """The product of x [1…16 rows, ins] bf16. `format`: that of the weight, or INT4_WIDE for an INT4 weight.
 
-    With norm (weight, eps, offset) it is x + stream, normalised, that is multiplied: (answer, the sum). With a gate (a
-    number of Activation) the first half of the outputs are gates of the second.
+    With `norm` (weight, eps, offset) the product is of norm(x + stream); returns (product, x + stream). With `gate` (a
+    number of Activation) the first half of the outputs are gates of the second half.
     """
     x = x if x.stride(0) % 8 == 0 else x.contiguous()
     out = x.new_empty(len(x), weight.outs // 2 if gate >= 0 else weight.outs, dtype=dtype)

@@ -1,4 +1,4 @@
-"""All layers of a decode step of one row in one kernel (step.cu); see kernels/ops/layer.py for what it means."""
+"""All layers of a decode step of one row in one kernel (step.cu). kernels/ops/layer.py has the reference."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from .linear import BF16, Packed
 _step = torch.ops.localllm.decoder_step.default
 _room = torch.ops.localllm.decoder_step_room.default
 
-# Where it is faster than layer by layer, as measured on an H200: 28 layers of a 0.6B model (31 MB each) take 0.42 ms
-# against 0.90 at a context of 128; 8 of an 8B model (436 MB each) 0.87 ms against 0.95, at one of 8192 0.97 against
-# 1.06. Larger layers were not measured.
-CHOSEN_BYTES = 448 << 20  # of a layer's weights
+# Limit of the bytes of a layer's weights. Up to this size one kernel for all layers is faster than kernels per layer on
+# H200; larger layers are not measured.
+CHOSEN_BYTES = 448 << 20
 
 
 class Shape(NamedTuple):
-    """What all layers of a model must have in common."""
+    """The properties that all layers of a model must share."""
 
     hidden: int
     inner: int
@@ -43,19 +42,20 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """A model's layers, one after the other; `shape` and the fields after it where one kernel computes them all."""
+    """The layers of a model. If one kernel computes them all, `shape` and the fields after it are set."""
 
     layers: tuple[DecoderLayer, ...]
     shape: Shape | None = None
-    table: Tensor | None = None  # [layers, fields] int64, StepLayer in step.h
-    room: int = 0  # bytes of memory that the blocks of a step share
-    shared: dict[int, Tensor] = field(default_factory=dict)  # that memory of each stream: zeros before its first step
+    table: Tensor | None = None  # [layers, fields] int64: the addresses of StepLayer in step.h
+    room: int = 0  # bytes of StepArgs::shared, the memory for exchange between thread blocks
+    shared: dict[int, Tensor] = field(default_factory=dict)  # this memory by stream; zeros before the first step
 
     def __iter__(self) -> Iterator[DecoderLayer]:
         return iter(self.layers)
 
     def shared_on(self, device: torch.device) -> Tensor:
-        """[room] uint8 of the current stream. A capture on a stream without a step before it zeroes its own."""
+        """[room] uint8 of the current stream. In a capture on a stream without an earlier step, the graph contains the
+        allocation and the memset."""
         stream = torch.cuda.current_stream(device).cuda_stream
         memory = self.shared.get(stream)
         if memory is None:
@@ -66,7 +66,7 @@ class Stack:
 
 
 def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
-    """The layers with what their one kernel needs, or alone if they are not of its kind."""
+    """Prepares the layers for one kernel if it supports them."""
     layers = tuple(layers)
     shapes = {_shape(layer) for layer in layers}
     shape = shapes.pop() if len(shapes) == 1 else None
@@ -83,7 +83,7 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
 
 
 def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """One kernel for a row of one token, layer by layer for all others."""
+    """See kernels/ops/layer.py. One kernel for a batch of one token, else one layer at a time."""
     shape = stack.shape
     keys = step.cache.keys
     values = step.cache.values
@@ -101,7 +101,7 @@ def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep)
 
 
 def _fits(shape: Shape, x: Tensor, step: LayerStep, keys: Tensor) -> bool:
-    """Whether the kernel computes this step. Without rows, as when attention is left out of a capture, it does not."""
+    """True if the kernel supports this step. False without rows (a capture without attention)."""
     page_size = keys.shape[2]
     return (
         step.answers is None
@@ -117,7 +117,7 @@ def _fits(shape: Shape, x: Tensor, step: LayerStep, keys: Tensor) -> bool:
 
 
 def _shape(layer: DecoderLayer) -> Shape | None:
-    """None: not of a kind that the kernel knows."""
+    """The shape of a layer, or None if the kernel does not support the layer."""
     products = _plain_products(layer)
     mlp = layer.mlp
     if len(products) < 4 or not isinstance(mlp, GatedMlp) or not _hopper(layer.before_mlp.device):
@@ -145,7 +145,7 @@ def _shape(layer: DecoderLayer) -> Shape | None:
 
 
 def _plain_products(layer: DecoderLayer) -> list[Product]:
-    """qkv, out, gate_up and down, if all are bf16 weights as they are; else fewer."""
+    """Those of the products qkv, out, gate_up and down whose weights are plain bf16."""
     if not isinstance(layer.mlp, GatedMlp):
         return []
     projections = layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down
@@ -174,7 +174,7 @@ def _bytes(layer: DecoderLayer) -> int:
 
 
 def _addresses(layer: DecoderLayer) -> list[int]:
-    """StepLayer in step.h."""
+    """The fields of StepLayer in step.h."""
     products = _plain_products(layer)
     norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
     tensors = (*(product.weight.data for product in products), *(product.bias for product in products), *norms)

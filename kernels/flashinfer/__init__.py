@@ -1,1 +1,1 @@
-"""Attention by FlashInfer, a library of others (https://github.com/flashinfer-ai/flashinfer), where it is installed."""
+"""Attention by FlashInfer (https://github.com/flashinfer-ai/flashinfer), an optional dependency."""

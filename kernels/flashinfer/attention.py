@@ -1,7 +1,8 @@
-"""Attention over the paged cache by FlashInfer; see kernels/ops/attention.py for what it means.
+"""Attention over the paged cache by FlashInfer. kernels/ops/attention.py has the reference.
 
-FlashInfer plans a step on the host from exact lengths, once for all layers with the same options and rows, so that no
-step can be recorded whole. What it does not cover (sinks, odd heads, float32, a cache in fp8) is computed by our own.
+FlashInfer plans a step on the host from exact lengths, once for all layers with the same options and rows. So a graph
+cannot capture a whole step. Our kernels compute what FlashInfer does not support: sinks, other head dims, float32 and
+an fp8 cache.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch import Tensor
 
 from ..ops.attention import Attention, Rows
 
-WORKSPACE = 128 << 20  # bytes, what it recommends
+WORKSPACE = 128 << 20  # bytes, the size that FlashInfer recommends
 DIMS = (64, 128, 256)
 TYPES = (torch.bfloat16, torch.float16)
-IN_FLIGHT = 3  # plans that may still be on their way to the device when the next is made
+IN_FLIGHT = 3  # planners; so many plans may be in flight to the device at the same time
 
 
 def attention(ours: Attention) -> Attention:
-    """FlashInfer's, and `ours` for the rest."""
+    """Attention by FlashInfer where it is supported, else by `ours`."""
 
     def paged_attention(
         query: Tensor,
@@ -64,14 +65,14 @@ def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
 
 
 class Ring:
-    """Planners that take turns: the plan of a step is copied from a planner's own host memory, which the next plan
-    must not write before the copy is done."""
+    """Several planners, used in rotation. A plan is copied asynchronously from the host memory of its planner; the next
+    plan must not overwrite it before the copy is complete."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._turns = [(make(), torch.cuda.Event()) for _ in range(IN_FLIGHT)]
 
     def plan(self, *arguments: Any, **options: Any) -> Any:
-        """The planner, which has planned these."""
+        """Plans with the next planner and returns it."""
         planner, done = self._turns[0]
         self._turns = [*self._turns[1:], self._turns[0]]
         done.synchronize()
@@ -87,7 +88,7 @@ def _ring(options: Hashable, device: torch.device) -> Ring:
 
 @cache
 def _workspace(device: torch.device) -> Tensor:
-    """Calls on a device follow one another, and share it."""
+    """[WORKSPACE] uint8, shared by all calls on a device, which run in order."""
     return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
 
 
@@ -97,7 +98,7 @@ def _planned(rows: Rows, options: tuple[Any, ...]) -> Any:
     pages = -(-contexts // size)
     starts = np.concatenate([[0], pages.cumsum()])
     width = rows.page_table.shape[1]
-    # where each row's pages stand in the table
+    # indices of each row's pages in the flattened page table
     at = np.arange(starts[-1]) + np.repeat(np.arange(len(pages)) * width - starts[:-1], pages)
     queries = np.concatenate([[0], np.cumsum(rows.query_lens)])
     return _ring(options, device).plan(
