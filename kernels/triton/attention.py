@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -48,6 +48,59 @@ class Blocks:
         return self.shared(dtype, device) <= device.shared and self.m * self.d <= MOST_HELD * 32 * self.warps
 
 
+class Call(NamedTuple):
+    """The arguments of one attention, in the order and form that both kernels take."""
+
+    out: Tensor
+    query: Tensor
+    keys: Tensor  # pages
+    values: Tensor
+    sinks: Tensor | None
+    rows: Rows
+    options: tuple[float, float, int]  # scale, soft cap, window
+    fp8: Literal["", "native", "bits"]  # conversion of a float8 cache; empty: the cache has the queries' type
+    device: Device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def group(self) -> int:
+        """Query heads of a kv head."""
+        return self.query.shape[1] // self.kv_heads
+
+    def pointers(self, tiles: Tensor | None) -> tuple[Tensor, ...]:
+        """Absent tensors are other ones, which the kernels do not read."""
+        rows = self.rows
+        sinks = self.out if self.sinks is None else self.sinks.float()
+        listed = rows.row_starts if tiles is None else tiles
+        tables = listed, rows.row_starts, rows.context_lens, rows.page_table
+        return self.out, self.query, self.keys, self.values, sinks, *tables
+
+    def strides(self) -> tuple[int, ...]:
+        pages = *self.keys.stride()[:3], *self.values.stride()[:3]
+        return *self.query.stride()[:2], *pages, self.out.stride(0), self.rows.page_table.stride(0)
+
+    def constants(self, launch: Launch, blocks: Blocks) -> dict[str, Any]:
+        _, soft_cap, window = self.options
+        return {
+            "GROUP": self.group,
+            "QUERIES": launch.queries,
+            "DIM": self.query.shape[2],
+            "PAGE_SIZE": self.keys.shape[1],
+            "BLOCK_M": blocks.m,
+            "BLOCK_N": blocks.n,
+            "BLOCK_D": blocks.d,
+            "WINDOW": window > 0,
+            "CAP": soft_cap > 0,
+            "SINKS": self.sinks is not None,
+            "FP8": self.fp8,
+            "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
+        }
+
+
 def paged_attention(
     query: Tensor,
     key_pages: Tensor,
@@ -62,77 +115,56 @@ def paged_attention(
     """The cache is of the queries' type, or float8_e4m3fn. Queries, and the heads of the cache, may be views with
     strides. Calls on two streams share nothing."""
     device = described(query.device)
-    kv_heads = key_pages.shape[2]
-    group = query.shape[1] // kv_heads
-    tiles_of = tiling(group, query.shape[2], query.dtype, device) if _covered(query, key_pages, value_pages) else None
+    dim = query.shape[2]
+    group = query.shape[1] // key_pages.shape[2]
+    tiles_of = tiling(group, dim, query.dtype, device) if _covered(query, key_pages, value_pages) else None
     if tiles_of is None:
         return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
     out = query.new_empty(query.shape) if out is None else out
-    key = "triton", group, kv_heads, tiles_of
-    if key not in rows.plans:
-        launches = plan(rows.query_lens, rows.contexts, group, kv_heads, *tiles_of, device.processors)
-        rows.plans[key] = [(launch, _listed(launch, query.device)) for launch in launches]
-    fp8 = "" if key_pages.dtype == query.dtype else "native" if device.converts_fp8 else "bits"
-    if fp8 == "bits":
+    fp8: Literal["", "native", "bits"] = "native" if device.converts_fp8 else "bits"
+    if key_pages.dtype == query.dtype:
+        fp8 = ""
+    elif fp8 == "bits":
         key_pages = key_pages.view(torch.uint8)
         value_pages = value_pages.view(torch.uint8)
-    for launch, tiles in rows.plans[key]:
-        blocks = shape(launch.queries * group, launch.queries, query.shape[2], query.dtype, device)
-        common = (
-            *(out, query, key_pages, value_pages, out if sinks is None else sinks.float()),
-            *(rows.row_starts if tiles is None else tiles, rows.row_starts, rows.context_lens, rows.page_table),
-        )
-        strides = (
-            *(query.stride(0), query.stride(1), *key_pages.stride()[:3], *value_pages.stride()[:3]),
-            *(out.stride(0), rows.page_table.stride(0)),
-        )
-        constants = {
-            "GROUP": group,
-            "QUERIES": launch.queries,
-            "DIM": query.shape[2],
-            "PAGE_SIZE": key_pages.shape[1],
-            "BLOCK_M": blocks.m,
-            "BLOCK_N": blocks.n,
-            "BLOCK_D": blocks.d,
-            "WINDOW": window > 0,
-            "CAP": soft_cap > 0,
-            "SINKS": sinks is not None,
-            "FP8": fp8,
-            "num_warps": blocks.warps,
-            "num_stages": blocks.stages,
-        }
+    call = Call(out, query, key_pages, value_pages, sinks, rows, (scale, soft_cap, window), fp8, device)
+    for launch, tiles in _launches(call, tiles_of):
+        blocks = shape(launch.queries * group, launch.queries, dim, query.dtype, device)
         if launch.kernel == "extend":
-            extend[kv_heads, launch.count](*common, *strides, scale, soft_cap, window, **constants)
+            grid = call.kv_heads, launch.count
+            extend[grid](*call.pointers(tiles), *call.strides(), *call.options, **call.constants(launch, blocks))
         else:
-            _decode(common, strides, (scale, soft_cap, window), launch, blocks, device, kv_heads, constants)
+            _decode(call, launch, tiles, blocks)
     return out
 
 
-def _decode(
-    common: tuple[Tensor, ...],
-    strides: tuple[int, ...],
-    options: tuple[float, ...],
-    launch: Launch,
-    blocks: Blocks,
-    device: Device,
-    kv_heads: int,
-    constants: dict[str, Any],
-) -> None:
-    out = common[0]
-    chunks = max(1, device.processors * blocks.resident // kv_heads)
-    places = 2 * chunks * kv_heads
-    lines = constants["GROUP"] * launch.queries
-    dim = constants["DIM"]
-    partial = torch.empty(places, lines, dim, dtype=torch.float32, device=out.device)
-    stats = torch.empty(places, 2, lines, dtype=torch.float32, device=out.device)
-    counted = counters(out.device, 1 << max(12, (launch.count * kv_heads - 1).bit_length()))
-    numbers = launch.count, chunks, *options
-    decode[kv_heads, chunks](
-        *common,
-        *(partial, stats, counted),
-        *strides,
-        *numbers,
-        **constants,
+def _launches(call: Call, tiles_of: tuple[int, int]) -> list[tuple[Launch, Tensor | None]]:
+    """The launches of these rows, with their tiles on the device; planned once for all layers of a step."""
+    rows = call.rows
+    key = "triton", call.group, call.kv_heads, tiles_of
+    if key not in rows.plans:
+        processors = call.device.processors
+        launches = plan(rows.query_lens, rows.contexts, call.group, call.kv_heads, *tiles_of, processors)
+        rows.plans[key] = [(launch, _listed(launch, call.query.device)) for launch in launches]
+    planned: list[tuple[Launch, Tensor | None]] = rows.plans[key]
+    return planned
+
+
+def _decode(call: Call, launch: Launch, tiles: Tensor | None, blocks: Blocks) -> None:
+    chunks = max(1, call.device.processors * blocks.resident // call.kv_heads)
+    places = 2 * chunks * call.kv_heads
+    lines = call.group * launch.queries
+    where = call.out.device
+    partial = torch.empty(places, lines, call.query.shape[2], dtype=torch.float32, device=where)
+    stats = torch.empty(places, 2, lines, dtype=torch.float32, device=where)
+    zeros = counters(where, 1 << max(12, (launch.count * call.kv_heads - 1).bit_length()))
+    decode[call.kv_heads, chunks](
+        *call.pointers(tiles),
+        *(partial, stats, zeros),
+        *call.strides(),
+        *(launch.count, chunks),
+        *call.options,
+        **call.constants(launch, blocks),
         **merging(lines, launch.queries, blocks.d),
         ALONE=launch.count == 1,
         LISTED=launch.tiles is not None,
