@@ -34,8 +34,8 @@ test-all: $(VENV)/.dev build lint
 	scripts/test --all
 	scripts/sanitize
 	scripts/aarch64
-	$(BIN)/python -m scripts.train_guide.evaluate
 	$(BIN)/python -m scripts.train_guide.stale
+	$(BIN)/python -m scripts.train_guide.evaluate
 
 # The CPU's kernels for every instruction set. The set-up compiles only those that this machine uses.
 build: $(VENV)/.runtime
