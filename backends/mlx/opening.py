@@ -63,14 +63,11 @@ def _memory() -> tuple[int, int]:
 
 
 def _refuse_settings(options: LoadOptions) -> None:
-    if options.cache_dtype != "auto":
-        raise SettingRefused(f"cache_dtype {options.cache_dtype} is not for mlx", "leave it at auto")
-    if options.attention not in ("auto", "ours"):
-        raise SettingRefused(f"attention {options.attention} is not for mlx", "leave it at auto")
-    if options.graphs not in ("auto", "off"):
-        raise SettingRefused(f"graphs {options.graphs} is not for mlx, which captures nothing", "leave it at auto")
+    for name, values in {"cache_dtype": ("auto",), "attention": ("auto", "ours"), "graphs": ("auto", "off")}.items():
+        if getattr(options, name) not in values:
+            raise SettingRefused(f"{name} {getattr(options, name)} is not supported by mlx", "leave it at auto")
     if options.reference_ops:
-        raise SettingRefused("reference_ops is not for mlx, which has ops of its own", "leave it out")
+        raise SettingRefused("reference_ops is not supported by mlx", "leave it out")
 
 
 def _limit_memory(total: int) -> None:

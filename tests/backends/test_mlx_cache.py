@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from localllm.backends.mlx.cache import Caches, Group, LayerShape, Pool
 from localllm.backends.mlx.plan import Begin, Gather, Read, Span, Trim, Write
+from scripts.bench.mlx_operations import operations
 
 pytestmark = pytest.mark.real_otherdevice
 
@@ -107,6 +108,12 @@ def test_a_row_is_cut_to_its_first_positions(caches: Caches) -> None:
     [found] = rows_of(caches.groups[1])
     assert same(found, before, 7)
     assert caches.groups[1].lengths == [12]
+
+
+def test_offsets_do_not_depend_on_the_steps_before(caches: Caches) -> None:
+    """Layers without rope never read them: a sum of all steps would stay lazy, and grow."""
+    for layer in uneven(caches).layers:
+        assert operations([layer.offset]) <= 2
 
 
 def test_all_sources_are_read_before_any_target_is_written() -> None:
