@@ -1,0 +1,31 @@
+"""The admin replies say nothing about a model that they do not know yet."""
+
+from __future__ import annotations
+
+import msgspec
+
+from localllm.app.daemon.admin import LoadedModel, ModelEntry, Status
+
+
+def test_a_loading_model_has_no_figures_yet() -> None:
+    model = LoadedModel(id="m", state="loading", pid=7)
+    rest = {name: value for name, value in msgspec.to_builtins(model).items() if name not in ("id", "state", "pid")}
+    texts = ("backend", "device", "dtype", "quant")
+    numbers = ("context", "memory", "token_bytes", "cache_tokens", "cache_used", "requests", "idle")
+    assert rest == {
+        **dict.fromkeys(texts, ""),
+        **dict.fromkeys(numbers, 0),
+        "unload_in": None,
+        "warnings": [],
+        "options": [],
+    }
+
+
+def test_a_model_on_disk_is_not_loaded() -> None:
+    entry = msgspec.to_builtins(ModelEntry(id="m"))
+    assert entry == {"id": "m", "bundled": False, "loaded": False, "size": 0, "context": 0, "description": ""}
+
+
+def test_a_daemon_that_answers_is_not_stopping() -> None:
+    status = msgspec.to_builtins(Status(version="1", pid=7, url="u"))
+    assert status == {"version": "1", "pid": 7, "url": "u", "stopping": False, "settings": {}}
