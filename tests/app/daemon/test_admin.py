@@ -16,8 +16,8 @@ def test_a_loading_model_has_no_figures_yet() -> None:
         **dict.fromkeys(texts, ""),
         **dict.fromkeys(numbers, 0),
         "unload_in": None,
-        "warnings": [],
-        "options": [],
+        "warnings": (),
+        "options": (),
     }
 
 
