@@ -1,7 +1,7 @@
-"""Which backends there are, which of them can run here, and which one to take.
+"""The registry of backends: names, probing, and the choice of one.
 
-Each is a module `backends.<name>` with the names of `engine.runner.Backend`; one whose `probe()` always says
-Unavailable needs no more than `name` and `probe()`.
+A backend is a module `backends.<name>` with the names of `engine.runner.Backend`. If its `probe()` always returns
+Unavailable, it needs only `name` and `probe()`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ AUTO = "auto"
 
 
 class BackendUnavailable(EngineError):
-    """The backend asked for, or every backend, cannot run here; `reasons` says why, by name."""
+    """The requested backend, or every backend, is unavailable. `reasons` has the reason of each."""
 
     def __init__(self, message: str, reasons: dict[str, str], hint: str = "") -> None:
-        self.reasons, self.hint = reasons, hint
+        self.reasons = reasons
+        self.hint = hint
         super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The backend to use, what it runs on, and why it was taken."""
+    """The selected backend, its device, and the reason for the choice."""
 
     backend: Backend
     info: DeviceInfo
@@ -39,7 +40,7 @@ class Choice:
 
 
 def load(name: str) -> Backend:
-    """The backend's module. Raises BackendUnavailable for a name that is not in ORDER."""
+    """The module of a backend. Raises BackendUnavailable for a name that is not in ORDER."""
     if name not in ORDER:
         near = difflib.get_close_matches(name.lower(), ORDER, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known backends: {', '.join(ORDER)}"
@@ -48,49 +49,49 @@ def load(name: str) -> Backend:
 
 
 def probe_all() -> list[DeviceInfo | Unavailable]:
-    """What each backend says of this machine, in ORDER. Imports no tensor library where the answer is no."""
+    """The result of each backend's probe, in ORDER. Imports no tensor library for an unavailable backend."""
     return [load(name).probe() for name in ORDER]
 
 
 def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
-    """The named backend, or the first in ORDER that runs here and, given a model's files, accepts them. Those that are
-    slower than another on the same hardware come last.
+    """The named backend, or the first one in ORDER that is available and accepts the model files.
 
-    Raises BackendUnavailable with every reason met on the way, ModelRefused where no backend takes the files.
+    Backends with `second_choice` come last. Raises BackendUnavailable with all reasons, ModelRefused if no backend
+    accepts the files.
     """
     reasons: dict[str, str] = {}
     refusals: dict[str, str] = {}
     second: Choice | None = None
     for candidate in ORDER if name == AUTO else (name,):
         backend = load(candidate)
-        found = backend.probe()
-        if isinstance(found, Unavailable):
-            reasons[candidate] = found.reason
+        device = backend.probe()
+        if isinstance(device, Unavailable):
+            reasons[candidate] = device.reason
             continue
         refusal = backend.accepts(files) if files is not None else ""
         if refusal:
             reasons[candidate] = refusals[candidate] = refusal
             continue
-        if found.second_choice and name == AUTO:
-            reasons[candidate] = f"{found.name} is for when nothing else runs, or --backend {candidate}"
-            second = second or Choice(backend, found, "")
+        if device.second_choice and name == AUTO:
+            reasons[candidate] = f"{device.name} is used only if no other backend works, or with --backend {candidate}"
+            second = second or Choice(backend, device, "")
             continue
-        return Choice(backend, found, _why(candidate, name, reasons))
+        return Choice(backend, device, _reason(candidate, name, reasons))
     if second is not None:
-        others = "nothing else takes this model" if refusals else "nothing else runs here"
-        return replace(second, reason=f"{others}; {second.info.backend} does, if slowly")
+        others = "no other backend supports this model" if refusals else "no other backend works"
+        return replace(second, reason=f"{others}; {second.info.backend} does, but slowly")
     if files is not None and refusals:
-        told = "; ".join(f"{backend}: {refusal}" for backend, refusal in refusals.items())
-        raise ModelRefused(f"{files.name} cannot be run here ({told})", "choose another model")
+        details = "; ".join(f"{backend}: {refusal}" for backend, refusal in refusals.items())
+        raise ModelRefused(f"no backend supports {files.name} ({details})", "choose another model")
     if name == AUTO:
-        told = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
-        raise BackendUnavailable(f"no backend can run this here ({told})", reasons, "see localllm doctor")
-    raise BackendUnavailable(f"backend {name} cannot be used: {reasons[name]}", reasons, "leave out --backend")
+        details = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
+        raise BackendUnavailable(f"no backend works on this machine ({details})", reasons, "see localllm doctor")
+    raise BackendUnavailable(f"backend {name} is unavailable: {reasons[name]}", reasons, "omit --backend")
 
 
-def _why(chosen: str, asked: str, passed_over: dict[str, str]) -> str:
-    if asked == chosen:
-        return f"{chosen} was asked for"
-    if not passed_over:
-        return f"{chosen} is the first backend and runs here"
-    return f"{chosen} is the first that works here; not {', not '.join(passed_over)}"
+def _reason(backend: str, name: str, reasons: dict[str, str]) -> str:
+    if name == backend:
+        return f"{backend} was requested"
+    if not reasons:
+        return f"{backend} is the preferred backend"
+    return f"{backend} is the first that works; not available: {', '.join(reasons)}"

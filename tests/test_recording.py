@@ -22,7 +22,7 @@ from scripts.tables import state
 
 GPU = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "/built/library.so", "Triton": "yes"})
 BARE = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "none, Triton computes", "Triton": "yes"})
-CPU = DeviceInfo("cpu", "A processor", 2, 1, {"kernels": "avx2, the best of this processor"})
+CPU = DeviceInfo("cpu", "A processor", 2, 1, {"kernels": "avx2, the best for this processor"})
 OTHER = DeviceInfo("mlx", "MLX's CPU device", 2, 1, second_choice=True)
 APPLE = DeviceInfo("mlx", "Apple M1", 2, 1)
 

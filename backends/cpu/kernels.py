@@ -1,4 +1,4 @@
-"""What the kernels will do here and why, for doctor: found out without a tensor library."""
+"""The CPU kernels and threads, for doctor. Uses no tensor library."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .machine import cores, lane
 
 
 def kernels(flags: frozenset[str]) -> dict[str, str]:
-    """Title -> answer, for a processor with these flags."""
+    """Title -> value, for a processor with these flags."""
     try:
         find_library()
     except LibraryMissing as error:
-        return {"kernels": f"none, torch alone computes: {error}", "threads": str(cores())}
-    forced = "forced by LOCALLLM_CPU_LANE" if os.environ.get("LOCALLLM_CPU_LANE") else "the best of this processor"
+        return {"kernels": f"none, torch only: {error}", "threads": str(cores())}
+    forced = "forced by LOCALLLM_CPU_LANE" if os.environ.get("LOCALLLM_CPU_LANE") else "the best for this processor"
     return {"kernels": f"{lane(flags)}, {forced}", "threads": _threads()}
 
 
 def _threads() -> str:
-    """As the team of kernels/cpu/team.cpp counts them where no setting says otherwise."""
+    """The number of threads and its source, as in kernels/cpu/team.cpp."""
     for variable in ("LOCALLLM_THREADS", "OMP_NUM_THREADS"):
         if (count := os.environ.get(variable, "0").partition(",")[0]) not in ("0", ""):
             return f"{count}, from {variable}"
-    return f"{cores()}, one for each physical core"
+    return f"{cores()}, one per physical core"

@@ -24,7 +24,7 @@ def probe() -> DeviceInfo | Unavailable:
         return Unavailable(name, str(error))
     if gpu.capability < OLDEST:
         found, least = (".".join(map(str, version)) for version in (gpu.capability, OLDEST))
-        return Unavailable(name, f"{gpu.name} has compute capability {found}, at least {least} is needed")
+        return Unavailable(name, f"{gpu.name} has compute capability {found}; the minimum is {least}")
     lacking = _lacking()
     if lacking:
         return Unavailable(name, f"{gpu.name} is present, but {lacking}")

@@ -31,7 +31,7 @@ def _flashinfer(ops: Ops) -> Ops:
     if find_spec("flashinfer") is None:
         raise SettingRefused(
             "attention flashinfer: FlashInfer is not installed",
-            "install localllm[flashinfer], or leave attention at auto",
+            "install localllm[flashinfer], or set attention to auto",
         )
     from ...kernels.flashinfer.attention import attention
 

@@ -15,10 +15,10 @@ def with_attention(device: Device, options: LoadOptions) -> Device:
     if name in ("auto", "ours"):
         return device
     if name not in device.attentions:
-        raise SettingRefused(f"attention {name} is not for {device.name}", "leave it at auto")
+        raise SettingRefused(f"attention {name} is not supported on {device.name}", "set it to auto")
     if options.graphs == "full":
         raise SettingRefused(
-            f"attention {name} plans each step on the host, which graphs full records",
-            "choose graphs breakable or off, or leave attention at auto",
+            f"attention {name} plans each step on the host, so graphs = full cannot capture it",
+            "set graphs to breakable or off, or attention to auto",
         )
     return replace(device, ops=device.attentions[name](device.ops), records_attention=False)

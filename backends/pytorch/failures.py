@@ -49,11 +49,11 @@ class load_failures:
     def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, OutOfMemory) or (isinstance(error, _FAILURES) and is_shortage(error)):
             raise ModelRefused(
-                f"{self._model} does not fit into the device's memory: {_brief(error)}",
-                "close other programs, allow a smaller cache, or choose a smaller model",
+                f"{self._model} does not fit into the device memory: {_brief(error)}",
+                "close other programs, use a smaller cache, or choose a smaller model",
             ) from error
         if isinstance(error, torch.AcceleratorError):
-            raise RunnerFailed(f"the device failed while {self._model} was loaded: {_brief(error)}") from error
+            raise RunnerFailed(f"the device failed while loading {self._model}: {_brief(error)}") from error
 
 
 def is_shortage(error: Exception) -> bool:

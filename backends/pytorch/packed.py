@@ -96,7 +96,7 @@ class PackedFile:
                 if sums[0] != zlib.crc32(prefix + header) or not read_checked(
                     opened.fileno(), start, memoryview(arena)[: stop - start], sums[1:], torch.get_num_threads()
                 ):
-                    log.warning("%s is damaged: the packed weights are made anew", self._file)
+                    log.warning("%s is corrupt; the weights are quantised again", self._file)
                     return None
         except (ModelRefused, OSError, ValueError, KeyError, struct.error):
             return None
@@ -129,7 +129,7 @@ class PackedFile:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             needed = sum(part.nbytes for product in products.values() for part in parts(product.weight))
             if needed + SPARE > shutil.disk_usage(self._file.parent).free:
-                log.warning("the packed weights are not kept: %d bytes would fill the disk", needed)
+                log.warning("the packed weights are not cached: not enough disk space for %d bytes", needed)
                 return
             with NamedTemporaryFile(dir=self._file.parent, prefix=".writing-", delete=False) as opened:
                 try:
@@ -141,7 +141,7 @@ class PackedFile:
                     Path(opened.name).unlink(missing_ok=True)
                     raise
         except OSError as error:
-            log.warning("the packed weights cannot be kept in %s: %s", self._file.parent, error.strerror or error)
+            log.warning("cannot cache the packed weights in %s: %s", self._file.parent, error.strerror or error)
 
     def _blocks(self, products: Mapping[str, Product]) -> Iterator[Any]:
         """The file's contents, from front to back."""

@@ -25,4 +25,4 @@ def _unknown(name: str) -> SettingRefused:
     known = ["all", *dict.fromkeys(op.partition(".")[0] for op in every), *every]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    return SettingRefused(f"reference_ops names {name!r}, and there is no such op", hint)
+    return SettingRefused(f"reference_ops: unknown op {name!r}", hint)

@@ -141,7 +141,7 @@ class TorchRunner:
         return TorchPending(batch.answer_starts, drawn, kept, self.device, late_compiles)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
+        raise ModelRefused(f"adapter {adapter.name}: adapters are not supported")
 
     def close(self) -> None:
         """Free the memory. The runner cannot be used afterwards."""

@@ -66,7 +66,7 @@ def self_tested(
     findings = Findings.read(folder / f"{device}-{key[:16]}.json", on)
     with UnderTest(findings.file.with_suffix(".running")) as under_test:
         if under_test.twice:
-            reason = "twice did not come back from its test"
+            reason = "crashed or hung twice in its self-test"
             findings.verdicts[under_test.left] = f"{reason} (made again without {findings.file})"
             findings.write([f"{under_test.left} {reason}"])
         return _self_tested(lanes, device, dtype, findings, under_test)
@@ -93,8 +93,8 @@ def _self_tested(
                 reason = findings.verdicts[title] = findings.verdicts[title] or "leaves nothing that can be computed on"
                 findings.write([f"{title} broke the device: {reason}"])
                 raise ModelRefused(
-                    f"the kernel of {name} broke {findings.device} in its self-test: {reason}",
-                    "load the model again: the next start does without that kernel",
+                    f"the kernel of {name} crashed {findings.device} in its self-test: {reason}",
+                    "load the model again; the next start does not use that kernel",
                 )
         return findings.verdicts[title]
 

@@ -26,12 +26,12 @@ def plan(
     config = files.config
     if weights > free:
         raise ModelRefused(
-            f"{files.name} needs {_size(weights)} for its weights, but {_size(free)} are free",
+            f"{files.name} needs {_size(weights)} for its weights, but only {_size(free)} is free",
             "close other programs, or choose a smaller model",
         )
     if options.context is not None and not 1 <= options.context <= config.max_positions:
         raise ModelRefused(
-            f"{files.name} has a context of {config.max_positions} tokens, {options.context} were asked for"
+            f"{files.name} has a context of {config.max_positions} tokens, but {options.context} were requested"
         )
     page_size = options.page_size or device.page_size
     cache = cache_dtype(options, dtype, device)
@@ -42,8 +42,8 @@ def plan(
     if fitting < (options.context or 1):
         raise ModelRefused(
             f"{files.name}: a context of {context} tokens needs {_size(-(-context // page_size) * page)} of KV "
-            f"cache, but {_size(num_pages * page)} are allowed",
-            "ask for a shorter context, or allow a larger cache",
+            f"cache, but the limit is {_size(num_pages * page)}",
+            "use a smaller context, or a larger cache",
         )
     graphs = chosen_graphs(options, device)
     max_tokens = max(options.max_step_tokens or device.step_tokens, options.max_rows)
@@ -106,9 +106,9 @@ def cache_dtype(options: LoadOptions, dtype: torch.dtype, device: Device) -> tor
     if options.cache_dtype == "auto":
         return dtype
     if not device.fp8_cache:
-        raise SettingRefused(f"cache_dtype fp8 is not for {device.name}", "leave it at auto")
+        raise SettingRefused(f"cache_dtype fp8 is not supported on {device.name}", "set it to auto")
     if dtype != torch.bfloat16:
-        raise SettingRefused("cache_dtype fp8 goes with dtype bfloat16 only", "leave it at auto, or dtype")
+        raise SettingRefused("cache_dtype fp8 needs dtype bfloat16", "set cache_dtype or dtype to auto")
     return torch.float8_e4m3fn
 
 

@@ -55,10 +55,10 @@ class StoredTensors:
             raise ModelRefused(f"{self._files.name}: tensor {name!r} is missing, expected {list(shape)}")
         where = f"{stored.file.name}: tensor {name!r}"
         if stored.shape != tuple(shape):
-            raise ModelRefused(f"{where} should be {list(shape)} by config.json, found {list(stored.shape)}")
+            raise ModelRefused(f"{where} must be {list(shape)} (config.json), not {list(stored.shape)}")
         if stored.dtype not in dtypes:
             kinds = dtypes[0] if len(dtypes) == 1 else f"one of {', '.join(dtypes)}"
-            raise ModelRefused(f"{where} should be {kinds}, found {stored.dtype}")
+            raise ModelRefused(f"{where} must be {kinds}, not {stored.dtype}")
         return stored
 
     def put_back(self, name: str) -> None:
@@ -81,8 +81,8 @@ class StoredTensors:
         if unexpected:
             first = unexpected[0]
             raise ModelRefused(
-                f"{self._left[first].file.name}: {len(unexpected)} tensors that {self._files.config.model_type} "
-                f"does not have, the first is {first!r:.200}"
+                f"{self._left[first].file.name}: {len(unexpected)} tensors are not part of "
+                f"{self._files.config.model_type}, the first is {first!r:.200}"
             )
 
 
@@ -155,7 +155,7 @@ class Weights:
             copy, original = (self._tensors.read(f"{name}.weight", (outs, ins), STORED) for name in (head, embedding))
             if not self._equal(copy, original):
                 raise ModelRefused(
-                    f"{self._files.name}: {head}.weight should equal the embedding (tie_word_embeddings), but differs"
+                    f"{self._files.name}: {head}.weight differs from the embedding, contrary to tie_word_embeddings"
                 )
             self._tensors.put_back(f"{embedding}.weight")
         return self.linear([embedding], [outs], ins)

@@ -66,7 +66,7 @@ def test_forcing_a_backend() -> None:
     missing = next(verdict.backend for verdict in doctor.examine().backends if not verdict.available)
     done = run("--backend", missing)
     assert done.returncode == NoBackend.exit_code
-    assert f"backend {missing} cannot be used" in done.stdout
+    assert f"backend {missing} is unavailable" in done.stdout
 
 
 def test_ops_by_platform() -> None:

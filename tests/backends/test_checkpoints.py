@@ -173,16 +173,16 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("NaN weights", "compressed-fp8", changed("weight", with_nan), f"'{UP}.weight' holds a NaN"),
     ("negative NaN", "fp8-blocks", changed("weight", with_negative_nan), f"'{UP}.weight' holds a NaN"),
     ("huge scales", "gptq", changed("scales", lambda t: t.float() * 1e9), "scales beyond float16"),
-    ("another group size", "gptq", changed("scales", lambda t: t[:1]), "scales' should be [2, 80] by config.json"),
-    ("another group size, awq", "awq", changed("qzeros", lambda t: t.repeat(2, 1)), "should be [2, 10] by config"),
-    ("a row short", "gptq", changed("qweight", lambda t: t[:-1]), "qweight' should be [6, 80] by config.json"),
-    ("a column long", "awq", changed("qweight", lambda t: torch.cat([t, t[:, :1]], 1)), "should be [48, 10]"),
-    ("blocks short", "fp8-blocks", changed("weight_scale_inv", lambda t: t[:, :1]), "should be [3, 2] by config.json"),
-    ("floats", "awq", changed("qweight", lambda t: t.float()), "qweight' should be I32, found F32"),
+    ("another group size", "gptq", changed("scales", lambda t: t[:1]), "scales' must be [2, 80] (config"),
+    ("another group size, awq", "awq", changed("qzeros", lambda t: t.repeat(2, 1)), "must be [2, 10] (config"),
+    ("a row short", "gptq", changed("qweight", lambda t: t[:-1]), "qweight' must be [6, 80] (config"),
+    ("a column long", "awq", changed("qweight", lambda t: torch.cat([t, t[:, :1]], 1)), "must be [48, 10]"),
+    ("blocks short", "fp8-blocks", changed("weight_scale_inv", lambda t: t[:, :1]), "must be [3, 2] (config"),
+    ("floats", "awq", changed("qweight", lambda t: t.float()), "qweight' must be I32, not F32"),
     ("another shape told", "compressed-int4", changed("weight_shape", lambda t: t + 1), "weight_shape says [81, 49]"),
     ("groups of other sizes", "gptq", changed("g_idx", lambda t: t * 0), "into groups of 32"),
     ("groups that are not there", "gptq", changed("g_idx", lambda t: t + 7), "into groups of 32"),
-    ("a bias", "gptq", lambda t: t.update({f"{UP}.bias": torch.ones(80)}), "does not have"),
+    ("a bias", "gptq", lambda t: t.update({f"{UP}.bias": torch.ones(80)}), "not part of"),
 ]
 
 

@@ -54,7 +54,7 @@ def test_a_device_without_it_refuses_by_name(tmp_path: Path) -> None:
 
 
 def test_steps_recorded_whole_are_refused() -> None:
-    with pytest.raises(SettingRefused, match="graphs full") as refused:
+    with pytest.raises(SettingRefused, match="graphs = full") as refused:
         with_attention(TAPED, replace(CHOSEN, graphs="full"))
     assert "breakable" in refused.value.hint
 

@@ -62,7 +62,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 def test_the_first_that_works_is_taken_and_says_why(machine: Machine) -> None:
     choice = backends.choose()
     assert choice.info.backend == "hip"
-    assert choice.reason == "hip is the first that works here; not cuda"
+    assert choice.reason == "hip is the first that works; not available: cuda"
     assert backends.choose("cpu").reason == "cpu was asked for"
 
 
@@ -366,7 +366,7 @@ def test_names_far_from_all_get_the_list() -> None:
 def test_one_that_was_asked_for_and_is_not_there(machine: Machine) -> None:
     with pytest.raises(backends.BackendUnavailable, match="backend cuda cannot be used: not there") as caught:
         backends.choose("cuda")
-    assert (caught.value.reasons, caught.value.hint) == ({"cuda": "not there"}, "leave out --backend")
+    assert (caught.value.reasons, caught.value.hint) == ({"cuda": "not there"}, "omit --backend")
 
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": ""})], indirect=True)
@@ -377,7 +377,7 @@ def test_the_first_of_all_passed_nothing_over(machine: Machine) -> None:
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)
 def test_files_are_refused_only_where_a_backend_looked_at_them(machine: Machine) -> None:
     files: Any = SimpleNamespace(name="mine")
-    with pytest.raises(backends.BackendUnavailable, match="no backend can run this here"):
+    with pytest.raises(backends.BackendUnavailable, match="no backend works on this machine"):
         backends.choose(files=files)
 
 
@@ -385,7 +385,7 @@ def test_files_are_refused_only_where_a_backend_looked_at_them(machine: Machine)
 def test_a_second_choice_that_is_passed_over_says_how_to_get_it(machine: Machine) -> None:
     choice = backends.choose()
     assert choice.info.backend == "mlx"
-    assert choice.reason == "mlx is the first that works here; not cuda, not hip, not npu, not xpu"
+    assert choice.reason == "mlx is the first that works; not available: cuda, hip, npu, xpu"
 
 
 def test_the_cpu_needs_torch_and_lends_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,8 +404,8 @@ def test_threads_are_counted_as_the_kernels_count_them(tmp_path: Path, monkeypat
     monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(library))
     monkeypatch.setattr(sys.modules[kernels.__module__], "cores", lambda: 6)
     told = kernels(machine_of_cpu.LANES["avx2"])
-    assert told == {"kernels": "avx2, the best of this processor", "threads": "6, one for each physical core"}
-    for value, threads in (("0", "6, one for each physical core"), ("3,2", "3, from OMP_NUM_THREADS")):
+    assert told == {"kernels": "avx2, the best for this processor", "threads": "6, one per physical core"}
+    for value, threads in (("0", "6, one per physical core"), ("3,2", "3, from OMP_NUM_THREADS")):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert kernels(frozenset())["threads"] == threads
     monkeypatch.setenv("LOCALLLM_THREADS", "5")
@@ -414,7 +414,7 @@ def test_threads_are_counted_as_the_kernels_count_them(tmp_path: Path, monkeypat
     assert kernels(machine_of_cpu.LANES["avx2"])["kernels"] == "generic, forced by LOCALLLM_CPU_LANE"
     library.unlink()
     told = kernels(frozenset())
-    assert told["kernels"].startswith("none, torch alone computes")
+    assert told["kernels"].startswith("none, torch only")
     assert told["threads"] == "6"
 
 

@@ -254,7 +254,7 @@ def test_a_gpu_does_without_sizes_that_cannot_be_recorded(tmp_path: Path, most: 
 
 
 def test_a_model_that_finds_no_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="does not fit into the device's memory") as refused:
+    with pytest.raises(ModelRefused, match="does not fit into the device memory") as refused:
         open_runner(read_model(canary.save(tmp_path)), replace(BUDGET, cache_bytes=2**60), DEVICE, 2**30)
     assert "smaller cache" in refused.value.hint
 

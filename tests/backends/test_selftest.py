@@ -158,7 +158,7 @@ def test_a_kernel_that_breaks_the_device_is_left_out_the_next_time(
     monkeypatch.setattr(selftest, "_usable", lambda device: False)
     with pytest.raises(ModelRefused, match=r"norm\.rms broke a chip in its self-test: .+") as raised:
         run(tmp_path, with_rms(rms))
-    assert "the next start does without" in raised.value.hint
+    assert "the next start does not use" in raised.value.hint
     monkeypatch.undo()
     ops, told = run(tmp_path, with_rms(rms))
     assert ops.norm.rms is PLAIN.norm.rms
@@ -215,9 +215,9 @@ def test_a_kernel_that_ends_the_process_twice_is_left_out(tmp_path: Path, does: 
     for _ in range(2):
         told, said = start_of(does, tmp_path).communicate(timeout=60)
         instead = "norm.rms: test_selftest.right instead of test_selftest.ending"
-        assert f"{instead}, which twice did not come back" in told, said
+        assert f"{instead}, which crashed or hung twice" in told, said
         (line,) = findings.told(tmp_path).values()
-        assert "test_selftest.ending, which twice did not come back from its test" in line
+        assert "test_selftest.ending, which crashed or hung twice in its self-test" in line
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
 
 

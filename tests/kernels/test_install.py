@@ -55,7 +55,7 @@ def test_doctor_tells_that_the_kernels_are_missing(tmp_path: Path, monkeypatch: 
     told = json.loads(localllm("doctor", "--json", library=str(tmp_path / "none.so")).stdout)
     (cpu,) = [verdict for verdict in told["backends"] if verdict["backend"] == "cpu"]
     assert cpu["available"]
-    assert cpu["features"]["kernels"].startswith("none, torch alone computes: ")
+    assert cpu["features"]["kernels"].startswith("none, torch only: ")
     assert str(tmp_path / "none.so") in cpu["features"]["kernels"]
     ops = json.loads(localllm("doctor", "--ops", "--json", library=str(tmp_path / "none.so")).stdout)["ops"]
     assert {row["cpu"] for row in ops.values()} == {"reference"}

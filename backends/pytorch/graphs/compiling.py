@@ -52,7 +52,7 @@ class Compiler:
             nonlocal times
             if times:
                 self.late += 1
-                log.warning("a piece of the model was compiled once more: TORCH_LOGS=recompiles says why")
+                log.warning("a part of the model was compiled again; TORCH_LOGS=recompiles shows the reason")
             made = self._inductor(traced, given)
             times += 1  # not where that failed: the next call is still the first
             return made

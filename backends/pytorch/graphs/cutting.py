@@ -48,8 +48,8 @@ def traced(forward: Callable[..., Tensor], *examples: Tensor) -> Graph:
         places = {f"{Path(frame.filename).name}, line {frame.lineno}" for frame in frames if frame}
         lengths = ", ".join(map(str, fixed.values()))
         raise SettingRefused(
-            f"graphs split: the forward is for {lengths} tokens only, by {'; '.join(sorted(places))}",
-            "choose graphs breakable, full or off",
+            f"graphs split: the model supports only {lengths} tokens, because of {'; '.join(sorted(places))}",
+            "set graphs to breakable, full or off",
         )
     graph.graph.eliminate_dead_code()
     return graph

@@ -31,7 +31,7 @@ class Awq:
         if tensors.dtype(f"{name}.weight"):
             return Floats().load(tensors, name, outs, ins)
         if outs % 8:
-            raise ModelRefused(f"{name}: AWQ packs eight outputs together, but there are {outs}")
+            raise ModelRefused(f"{name}: AWQ packs groups of 8 outputs, but the weight has {outs}")
         group = self.config.group or -(-ins // 32) * 32
         groups = -(-ins // group)
         packed = tensors.read(f"{name}.qweight", (ins, outs // 8), ("I32",)).clone()  # outputs lie across the file

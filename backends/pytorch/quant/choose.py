@@ -34,7 +34,7 @@ def scheme(quant: Quant, files: ModelFiles) -> Scheme:
         return Floats(ON_LOAD[quant])
     if quant != "none":
         raise ModelRefused(
-            f"{files.name}: its weights are quantised already ({found.title}), and cannot become {quant}",
-            "leave out --quant, or use the model's bf16 version",
+            f"{files.name}: its weights are already quantised ({found.title}) and cannot be converted to {quant}",
+            "omit --quant, or use the bf16 version of the model",
         )
     return STORED[found.method](found)

@@ -48,7 +48,7 @@ class CompressedTensors:
         if f"{name}.weight_shape" in tensors:
             told = tensors.read(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
             if told != [outs, ins]:
-                raise ModelRefused(f"{name}.weight_shape says {told}, but config.json asks for {[outs, ins]}")
+                raise ModelRefused(f"{name}.weight_shape is {told}, but config.json needs {[outs, ins]}")
         zero = torch.full((outs, groups), 8, dtype=torch.uint8)
         if not self.config.symmetric:
             zeros = tensors.read(f"{name}.weight_zero_point", (-(-outs // 8), groups), ("I32",))

@@ -38,4 +38,4 @@ def check_finite(name: str, values: Tensor) -> None:
     """Raises ModelRefused where there is a NaN or an infinity: sums are of float32, and none hides in them."""
     slabs = values.flatten().split(SLAB)
     if not all(slab.sum(dtype=torch.float32).isfinite() for slab in slabs):
-        raise ModelRefused(f"tensor {name!r} holds a NaN or an infinity", "the file is damaged: download it again")
+        raise ModelRefused(f"tensor {name!r} has a NaN or an infinity", "the file is corrupt: download it again")

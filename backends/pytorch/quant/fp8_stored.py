@@ -50,7 +50,7 @@ def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantizat
     def rows(start: int, stop: int) -> Fp8:
         some = data[start:stop]
         if (some.view(torch.uint8) & 0x7F == 0x7F).any():
-            raise ModelRefused(f"tensor '{name}.weight' holds a NaN", "the file is damaged: download it again")
+            raise ModelRefused(f"tensor '{name}.weight' has a NaN", "the file is corrupt: download it again")
         return Fp8(some, scale[start:stop], group)
 
     return Loaded(outs, ins, rows)

@@ -31,7 +31,7 @@ class Gptq:
         if tensors.dtype(f"{name}.weight"):
             return Floats().load(tensors, name, outs, ins)
         if outs % 8 or ins % 8:
-            raise ModelRefused(f"{name}: GPTQ packs eight numbers together, but the weight is [{outs}, {ins}]")
+            raise ModelRefused(f"{name}: GPTQ packs groups of 8 numbers, but the weight is [{outs}, {ins}]")
         group = self.config.group or -(-ins // 32) * 32
         groups = -(-ins // group)
         packed = tensors.read(f"{name}.qweight", (ins // 8, outs), ("I32",))

@@ -33,7 +33,7 @@ def half_scales(name: str, scales: Tensor) -> Tensor:
     # One of bfloat16 that float16 rounds may lose an eighth of a step; the smallest of all do not matter.
     allowed = (scales.float().abs() * 2.0**-7).clamp(min=1e-6 * scales.abs().max().item() if scales.numel() else 0.0)
     if not (lost <= allowed).all():
-        raise ModelRefused(f"tensor {name!r} holds scales beyond float16: {scales.abs().max().item():g} is the largest")
+        raise ModelRefused(f"tensor {name!r} has scales beyond float16: up to {scales.abs().max().item():g}")
     return made
 
 
@@ -50,7 +50,7 @@ def grouped(name: str, groups: Tensor | None, group: int) -> Tensor | None:
         return None
     order = groups.long().argsort(stable=True)
     if not torch.equal(groups.long()[order], natural):
-        raise ModelRefused(f"tensor {name!r} does not sort the inputs into groups of {group}, as config.json says")
+        raise ModelRefused(f"tensor {name!r} does not assign the inputs to groups of {group}, contrary to config.json")
     return order
 
 
