@@ -57,7 +57,7 @@ def test_a_context_may_be_all_that_the_model_has_and_all_that_fits(files: ModelF
     budget = LoadOptions(context=canary.CONTEXT, cache_bytes=32 * PAGE)
     assert planned(files, budget, 0).max_context == canary.CONTEXT
     assert planned(files, replace(budget, context=1), 0).max_context == 1
-    with pytest.raises(ModelRefused, match="are allowed"):
+    with pytest.raises(ModelRefused, match="the limit is"):
         planned(files, replace(budget, cache_bytes=32 * PAGE - 1), 0)
 
 
