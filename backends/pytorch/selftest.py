@@ -93,7 +93,7 @@ def _self_tested(
                 reason = findings.verdicts[title] = findings.verdicts[title] or "leaves nothing that can be computed on"
                 findings.write([f"{title} broke the device: {reason}"])
                 raise ModelRefused(
-                    f"the kernel of {name} crashed {findings.device} in its self-test: {reason}",
+                    f"the kernel of {name} caused a device error on {findings.device} in its self-test: {reason}",
                     "load the model again; the next start does not use that kernel",
                 )
         return findings.verdicts[title]

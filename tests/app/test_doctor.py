@@ -62,7 +62,7 @@ def test_text_and_json_agree() -> None:
 
 
 def test_forcing_a_backend() -> None:
-    assert json.loads(run("--json", "--backend", "cpu").stdout)["reason"] == "cpu was asked for"
+    assert json.loads(run("--json", "--backend", "cpu").stdout)["reason"] == "cpu was requested"
     missing = next(verdict.backend for verdict in doctor.examine().backends if not verdict.available)
     done = run("--backend", missing)
     assert done.returncode == NoBackend.exit_code

@@ -136,7 +136,7 @@ def test_an_attention_there_is_not_is_refused_by_name(folder: Path) -> None:
     worker = WorkerProcess()
     refused = worker.load(folder, attention="flashinfer", backend="cpu")
     assert isinstance(refused, frames.LoadFailed)
-    assert refused.fault.message == "attention flashinfer is not for cpu"
+    assert refused.fault.message == "attention flashinfer is not supported on cpu"
     assert refused.fault.hint == "set it to auto"
     worker.close()
 

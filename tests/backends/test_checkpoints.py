@@ -164,14 +164,14 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("no order", "gptq-order", without("g_idx"), f"'{UP}.g_idx' is missing"),
     ("no order, int4", "compressed-int4-order", without("weight_g_idx"), f"'{UP}.weight_g_idx' is missing"),
     ("no weight", "awq", without("qweight"), f"'{UP}.qweight' is missing"),
-    ("NaN scales", "gptq", changed("scales", with_nan), f"'{UP}.scales' holds a NaN"),
-    ("NaN scales, awq", "awq", changed("scales", with_nan), f"'{UP}.scales' holds a NaN"),
-    ("NaN scales, int4", "compressed-int4", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
-    ("NaN scales, fp8", "fp8-blocks", changed("weight_scale_inv", with_nan), "weight_scale_inv' holds a NaN"),
-    ("NaN scales, one an output", "compressed-fp8", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
-    ("NaN scales, int8", "compressed-int8", changed("weight_scale", with_nan), "weight_scale' holds a NaN"),
-    ("NaN weights", "compressed-fp8", changed("weight", with_nan), f"'{UP}.weight' holds a NaN"),
-    ("negative NaN", "fp8-blocks", changed("weight", with_negative_nan), f"'{UP}.weight' holds a NaN"),
+    ("NaN scales", "gptq", changed("scales", with_nan), f"'{UP}.scales' has a NaN"),
+    ("NaN scales, awq", "awq", changed("scales", with_nan), f"'{UP}.scales' has a NaN"),
+    ("NaN scales, int4", "compressed-int4", changed("weight_scale", with_nan), "weight_scale' has a NaN"),
+    ("NaN scales, fp8", "fp8-blocks", changed("weight_scale_inv", with_nan), "weight_scale_inv' has a NaN"),
+    ("NaN scales, one an output", "compressed-fp8", changed("weight_scale", with_nan), "weight_scale' has a NaN"),
+    ("NaN scales, int8", "compressed-int8", changed("weight_scale", with_nan), "weight_scale' has a NaN"),
+    ("NaN weights", "compressed-fp8", changed("weight", with_nan), f"'{UP}.weight' has a NaN"),
+    ("negative NaN", "fp8-blocks", changed("weight", with_negative_nan), f"'{UP}.weight' has a NaN"),
     ("huge scales", "gptq", changed("scales", lambda t: t.float() * 1e9), "scales beyond float16"),
     ("another group size", "gptq", changed("scales", lambda t: t[:1]), "scales' must be [2, 80] (config"),
     ("another group size, awq", "awq", changed("qzeros", lambda t: t.repeat(2, 1)), "must be [2, 10] (config"),
@@ -179,9 +179,9 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("a column long", "awq", changed("qweight", lambda t: torch.cat([t, t[:, :1]], 1)), "must be [48, 10]"),
     ("blocks short", "fp8-blocks", changed("weight_scale_inv", lambda t: t[:, :1]), "must be [3, 2] (config"),
     ("floats", "awq", changed("qweight", lambda t: t.float()), "qweight' must be I32, not F32"),
-    ("another shape told", "compressed-int4", changed("weight_shape", lambda t: t + 1), "weight_shape says [81, 49]"),
-    ("groups of other sizes", "gptq", changed("g_idx", lambda t: t * 0), "into groups of 32"),
-    ("groups that are not there", "gptq", changed("g_idx", lambda t: t + 7), "into groups of 32"),
+    ("another shape told", "compressed-int4", changed("weight_shape", lambda t: t + 1), "weight_shape is [81, 49]"),
+    ("groups of other sizes", "gptq", changed("g_idx", lambda t: t * 0), "to groups of 32"),
+    ("groups that are not there", "gptq", changed("g_idx", lambda t: t + 7), "to groups of 32"),
     ("a bias", "gptq", lambda t: t.update({f"{UP}.bias": torch.ones(80)}), "not part of"),
 ]
 
@@ -202,5 +202,5 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
 
 def test_small_weights_are_not_made_smaller(tmp_path: Path) -> None:
     BY_LABEL["gptq"].save(tmp_path / "small", tmp_path / "meant")
-    with pytest.raises(ModelRefused, match=r"quantised already \(gptq int4\), and cannot become int8"):
+    with pytest.raises(ModelRefused, match=r"already quantised \(gptq int4\) and cannot be converted to int8"):
         open_on_cpu(read_model(tmp_path / "small"), replace(BUDGET, quant="int8"), 2**30)

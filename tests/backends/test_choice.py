@@ -48,7 +48,7 @@ def test_ours_stays_where_nothing_is_asked_for() -> None:
 
 
 def test_a_device_without_it_refuses_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SettingRefused, match="attention flashinfer is not for cpu") as refused:
+    with pytest.raises(SettingRefused, match="attention flashinfer is not supported on cpu") as refused:
         cpu.open(read_model(canary.save(tmp_path)), CHOSEN)
     assert "auto" in refused.value.hint
 

@@ -63,7 +63,7 @@ def test_the_first_that_works_is_taken_and_says_why(machine: Machine) -> None:
     choice = backends.choose()
     assert choice.info.backend == "hip"
     assert choice.reason == "hip is the first that works; not available: cuda"
-    assert backends.choose("cpu").reason == "cpu was asked for"
+    assert backends.choose("cpu").reason == "cpu was requested"
 
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no such weights"})], indirect=True)
@@ -71,7 +71,7 @@ def test_one_that_cannot_load_these_files_is_passed_over(machine: Machine) -> No
     files: Any = SimpleNamespace(name="mine")
     assert backends.choose().info.backend == "cuda"
     assert backends.choose(files=files).info.backend == "cpu"
-    with pytest.raises(ModelRefused, match=r"mine cannot be run here.*no such weights"):
+    with pytest.raises(ModelRefused, match=r"no backend supports mine .*no such weights"):
         backends.choose("cuda", files)
 
 
@@ -87,13 +87,13 @@ def test_a_second_choice_runs_where_nothing_else_does(machine: Machine) -> None:
     files: Any = SimpleNamespace(name="mine")
     assert backends.choose().info.backend == "cpu"
     assert backends.choose(files=files).info.backend == "mlx"
-    assert backends.choose(files=files).reason == "nothing else takes this model; mlx does, if slowly"
-    assert backends.choose("mlx").reason == "mlx was asked for"
+    assert backends.choose(files=files).reason == "no other backend supports this model; mlx does, but slowly"
+    assert backends.choose("mlx").reason == "mlx was requested"
 
 
 @pytest.mark.parametrize("machine", [Machine({"mlx": ""}, second="mlx")], indirect=True)
 def test_a_second_choice_is_better_than_none(machine: Machine) -> None:
-    assert backends.choose().reason == "nothing else runs here; mlx does, if slowly"
+    assert backends.choose().reason == "no other backend works; mlx does, but slowly"
 
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)
@@ -234,7 +234,7 @@ class FakeCuda:
     [
         (FakeCuda(status=100), "error 100"),
         (FakeCuda(count=0), "shows no GPU"),
-        (FakeCuda(capability=(7, 5)), "NVIDIA H200 has compute capability 7.5, at least 8.0 is needed"),
+        (FakeCuda(capability=(7, 5)), "NVIDIA H200 has compute capability 7.5; the minimum is 8.0"),
     ],
 )
 def test_nvidia_gpus_that_cannot_be_used(fake: FakeCuda, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,14 +364,14 @@ def test_names_far_from_all_get_the_list() -> None:
 
 @pytest.mark.parametrize("machine", [Machine({"cpu": ""})], indirect=True)
 def test_one_that_was_asked_for_and_is_not_there(machine: Machine) -> None:
-    with pytest.raises(backends.BackendUnavailable, match="backend cuda cannot be used: not there") as caught:
+    with pytest.raises(backends.BackendUnavailable, match="backend cuda is unavailable: not there") as caught:
         backends.choose("cuda")
     assert (caught.value.reasons, caught.value.hint) == ({"cuda": "not there"}, "omit --backend")
 
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": ""})], indirect=True)
 def test_the_first_of_all_passed_nothing_over(machine: Machine) -> None:
-    assert backends.choose().reason == "cuda is the first backend and runs here"
+    assert backends.choose().reason == "cuda is the preferred backend"
 
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)

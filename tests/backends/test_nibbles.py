@@ -60,5 +60,5 @@ def test_inputs_are_sorted_by_their_groups() -> None:
 
 @pytest.mark.parametrize("groups", [[0, 0, 0, 1], [0, 1, 1, 1, 2], [1, 1, 2, 2]], ids=str)
 def test_groups_of_another_size_are_refused(groups: list[int]) -> None:
-    with pytest.raises(ModelRefused, match=r"'g' does not sort the inputs into groups of 2, as config\.json says"):
+    with pytest.raises(ModelRefused, match=r"'g' does not assign the inputs to groups of 2, contrary to config\.json"):
         grouped("g", torch.tensor(groups), 2)

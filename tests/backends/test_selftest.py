@@ -156,7 +156,7 @@ def test_a_kernel_that_breaks_the_device_is_left_out_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rms: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(selftest, "_usable", lambda device: False)
-    with pytest.raises(ModelRefused, match=r"norm\.rms broke a chip in its self-test: .+") as raised:
+    with pytest.raises(ModelRefused, match=r"norm\.rms caused a device error on a chip in its self-test: .+") as raised:
         run(tmp_path, with_rms(rms))
     assert "the next start does not use" in raised.value.hint
     monkeypatch.undo()

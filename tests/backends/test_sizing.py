@@ -63,7 +63,7 @@ def test_a_context_may_be_all_that_the_model_has_and_all_that_fits(files: ModelF
 
 def test_sizes_are_said_in_units_that_fit(files: ModelFiles) -> None:
     for free, said in ((2**30, "1.00 GiB"), (2**30 - 2**20, "1023.00 MiB")):
-        with pytest.raises(ModelRefused, match=f"needs 2.00 GiB for its weights, but {said} is free"):
+        with pytest.raises(ModelRefused, match=f"needs 2.00 GiB for its weights, but only {said} is free"):
             plan(files, LoadOptions(), free, torch.float32, 2**31, CPU)
 
 
@@ -101,7 +101,7 @@ def test_caches_of_fp8_are_for_devices_that_can(files: ModelFiles) -> None:
     assert cache_dtype(LoadOptions(), torch.bfloat16, able) == torch.bfloat16
     assert cache_dtype(asked, torch.bfloat16, able) == torch.float8_e4m3fn
     assert plan(files, replace(asked, cache_bytes=8 * PAGE), 2**30, torch.bfloat16, 0, able).groups[0].num_pages == 32
-    with pytest.raises(SettingRefused, match="not for cpu"):
+    with pytest.raises(SettingRefused, match="not supported on cpu"):
         cache_dtype(asked, torch.bfloat16, CPU)
     with pytest.raises(SettingRefused, match="needs dtype bfloat16"):
         cache_dtype(asked, torch.float32, able)

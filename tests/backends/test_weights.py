@@ -70,23 +70,23 @@ CASES: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ),
     ("a number", "llama", replaced(NORM, torch.tensor(1.0)), "not []"),
     ("fused weights short", "phi3", replaced("model.layers.0.self_attn.qkv_proj.weight", torch.zeros(95, 48)), "[95"),
-    ("integers", "llama", replaced(NORM, torch.ones(48, dtype=torch.int8)), "one of BF16, F16, F32, found I8"),
-    ("float64", "llama", replaced(NORM, torch.ones(48, dtype=torch.float64)), "found F64"),
-    ("8-bit floats", "llama", replaced(NORM, torch.ones(48).to(torch.float8_e4m3fn)), "found F8_E4M3"),
-    ("NaN in a norm", "llama", spoilt(NORM, float("nan")), f"'{NORM}' holds a NaN or an infinity"),
+    ("integers", "llama", replaced(NORM, torch.ones(48, dtype=torch.int8)), "one of BF16, F16, F32, not I8"),
+    ("float64", "llama", replaced(NORM, torch.ones(48, dtype=torch.float64)), "not F64"),
+    ("8-bit floats", "llama", replaced(NORM, torch.ones(48).to(torch.float8_e4m3fn)), "not F8_E4M3"),
+    ("NaN in a norm", "llama", spoilt(NORM, float("nan")), f"'{NORM}' has a NaN or an infinity"),
     (
         "an infinity in a bias",
         "qwen2",
         spoilt("model.layers.0.self_attn.k_proj.bias", float("inf")),
-        "k_proj.bias' holds",
+        "k_proj.bias' has",
     ),
-    ("NaN in the embedding", "llama", spoilt("model.embed_tokens.weight", float("nan")), "embed_tokens.weight' holds"),
-    ("NaN in the head", "llama", spoilt("lm_head.weight", float("nan")), "'lm_head.weight' holds a NaN"),
+    ("NaN in the embedding", "llama", spoilt("model.embed_tokens.weight", float("nan")), "embed_tokens.weight' has"),
+    ("NaN in the head", "llama", spoilt("lm_head.weight", float("nan")), "'lm_head.weight' has a NaN"),
     (
         "NaN in a projection",
         "llama",
         spoilt("model.layers.1.mlp.up_proj.weight", float("nan")),
-        "up_proj.weight' holds",
+        "up_proj.weight' has",
     ),
     ("another head", "llama-tied", replaced("lm_head.weight", torch.zeros(VOCAB, 48)), "differs from the embedding"),
 ]
@@ -165,8 +165,8 @@ class TestBudget:
     @pytest.mark.parametrize(
         ("budget", "told"),
         [
-            (LoadOptions(context=129), "has a context of 128 tokens, 129 were asked for"),
-            (LoadOptions(context=0), "0 were asked for"),
+            (LoadOptions(context=129), "has a context of 128 tokens, but 129 were requested"),
+            (LoadOptions(context=0), "0 were requested"),
             (LoadOptions(context=128, cache_bytes=10_000), "a context of 128 tokens needs"),
             (LoadOptions(cache_bytes=100), "needs"),
         ],
@@ -179,5 +179,5 @@ class TestBudget:
     def test_weights_beyond_the_free_memory_are_refused(self, files) -> None:
         from localllm.backends.cpu.device import open_on_cpu
 
-        with pytest.raises(ModelRefused, match=r"needs 0\.26 MiB for its weights, but 0\.00 MiB are free"):
+        with pytest.raises(ModelRefused, match=r"needs 0\.26 MiB for its weights, but only 0\.00 MiB is free"):
             open_on_cpu(files, LoadOptions(threads=1), free=1000)
