@@ -273,7 +273,7 @@ def test_a_device_that_breaks_while_a_model_is_loaded(tmp_path: Path, monkeypatc
         raise torch.AcceleratorError(ILLEGAL)
 
     monkeypatch.setattr(opening, "PagedKV", broken)
-    with pytest.raises(RunnerFailed, match=r"failed while .* was loaded: CUDA error: an illegal memory access"):
+    with pytest.raises(RunnerFailed, match=r"failed while loading .*: CUDA error: an illegal memory access"):
         open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
 
 

@@ -202,7 +202,7 @@ def test_no_graphs_where_none_are_wanted(tmp_path: Path) -> None:
 
 def test_a_cache_of_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
     files = read_model(canary.save(tmp_path))
-    with pytest.raises(SettingRefused, match="fp8 is not for cpu"):
+    with pytest.raises(SettingRefused, match="fp8 is not supported on cpu"):
         open_runner(files, replace(BUDGET, cache_dtype="fp8"), TAPED, 2**30)
     with pytest.raises(SettingRefused, match="needs dtype bfloat16"):
         open_runner(files, replace(BUDGET, cache_dtype="fp8"), replace(TAPED, fp8_cache=True), 2**30)

@@ -180,5 +180,5 @@ def test_a_device_is_placed_by_its_type_and_named_by_its_backend(tmp_path: Path)
     assert runner.spec.groups[0].page_size == hip.page_size == 16
     wider = open_runner(read_model(tmp_path), options, replace(hip, page_size=64), 2**30)
     assert wider.spec.groups[0].page_size == 64
-    with pytest.raises(SettingRefused, match="is not for hip"):
+    with pytest.raises(SettingRefused, match="is not supported on hip"):
         open_runner(read_model(tmp_path), replace(options, attention="flashinfer"), hip, 2**30)

@@ -14,7 +14,7 @@ from localllm.kernels.ops import Ops
     [("nrm.rms", "did you mean norm.rms?"), ("rop", "did you mean rope?"), ("al", "did you mean all?")],
 )
 def test_a_name_there_is_not_gets_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(SettingRefused, match=f"reference_ops names '{name}', and there is no such op") as refused:
+    with pytest.raises(SettingRefused, match=f"reference_ops: unknown op '{name}'") as refused:
         with_references(Ops(), ["norm", name])
     assert refused.value.hint == hint
 
