@@ -14,7 +14,8 @@ from torch import Tensor
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """One capture stream per device: libraries keep a workspace for each stream that they have seen."""
+    """One capture stream per device: libraries keep a workspace, and kernels counters, for each stream that they have
+    seen. So replays of one device's recorders follow one another; work beside them is forked (streams.py)."""
     return torch.cuda.Stream(device)
 
 
