@@ -33,7 +33,7 @@ HARDWARE = {
     "cpu": "CPU",
     "llamacpp": "GGUF models (llama.cpp)",
 }
-# Of a backend whose every device computes with one kind of kernels, the lane says no more than which of them.
+# (backend, implementation) -> description.
 LANES = {
     ("cuda", "library"): "with the C++ kernels",
     ("cuda", "triton"): "with Triton alone",
@@ -43,18 +43,18 @@ LANES = {
 LESSER = {
     "emulated": "on an emulator",
     "compile": "only compiled",
-    "contract": "without a device, by the vendor's schemas",
+    "contract": "without a device, with the schemas of the vendor",
 }
-NOT_YET = "Not yet: `localllm doctor` finds it, and this version has no runner for it"
+NOT_YET = "Not supported yet; `localllm doctor` detects it"
 
 
 def state(records: list[Record]) -> str:
-    """Of one backend. A claim is of a lane and a machine where the suite passed and nothing failed."""
+    """The state of one backend: a claim per machine and implementation, from the recorded test results."""
     places: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         if record.passed or record.failed:
             places.setdefault((record.tier, record.machine, record.lane), []).append(record)
-    claims = [_claim(*place, found) for place, found in sorted(places.items()) if place[0].startswith("real")]
+    claims = [_claim(*place, results) for place, results in sorted(places.items()) if place[0].startswith("real")]
     if all(tier != "real" for tier, _, _ in places):
         claims.append("Never run on this hardware")
         claims += [_lesser(tier, records) for tier in LESSER if any(record.tier == tier for record in records)]
@@ -68,8 +68,8 @@ def _claim(tier: str, machine: str, lane: str, records: list[Record]) -> str:
     if failed:
         return f"**Fails** on {where}: {failed} of {passed + failed} tests{when}"
     if not suite:
-        return f"Tried on {where}: {passed} tests passed, the conformance suite was not among them{when}"
-    more = f" and {passed - suite} more" if passed > suite else ""
+        return f"Partly tested on {where}: {passed} tests passed, without the conformance suite{when}"
+    more = f" and {passed - suite} other tests" if passed > suite else ""
     return f"Verified on {where}: the conformance suite ({suite} tests){more} passed{when}"
 
 
@@ -79,19 +79,20 @@ def _counts(record: Record) -> tuple[int, int, int]:
 
 
 def _when(records: list[Record]) -> str:
-    dates, commits = sorted({record.date for record in records}), sorted({record.commit for record in records})
+    dates = sorted({record.date for record in records})
+    commits = sorted({record.commit for record in records})
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return f" ({days}, {', '.join(f'`{commit}`' for commit in commits)})"
 
 
 def _lesser(tier: str, records: list[Record]) -> str:
-    """The tests are the same on every machine: those of the one where most passed count."""
-    found = [record for record in records if record.tier == tier]
+    """The claim of a lesser tier. Its tests are equal on all machines, so the machine with the most passes counts."""
+    results = [record for record in records if record.tier == tier]
     machines: Counter[str] = Counter()
-    for record in found:
+    for record in results:
         machines[record.machine] += record.passed
     passed = max(machines.values())
-    failed = sum(record.failed for record in found)
+    failed = sum(record.failed for record in results)
     return f"{f'**{failed} tests failed** and ' if failed else ''}{passed} tests passed {LESSER[tier]}"
 
 

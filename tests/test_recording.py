@@ -189,13 +189,13 @@ LATER = counted(file="b", suite=False, passed=4, date="2026-01-05", commit="def"
         ([counted()], f"{PASSED} {WHEN}"),
         (
             [counted(), LATER],
-            f"{PASSED[:-7]} and 4 more passed (2026-01-02 to 2026-01-05, `abc1234`, `def`)",
+            f"{PASSED[:-7]} and 4 other tests passed (2026-01-02 to 2026-01-05, `abc1234`, `def`)",
         ),
         ([counted(failed=2)], f"**Fails** on {PLACE}: 2 of 38 tests {WHEN}"),
         ([counted(), counted(suite=False, passed=4, failed=1)], f"**Fails** on {PLACE}: 1 of 41 tests {WHEN}"),
         (
             [counted(suite=False)],
-            f"Tried on {PLACE}: 36 tests passed, the conformance suite was not among them {WHEN}",
+            f"Partly tested on {PLACE}: 36 tests passed, without the conformance suite {WHEN}",
         ),
         (
             [counted(), counted(lane="triton", passed=30, failed=6)],
