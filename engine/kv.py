@@ -96,6 +96,7 @@ class KVCache:
         self.snapshot_interval = self._block if spec.num_snapshots else 0  # 0: no snapshots
         self._groups = [Group(index, group, self._block) for index, group in enumerate(spec.groups)]
         self._windows = [group for group in self._groups if group.window]
+        self._first_readers = [1 if group.window else 0 for group in self._groups]
         for group in spec.groups:
             self._check_window(group)
         self._tree = PrefixTree(self._block)
@@ -273,7 +274,7 @@ class KVCache:
 
     def _insert(self, lease: Lease, parent: Node, key: tuple[int, ...], block: int) -> Node:
         pages = [tuple(lease.pages[group.index][group.span(block)]) for group in self._groups]
-        return self._tree.insert(parent, key, pages, [1 if group.window else 0 for group in self._groups])
+        return self._tree.insert(parent, key, pages, self._first_readers.copy())
 
     def _adopt(self, lease: Lease, node: Node, block: int) -> None:
         """Use the equal block of the tree instead of the lease's; fill in the pages that it lacks."""

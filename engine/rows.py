@@ -92,18 +92,20 @@ class BatchBuilder:
             self._draft_counts = draft_counts
             self._answers = _Answers(drawing, draft_counts)
         leases = [(row.lease, row.lease.changes) for row in rows]
-        if leases != self._leases:
-            groups = len(rows[0].lease.pages)
-            self._tables = tuple([self._page_table(group, leases) for group in range(groups)])
-            self._leases = leases
+        if leases == self._leases:
+            return
+        groups = len(rows[0].lease.pages)
+        same_rows = [lease for lease, _ in leases] == [lease for lease, _ in self._leases]
+        self._tables = tuple([self._page_table(group, leases, same_rows) for group in range(groups)])
+        self._leases = leases
+        if not same_rows:
             self._states = np.array([row.lease.state for row in rows], np.int32)
             self._adapters = np.array([row.sequence.adapter_slot for row in rows], np.int32)
             self._scales = np.array([row.sequence.request.adapter_scale for row in rows], np.float32)
 
-    def _page_table(self, group: int, leases: list[tuple[Lease, int]]) -> Ints:
+    def _page_table(self, group: int, leases: list[tuple[Lease, int]], same_rows: bool) -> Ints:
         """A new table, in which only the rows of changed leases are written."""
         table = np.zeros((len(leases), max([len(lease.pages[group]) for lease, _ in leases])), np.int32)
-        same_rows = len(leases) == len(self._leases)
         if same_rows:
             before = self._tables[group]
             width = min(table.shape[1], before.shape[1])
