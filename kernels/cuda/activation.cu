@@ -14,8 +14,8 @@ __device__ inline float activated(float x) {
 
 template <class T, int N, Activation KIND, class Index>
 __global__ void gated(T* out, const T* x, Index vectors, Index dim, int64_t x_stride, int64_t out_stride) {
-  let_next_begin();
-  await_previous();
+  launch_dependents();
+  wait_for_previous();
   Index each = dim / N;
   for (Index i = blockIdx.x * Index(blockDim.x) + threadIdx.x; i < vectors; i += gridDim.x * Index(blockDim.x)) {
     int64_t row = i / each, at = i % each * N;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int WARPS = 4;
 constexpr int V = 4;        // dims per vector; a lane holds two vectors
-constexpr int AT_ONCE = 2;  // TURNS of a warp if the device cannot hold one warp per turn
+constexpr int AT_ONCE = 2;  // TURNS per warp in large batches, so that all warps are resident
 constexpr int HOLDS = 48;   // resident warps per multiprocessor
 
 // One head of qkv: its token, its index, and its slot in the cache.
@@ -48,13 +48,13 @@ __device__ inline float norm_weight(Type type, const void* norm, int at) {
 // The offsets of a lane's two vectors in a head. Both elements of every RoPE pair are in the same lane.
 struct Lane {
   int one, other;
-  bool turned;
+  bool rotated;
 
   __device__ Lane(const AppendArgs& args, int lane) {
     const int half = int(args.half), at = lane * V;
     const bool neox = args.rotation == Rotation::neox, paired = neox && at < half;
     one = paired ? at : 2 * at, other = paired ? at + half : one + V;
-    turned = neox ? paired : one < 2 * half;
+    rotated = neox ? paired : one < 2 * half;
   }
   template <class T>
   __device__ void load(const T* from, float (&x)[2 * V]) const {
@@ -66,7 +66,7 @@ struct Lane {
   }
 };
 
-__device__ inline void turn(Rotation rotation, float (&x)[2 * V], const float (&cos)[V], const float (&sin)[V]) {
+__device__ inline void rotate(Rotation rotation, float (&x)[2 * V], const float (&cos)[V], const float (&sin)[V]) {
   auto pair = [&](float& a, float& b, int i) {
     float first = a * cos[i] - b * sin[i];
     b = b * cos[i] + a * sin[i];
@@ -79,11 +79,11 @@ __device__ inline void turn(Rotation rotation, float (&x)[2 * V], const float (&
 }
 
 // For dim up to LANES * 2 V, a multiple of 2 V. A warp computes heads of one token: 32 / LANES heads in each of TURNS
-// turns. It starts the loads of all turns before it uses the first.
+// iterations. It starts the loads of all iterations before it uses the first.
 template <class T, class C, int LANES, int TURNS>
 __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_constant__ AppendArgs args) {
   constexpr int ABREAST = 32 / LANES;
-  let_next_begin();
+  launch_dependents();
   const int lane = int(threadIdx.x) % 32, dim = int(args.dim);
   const int heads = int(args.heads), keys = int(args.heads + args.kv_heads), every = keys + int(args.kv_heads);
   const unsigned each = unsigned(every + ABREAST * TURNS - 1) / (ABREAST * TURNS);  // warps per token
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
   const Lane place(args, lane % LANES);
   float weights[2 * V];
   const void* held = nullptr;  // the norm that `weights` is from; no kernel writes it
-  auto hold = [&](int head) {
+  auto load_norm = [&](int head) {
     const void* norm = head < heads ? args.query_norm : head < keys ? args.key_norm : nullptr;
     if (norm && norm != held && inside) {
       if (args.norm_type == Type::f32) place.load(static_cast<const float*>(norm), weights);
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
     }
     return norm != nullptr;
   };
-  hold(own);
-  await_previous();
+  load_norm(own);
+  wait_for_previous();
   if (token >= args.tokens) return;
   T* const from = static_cast<T*>(args.qkv) + token * args.stride;
   Vec<T, V> asked[TURNS][2] = {};
@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
     asked[count][1] = *reinterpret_cast<const Vec<T, V>*>(from + head * dim + place.other);
   }
   const int64_t slot = args.slots[token];
-  const bool stored = slot >= 0 && slot < args.limit, turned = place.turned && inside;
+  const bool stored = slot >= 0 && slot < args.limit, rotated = place.rotated && inside;
   float cos[V], sin[V];
-  if (turned && first < keys) {
+  if (rotated && first < keys) {
     const int64_t at = token * args.half + (args.rotation == Rotation::neox ? place.one : place.one / 2);
     load<V>(args.cos + at, cos), load<V>(args.sin + at, sin);
   }
@@ -135,12 +135,12 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, step);
     if (!inside || head >= every) continue;
-    if (hold(head)) {
+    if (load_norm(head)) {
       float scale = rsqrtf(squares / float(dim) + args.eps);
 #pragma unroll
       for (int i = 0; i < 2 * V; i++) x[i] *= scale * weights[i];
     }
-    if (turned && head < keys) turn(args.rotation, x, cos, sin);
+    if (rotated && head < keys) rotate(args.rotation, x, cos, sin);
     if (head < heads) {
       place.save(from + head * dim, x);
     } else if (stored) {
@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
 template <class T, class C>
 __global__ void append_numbers(AppendArgs args) {
   extern __shared__ float x[];
-  let_next_begin();
-  await_previous();
+  launch_dependents();
+  wait_for_previous();
   Head head(args, blockIdx.x);
   int dim = int(args.dim), half = int(args.half), lane = int(threadIdx.x);
   T* from = static_cast<T*>(args.qkv) + head.source(args);

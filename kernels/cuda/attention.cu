@@ -11,11 +11,12 @@
 namespace localllm::cuda {
 namespace {
 
-// Warps per thread block. A batch of one row uses MANY warps, so that the row has fewer partial results to merge.
-constexpr int FEW = 4, MANY = 8;
-// Resident thread blocks of FEW warps per multiprocessor: the maximum without register spills. A block of MANY warps
-// has the same registers per thread, and one is resident, so that blocks of the previous and next kernel fit beside it.
-constexpr int held(int dim, bool e4m3, int arch) {
+// Warps per thread block. A batch of one row uses MANY_WARPS warps, so that the row has fewer partial results to merge.
+constexpr int FEW_WARPS = 4, MANY_WARPS = 8;
+// Resident thread blocks of FEW_WARPS warps per multiprocessor: the maximum without register spills. A block of
+// MANY_WARPS warps has the same registers per thread, and one is resident, so that blocks of the previous and next
+// kernel fit beside it.
+constexpr int resident_blocks(int dim, bool e4m3, int arch) {
   return arch == 800 || (arch < 900 && e4m3 && dim == 128) ? 2 : 3;
 }
 #ifdef __CUDA_ARCH__
@@ -31,7 +32,7 @@ struct Row {
 };
 
 template <int BLOCK>
-__device__ inline Row measured(const DecodeArgs& args, int row) {
+__device__ inline Row row_of(const DecodeArgs& args, int row) {
   int queries = args.row_starts[row + 1] - args.row_starts[row], end = args.context_lens[row];
   int low = args.window > 0 ? max(end - args.window, 0) : 0;
   return {low, end, queries == 1 ? (end - low + BLOCK - 1) / BLOCK : 0};
@@ -51,10 +52,10 @@ struct Place {
 };
 
 template <int BLOCK>
-__device__ inline Place found(const DecodeArgs& args, int at, int lane) {
+__device__ inline Place find_place(const DecodeArgs& args, int at, int lane) {
   int row = 0, passed = 0;
   for (int base = 0; base < args.rows; base += 32) {
-    int upto = base + lane < args.rows ? measured<BLOCK>(args, base + lane).blocks : 0;
+    int upto = base + lane < args.rows ? row_of<BLOCK>(args, base + lane).blocks : 0;
     for (int distance = 1; distance < 32; distance *= 2) {
       int other = __shfl_up_sync(ALL, upto, distance);
       if (lane >= distance) upto += other;
@@ -68,7 +69,7 @@ __device__ inline Place found(const DecodeArgs& args, int at, int lane) {
 }
 
 template <int D, int WARPS>
-struct Meeting {  // shared memory for the partial results of the warps of a thread block
+struct Partials {  // shared memory for the partial results of the warps of a thread block
   float acc[WARPS][MOST_SHARING][D];
   float peak[WARPS][MOST_SHARING], total[WARPS][MOST_SHARING];
   int arrived;
@@ -123,36 +124,36 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, i
     for (int p = 0; p < AHEAD; p++) add(__shfl_sync(ALL, weight, p), ahead[p]);
 #pragma unroll 8
     for (int p = AHEAD; p < count; p++) {
-      float found[D / 32];
-      part(base + p, true, found);
-      add(__shfl_sync(ALL, weight, p), found);
+      float values[D / 32];
+      part(base + p, true, values);
+      add(__shfl_sync(ALL, weight, p), values);
     }
   }
   finish<T, D>(args, start, kv_head * args.group + own, sums, peak, total, lane);
 }
 
 template <class T, int D, class C, int WARPS>
-__global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, ARCH)) * FEW * 32,
-                                  WARPS == FEW ? held(D, sizeof(C) == 1, ARCH) : 1)
+__global__ void __launch_bounds__((WARPS == FEW_WARPS ? 1 : resident_blocks(D, sizeof(C) == 1, ARCH)) * FEW_WARPS * 32,
+                                  WARPS == FEW_WARPS ? resident_blocks(D, sizeof(C) == 1, ARCH) : 1)
     decode_kernel(const __grid_constant__ DecodeArgs args) {
   constexpr int BLOCK = WARPS * STEP;
-  __shared__ Meeting<D, WARPS> meeting;
+  __shared__ Partials<D, WARPS> partials;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int kv_head = blockIdx.x % args.kv_heads, chunk = blockIdx.x / args.kv_heads;
-  int every = 0;
-  for (int row = lane; row < args.rows; row += 32) every += measured<BLOCK>(args, row).blocks;
-  every = __reduce_add_sync(ALL, every);
-  const int share = max((every + args.chunks - 1) / args.chunks, LEAST);
+  int all_blocks = 0;
+  for (int row = lane; row < args.rows; row += 32) all_blocks += row_of<BLOCK>(args, row).blocks;
+  all_blocks = __reduce_add_sync(ALL, all_blocks);
+  const int share = max((all_blocks + args.chunks - 1) / args.chunks, LEAST);
   int at = chunk * share;
-  const int stop = min(at + share, every);
-  auto [row, passed] = found<BLOCK>(args, at, lane);
+  const int end_block = min(at + share, all_blocks);
+  auto [row, passed] = find_place<BLOCK>(args, at, lane);
   const int64_t head_at = kv_head * args.head;
   bool waiting = true;
   Warp<T, D, C> own;
-  if (at >= stop) await_previous();
-  for (; at < stop; row++) {
-    const Row seen = measured<BLOCK>(args, row);
-    const int upto = min(stop, passed + seen.blocks), start = args.row_starts[row];
+  if (at >= end_block) wait_for_previous();
+  for (; at < end_block; row++) {
+    const Row seen = row_of<BLOCK>(args, row);
+    const int upto = min(end_block, passed + seen.blocks), start = args.row_starts[row];
     if (at < upto) {
       const int last = min(seen.low + (upto - passed) * BLOCK, seen.end);
       int base = seen.low + (at - passed) * BLOCK + warp * STEP;
@@ -163,22 +164,22 @@ __global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, AR
       };
       int slot = slot_of(base + lane % STEP), next = slot_of(base + BLOCK + lane % STEP);
       if (waiting) {  // no kernel writes rows and page tables; earlier kernels may write all other inputs
-        own.expect(args, head_at, slot, base, last);
-        own.expect(args, head_at, next, base + BLOCK, last);
-        await_previous();
-        let_next_begin();
+        own.prefetch(args, head_at, slot, base, last);
+        own.prefetch(args, head_at, next, base + BLOCK, last);
+        wait_for_previous();
+        launch_dependents();
         waiting = false;
       }
       own.start();
-      own.ask(static_cast<const T*>(args.query) + start * args.query_token +
-                  (kv_head * args.group + own.g) * args.query_head,
-              own.g < args.group);
+      own.load_query(static_cast<const T*>(args.query) + start * args.query_token +
+                         (kv_head * args.group + own.g) * args.query_head,
+                     own.g < args.group);
       own.load_keys(args, head_at, slot, base, last);
       own.load_values(args, head_at, slot, base, last);
       for (; base < last; base += BLOCK) {
         int after = slot_of(base + 2 * BLOCK + lane % STEP);
         uint32_t weights[2];
-        own.weigh(args, base, last, weights);
+        own.softmax(args, base, last, weights);
         own.load_keys(args, head_at, next, base + BLOCK, last);
         own.attend(weights);
         own.load_values(args, head_at, next, base + BLOCK, last);
@@ -188,10 +189,10 @@ __global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, AR
       for (int h = 0; h < 2; h++) {
         int head = 2 * own.t + h;
         float total = column_sum(own.total[h]);
-        if (own.g == 0) meeting.peak[warp][head] = own.peak[h], meeting.total[warp][head] = total;
+        if (own.g == 0) partials.peak[warp][head] = own.peak[h], partials.total[warp][head] = total;
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
-          *reinterpret_cast<float2*>(&meeting.acc[warp][head][(i / 4) * 64 + own.g * 8 + 2 * (i % 4)]) =
+          *reinterpret_cast<float2*>(&partials.acc[warp][head][(i / 4) * 64 + own.g * 8 + 2 * (i % 4)]) =
               make_float2(own.acc[i][h], own.acc[i][2 + h]);
       }
       __syncthreads();
@@ -199,12 +200,12 @@ __global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, AR
       const int64_t place = (int64_t(chunk) * args.kv_heads + kv_head) * 2 + (begun == chunk);
       for (int head = warp; head < args.group; head += WARPS) {
         float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
-        for (int w = 0; w < WARPS; w++) peak = fmaxf(peak, meeting.peak[w][head]);
+        for (int w = 0; w < WARPS; w++) peak = fmaxf(peak, partials.peak[w][head]);
         for (int w = 0; w < WARPS; w++) {
-          float weight = exp2f(meeting.peak[w][head] - peak);
-          total += weight * meeting.total[w][head];
+          float weight = exp2f(partials.peak[w][head] - peak);
+          total += weight * partials.total[w][head];
 #pragma unroll
-          for (int i = 0; i < D / 32; i++) sums[i] += weight * meeting.acc[w][head][lane * (D / 32) + i];
+          for (int i = 0; i < D / 32; i++) sums[i] += weight * partials.acc[w][head][lane * (D / 32) + i];
         }
         if (parts == 1) {
           finish<T, D>(args, start, kv_head * args.group + head, sums, peak, total, lane);
@@ -218,15 +219,15 @@ __global__ void __launch_bounds__((WARPS == FEW ? 1 : held(D, sizeof(C) == 1, AR
       if (parts > 1) {
         int32_t* counter = args.arrivals + row * args.kv_heads + kv_head;
         __syncthreads();
-        if (threadIdx.x == 0) meeting.arrived = arrive(counter);
+        if (threadIdx.x == 0) partials.arrived = arrive(counter);
         __syncthreads();
-        if (meeting.arrived == parts - 1) {
+        if (partials.arrived == parts - 1) {
           if (threadIdx.x == 0) *counter = 0;
           for (int head = warp; head < args.group; head += WARPS)
             merge<T, D>(args, start, kv_head, head, begun, parts, lane);
         }
       }
-      __syncthreads();  // `meeting` may be overwritten for the next row
+      __syncthreads();  // `partials` may be overwritten for the next row
     }
     at = upto;
     passed += seen.blocks;
@@ -243,7 +244,8 @@ void decode(DecodeArgs args, cudaStream_t stream) {
     using T = decltype(zero);
     using C = decltype(cached);
     constexpr int D = decltype(dim)::value;
-    args.rows == 1 ? start(decode_kernel<T, D, C, MANY>, MANY) : start(decode_kernel<T, D, C, FEW>, FEW);
+    args.rows == 1 ? start(decode_kernel<T, D, C, MANY_WARPS>, MANY_WARPS)
+                   : start(decode_kernel<T, D, C, FEW_WARPS>, FEW_WARPS);
   };
   auto of = [&](auto zero, auto cached) {
     args.dim == 64 ? with_warps(zero, cached, std::integral_constant<int, 64>{})
@@ -255,7 +257,7 @@ void decode(DecodeArgs args, cudaStream_t stream) {
 }
 
 int decode_chunks(int64_t rows, int64_t kv_heads, int dim, bool e4m3) {
-  int each = rows == 1 ? 1 : held(dim, e4m3, gpu().major * 100 + gpu().minor * 10);
+  int each = rows == 1 ? 1 : resident_blocks(dim, e4m3, gpu().major * 100 + gpu().minor * 10);
   return int(std::max<int64_t>(1, gpu().processors * each / kv_heads));
 }
 

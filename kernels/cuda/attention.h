@@ -19,6 +19,8 @@ struct DecodeArgs {
   const void *keys, *values;    // [pages * page_size, kv_heads, dim]; strides `slot` and `head` in elements
   const float* sinks;           // [heads], or null
   const int32_t *row_starts, *context_lens, *page_table;
+  // Partial results of rows that span chunks. Index 1 of the dimension of size 2: the row begins in this chunk; index
+  // 0: the row began in an earlier chunk.
   float* partial;  // [chunks, kv_heads, 2, group, dim]
   float* stats;    // [chunks, kv_heads, 2, group, 2]
   int32_t* arrivals;  // [rows, kv_heads]: partial results that are complete; zero between calls

@@ -25,7 +25,7 @@ struct ExtendArgs {
   float scale, cap;
 };
 
-constexpr int EXTEND_LINES = 128;  // rows of a tile: its queries times the query heads per kv head
+constexpr int EXTEND_TILE_ROWS = 128;  // rows of a tile: its queries times the query heads per kv head
 
 // True if the kernel supports pages of `size` positions.
 constexpr bool extends_pages(int64_t size) {

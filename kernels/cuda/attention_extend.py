@@ -13,7 +13,7 @@ _extend = getattr(torch.ops.localllm, "extend_attention", None)  # built for Hop
 
 DIMS = (64, 128)
 TYPES = (torch.bfloat16, torch.float16)
-LINES = 128  # lines per tile, EXTEND_LINES in attention_extend.h
+TILE_ROWS = 128  # EXTEND_TILE_ROWS in attention_extend.h
 # Split-K attention (Triton) is faster for rows of up to FEW queries. It is also faster for longer rows if the GPU has
 # at least IDLE times as many multiprocessors as there are tiles, and a context has at least LONG positions.
 FEW = 4
@@ -31,7 +31,7 @@ def serves(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) ->
     page, slot, cache_head, cache_one = key_pages.stride()
     return (
         key_pages.dtype == query.dtype
-        and heads <= LINES * kv_heads
+        and heads <= TILE_ROWS * kv_heads
         and size >= 8
         and (size % 128 == 0 if size >= 128 else 128 % size == 0)
         and one == cache_one == 1
@@ -70,10 +70,10 @@ def extend(
 
 
 def tiles_of(rows: Rows, group: int, fewest: int) -> int:
-    """The number of tiles. A tile has LINES // group queries of a row; `group`: query heads per kv head."""
+    """The number of tiles. A tile has TILE_ROWS // group queries of a row; `group`: query heads per kv head."""
     key = "extend", group, fewest
     if key not in rows.plans:
-        each = LINES // group
+        each = TILE_ROWS // group
         rows.plans[key] = sum(-(-queries // each) for queries in rows.query_lens if queries >= fewest)
     return rows.plans[key]
 

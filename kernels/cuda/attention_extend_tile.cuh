@@ -7,8 +7,8 @@
 namespace localllm::cuda {
 namespace {
 
-constexpr int LINES = EXTEND_LINES, BLOCK = 128, STAGES = 2;
-constexpr int GROUP = 128, THREADS = 3 * GROUP, COMPUTING = 2 * GROUP;
+constexpr int TILE_ROWS = EXTEND_TILE_ROWS, BLOCK = 128, STAGES = 2;
+constexpr int GROUP = 128, THREADS = 3 * GROUP, CONSUMER_THREADS = 2 * GROUP;
 constexpr unsigned ALL = 0xffffffff;
 
 struct Maps {
@@ -28,24 +28,24 @@ constexpr int TILE_NUMBERS = sizeof(Tile) / sizeof(int);
 
 template <class T, int DIM>
 struct Shared {
-  static constexpr int BYTES = LINES * DIM * 2;  // bytes of a buffer
-  T query[2][LINES * DIM];       // [dim / 64][line][64]
-  T keys[STAGES][BLOCK * DIM];   // [position / 8][dim / 64][8][64]
+  static constexpr int BYTES = TILE_ROWS * DIM * 2;  // bytes of a buffer
+  T query[2][TILE_ROWS * DIM];    // [dim / 64][row][64]
+  T keys[STAGES][BLOCK * DIM];    // [position / 8][dim / 64][8][64]
   T values[STAGES][BLOCK * DIM];  // layout as `keys`
   uint64_t query_full[2], query_empty[2];
   uint64_t keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
   int tiles[2][TILE_NUMBERS];
-  float weighed[COMPUTING];  // see keep in attention_extend_compute.cuh
+  float scratch[CONSUMER_THREADS];  // see store_unread in attention_extend_consumer.cuh
 };
 
 // One lane writes a tile to shared memory, a warp reads it. Atomics, because racecheck does not know the order that
 // transaction barriers give.
-__device__ inline void put_down(int (&numbers)[TILE_NUMBERS], const Tile& tile) {
+__device__ inline void write_tile(int (&numbers)[TILE_NUMBERS], const Tile& tile) {
   const int from[] = {tile.token, tile.count, tile.before, tile.context, tile.kv_head, tile.row, tile.low, tile.high};
 #pragma unroll
   for (int i = 0; i < TILE_NUMBERS; i++) atomicExch(&numbers[i], from[i]);
 }
-__device__ inline Tile taken_up(int (&numbers)[TILE_NUMBERS]) {
+__device__ inline Tile read_tile(int (&numbers)[TILE_NUMBERS]) {
   int own = atomicOr(&numbers[threadIdx.x % TILE_NUMBERS], 0), to[TILE_NUMBERS];
 #pragma unroll
   for (int i = 0; i < TILE_NUMBERS; i++) to[i] = __shfl_sync(ALL, own, i);

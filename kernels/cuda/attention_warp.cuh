@@ -11,22 +11,22 @@
 namespace localllm::cuda {
 namespace {
 
-constexpr int STEP = 16;  // positions
+constexpr int STEP = 16;  // positions per iteration of a warp
 constexpr unsigned ALL = 0xffffffff;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-__device__ inline uint4 fetch(const void* from, bool wanted) {
+__device__ inline uint4 fetch(const void* from, bool valid) {
   uint4 got = make_uint4(0, 0, 0, 0);  // memory behind the context may hold NaN
-  if (wanted)
+  if (valid)
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(got.x), "=r"(got.y), "=r"(got.z), "=r"(got.w)
                  : "l"(from));
   return got;
 }
 
-__device__ inline uint2 fetch_half(const void* from, bool wanted) {
+__device__ inline uint2 fetch_half(const void* from, bool valid) {
   uint2 got = make_uint2(0, 0);
-  if (wanted)
+  if (valid)
     asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(got.x), "=r"(got.y) : "l"(from));
   return got;
 }
@@ -36,14 +36,14 @@ template <class C>
 struct Eight {
   using Loaded = uint4;
   using Multiplied = C;
-  static __device__ inline uint4 load(const C* from, bool wanted) { return fetch(from, wanted); }
+  static __device__ inline uint4 load(const C* from, bool valid) { return fetch(from, valid); }
   static __device__ inline uint4 wide(uint4 loaded) { return loaded; }
 };
 template <>
 struct Eight<__nv_fp8_e4m3> {
   using Loaded = uint2;
   using Multiplied = __half;
-  static __device__ inline uint2 load(const __nv_fp8_e4m3* from, bool wanted) { return fetch_half(from, wanted); }
+  static __device__ inline uint2 load(const __nv_fp8_e4m3* from, bool valid) { return fetch_half(from, valid); }
   static __device__ inline uint32_t two(uint32_t bytes) {
     __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bytes), __NV_E4M3);
     return both.x | uint32_t(both.y) << 16;
@@ -86,7 +86,7 @@ __device__ inline uint32_t pair<__half>(float low, float high) {
   return *reinterpret_cast<uint32_t*>(&both);
 }
 
-__device__ inline uint32_t transposed(uint32_t matrix) {  // 8 x 8 of 16 bits across the warp
+__device__ inline uint32_t transposed(uint32_t matrix) {  // an 8 x 8 matrix of 16-bit values
   uint32_t other;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(matrix));
   return other;
@@ -113,7 +113,7 @@ struct Warp {
   uint4 query[D / 32];
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
-  __device__ void ask(const T* from, bool there) {
+  __device__ void load_query(const T* from, bool there) {
     for (int j = 0; j < D / 32; j++) query[j] = multiplied(fetch(from + j * 32 + t * 8, there));
   }
   // Converts 8 elements of a query to H.
@@ -134,8 +134,8 @@ struct Warp {
   }
 
   // Prefetches to L2 the positions that load_keys and load_values will read.
-  __device__ void expect(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
-    constexpr int LINE = 128 / sizeof(C);  // elements
+  __device__ void prefetch(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
+    constexpr int LINE = 128 / sizeof(C);  // elements per cache line
     if (base + lane % STEP >= last || lane / STEP * LINE >= D) return;
     int64_t at = head + int64_t(slot) * args.slot + lane / STEP * LINE;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const C*>(args.keys) + at));
@@ -165,7 +165,7 @@ struct Warp {
 
   // Scores and online softmax of 16 positions. Returns the weights of positions base + g and base + g + 8 for two heads
   // in the layout of operand B of mma.sync.
-  __device__ void weigh(const DecodeArgs& args, int base, int last, uint32_t (&weights)[2]) {
+  __device__ void softmax(const DecodeArgs& args, int base, int last, uint32_t (&weights)[2]) {
     float scores[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < D / 32; j++) {

@@ -1,5 +1,5 @@
-// The ops on CUDA devices; what they are called and take is the CPU library's (../cpu/schema.cpp), loaded first.
-// Checked here is what the host can see; indices lie on the device, and kernels leave out those beyond the cache.
+// The CUDA implementations of ops whose schemas the CPU library defines (../cpu/schema.cpp, loaded first). Checks
+// shapes, dtypes and strides. Indices are device data and not checked; kernels skip indices outside the cache.
 #include "../cpu/element_arguments.h"
 #include "queue.h"
 
@@ -36,11 +36,11 @@ void store_op(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Te
   store(args, Queue(key));
 }
 
-// pages [parts, pages, …]
+// pages: [parts, pages, …]. Copies pages `sources` to pages `targets` in each part.
 void copy_parts_op(Tensor pages, Tensor sources, Tensor targets) {
   Op op("copy_parts", pages);
   Argument all(op, "pages", pages), from(op, "sources", sources), to(op, "targets", targets);
-  if (all.dims() < 2) refuse(op.name, ": pages has no parts");
+  if (all.dims() < 2) refuse(op.name, ": pages has fewer than 2 dimensions, [parts, pages, …] expected");
   all.dense();
   from.shaped({ANY}).of(ScalarType::Long).below(all.size(1));
   to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(1));

@@ -54,7 +54,7 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   Queue queue(query);
   args.arrivals = counters_of(queue).arrivals;
   args.chunks = decode_chunks(rows, kv_heads, args.dim, e4m3);
-  int64_t places = int64_t{2} * args.chunks * from.size(1);  // 2: rows from the previous chunk, rows from here
+  int64_t places = int64_t{2} * args.chunks * from.size(1);  // 2: see DecodeArgs::partial
   Tensor shared = torch::stable::new_empty(query, {places * (args.dim + 2)}, ScalarType::Float);
   args.partial = static_cast<float*>(shared.data_ptr()), args.stats = args.partial + places * args.dim;
   decode(args, queue);

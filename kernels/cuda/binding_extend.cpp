@@ -31,7 +31,7 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.type = from.number(), args.dim = (int)from.size(2);
   if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
   int64_t kv_heads = keys.size(2), size = keys.size(1);
-  if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * EXTEND_LINES)
+  if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * EXTEND_TILE_ROWS)
     refuse(OP, ": ", from.size(1), " heads for ", kv_heads, " kv heads");
   if (!extends_pages(size)) refuse(OP, ": pages of ", size, " positions");
   if (keys.size(0) * size > INT32_MAX) refuse(OP, ": too many pages");

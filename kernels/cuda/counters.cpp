@@ -30,11 +30,11 @@ int32_t* zeros(size_t bytes) {
   Relaxed relaxed;
   void* memory = nullptr;
   check(cudaMalloc(&memory, bytes));
-  cudaStream_t aside = nullptr;
-  check(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking));
-  check(cudaMemsetAsync(memory, 0, bytes, aside));
-  check(cudaStreamSynchronize(aside));
-  check(cudaStreamDestroy(aside));
+  cudaStream_t side_stream = nullptr;
+  check(cudaStreamCreateWithFlags(&side_stream, cudaStreamNonBlocking));
+  check(cudaMemsetAsync(memory, 0, bytes, side_stream));
+  check(cudaStreamSynchronize(side_stream));
+  check(cudaStreamDestroy(side_stream));
   return static_cast<int32_t*>(memory);
 }
 
@@ -42,11 +42,11 @@ int32_t* zeros(size_t bytes) {
 
 Counters counters_of(cudaStream_t stream) {
   static std::mutex mutex;
-  static std::map<std::pair<int, cudaStream_t>, int32_t*> known;  // never freed
+  static std::map<std::pair<int, cudaStream_t>, int32_t*> allocated;  // never freed
   int device = 0;
   check(cudaGetDevice(&device));
   std::lock_guard lock(mutex);
-  int32_t*& memory = known[{device, stream}];
+  int32_t*& memory = allocated[{device, stream}];
   if (!memory) memory = zeros((MOST_PAIRS + CLAIMS) * sizeof(int32_t));
   return {memory, memory + MOST_PAIRS};
 }

@@ -9,8 +9,8 @@ namespace {
 
 template <class T, class W, int N>
 __global__ void look_up(EmbeddingArgs args) {
-  let_next_begin();
-  await_previous();
+  launch_dependents();
+  wait_for_previous();
   unsigned each = unsigned(args.dim / N);  // vectors per row; a block computes blockDim.x of them, all of one token
   unsigned parts = (each + blockDim.x - 1) / blockDim.x, row_at = blockIdx.x / parts;
   unsigned i = blockIdx.x % parts * blockDim.x + threadIdx.x;

@@ -30,27 +30,27 @@ static __device__ inline void copy_async(uint32_t to, const void* from, bool rea
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(size) : "memory");
 }
 
-static __device__ inline void end_of_slot() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+static __device__ inline void commit_slot() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int N>
-static __device__ inline void await_copies() {
+static __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // Waits until all but the last `pending` slots have been copied.
-static __device__ inline void await_slots(int pending) {
+static __device__ inline void wait_slots(int pending) {
   switch (pending) {
-    case 8: return await_copies<8>();
-    case 9: return await_copies<9>();
-    case 10: return await_copies<10>();
-    case 11: return await_copies<11>();
-    case 1: return await_copies<1>();
-    case 2: return await_copies<2>();
-    case 3: return await_copies<3>();
-    case 4: return await_copies<4>();
-    case 5: return await_copies<5>();
-    case 6: return await_copies<6>();
-    default: return await_copies<7>();
+    case 8: return wait_copies<8>();
+    case 9: return wait_copies<9>();
+    case 10: return wait_copies<10>();
+    case 11: return wait_copies<11>();
+    case 1: return wait_copies<1>();
+    case 2: return wait_copies<2>();
+    case 3: return wait_copies<3>();
+    case 4: return wait_copies<4>();
+    case 5: return wait_copies<5>();
+    case 6: return wait_copies<6>();
+    default: return wait_copies<7>();
   }
 }
 
@@ -196,35 +196,35 @@ struct Stream {
 };
 
 // One output of a tile. One thread reduces the warps' sums of it, or of a gate and the value that the gate multiplies.
-struct Answer {
+struct Epilogue {
   bool held;  // false: this thread has no output in this tile
-  int row, within;  // row, and index in the tile
+  int row, within;  // within: index of the output in the tile
   int64_t output;
   float scale[2], shift[2];  // loaded early, to hide their latency behind the tile's products
 };
 
 template <class F, int J, class S>
-static __device__ inline Answer answer_of(const FewRows& a, const S& s, int tile, int turn) {
-  int e = (s.tid + turn * 32) % THREADS;  // a different warp starts in each tile
+static __device__ inline Epilogue epilogue_of(const FewRows& a, const S& s, int tile, int iteration) {
+  int e = (s.tid + iteration * 32) % THREADS;  // a different warp starts in each tile
   int row = a.gated ? e / (J * 4) : e / (J * 8), within = a.gated ? e % (J * 4) : e % (J * 8);
-  Answer answer{row < a.rows, row, within, int64_t(tile) * (a.gated ? J * 4 : J * 8) + within, {1.0f, 1.0f}, {}};
-  answer.held &= answer.output < (a.gated ? a.gated : a.outs);
-  if (!answer.held) return answer;
+  Epilogue epilogue{row < a.rows, row, within, int64_t(tile) * (a.gated ? J * 4 : J * 8) + within, {1.0f, 1.0f}, {}};
+  epilogue.held &= epilogue.output < (a.gated ? a.gated : a.outs);
+  if (!epilogue.held) return epilogue;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     if (i && !a.gated) break;
-    int64_t output = answer.output + i * a.gated;
-    if (a.scale) answer.scale[i] = a.scale[output];
-    if (a.bias) answer.shift[i] = number(a.bias, a.bias_type, output);
+    int64_t output = epilogue.output + i * a.gated;
+    if (a.scale) epilogue.scale[i] = a.scale[output];
+    if (a.bias) epilogue.shift[i] = number(a.bias, a.bias_type, output);
   }
-  return answer;
+  return epilogue;
 }
 
 // Writes each warp's sums of a tile to `partial` [warp][J][rows][8], reduces them over the warps and stores the
 // outputs. With two such buffers, warps without outputs continue with the next tile. `alone`: there is one buffer.
 template <class F, int J, int NT, class S>
 static __device__ inline void finish(const FewRows& a, const S& s, const OwnRows<F>& own, typename F::Sum* partial,
-                                     const typename F::Sum (&sums)[J][4], const Answer& answer, bool alone) {
+                                     const typename F::Sum (&sums)[J][4], const Epilogue& epilogue, bool alone) {
   if (alone) __syncthreads();  // the sums of the previous tile have been read
 #pragma unroll
   for (int j = 0; j < J; j++)
@@ -235,36 +235,36 @@ static __device__ inline void finish(const FewRows& a, const S& s, const OwnRows
       at[0] = sums[j][2 * h], at[1] = sums[j][2 * h + 1];
     }
   __syncthreads();
-  if (!answer.held) return;
+  if (!epilogue.held) return;
   auto value = [&](int i, int j) {
     typename F::Sum sum = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += partial[((w * J + j) * a.rows + answer.row) * 8 + answer.within % 8];
-    float scale = answer.scale[i];
+    for (int w = 0; w < WARPS; w++) sum += partial[((w * J + j) * a.rows + epilogue.row) * 8 + epilogue.within % 8];
+    float scale = epilogue.scale[i];
     if (sizeof(typename F::X) == 1 && !F::ROUNDED_IN_GROUPS)
-      scale = (a.own_pitch ? own.row_scale[answer.row] : a.row_scale[answer.row]) * scale;
-    return float(sum) * scale + answer.shift[i];
+      scale = (a.own_pitch ? own.row_scale[epilogue.row] : a.row_scale[epilogue.row]) * scale;
+    return float(sum) * scale + epilogue.shift[i];
   };
-  int j = answer.within / 8;
+  int j = epilogue.within / 8;
   float result = a.gated ? activated(a.gate, rounded(value(0, 2 * j))) * rounded(value(1, 2 * j + 1)) : value(0, j);
-  put(a.out, a.out_type, answer.row * a.out_stride + answer.output, result);
+  put(a.out, a.out_type, epilogue.row * a.out_stride + epilogue.output, result);
 }
 
 // Minimum of resident blocks per multiprocessor. 2 limits the registers, so that a block of the next kernel can
 // prefetch its weights; this is faster for short products and slower for long ones.
 template <class F, int J, int NT>
-constexpr int TOGETHER = F::RECORDS == 0 && J == 1 && NT == 1 ? 2 : 1;
+constexpr int RESIDENT_BLOCKS = F::RECORDS == 0 && J == 1 && NT == 1 ? 2 : 1;
 
 template <class F, int J, int P, int NT>
-__global__ void __launch_bounds__(THREADS, (TOGETHER<F, J, NT>)) few_rows(const FewRows a) {
+__global__ void __launch_bounds__(THREADS, (RESIDENT_BLOCKS<F, J, NT>)) few_rows(const FewRows a) {
   extern __shared__ uint4 memory[];
   using S = Stream<F, J, P, NT>;
   using Sum = typename F::Sum;
-  char* behind = reinterpret_cast<char*>(memory) + a.slots * a.slot_bytes;
-  Sum* partial = reinterpret_cast<Sum*>(behind);
-  OwnRows<F> own(a, behind + a.tables * WARPS * J * a.rows * 8 * sizeof(Sum));
+  char* after_ring = reinterpret_cast<char*>(memory) + a.slots * a.slot_bytes;
+  Sum* partial = reinterpret_cast<Sum*>(after_ring);
+  OwnRows<F> own(a, after_ring + a.tables * WARPS * J * a.rows * 8 * sizeof(Sum));
   S s(a, memory, own.x);
-  if (!a.resident) await_previous();
+  if (!a.resident) wait_for_previous();
   Position fetched{int(blockIdx.x), 0};
   auto from = s.source(fetched.tile);
   auto fetch = [&](int slot) {
@@ -273,28 +273,28 @@ __global__ void __launch_bounds__(THREADS, (TOGETHER<F, J, NT>)) few_rows(const 
   };
   for (int slot = 0; slot < a.slots - 1; slot++) {
     fetch(slot);
-    end_of_slot();
+    commit_slot();
   }
-  if (a.resident) await_previous();
+  if (a.resident) wait_for_previous();
   int late = 0;  // 1: the first step waits for the activations, which were copied after the weights of all slots
   if (a.own_pitch) {
     own.fill();
   } else {
     for (int slot = 0; slot < a.slots - 1; slot++) s.fetch_x(slot % s.steps, slot);
-    end_of_slot();
+    commit_slot();
     late = 1;
   }
-  let_next_begin();  // not earlier: the next kernel's prefetches would delay this kernel's activations
+  launch_dependents();  // not earlier: the next kernel's prefetches would delay this kernel's activations
 
-  int slot = 0, free = a.slots - 1, turn = 0;
-  for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x, turn++) {
-    Answer answer = answer_of<F, J>(a, s, tile, turn);
+  int slot = 0, free = a.slots - 1, iteration = 0;
+  for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x, iteration++) {
+    Epilogue epilogue = epilogue_of<F, J>(a, s, tile, iteration);
     Sum sums[J][4] = {};
     for (int step = 0; step < s.steps; step++) {
       if (!a.own_pitch) s.fetch_x(fetched.step, free);
       fetch(free);
-      end_of_slot();
-      await_slots(late ? 1 : a.slots - 1);
+      commit_slot();
+      wait_slots(late ? 1 : a.slots - 1);
       late = 0;
 #pragma unroll
       for (int p = 0; p < P; p++) {
@@ -313,10 +313,10 @@ __global__ void __launch_bounds__(THREADS, (TOGETHER<F, J, NT>)) few_rows(const 
       free = slot;
       if (++slot == a.slots) slot = 0;
     }
-    Sum* table = partial + turn % a.tables * (WARPS * J * a.rows * 8);
-    finish<F, J, NT>(a, s, own, table, sums, answer, a.tables == 1);
+    Sum* table = partial + iteration % a.tables * (WARPS * J * a.rows * 8);
+    finish<F, J, NT>(a, s, own, table, sums, epilogue, a.tables == 1);
   }
-  await_copies<0>();
+  wait_copies<0>();
 }
 
 }  // namespace localllm::cuda

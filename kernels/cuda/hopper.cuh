@@ -20,7 +20,7 @@ __device__ inline uint32_t address(const void* shared) { return (uint32_t)__cvta
 __device__ inline void init(uint64_t& barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(&barrier)), "r"(count));
 }
-__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void arrive(uint64_t& barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(&barrier)) : "memory");
 }
@@ -29,7 +29,7 @@ __device__ inline void arrive_expecting(uint64_t& barrier, int bytes) {
                : "memory");
 }
 // Waits until the phase with this parity has ended. The phase before the first one has parity 1 and has ended.
-__device__ inline void await(uint64_t& barrier, int parity) {
+__device__ inline void wait_barrier(uint64_t& barrier, int parity) {
   uint32_t done = 0;
   while (!done)
     asm volatile(
@@ -40,22 +40,23 @@ __device__ inline void await(uint64_t& barrier, int parity) {
 }
 
 // Named barriers for a subset of a block's threads.
-__device__ inline void sync_some(int id, int threads) {
+__device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ inline void arrive_some(int id, int threads) {
+__device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to the async proxy (TMA copies and wgmma) after a barrier.
-__device__ inline void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Changes the registers per thread of this warpgroup.
 template <int REGISTERS>
-__device__ inline void take_registers() {
+__device__ inline void increase_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 template <int REGISTERS>
-__device__ inline void leave_registers() {
+__device__ inline void decrease_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
@@ -78,21 +79,21 @@ __device__ inline void copy_box(void* to, const CUtensorMap& map, uint64_t& barr
 
 // The wgmma matrix descriptor of a tile. `down`: bytes between groups of 8 rows (stride byte offset). `across`: bytes
 // between groups of 64 columns (leading byte offset), which wgmma reads only if the reduction runs over the rows.
-__device__ inline uint64_t tile(const void* from, int down, int across) {
+__device__ inline uint64_t descriptor(const void* from, int down, int across) {
   return uint64_t((address(from) & 0x3ffff) >> 4) | uint64_t(across >> 4) << 16 | uint64_t(down >> 4) << 32 |
          uint64_t(1) << 62;
 }
-__device__ inline uint64_t further(uint64_t tile, int bytes) { return tile + (bytes >> 4); }
+__device__ inline uint64_t advance_descriptor(uint64_t from, int bytes) { return from + (bytes >> 4); }
 
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
-__device__ inline void await_products() {
+__device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 // A compiler barrier: the compiler does not move reads or writes of these registers across it.
 template <int N>
-__device__ inline void hold(float (&registers)[N]) {
+__device__ inline void fence_registers(float (&registers)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(registers[i])::"memory");
 }
@@ -104,10 +105,10 @@ __device__ inline void hold(float (&registers)[N]) {
   SUMS_32                                                                                                          \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define HELD_8(sum, i) \
+#define REGS_8(sum, i) \
   "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
       "+f"(sum[i + 6]), "+f"(sum[i + 7])
-#define HELD_32(sum, i) HELD_8(sum, i), HELD_8(sum, i + 8), HELD_8(sum, i + 16), HELD_8(sum, i + 24)
+#define REGS_32(sum, i) REGS_8(sum, i), REGS_8(sum, i + 8), REGS_8(sum, i + 16), REGS_8(sum, i + 24)
 
 // sum [64, 128] = (adding ? sum : 0) + A [64, 16] B [128, 16]^T. A and B are row-major tiles in shared memory.
 template <class T>
@@ -122,21 +123,21 @@ __device__ inline void multiply(float (&sum)[N], const uint32_t (&a)[4], uint64_
   __device__ inline void multiply<T>(float (&sum)[64], uint64_t a, uint64_t b, bool adding) {                        \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME \
                  " {" SUMS_64 "}, %64, %65, p, 1, 1, 0, 0; }"                                                       \
-                 : HELD_32(sum, 0), HELD_32(sum, 32)                                                                \
+                 : REGS_32(sum, 0), REGS_32(sum, 32)                                                                \
                  : "l"(a), "l"(b), "r"((int)adding));                                                               \
   }                                                                                                                 \
   template <>                                                                                                       \
   __device__ inline void multiply<T>(float (&sum)[64], const uint32_t (&a)[4], uint64_t b) {                        \
     asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME  \
                  " {" SUMS_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"                                         \
-                 : HELD_32(sum, 0), HELD_32(sum, 32)                                                                \
+                 : REGS_32(sum, 0), REGS_32(sum, 32)                                                                \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                             \
   }                                                                                                                 \
   template <>                                                                                                       \
   __device__ inline void multiply<T>(float (&sum)[32], const uint32_t (&a)[4], uint64_t b) {                        \
     asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME   \
                  " {" SUMS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"                                         \
-                 : HELD_32(sum, 0)                                                                                  \
+                 : REGS_32(sum, 0)                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                             \
   }
 
@@ -144,8 +145,8 @@ PRODUCTS_OF(__nv_bfloat16, "bf16")
 PRODUCTS_OF(__half, "f16")
 
 #undef PRODUCTS_OF
-#undef HELD_32
-#undef HELD_8
+#undef REGS_32
+#undef REGS_8
 #undef SUMS_64
 #undef SUMS_32
 

@@ -17,7 +17,7 @@ struct ProductArgs {
   Type out_type, bias_type;
   Weights format;
   int64_t rows, outs, ins, group, row_bytes, x_stride, out_stride;
-  bool resident;  // true: no kernel in the stream writes the weights, so they are prefetched before await_previous
+  bool resident;  // true: no kernel in the stream writes the weights, so they are prefetched before wait_for_previous
   bool gated;     // out[r, i] = gate(y[r, i]) * y[r, outs / 2 + i]; y and gate(y) are rounded to bf16 first
   Activation gate;
   const void* stream;  // residual stream [rows, ins] bf16; stream_out = x + stream is normalised; null: none

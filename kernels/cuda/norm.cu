@@ -9,7 +9,7 @@ namespace {
 
 constexpr int MOST_THREADS = 512;
 constexpr int HELD = 4;  // vectors per thread in registers; the rest of a longer row is read twice
-constexpr int BUSY = 16;  // warps per multiprocessor from which on a thread gets several vectors
+constexpr int BUSY = 16;  // warps per multiprocessor; with more warps, each thread gets several vectors
 
 struct Place {  // offset of row r of [rows, heads, dim]
   unsigned heads;
@@ -18,15 +18,16 @@ struct Place {  // offset of row r of [rows, heads, dim]
 };
 
 template <class T, class W, int N, bool RESIDUAL>
-__global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T* residual, const W* weight, const W* bias, Place from, Place to,
-                          int dim, float eps, float offset, bool centred) {
-  auto element = [&](int turn) { return (turn * blockDim.x + threadIdx.x) * N; };
-  let_next_begin();
+__global__ void __launch_bounds__(MOST_THREADS)
+    normalise(T* out, const T* x, T* residual, const W* weight, const W* bias, Place from, Place to, int dim, float eps,
+              float offset, bool centred) {
+  auto element = [&](int iteration) { return (iteration * blockDim.x + threadIdx.x) * N; };
+  launch_dependents();
   if (element(0) < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + element(0)));
-  await_previous();
+  wait_for_previous();
 
   const T* row = x + from.of(blockIdx.x);
-  T* answer = out + to.of(blockIdx.x);
+  T* target = out + to.of(blockIdx.x);
   T* kept = RESIDUAL ? residual + int64_t(blockIdx.x) * dim : nullptr;
   float held[HELD][N];
   Vec<W, N> weights_held[HELD];  // loaded before the reduction, to hide the latency
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
       weights_held[h] = *reinterpret_cast<const Vec<W, N>*>(weight + element(h));
       take(element(h), held[h]);
     }
-  for (int turn = HELD, at; (at = element(turn)) < dim; turn++) {
+  for (int iteration = HELD, at; (at = element(iteration)) < dim; iteration++) {
     float values[N];
     take(at, values);
   }
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
   if (centred) {  // two passes: the difference of two large sums would cancel
     mean = sum_of_block(sum) / dim;
     squares = 0.0f;
-    for (int turn = 0, at; (at = element(turn)) < dim; turn++) {
+    for (int iteration = 0, at; (at = element(iteration)) < dim; iteration++) {
       float values[N];
       read(at, values);
 #pragma unroll
@@ -89,9 +90,9 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
       values[i] = (held[h][i] - mean) * scale * (to_float(weights_held[h].values[i]) + offset);
       if (bias) values[i] += shifts[i];
     }
-    save<N>(answer + at, values);
+    save<N>(target + at, values);
   }
-  for (int turn = HELD, at; (at = element(turn)) < dim; turn++) {
+  for (int iteration = HELD, at; (at = element(iteration)) < dim; iteration++) {
     float weights[N], shifts[N], values[N];
     read(at, values);
     load<N>(weight + at, weights);
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(MOST_THREADS) normalise(T* out, const T* x, T*
       values[i] = (values[i] - mean) * scale * (weights[i] + offset);
       if (bias) values[i] += shifts[i];
     }
-    save<N>(answer + at, values);
+    save<N>(target + at, values);
   }
 }
 
@@ -119,9 +120,9 @@ void launch(const NormArgs& args, bool centred, cudaStream_t stream) {
   Place from{unsigned(args.heads), args.dim, args.x_stride}, to{unsigned(args.heads), args.dim, args.out_stride};
   auto start = [&](auto kernel) {
     launch_early(
-        kernel, rows, threads, 0, stream, static_cast<T*>(args.out), static_cast<const T*>(args.x), static_cast<T*>(args.residual),
-        static_cast<const W*>(args.weight), static_cast<const W*>(args.bias), from, to, int(args.dim), args.eps,
-        args.offset, centred);
+        kernel, rows, threads, 0, stream, static_cast<T*>(args.out), static_cast<const T*>(args.x),
+        static_cast<T*>(args.residual), static_cast<const W*>(args.weight), static_cast<const W*>(args.bias), from, to,
+        int(args.dim), args.eps, args.offset, centred);
   };
   if (args.residual)
     start(normalise<T, W, N, true>);

@@ -28,14 +28,14 @@ constexpr bool COMPILED = false;  // not built for Hopper: the kernel is empty
 
 // The output that one thread reduces and stores in a group of TILES tiles (with gates: a gate and the value it
 // multiplies).
-class Answer {
+class Epilogue {
  public:
-  __device__ Answer(const Block& b, int first) {  // loads only scales, which no kernel writes
+  __device__ Epilogue(const Block& b, int first) {  // reads only scales, which no kernel writes
     if (!held(b, first)) return;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       if (i && !b.a.gated) break;
-      if (b.a.scale) scale_[i] = b.a.scale[output_of(b, first) + i * b.answers()];
+      if (b.a.scale) scale_[i] = b.a.scale[output_of(b, first) + i * b.outputs()];
     }
   }
 
@@ -47,7 +47,7 @@ class Answer {
       Sum sum = 0;
 #pragma unroll 8
       for (int c = 0; c < shares; c++) sum += from[c * 8];
-      float shift = b.a.bias ? number(b.a.bias, b.a.bias_type, output_of(b, first) + i * b.answers()) : 0.0f;
+      float shift = b.a.bias ? number(b.a.bias, b.a.bias_type, output_of(b, first) + i * b.outputs()) : 0.0f;
       return float(sum) * (row_scale * scale_[i]) + shift;
     };
     float result = b.a.gated ? activated(b.a.gate, rounded(value(0))) * rounded(value(1)) : value(0);
@@ -64,19 +64,20 @@ class Answer {
     return b.place_of(tile_of(b, first)) * 8 + int(threadIdx.x) % 8;
   }
   static __device__ bool held(const Block& b, int first) {
-    return tile_of(b, first) < min(first + TILES, b.tiles()) && output_of(b, first) < b.answers();
+    return tile_of(b, first) < min(first + TILES, b.tiles()) && output_of(b, first) < b.outputs();
   }
 };
 
 // Stores the outputs of the tiles from `first` on. `sums` has `shares` partial sums per output. Returns true after the
-// block's last tiles, else prepares `answer` for the next ones.
+// block's last tiles, else prepares `epilogue` for the next ones.
 template <class Sum>
-__device__ inline bool finish(const Block& b, int first, Answer& answer, const Sum* sums, float row_scale, int shares) {
-  meet_readers();
-  answer.finish(b, first, sums, row_scale, shares);
+__device__ inline bool finish(const Block& b, int first, Epilogue& epilogue, const Sum* sums, float row_scale,
+                              int shares) {
+  sync_consumers();
+  epilogue.finish(b, first, sums, row_scale, shares);
   if (first + TILES >= b.tiles()) return true;
-  answer = Answer(b, first + TILES);
-  meet_readers();
+  epilogue = Epilogue(b, first + TILES);
+  sync_consumers();
   return false;
 }
 
@@ -87,8 +88,8 @@ __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
   const Room& room = b.room;
   const int tiles = b.tiles();
   OneRow<F, N> own(b.a, b.memory + room.x, reinterpret_cast<Rounded*>(b.memory + room.parts), room.chunks * F::CHUNK);
-  Answer answer(b, 0);
-  await_previous();
+  Epilogue epilogue(b, 0);
+  wait_for_previous();
   own.fill();
 
   const int team = threadIdx.x / (TEAM_WARPS * 32), lane = threadIdx.x % 32;
@@ -96,15 +97,15 @@ __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
   auto* sums = reinterpret_cast<float*>(b.memory + room.sums);
   const uint32_t x = hopper::address(own.x), parts = hopper::address(own.parts);
   const uint32_t ring = hopper::address(b.memory + room.ring);
-  Turn turn{0, room.stages};
-  turn.pass(team);
+  RingPosition position{0, room.stages};
+  position.advance(team);
   for (int first = 0;; first += TILES) {
     for (int tile = first + team; tile < min(first + TILES, tiles); tile += TEAMS) {
       const int together = min(TEAMS, tiles - (tile - team));
       float sum = 0;
       for (int segment = 0; segment < room.segments; segment++) {
-        turn.await(b, team);
-        const uint32_t stage = ring + turn.slot * room.stage;
+        position.wait_barrier(b, team);
+        const uint32_t stage = ring + position.slot * room.stage;
 #pragma unroll
         for (int within = own_chunk; within < SEGMENT / 64; within += CHUNKS) {
           int chunk = segment * (SEGMENT / 64) + within;
@@ -113,28 +114,28 @@ __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
                             stage + 8 * PITCH + (within * F::PARTS * 8 + output) * 4,
                             parts + chunk * F::PARTS * int(sizeof(Rounded)), room.subs - 1 - chunk * F::PARTS});
         }
-        hopper::give_back(b.empty(turn.slot));
-        turn.pass(together);
+        hopper::release_stage(b.empty(position.slot));
+        position.advance(together);
       }
       sums[(tile - first) * SUMS + own_chunk * 8 + output] = sum;
     }
-    if (finish(b, first, answer, sums, 1.0f, CHUNKS)) return;
+    if (finish(b, first, epilogue, sums, 1.0f, CHUNKS)) return;
   }
 }
 
 template <int N>
 __device__ inline void multiply(const Block& b, Bytes) {
-  constexpr int SLICE = 512, X = N < 2 ? 1 : N / 2, ROWS = X == 1 ? 4 : 2;  // per warp and stage
+  constexpr int SLICE = 512, X = N < 2 ? 1 : N / 2, ROWS = X == 1 ? 4 : 2;  // X, ROWS: per warp and stage
   const Room& room = b.room;
   const int tiles = b.tiles(), bytes = int(b.a.row_bytes);
   OneRow<Bytes, N> own(b.a, b.memory + room.x, reinterpret_cast<Rounded*>(b.memory + room.parts), room.chunks * 64);
-  Answer answer(b, 0);
-  await_previous();
+  Epilogue epilogue(b, 0);
+  wait_for_previous();
   own.fill();
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int shares = bytes <= SLICE ? 1 : bytes <= 2 * SLICE ? 2 : bytes <= 4 * SLICE ? 4 : READERS / 32;
-  const int share = warp % shares, own_row = warp / shares, step = READERS / 32 / shares;
+  const int shares = bytes <= SLICE ? 1 : bytes <= 2 * SLICE ? 2 : bytes <= 4 * SLICE ? 4 : CONSUMER_THREADS / 32;
+  const int share = warp % shares, own_row = warp / shares, step = CONSUMER_THREADS / 32 / shares;
   auto* sums = reinterpret_cast<int*>(b.memory + room.sums) + share * 8;
   uint32_t x[X][4] = {};
   int place[X];
@@ -145,12 +146,12 @@ __device__ inline void multiply(const Block& b, Bytes) {
     else place[i] = 0;  // a valid address; its activations are zeros
   }
   const uint32_t ring = hopper::address(b.memory + room.ring);
-  Turn turn{0, room.stages};
+  RingPosition position{0, room.stages};
   for (int first = 0;; first += TILES) {
     for (int tile = first; tile < min(first + TILES, tiles); tile++)
       for (int segment = 0; segment < room.segments; segment++) {
-        turn.await(b, 0);
-        const uint32_t stage = ring + turn.slot * room.stage;
+        position.wait_barrier(b, 0);
+        const uint32_t stage = ring + position.slot * room.stage;
         uint32_t weights[ROWS][X][4];  // all loads start before the first use
         int sum[ROWS] = {};
 #pragma unroll
@@ -168,33 +169,33 @@ __device__ inline void multiply(const Block& b, Bytes) {
         for (int r = 0; r < ROWS; r++)
           if (lane == 0 && own_row + r * step < room.rows)
             sums[(tile - first) * SUMS + segment * room.rows + own_row + r * step] = sum[r];
-        hopper::give_back(b.empty(turn.slot));
-        turn.pass(1);
+        hopper::release_stage(b.empty(position.slot));
+        position.advance(1);
       }
-    if (finish(b, first, answer, sums - share * 8, own.parts[0].scale, shares)) return;
+    if (finish(b, first, epilogue, sums - share * 8, own.parts[0].scale, shares)) return;
   }
 }
 
 template <class F>
-__global__ void __launch_bounds__(READERS + 32, 2) one_row_kernel(const __grid_constant__ ProductArgs args,
+__global__ void __launch_bounds__(CONSUMER_THREADS + 32, 2) one_row_kernel(const __grid_constant__ ProductArgs args,
                                                                   const __grid_constant__ Room room) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // not tested on later GPUs
   extern __shared__ __align__(128) char memory[];
   const Block b{args, room, memory};
-  if (threadIdx.x == READERS) {
+  if (threadIdx.x == CONSUMER_THREADS) {
     for (int slot = 0; slot < room.stages; slot++) {
       for (int team = 0; team < TEAMS; team++) hopper::init(b.full(team, slot), hopper::ARRIVALS);
-      hopper::init(b.empty(slot), (F::WHOLE ? READERS / 32 : TEAM_WARPS) * hopper::ARRIVALS);
+      hopper::init(b.empty(slot), (F::WHOLE ? CONSUMER_THREADS / 32 : TEAM_WARPS) * hopper::ARRIVALS);
     }
-    hopper::publish_barriers();
+    hopper::fence_barrier_init();
   }
   __syncthreads();
-  if (threadIdx.x >= READERS) return fetch(b, F{});
+  if (threadIdx.x >= CONSUMER_THREADS) return fetch(b, F{});
   const int vectors = room.chunks * (F::CHUNK / 8);
-  if (vectors <= READERS) return multiply<1>(b, F{});
-  if (vectors <= 2 * READERS) return multiply<2>(b, F{});
-  if (vectors <= 4 * READERS) return multiply<4>(b, F{});
-  multiply<MOST_INS / 8 / READERS>(b, F{});
+  if (vectors <= CONSUMER_THREADS) return multiply<1>(b, F{});
+  if (vectors <= 2 * CONSUMER_THREADS) return multiply<2>(b, F{});
+  if (vectors <= 4 * CONSUMER_THREADS) return multiply<4>(b, F{});
+  multiply<MOST_INS / 8 / CONSUMER_THREADS>(b, F{});
 #endif
 }
 
@@ -203,7 +204,8 @@ bool start(const ProductArgs& args, const Room& room, cudaStream_t stream) {
   const int shared = room.ring + room.stages * room.stage;
   cudaFuncSetAttribute(one_row_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   const int64_t tiles = ((args.gated ? args.outs / 2 : args.outs) + 7) / 8;
-  launch_early(one_row_kernel<F>, std::min<int64_t>(tiles, gpu().processors), READERS + 32, shared, stream, args, room);
+  const int64_t blocks = std::min<int64_t>(tiles, gpu().processors);
+  launch_early(one_row_kernel<F>, blocks, CONSUMER_THREADS + 32, shared, stream, args, room);
   check_launch("linear");
   return true;
 }

@@ -27,9 +27,9 @@ static __device__ inline uint32_t load_record(uint32_t from) {
 }
 
 static __device__ inline Rounded load_rounded(uint32_t from) {
-  Rounded found;
-  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=f"(found.scale), "=r"(found.sum) : "r"(from));
-  return found;
+  Rounded group;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=f"(group.scale), "=r"(group.sum) : "r"(from));
+  return group;
 }
 
 // sum + the dot product of four unsigned bytes and four signed bytes.
@@ -41,7 +41,7 @@ static __device__ inline int dot_unsigned(uint32_t weights, uint32_t x, int sum)
 // A lane's addresses in shared memory.
 struct Chunk {
   uint32_t weights, x;
-  uint32_t records, parts;  // of the first group; the stride between groups is 32 and 8 bytes
+  uint32_t records, parts;  // addresses of the first group; strides: 32 and 8 bytes
   int last;                 // index of the last group that exists; the last chunk may have fewer
 };
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "hopper.cuh"
-#include "one_row_x.cuh"
+#include "one_row_activations.cuh"
 #include "ring.cuh"
 
 namespace localllm::cuda {
@@ -21,7 +21,7 @@ constexpr int SHARED = 113 << 10;     // bytes per block: a block of the next ke
 // The layout of shared memory. Byte offsets, in this order: barriers (0), sums, activations, their scales, ring.
 struct Room {
   int sums, x, parts, ring, stage, stages;
-  int chunks, subs;    // chunks and records per output
+  int chunks, subs;    // chunks per output, records per output
   int segments, rows;  // stages per tile, outputs per stage
 
   template <class F>
@@ -41,7 +41,7 @@ struct Room {
   }
 };
 
-// What the threads of a block share. Tile i of block b is tile b + i * gridDim of the product (without gates).
+// State that the threads of a block share. Tile i of block b is tile b + i * gridDim of the product (without gates).
 struct Block {
   const ProductArgs& a;
   const Room& room;
@@ -52,22 +52,22 @@ struct Block {
     return reinterpret_cast<uint64_t*>(memory)[team * MOST_STAGES + slot];
   }
   __device__ uint64_t& empty(int slot) const { return full(TEAMS, slot); }
-  __device__ int answers() const { return int(a.gated ? a.outs / 2 : a.outs); }
+  __device__ int outputs() const { return int(a.gated ? a.outs / 2 : a.outs); }
   __device__ int tiles() const {
-    int all = (answers() + 7) / 8;
+    int all = (outputs() + 7) / 8;
     return (all - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * (a.gated ? 2 : 1);
   }
   // The first output of a tile, divided by 8.
   __device__ int place_of(int tile) const {
     if (!a.gated) return int(blockIdx.x) + tile * int(gridDim.x);
-    return int(blockIdx.x) + tile / 2 * int(gridDim.x) + tile % 2 * (answers() / 8);
+    return int(blockIdx.x) + tile / 2 * int(gridDim.x) + tile % 2 * (outputs() / 8);
   }
 };
 
 // The producer warp of int8 weights. Complete outputs are contiguous, so one bulk copy fills a stage; large copies
 // reach the highest bandwidth.
 __device__ inline void fetch(const Block& b, Bytes) {
-  const uint64_t policy = hopper::read_once();
+  const uint64_t policy = hopper::evict_first();
   const int tiles = b.tiles(), rows = b.room.rows, row = int(b.a.row_bytes);
   int slot = 0, parity = 1, left = tiles * b.room.segments;
   for (int tile = 0; tile < tiles; tile++) {
@@ -75,18 +75,18 @@ __device__ inline void fetch(const Block& b, Bytes) {
     const int outputs = min(8, int(b.a.outs - place * 8));
     const char* from = static_cast<const char*>(b.a.weight) + place * 8 * row;
     for (int first = 0; first < 8; first += rows, from += rows * row, left--) {
-      if (left == Bytes::EARLY) let_next_begin();
+      if (left == Bytes::EARLY) launch_dependents();
       const int bytes = max(0, min(rows, outputs - first)) * row;
       uint64_t& full = b.full(0, slot);
-      hopper::await(b.empty(slot), parity);
-      hopper::expect_copies(full, bytes);
+      hopper::wait_barrier(b.empty(slot), parity);
+      hopper::expect_bytes(full, bytes);
       char* to = b.memory + b.room.ring + slot * b.room.stage;
       if (bytes && threadIdx.x % 32 == 0) hopper::copy(to, from, bytes, full, policy);
-      hopper::hand_over(full);
+      hopper::commit_stage(full);
       if (++slot == b.room.stages) slot = 0, parity ^= 1;
     }
   }
-  let_next_begin();
+  launch_dependents();
 }
 
 // The producer warp of int4 weights. A stage is a segment of 8 outputs and its records. The stages of the teams' tiles
@@ -95,41 +95,41 @@ template <int PER_CHUNK>
 __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;
   constexpr int RECORDS = SEGMENT / 64 * F::PARTS;  // records per output and stage
-  const uint64_t policy = hopper::read_once();
+  const uint64_t policy = hopper::evict_first();
   const ProductArgs& a = b.a;
   const int lane = threadIdx.x % 32, tiles = b.tiles();
   int slot = 0, parity = 1, left = tiles * b.room.segments;
   for (int first = 0; first < tiles; first += TEAMS)
     for (int segment = 0; segment < b.room.segments; segment++)
       for (int tile = first; tile < min(first + TEAMS, tiles); tile++, left--) {
-        if (left == F::EARLY) let_next_begin();
+        if (left == F::EARLY) launch_dependents();
         const int64_t place = b.place_of(tile);
         const int outputs = min(8, int(a.outs - place * 8)), bytes = min(SEGMENT, int(a.row_bytes) - segment * SEGMENT);
         const int of_records = min(RECORDS, b.room.subs - segment * RECORDS) * 32;
         uint64_t& full = b.full(tile - first, slot);
-        hopper::await(b.empty(slot), parity);
-        hopper::expect_copies(full, outputs * bytes + (RECORDS ? of_records : 0));
+        hopper::wait_barrier(b.empty(slot), parity);
+        hopper::expect_bytes(full, outputs * bytes + (RECORDS ? of_records : 0));
         char* to = b.memory + b.room.ring + slot * b.room.stage;
         const auto* row = static_cast<const char*>(a.weight) + (place * 8 + lane) * a.row_bytes;
         if (lane < outputs) hopper::copy(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
         const auto* records = static_cast<const char*>(a.records) + (place * b.room.subs + segment * RECORDS) * 32;
         if (RECORDS && lane == 8) hopper::copy(to + 8 * PITCH, records, of_records, full, policy);
-        hopper::hand_over(full);
+        hopper::commit_stage(full);
         if (++slot == b.room.stages) slot = 0, parity ^= 1;
       }
-  let_next_begin();
+  launch_dependents();
 }
 
 // The position of a consumer thread in the ring.
-struct Turn {
+struct RingPosition {
   int slot, stages;
   uint32_t parities = 0;  // bit s: parity of the next phase of the team's `full` barrier of slot s
 
-  __device__ void pass(int count) {
+  __device__ void advance(int count) {
     for (slot += count; slot >= stages;) slot -= stages;
   }
-  __device__ void await(const Block& b, int team) {
-    hopper::await(b.full(team, slot), parities >> slot & 1);
+  __device__ void wait_barrier(const Block& b, int team) {
+    hopper::wait_barrier(b.full(team, slot), parities >> slot & 1);
     parities ^= 1u << slot;
   }
 };

@@ -1,21 +1,21 @@
 // Programmatic dependent launch (sm_90 and later): a kernel starts before the previous kernel in the stream has ended.
 //
-// Before `await_previous`, a kernel that was started by `launch_early` may read only memory that no kernel writes
-// (weights). Threads of every block call `await_previous`; after it, the results of all earlier kernels are visible.
-// `let_next_begin` permits the start of the next kernel. On older GPUs both functions do nothing.
+// Before `wait_for_previous`, a kernel that was started by `launch_early` may read only memory that no kernel writes
+// (weights). Threads of every block call `wait_for_previous`; after it, the results of all earlier kernels are visible.
+// `launch_dependents` permits the start of the next kernel. On older GPUs both functions do nothing.
 #pragma once
 
 #include "vec.cuh"
 
 namespace localllm::cuda {
 
-static __device__ inline void let_next_begin() {
+static __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-static __device__ inline void await_previous() {
+static __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -30,17 +30,17 @@ static inline const Gpu& gpu() {
   static Gpu known[64];
   int device = 0;
   cudaGetDevice(&device);
-  Gpu& found = known[device % 64];
-  if (!found.processors) {
-    cudaDeviceGetAttribute(&found.major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&found.minor, cudaDevAttrComputeCapabilityMinor, device);
-    cudaDeviceGetAttribute(&found.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  Gpu& properties = known[device % 64];
+  if (!properties.processors) {
+    cudaDeviceGetAttribute(&properties.major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&properties.minor, cudaDevAttrComputeCapabilityMinor, device);
+    cudaDeviceGetAttribute(&properties.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
 #ifdef LOCALLLM_SHARED
-    if (found.shared_limit > LOCALLLM_SHARED) found.shared_limit = LOCALLLM_SHARED;
+    if (properties.shared_limit > LOCALLLM_SHARED) properties.shared_limit = LOCALLLM_SHARED;
 #endif
-    cudaDeviceGetAttribute(&found.processors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&properties.processors, cudaDevAttrMultiProcessorCount, device);
   }
-  return found;
+  return properties;
 }
 
 template <class... Parameters, class... Arguments>

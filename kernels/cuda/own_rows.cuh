@@ -115,7 +115,8 @@ struct OwnRows {
         unpack(held[h], values);
         largest = magnitude(values, largest);
       }
-      largest = of_team(__reduce_max_sync(0xffffffffu, largest), team, [](uint32_t x, uint32_t y) { return max(x, y); });
+      largest = reduce_team(__reduce_max_sync(0xffffffffu, largest), team,
+                            [](uint32_t x, uint32_t y) { return max(x, y); });
       if (real && lane == 0) row_scale[row] = __fdiv_rn(__uint_as_float(largest), 127.0f);
     }
 #pragma unroll
@@ -148,7 +149,7 @@ struct OwnRows {
   }
   // Reduces the results of the warps of a row, in a fixed order.
   template <class T, class Join>
-  static __device__ T of_team(T own, int team, Join join) {
+  static __device__ T reduce_team(T own, int team, Join join) {
     __shared__ T parts[WARPS];
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = own;
     __syncthreads();
@@ -176,7 +177,7 @@ struct OwnRows {
 #pragma unroll
       for (int i = 0; i < 8; i++) squares += values[i] * values[i];
     }
-    squares = of_team(sum_of_warp(squares), team, [](float x, float y) { return x + y; });
+    squares = reduce_team(sum_of_warp(squares), team, [](float x, float y) { return x + y; });
     float scale = rsqrtf(squares / a.ins + a.eps);
 #pragma unroll
     for (int h = 0; h < HELD; h++) {

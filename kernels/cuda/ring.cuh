@@ -13,18 +13,18 @@ namespace localllm::cuda::hopper {
 #ifdef LOCALLLM_RACECHECK
 constexpr int ARRIVALS = 32;  // arrivals per warp at a barrier
 
-__device__ inline void expect_copies(uint64_t&, int) {}
+__device__ inline void expect_bytes(uint64_t&, int) {}
 __device__ inline void copy(char* to, const void* from, int bytes, uint64_t&, uint64_t) {
   for (int at = 0; at < bytes; at += 16)
     *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(static_cast<const char*>(from) + at);
 }
-__device__ inline void hand_over(uint64_t& full) { arrive(full); }
-__device__ inline void give_back(uint64_t& empty) { arrive(empty); }
+__device__ inline void commit_stage(uint64_t& full) { arrive(full); }
+__device__ inline void release_stage(uint64_t& empty) { arrive(empty); }
 #else
 constexpr int ARRIVALS = 1;
 
 // The producer warp announces the number of bytes that its copies write to a stage. All threads call it.
-__device__ inline void expect_copies(uint64_t& full, int bytes) {
+__device__ inline void expect_bytes(uint64_t& full, int bytes) {
   if (threadIdx.x % 32 == 0) arrive_expecting(full, bytes);
   __syncwarp();
 }
@@ -37,16 +37,16 @@ __device__ inline void copy(char* to, const void* from, int bytes, uint64_t& ful
       : "memory");
 }
 // The producer warp has started all copies of a stage. The transaction barrier completes when the bytes arrive.
-__device__ inline void hand_over(uint64_t&) {}
+__device__ inline void commit_stage(uint64_t&) {}
 // A consumer warp has read a stage; the producer may overwrite it.
-__device__ inline void give_back(uint64_t& empty) {
+__device__ inline void release_stage(uint64_t& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(empty);
 }
 #endif
 
 // The L2 policy of data that a step reads once (weights): evict first.
-__device__ inline uint64_t read_once() {
+__device__ inline uint64_t evict_first() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;

@@ -8,7 +8,7 @@ namespace {
 // A thread rotates N adjacent pairs of one head: two vectors if pairs span both halves (neox), one if pairs are
 // adjacent.
 template <class T, int N, Rotation ROTATION, class Index>
-__global__ void turn(T* x, const float* cos, const float* sin, Index items, Index heads, Index dim, Index half,
+__global__ void rotate(T* x, const float* cos, const float* sin, Index items, Index heads, Index dim, Index half,
                      int64_t stride) {
   Index each = half / N;
   for (Index i = blockIdx.x * Index(blockDim.x) + threadIdx.x; i < items; i += gridDim.x * Index(blockDim.x)) {
@@ -18,15 +18,15 @@ __global__ void turn(T* x, const float* cos, const float* sin, Index items, Inde
     load<N>(cos + int64_t(token) * half + pair, c);
     load<N>(sin + int64_t(token) * half + pair, s);
     if (ROTATION == Rotation::neox) {
-      float a[N], b[N], turned[N];
+      float a[N], b[N], rotated[N];
       load<N>(start + pair, a);
       load<N>(start + half + pair, b);
 #pragma unroll
       for (int j = 0; j < N; j++) {
-        turned[j] = a[j] * c[j] - b[j] * s[j];
+        rotated[j] = a[j] * c[j] - b[j] * s[j];
         b[j] = b[j] * c[j] + a[j] * s[j];
       }
-      save<N>(start + pair, turned);
+      save<N>(start + pair, rotated);
       save<N>(start + half + pair, b);
     } else {
       constexpr int WIDE = N == 1 ? 1 : 2 * N;  // a single pair need not be aligned
@@ -52,7 +52,7 @@ void launch(const RopeArgs& args, cudaStream_t stream) {
   int64_t blocks = (items + threads - 1) / threads;
   auto start = [&](auto index) {  // 32-bit indices if they suffice: 64-bit divisions are slow
     using Index = decltype(index);
-    turn<T, N, ROTATION, Index><<<unsigned(blocks < MAX_GRID ? blocks : MAX_GRID), threads, 0, stream>>>(
+    rotate<T, N, ROTATION, Index><<<unsigned(blocks < MAX_GRID ? blocks : MAX_GRID), threads, 0, stream>>>(
         static_cast<T*>(args.x), args.cos, args.sin, Index(items), Index(args.heads), Index(args.dim),
         Index(args.half), args.stride);
   };

@@ -18,8 +18,8 @@ __device__ uint32_t largest_of_block(uint32_t x) {
 template <class T>
 __global__ void round_rows(int8_t* out, float* scales, const T* x, int ins, int padded, int64_t x_stride, int group,
                            int sub) {
-  let_next_begin();
-  await_previous();
+  launch_dependents();
+  wait_for_previous();
   const T* row = x + blockIdx.x * x_stride;
   int8_t* to = out + int64_t(blockIdx.x) * padded;
   // `step` threads, the block or a warp, round the inputs from `from` on; `first` is this thread's index in them.

@@ -21,37 +21,38 @@ namespace {
 template <int D>
 __device__ inline void compute(const Block& b) {
   const StepArgs& a = b.a;
-  uint32_t& last_turn = reinterpret_cast<uint32_t*>(a.shared)[blockIdx.x];
-  ask_norm(b, b.layer(0).norms[0]);
-  await_previous();
-  uint32_t turn = last_turn;
+  uint32_t& last_epoch = reinterpret_cast<uint32_t*>(a.shared)[blockIdx.x];
+  prefetch_norm(b, b.layer(0).norms[0]);
+  wait_for_previous();
+  uint32_t epoch = last_epoch;
   Multiplier multiplier(b);
   const Attention<D> attention(b);
-  take_first(b);
+  load_inputs(b);
 #pragma unroll 1
   for (int at = 0; at < 4 * a.layer_count; at++) {
     const int layer = at / 4, phase = at % 4;
     const Product& product = b.plan.products[phase];
     const bool normalised = phase == QKV || phase == GATE_UP;
-    if (at > 0 && (normalised || multiplier.takes_part(product)))
-      take_words(b, phase, b.own_words(product.from), product.ins, turn);
-    if (phase == QKV && ++turn == 0) turn = 1;  // epoch 0 marks words that were never written
+    if (at > 0 && (normalised || multiplier.has_tiles(product)))
+      read_activations(b, phase, b.own_words(product.from), product.ins, epoch);
+    if (phase == QKV && ++epoch == 0) epoch = 1;  // epoch 0 marks words that were never written
     if (normalised) normalise(b);
-    meet();
-    if (normalised && at + 2 < 4 * a.layer_count) ask_norm(b, b.layer((at + 2) / 4).norms[phase == QKV]);
-    multiplier.run(layer, phase, turn);
-    if (phase == QKV) attention.run(layer, turn);
+    sync_consumers();
+    if (normalised && at + 2 < 4 * a.layer_count) prefetch_norm(b, b.layer((at + 2) / 4).norms[phase == QKV]);
+    multiplier.run(layer, phase, epoch);
+    if (phase == QKV) attention.run(layer, epoch);
   }
   if (blockIdx.x == 0)
-    for (int quad = threadIdx.x; quad < a.hidden / 4; quad += TEAM)
+    for (int quad = threadIdx.x; quad < a.hidden / 4; quad += CONSUMER_THREADS)
       static_cast<uint2*>(a.stream_out)[quad] = b.at<uint2>(b.plan.stream)[quad];
-  if (threadIdx.x == 0) last_turn = turn;
+  if (threadIdx.x == 0) last_epoch = epoch;
 }
 
 template <int D>
-__global__ void __launch_bounds__(TEAM + FETCHERS, 1) step_kernel(const __grid_constant__ Plan plan) {
+__global__ void __launch_bounds__(CONSUMER_THREADS + PRODUCER_THREADS, 1)
+    step_kernel(const __grid_constant__ Plan plan) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // not tested on later GPUs; some have too little shared memory
-  let_next_begin();
+  launch_dependents();
   const Block b(plan);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < b.plan.stages; slot++) {
@@ -60,16 +61,16 @@ __global__ void __launch_bounds__(TEAM + FETCHERS, 1) step_kernel(const __grid_c
     }
     hopper::init(b.cache_full(), 2 * hopper::ARRIVALS);
     hopper::init(b.cache_empty(), CONSUMERS * hopper::ARRIVALS);
-    hopper::publish_barriers();
+    hopper::fence_barrier_init();
   }
-  for (int i = threadIdx.x; i < b.a.layer_count * int(sizeof(StepLayer) / 16); i += TEAM + FETCHERS)
+  for (int i = threadIdx.x; i < b.a.layer_count * int(sizeof(StepLayer) / 16); i += CONSUMER_THREADS + PRODUCER_THREADS)
     b.at<uint4>(b.plan.layers)[i] = reinterpret_cast<const uint4*>(b.a.layers)[i];
   __syncthreads();
-  if (threadIdx.x < TEAM) {
-    hopper::take_registers<224>();  // attention needs them
+  if (threadIdx.x < CONSUMER_THREADS) {
+    hopper::increase_registers<224>();  // attention needs them
     compute<D>(b);
   } else {
-    hopper::leave_registers<56>();
+    hopper::decrease_registers<56>();
     const int fetcher = threadIdx.x / 32 - CONSUMERS;
     if (fetcher == 0) fetch_weights(b);
     else if (fetcher < 3) fetch_cache<D>(b, fetcher == 2);
@@ -103,7 +104,7 @@ void step(const StepArgs& args, cudaStream_t stream) {
   const int shared = plan.ring + plan.stages * STAGE;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(plan.blocks)), config.blockDim = dim3(TEAM + FETCHERS);
+  config.gridDim = dim3(unsigned(plan.blocks)), config.blockDim = dim3(CONSUMER_THREADS + PRODUCER_THREADS);
   config.dynamicSmemBytes = shared, config.stream = stream;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;  // blocks wait for each other, so all must be resident

@@ -21,7 +21,7 @@ struct StepLayer {
   uint64_t head_norms[2];  // norms of query heads and of key heads [dim]
 };
 
-// Tensors of type void are bf16.
+// Tensors that are declared void are bf16.
 struct StepArgs {
   const StepLayer* layers;      // [layer_count]
   void *x_out, *stream_out;     // [hidden]

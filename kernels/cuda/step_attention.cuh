@@ -14,17 +14,17 @@ class Attention {
  public:
   static constexpr int PAIRS = D / 2, EACH = D / 32;  // EACH: dims per lane
 
-  // The consumer warps see the unit after the next meet().
+  // The consumer warps see the unit after the next sync_consumers().
   __device__ explicit Attention(const Block& b) : b_(b) {
     if (threadIdx.x == 0) own_unit() = Unit(b);
   }
 
   // Reads the words of queries, keys and values; publishes the words of the attention outputs.
-  __device__ void run(int layer, uint32_t turn) const {
+  __device__ void run(int layer, uint32_t epoch) const {
     const Unit& u = own_unit();
     if (u.part >= u.parts) return;
-    attend(u, layer, turn);
-    if (u.parts > 1) merge(u, turn);
+    attend(u, layer, epoch);
+    if (u.parts > 1) merge(u, epoch);
   }
 
  private:
@@ -33,22 +33,22 @@ class Attention {
   __device__ Unit& own_unit() const { return *b_.at<Unit>(b_.plan.unit); }
   // Shared memory: 8 query heads, the newest key (8), the newest value (9); then the partial results of the warps.
   __device__ __nv_bfloat16* vector(int which) const { return b_.at<__nv_bfloat16>(b_.plan.x[1]) + which * D; }
-  __device__ float* found(int warp, int head) const {  // D sums, peak, total
+  __device__ float* partial(int warp, int head) const {  // D sums, peak, total
     return b_.at<float>(b_.plan.x[1] + 10 * D * 2) + (warp * b_.plan.group + head) * (D + 2);
   }
   __device__ uint64_t* part_words(const Unit& u, int part) const {
     return b_.words(b_.plan.parts) + int64_t(u.head * STEP_SPLITS + part) * b_.plan.each;
   }
-  __device__ void publish_pair(const Unit& u, int pair_at, float one, float other, uint32_t turn) const {
+  __device__ void publish_pair(const Unit& u, int pair_at, float one, float other, uint32_t epoch) const {
     const Exchange& to = b_.plan.products[OUT].from;
     const uint32_t both = pair<__nv_bfloat16>(one, other);
     uint64_t* words = b_.words(to.place) + u.head * b_.plan.group * PAIRS + pair_at;
 #pragma unroll 1
-    for (int copy = 0; copy < COPIES; copy++, words += to.pairs) publish(words, both, turn);
+    for (int copy = 0; copy < COPIES; copy++, words += to.pairs) publish(words, both, epoch);
   }
 
   // Loads this warp's share of the prefetched keys and values into registers.
-  __device__ void take_ahead(Warp<__nv_bfloat16, D>& own, int count) const {
+  __device__ void load_prefetched(Warp<__nv_bfloat16, D>& own, int count) const {
     const uint32_t keys = hopper::address(memory + b_.plan.cache) + own.t * 16;
     const uint32_t values = hopper::address(memory + b_.plan.cache) + CACHED * Plan::key_pitch(D) + own.g * 16;
     const uint4 none = make_uint4(0, 0, 0, 0);
@@ -68,7 +68,7 @@ class Attention {
     }
   }
 
-  __device__ void attend(const Unit& u, int layer, uint32_t turn) const {
+  __device__ void attend(const Unit& u, int layer, uint32_t epoch) const {
     DecodeArgs cache{};
     const int64_t first = layer * b_.a.layer_stride + u.head * b_.a.head_stride;
     cache.keys = static_cast<const __nv_bfloat16*>(b_.a.keys) + first;
@@ -82,8 +82,8 @@ class Attention {
     Warp<__nv_bfloat16, D> own;
     own.start();
     if (b_.plan.ahead) {
-      if (u.ahead() > 0) hopper::await(b_.cache_full(), layer & 1);
-      take_ahead(own, u.ahead());
+      if (u.ahead() > 0) hopper::wait_barrier(b_.cache_full(), layer & 1);
+      load_prefetched(own, u.ahead());
     } else {
       const int slot = u.slot_of(b_, base + lane() % STEP);
       own.load_keys(cache, 0, slot, base, u.stored);
@@ -91,9 +91,9 @@ class Attention {
     }
 #pragma unroll 1
     for (int head = warp(); head < b_.plan.group + (newest < 0 ? 0 : 2); head += CONSUMERS)
-      make_ready(u, head, layer, turn);
-    meet();
-    hopper::give_back(b_.cache_empty());
+      prepare_head(u, head, layer, epoch);
+    sync_consumers();
+    hopper::release_stage(b_.cache_empty());
     const uint32_t query = hopper::address(vector(own.g) + own.t * 8);
 #pragma unroll 1
     for (; base < u.end; base += STRIDE) {
@@ -103,20 +103,20 @@ class Attention {
       for (int j = 0; j < D / 32; j++)  // reloaded in each iteration, to save registers
         own.query[j] = own.g < b_.plan.group ? shared_vector(query + j * 64) : make_uint4(0, 0, 0, 0);
       uint32_t weights[2];
-      own.weigh(cache, base, u.end, weights);
+      own.softmax(cache, base, u.end, weights);
       own.load_keys(cache, 0, next, base + STRIDE, u.stored);
       own.attend(weights);
       own.load_values(cache, 0, next, base + STRIDE, u.stored);
       next = after;
     }
-    leave(own);
-    meet();
-    join(u, turn);
-    meet();  // the buffer may be overwritten by the next activations
+    write_partial(own);
+    sync_consumers();
+    combine(u, epoch);
+    sync_consumers();  // the buffer may be overwritten by the next activations
   }
 
   // One warp prepares one query head, the key or the value: norm, RoPE, rounding; stores key and value to the cache.
-  __device__ void make_ready(const Unit& u, int head, int layer, uint32_t turn) const {
+  __device__ void prepare_head(const Unit& u, int head, int layer, uint32_t epoch) const {
     const int heads = b_.a.heads, kv_heads = b_.a.kv_heads, at = lane() * EACH;
     const bool query = head < b_.plan.group, value = head == b_.plan.group + 1;
     const int source = query ? u.head * b_.plan.group + head : heads + (value ? kv_heads : 0) + u.head;
@@ -128,7 +128,7 @@ class Attention {
       load<EACH>(b_.a.cos + at % PAIRS, c), load<EACH>(b_.a.sin + at % PAIRS, s);
     }
     const int64_t slot = query ? 0 : *b_.a.slot;
-    take(b_.words(b_.plan.products[QKV].to.place) + source * PAIRS + at / 2, turn, x);
+    take(b_.words(b_.plan.products[QKV].to.place) + source * PAIRS + at / 2, epoch, x);
     if (normed) {
       float squares = 0.0f;
 #pragma unroll
@@ -149,14 +149,14 @@ class Attention {
     auto* cache = static_cast<__nv_bfloat16*>(value ? b_.a.values : b_.a.keys);
     save<EACH>(cache + layer * b_.a.layer_stride + slot * b_.a.slot_stride + u.head * b_.a.head_stride + at, x);
   }
-  static __device__ void take(const uint64_t* from, uint32_t turn, float (&x)[EACH]) {
+  static __device__ void take(const uint64_t* from, uint32_t epoch, float (&x)[EACH]) {
     if constexpr (EACH == 4) {
-      uint2 got = awaited(from, turn);
-      load<4>(reinterpret_cast<const __nv_bfloat16*>(&got), x);
+      uint2 data = poll(from, epoch);
+      load<4>(reinterpret_cast<const __nv_bfloat16*>(&data), x);
     } else {  // two lanes read the same two words; each uses one
       bool second = threadIdx.x % 2;
-      uint2 got = awaited(from - second, turn);
-      uint32_t own = second ? got.y : got.x;
+      uint2 data = poll(from - second, epoch);
+      uint32_t own = second ? data.y : data.x;
       load<2>(reinterpret_cast<const __nv_bfloat16*>(&own), x);
     }
   }
@@ -178,13 +178,13 @@ class Attention {
   }
 
   // Writes this warp's partial result to shared memory.
-  __device__ void leave(const Warp<__nv_bfloat16, D>& own) const {
+  __device__ void write_partial(const Warp<__nv_bfloat16, D>& own) const {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       int head = 2 * own.t + h;
       float total = column_sum(own.total[h]);
       if (head >= b_.plan.group) continue;
-      float* to = found(warp(), head);
+      float* to = partial(warp(), head);
       if (own.g == 0) to[D] = own.peak[h], to[D + 1] = total;
 #pragma unroll
       for (int i = 0; i < D / 16; i++)
@@ -194,49 +194,49 @@ class Attention {
   }
 
   // Combines the partial results of the warps. Publishes the outputs, or with several parts this part's sums.
-  __device__ void join(const Unit& u, uint32_t turn) const {
-    for (int i = threadIdx.x; i < b_.plan.group * PAIRS; i += TEAM) {
+  __device__ void combine(const Unit& u, uint32_t epoch) const {
+    for (int i = threadIdx.x; i < b_.plan.group * PAIRS; i += CONSUMER_THREADS) {
       const int head = i / PAIRS, dim = i % PAIRS * 2;
       float peak = -INFINITY, total = 0.0f;
       float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
-      for (int w = 0; w < CONSUMERS; w++) peak = fmaxf(peak, found(w, head)[D]);
+      for (int w = 0; w < CONSUMERS; w++) peak = fmaxf(peak, partial(w, head)[D]);
 #pragma unroll
       for (int w = 0; w < CONSUMERS; w++) {
-        const float* from = found(w, head);
+        const float* from = partial(w, head);
         float weight = exp2f(from[D] - peak);
         float2 part = *reinterpret_cast<const float2*>(from + dim);
         total += weight * from[D + 1];
         sum.x += weight * part.x, sum.y += weight * part.y;
       }
       if (u.parts == 1) {
-        publish_pair(u, i, sum.x / total, sum.y / total, turn);
+        publish_pair(u, i, sum.x / total, sum.y / total, epoch);
         continue;
       }
       uint64_t* to = part_words(u, u.part);
-      publish(to + 2 * i, sum.x, turn), publish(to + 2 * i + 1, sum.y, turn);
+      publish(to + 2 * i, sum.x, epoch), publish(to + 2 * i + 1, sum.y, epoch);
       uint64_t* stats = to + b_.plan.group * D + 2 * head;
-      if (dim == 0) publish(stats, peak, turn), publish(stats + 1, total, turn);
+      if (dim == 0) publish(stats, peak, epoch), publish(stats + 1, total, epoch);
     }
   }
 
   // Merges the parts of a kv head. The block of each part merges a share of the outputs. `width` lanes read one part
   // each for the same pair of outputs; a warp merges 32 / width pairs at a time, to overlap the L2 latency.
-  __device__ void merge(const Unit& u, uint32_t turn) const {
+  __device__ void merge(const Unit& u, uint32_t epoch) const {
     int width = 2;
     while (width < u.parts) width *= 2;
     const int all = b_.plan.group * PAIRS, stop = all * (u.part + 1) / u.parts;
-    const int part = lane() % width, together = 32 / width;
+    const int part = lane() % width, concurrent = 32 / width;
     const bool there = part < u.parts;
     const uint64_t* from = part_words(u, there ? part : 0);
     // Only one warp polls, a word of each part: more polling would delay the writes that it waits for.
-    if (warp() == 0) awaited(from + b_.plan.group * D, turn);
-    meet();
-    for (int first = all * u.part / u.parts + warp() * together; first < stop; first += CONSUMERS * together) {
-      const int own_answer = first + lane() / width, i = min(own_answer, stop - 1);
+    if (warp() == 0) poll(from + b_.plan.group * D, epoch);
+    sync_consumers();
+    for (int first = all * u.part / u.parts + warp() * concurrent; first < stop; first += CONSUMERS * concurrent) {
+      const int own_pair = first + lane() / width, i = min(own_pair, stop - 1);
       const uint64_t* stats = from + b_.plan.group * D + 2 * (i / PAIRS);
       Words read_sums = words_at(from + 2 * i), read_stats = words_at(stats);
-      uint2 stat = awaited(read_stats, stats, turn), sums = awaited(read_sums, from + 2 * i, turn);
+      uint2 stat = poll(read_stats, stats, epoch), sums = poll(read_sums, from + 2 * i, epoch);
       float own = there ? __uint_as_float(stat.x) : -INFINITY, peak = own;
       for (int distance = 1; distance < width; distance *= 2)
         peak = fmaxf(peak, __shfl_xor_sync(ALL, peak, distance));
@@ -246,7 +246,7 @@ class Attention {
         total += __shfl_xor_sync(ALL, total, distance);
         one += __shfl_xor_sync(ALL, one, distance), other += __shfl_xor_sync(ALL, other, distance);
       }
-      if (part == 0 && own_answer < stop) publish_pair(u, i, one / total, other / total, turn);
+      if (part == 0 && own_pair < stop) publish_pair(u, i, one / total, other / total, epoch);
     }
   }
 

@@ -9,14 +9,14 @@ namespace localllm::cuda {
 namespace {
 
 constexpr int CONSUMERS = 8;                    // consumer warps
-constexpr int TEAM = CONSUMERS * 32;            // threads of the consumer warps
-constexpr int FETCHERS = 128;                   // threads of the producer warpgroup; three of its warps work
+constexpr int CONSUMER_THREADS = CONSUMERS * 32;  // threads of the consumer warps
+constexpr int PRODUCER_THREADS = 128;           // threads of the producer warpgroup; three of its warps work
 constexpr int COLUMNS = 1024;                   // inputs per ring stage, for 8 outputs
 constexpr int PITCH = COLUMNS * 2 + 64;         // bytes between outputs of a stage, without bank conflicts
 constexpr int STAGE = 8 * PITCH;
 constexpr int MOST_STAGES = 8;
 constexpr int COPIES = 4;                       // copies of words that all blocks read, to spread the reads
-constexpr int SMALL = 24;                       // limit of stages per block in a small layer (see `asked`)
+constexpr int SMALL = 24;                       // limit of stages per block in a small layer (see `in_flight`)
 constexpr int CACHED = 128;                     // prefetched positions per unit of attention
 constexpr int PART = 128;                       // minimum of positions per part of a context
 
@@ -31,10 +31,10 @@ struct Exchange {
 struct Product {
   int tiles, ins;
   Exchange from, to;
-  int stages;        // ring stages per tile
-  int each, uneven;  // tiles of every block; remaining tiles, which go to some blocks
-  int together;      // tiles that the warps of a block compute at the same time; their stages fit in the ring
-  bool split;        // true: a block has at most one tile, and its warps split the tile's stages
+  int stages;           // ring stages per tile
+  int each, remainder;  // tiles of every block; remaining tiles, which go to some blocks
+  int concurrent;       // tiles that the warps of a block compute at the same time; their stages fit in the ring
+  bool split;           // true: a block has at most one tile, and its warps split the tile's stages
 };
 
 // The kernel's argument; computed on the host to save registers. `layers` … `ring` are byte offsets in shared memory,
@@ -50,7 +50,7 @@ struct Plan {
   float inverse;       // 1 / hidden
   int ahead;           // prefetched positions per unit of attention: CACHED, or 0 without room
   int layers, unit, squares, norm, stream, x[2], sums, cache, ring;
-  int stages, asked;  // ring stages, a power of two; limit of stages in flight
+  int stages, in_flight;  // ring stages, a power of two; limit of stages in flight
 
   // Bytes between prefetched positions, without bank conflicts between the lanes of a quarter warp.
   static __host__ __device__ constexpr int key_pitch(int dim) { return dim * 2 + 64; }
@@ -81,15 +81,15 @@ struct Plan {
     // flight.
     int tiles = 0;
     for (Product& one : products) {
-      one.together = std::max(1, std::min(CONSUMERS, stages / one.stages));
+      one.concurrent = std::max(1, std::min(CONSUMERS, stages / one.stages));
       one.split = one.tiles <= blocks && one.stages > 1 && one.stages <= std::min(CONSUMERS, stages);
       tiles += one.tiles * one.stages;
     }
-    asked = tiles <= SMALL * blocks ? 1 : stages;
+    in_flight = tiles <= SMALL * blocks ? 1 : stages;
   }
   void place(int qkv, int seen) {
     const StepArgs& a = args;
-    int64_t at = MOST_BLOCKS / 2;  // the words before it: each block's last turn, uint32
+    int64_t at = MOST_BLOCKS / 2;  // the words before it: each block's last epoch, uint32
     auto next = [&](int width, int copies) {
       Exchange one{at, width / 2, copies};
       at += int64_t(copies) * one.pairs;
@@ -103,7 +103,7 @@ struct Plan {
     products[DOWN] = {a.hidden / 8, a.inner, gated, moved};
     for (Product& one : products) {
       one.stages = (one.ins + COLUMNS - 1) / COLUMNS;
-      one.each = one.tiles / blocks, one.uneven = one.tiles % blocks;
+      one.each = one.tiles / blocks, one.remainder = one.tiles % blocks;
     }
     parts = at, each = group * a.dim + 2 * group;
     end = parts + int64_t(a.kv_heads) * STEP_SPLITS * each;

@@ -16,14 +16,15 @@
 namespace localllm::cuda {
 namespace {
 
-__device__ inline void meet() { hopper::sync_some(1, TEAM); }  // barrier of the consumer warps
+// A barrier of the consumer warps.
+__device__ inline void sync_consumers() { hopper::named_barrier_sync(1, CONSUMER_THREADS); }
 
 __device__ inline uint4 shared_vector(uint32_t from) {
-  uint4 got;
+  uint4 data;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(got.x), "=r"(got.y), "=r"(got.z), "=r"(got.w)
+               : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
                : "r"(from));
-  return got;
+  return data;
 }
 
 // The activations of a phase in shared memory, in the order of the lanes: of 64 inputs, lane (g, t) reads 16 bytes at
@@ -42,22 +43,22 @@ class Activations {
 class Multiplier {
  public:
   __device__ explicit Multiplier(const Block& b) : b_(b) {}
-  __device__ bool takes_part(const Product& p) const { return order_.first() < p.tiles; }
+  __device__ bool has_tiles(const Product& p) const { return order_.first() < p.tiles; }
 
   // Computes this block's tiles of a product. Two adjacent outputs are published as one word; those of the last product
   // are outputs of the step.
-  __device__ void run(int layer, int phase, uint32_t turn) {
+  __device__ void run(int layer, int phase, uint32_t epoch) {
     const Product& p = b_.plan.products[phase];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
     const uint32_t weights = hopper::address(memory + b_.plan.ring) + g * PITCH + lane % 4 * 16;
     const uint32_t x = hopper::address(memory + b_.plan.x[phase % 2]) + lane % 8 * 16;
-    const int first = order_.first(), tiles = p.each + (first < p.uneven ? 1 : 0), stages = p.stages;
+    const int first = order_.first(), tiles = p.each + (first < p.remainder ? 1 : 0), stages = p.stages;
     const auto* bias = reinterpret_cast<const float*>(b_.layer(layer).biases[phase]);
 #pragma unroll 1
-    for (int done = 0; done < tiles; done += p.together) {
-      if (done > 0) meet();  // the next tiles reuse the ring stages of these tiles
+    for (int done = 0; done < tiles; done += p.concurrent) {
+      if (done > 0) sync_consumers();  // the next tiles reuse the ring stages of these tiles
       const int own = done + (p.split ? 0 : warp);
-      if (own >= min(tiles, done + p.together)) continue;
+      if (own >= min(tiles, done + p.concurrent)) continue;
       const int tile = first + own * gridDim.x, begin = p.split ? warp * COLUMNS : 0;
       const int end = p.split ? min(p.ins, begin + COLUMNS) : p.ins;
       Ring ring{ring_.at + own * stages + (p.split ? warp : 0)};
@@ -66,27 +67,27 @@ class Multiplier {
 #pragma unroll 1
       for (int k = begin; k < end; k += COLUMNS, ring.at++) {
         const int slot = ring.slot(b_);
-        hopper::await(b_.full(slot), ring.parity(b_));
+        hopper::wait_barrier(b_.full(slot), ring.parity(b_));
         add(sums, weights + slot * STAGE, x + k * 2, min(p.ins - k, COLUMNS) / 64, g < 2);
-        hopper::give_back(b_.empty(slot));
+        hopper::release_stage(b_.empty(slot));
       }
       float sum = sums[0][0] + sums[1][0] + (sums[2][0] + sums[3][0]) +
                   (sums[0][3] + sums[1][3] + (sums[2][3] + sums[3][3]));
       if (p.split) {
         float* shared = b_.at<float>(b_.plan.sums);  // [CONSUMERS, 8]
         if (lane % 4 == 0) shared[warp * 8 + g] = sum;
-        meet();
+        sync_consumers();
         if (warp > 0) break;
         for (int other = 1; other < stages; other++) sum += shared[other * 8 + g];
       }
-      give(layer, phase, turn, tile, sum + shift);
+      publish_tile(layer, phase, epoch, tile, sum + shift);
     }
     ring_.at += tiles * stages;
     order_.pass(p);
   }
 
  private:
-  static constexpr int TOGETHER = 4, CHAINS = 4;  // pieces read ahead; independent accumulators
+  static constexpr int READ_AHEAD = 4, CHAINS = 4;  // pieces read ahead; independent accumulators
   struct Piece {  // 64 inputs
     uint4 w[2], x;
 
@@ -100,17 +101,17 @@ class Multiplier {
       multiply<__nv_bfloat16>(other, w[1].x, w[1].y, w[1].z, w[1].w, x.z, x.w);
     }
   };
-  // Adds `pieces` pieces of a stage. Reads the next TOGETHER pieces while the current ones are multiplied.
+  // Adds `pieces` pieces of a stage. Reads the next READ_AHEAD pieces while the current ones are multiplied.
   static __device__ void add(float (&sums)[CHAINS][4], uint32_t from, uint32_t x_from, int pieces, bool has_x) {
     if (pieces == COLUMNS / 64) {
-      Piece read[2][TOGETHER];
+      Piece read[2][READ_AHEAD];
 #pragma unroll
-      for (int i = 0; i < TOGETHER; i++) read[0][i].read(from + i * 128, x_from + i * 128, has_x);
+      for (int i = 0; i < READ_AHEAD; i++) read[0][i].read(from + i * 128, x_from + i * 128, has_x);
 #pragma unroll
-      for (int at = 0; at < COLUMNS / 64; at += TOGETHER)
+      for (int at = 0; at < COLUMNS / 64; at += READ_AHEAD)
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-          const int next = at + TOGETHER + i, which = at / TOGETHER % 2;
+        for (int i = 0; i < READ_AHEAD; i++) {
+          const int next = at + READ_AHEAD + i, which = at / READ_AHEAD % 2;
           if (next < COLUMNS / 64) read[which ^ 1][i].read(from + next * 128, x_from + next * 128, has_x);
           read[which][i].multiply_by(sums[i % 2 * 2], sums[i % 2 * 2 + 1]);
         }
@@ -126,7 +127,7 @@ class Multiplier {
 
   // Publishes a tile; lanes with t = 0 have output g. Each lane writes one word (two adjacent outputs) of one copy, or
   // none.
-  __device__ void give(int layer, int phase, uint32_t turn, int tile, float sum) const {
+  __device__ void publish_tile(int layer, int phase, uint32_t epoch, int tile, float sum) const {
     const Exchange& to = b_.plan.products[phase].to;
     const int lane = threadIdx.x % 32;
     const bool gated = phase == GATE_UP, last = phase == DOWN && layer + 1 == b_.a.layer_count;
@@ -140,7 +141,7 @@ class Multiplier {
     if (copy >= to.copies) return;
     const int place = tile * pairs + pair_at;
     const uint32_t both = pair<__nv_bfloat16>(one, other);
-    if (!last) publish(b_.words(to.place) + copy * to.pairs + place, both, turn);
+    if (!last) publish(b_.words(to.place) + copy * to.pairs + place, both, epoch);
     else if (copy == 0) static_cast<uint32_t*>(b_.a.x_out)[place] = both;
   }
 

@@ -11,7 +11,7 @@ namespace {
 
 extern __shared__ __align__(128) char memory[];  // layout: see Plan
 
-struct Block {  // what the threads of a block share
+struct Block {  // state that the threads of a block share
   const Plan& plan;
   const StepArgs& a;
 
@@ -41,7 +41,7 @@ class Order {
     return own < 0 ? own + int(gridDim.x) : own;
   }
   __device__ void pass(const Product& product) {
-    before_ += product.uneven;
+    before_ += product.remainder;
     if (before_ >= int(gridDim.x)) before_ -= gridDim.x;
   }
 
@@ -57,7 +57,7 @@ struct Ring {
 
 // The producer warp of weights.
 __device__ inline void fetch_weights(const Block& b) {
-  const uint64_t policy = hopper::read_once();
+  const uint64_t policy = hopper::evict_first();
   const int lane = threadIdx.x % 32;
   char* to = memory + b.plan.ring + lane * PITCH;
   Ring ring;
@@ -75,15 +75,15 @@ __device__ inline void fetch_weights(const Block& b) {
       for (int k = 0; k < p.ins; k += COLUMNS) {
         int bytes = min(COLUMNS, p.ins - k) * 2;
         const int slot = ring.slot(b);
-        hopper::await(b.empty(slot), ring.parity(b) ^ 1);
-        if (ring.at >= b.plan.asked) {
-          const Ring before{ring.at - b.plan.asked};
-          hopper::await(b.full(before.slot(b)), before.parity(b));
+        hopper::wait_barrier(b.empty(slot), ring.parity(b) ^ 1);
+        if (ring.at >= b.plan.in_flight) {
+          const Ring before{ring.at - b.plan.in_flight};
+          hopper::wait_barrier(b.full(before.slot(b)), before.parity(b));
         }
         uint64_t& full = b.full(slot);
-        hopper::expect_copies(full, 8 * bytes);
+        hopper::expect_bytes(full, 8 * bytes);
         if (lane < 8) hopper::copy(to + slot * STAGE, from + k * 2, bytes, full, policy);
-        hopper::hand_over(full);
+        hopper::commit_stage(full);
         ring.at++;
       }
     }

@@ -11,20 +11,20 @@ constexpr int AT_ONCE = 4;  // 16-byte reads in flight per thread
 
 // Starts the copy of a norm's weights to shared memory, long before `normalise` reads them. Each thread copies the
 // weights that it will read.
-__device__ inline void ask_norm(const Block& b, uint64_t norm) {
+__device__ inline void prefetch_norm(const Block& b, uint64_t norm) {
 #pragma unroll 1
-  for (int quad = threadIdx.x; quad < b.a.hidden / 4; quad += TEAM)
+  for (int quad = threadIdx.x; quad < b.a.hidden / 4; quad += CONSUMER_THREADS)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(hopper::address(memory + b.plan.norm) + quad * 8),
                  "l"(norm + quad * 8)
                  : "memory");
 }
-__device__ inline void await_norm() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ inline void wait_norm() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-__device__ inline void unpacked(uint2 quad, float (&values)[4]) {
+__device__ inline void unpack_quad(uint2 quad, float (&values)[4]) {
   load<4>(reinterpret_cast<const __nv_bfloat16*>(&quad), values);
 }
 
-__device__ inline uint2 packed(const float (&values)[4]) {
+__device__ inline uint2 pack_quad(const float (&values)[4]) {
   return {pair<__nv_bfloat16>(values[0], values[1]), pair<__nv_bfloat16>(values[2], values[3])};
 }
 
@@ -32,43 +32,45 @@ __device__ inline uint2 packed(const float (&values)[4]) {
 template <class Take>
 __device__ inline void for_own_quads(int width, Take&& take) {
 #pragma unroll 1
-  for (int quad = threadIdx.x; quad < width / 4; quad += TEAM) take(quad);
+  for (int quad = threadIdx.x; quad < width / 4; quad += CONSUMER_THREADS) take(quad);
 }
 
 // Reads the activations [width] of a phase from the words of all blocks. Only one lane per warp polls at a time: more
 // polling would delay the writes that it waits for.
-__device__ inline void take_words(const Block& b, int phase, const uint64_t* words, int width, uint32_t turn) {
+__device__ inline void read_activations(const Block& b, int phase, const uint64_t* words, int width, uint32_t epoch) {
   const Activations x(b, phase);
   const int quads = width / 4, lane = threadIdx.x % 32;
-  if (lane == 0 && threadIdx.x < quads) awaited(words + threadIdx.x * 2, turn);
+  if (lane == 0 && threadIdx.x < quads) poll(words + threadIdx.x * 2, epoch);
   __syncwarp();
 #pragma unroll 1
-  for (int begin = 0; begin < quads; begin += AT_ONCE * TEAM) {
+  for (int begin = 0; begin < quads; begin += AT_ONCE * CONSUMER_THREADS) {
     const int first = begin + threadIdx.x;
     Words read[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      if (int quad = first + i * TEAM; quad < quads) read[i] = words_at(words + quad * 2);
+      if (int quad = first + i * CONSUMER_THREADS; quad < quads) read[i] = words_at(words + quad * 2);
     while (true) {
       int missing = quads;
 #pragma unroll
       for (int i = 0; i < AT_ONCE; i++)
-        if (int quad = first + i * TEAM; quad < quads && !are_of(read[i], turn)) missing = quad;
+        if (int quad = first + i * CONSUMER_THREADS; quad < quads && !have_epoch(read[i], epoch)) missing = quad;
       const unsigned waiting = __ballot_sync(ALL, missing < quads);
       if (!waiting) break;
-      if (lane == __ffs(waiting) - 1) awaited(words + missing * 2, turn);
+      if (lane == __ffs(waiting) - 1) poll(words + missing * 2, epoch);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < AT_ONCE; i++)
-        if (int quad = first + i * TEAM; quad < quads && !are_of(read[i], turn)) read[i] = words_at(words + quad * 2);
+        if (int quad = first + i * CONSUMER_THREADS; quad < quads && !have_epoch(read[i], epoch))
+          read[i] = words_at(words + quad * 2);
     }
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      if (int quad = first + i * TEAM; quad < quads) x.put(quad, {uint32_t(read[i].one), uint32_t(read[i].other)});
+      if (int quad = first + i * CONSUMER_THREADS; quad < quads)
+        x.put(quad, {uint32_t(read[i].one), uint32_t(read[i].other)});
   }
 }
 
-// stream += x; x = norm(stream), with the weights that `ask_norm` copied.
+// stream += x; x = norm(stream), with the weights that `prefetch_norm` copied.
 __device__ inline void normalise(const Block& b) {
   const Activations x(b, QKV);
   uint2* stream = b.at<uint2>(b.plan.stream);
@@ -76,19 +78,19 @@ __device__ inline void normalise(const Block& b) {
   float sum = 0.0f;
   for_own_quads(b.a.hidden, [&](int quad) {
     float added[4], before[4];
-    unpacked(x.get(quad), added);
-    unpacked(stream[quad], before);
+    unpack_quad(x.get(quad), added);
+    unpack_quad(stream[quad], before);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       added[i] = rounded(added[i] + before[i]);
       sum += added[i] * added[i];
     }
-    stream[quad] = packed(added);
+    stream[quad] = pack_quad(added);
   });
   sum = sum_of_warp(sum);
   if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
-  await_norm();
-  meet();
+  wait_norm();
+  sync_consumers();
   sum = 0.0f;
 #pragma unroll
   for (int warp = 0; warp < CONSUMERS; warp++) sum += squares[warp];
@@ -96,16 +98,16 @@ __device__ inline void normalise(const Block& b) {
   const uint2* weights = b.at<uint2>(b.plan.norm);
   for_own_quads(b.a.hidden, [&](int quad) {
     float values[4], weight[4];
-    unpacked(stream[quad], values);
-    unpacked(weights[quad], weight);
+    unpack_quad(stream[quad], values);
+    unpack_quad(weights[quad], weight);
 #pragma unroll
     for (int i = 0; i < 4; i++) values[i] *= scale * (weight[i] + b.a.offset);
-    x.put(quad, packed(values));
+    x.put(quad, pack_quad(values));
   });
 }
 
 // The first layer: activations and residual stream are the inputs of the step.
-__device__ inline void take_first(const Block& b) {
+__device__ inline void load_inputs(const Block& b) {
   for_own_quads(b.a.hidden, [&](int quad) {
     b.at<uint2>(b.plan.stream)[quad] = static_cast<const uint2*>(b.a.stream)[quad];
     Activations(b, QKV).put(quad, static_cast<const uint2*>(b.a.x)[quad]);

@@ -41,11 +41,11 @@ struct Unit {
 // The producer warps of the cache: one for keys, one for values.
 template <int D>
 __device__ inline void fetch_cache(const Block& b, bool values) {
-  await_previous();
+  wait_for_previous();
   const Unit u(b);
   const int count = b.plan.ahead ? u.ahead() : 0, lane = threadIdx.x % 32;
   if (count <= 0) return;
-  const uint64_t policy = hopper::read_once();
+  const uint64_t policy = hopper::evict_first();
   const int pitch = values ? Plan::value_pitch(D) : Plan::key_pitch(D);
   char* to = memory + b.plan.cache + (values ? CACHED * Plan::key_pitch(D) : 0);
   const char* cache = static_cast<const char*>(values ? b.a.values : b.a.keys) + u.head * b.a.head_stride * 2;
@@ -54,13 +54,13 @@ __device__ inline void fetch_cache(const Block& b, bool values) {
   for (int i = 0; i < CACHED / 32; i++) slots[i] = u.slot_of(b, u.begin + i * 32 + lane);
 #pragma unroll 1
   for (int layer = 0; layer < b.a.layer_count; layer++, cache += b.a.layer_stride * 2) {
-    hopper::await(b.cache_empty(), (layer & 1) ^ 1);
-    hopper::expect_copies(b.cache_full(), count * D * 2);
+    hopper::wait_barrier(b.cache_empty(), (layer & 1) ^ 1);
+    hopper::expect_bytes(b.cache_full(), count * D * 2);
 #pragma unroll
     for (int i = 0; i < CACHED / 32; i++)
       if (int at = i * 32 + lane; at < count)
         hopper::copy(to + at * pitch, cache + slots[i] * b.a.slot_stride * 2, D * 2, b.cache_full(), policy);
-    hopper::hand_over(b.cache_full());
+    hopper::commit_stage(b.cache_full());
     const uint64_t norm = b.layer(layer).head_norms[values];
     if (norm && lane < D / 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(norm + lane * 128));
   }

@@ -1,6 +1,6 @@
 // Data exchange between thread blocks without grid barriers, as in NCCL's LL (low latency) protocol. A 64-bit word has
-// 4 bytes of data and the number of the layer run that wrote them, the "turn". A reader polls the word until it has the
-// expected turn. A block writes a word once per layer, after it has read all words of the previous layer; so no block
+// 4 bytes of data and the number of the layer run that wrote them, its epoch. A reader polls the word until it has the
+// expected epoch. A block writes a word once per layer, after it has read all words of the previous layer; so no block
 // overwrites a word that another block still needs.
 #pragma once
 
@@ -17,10 +17,12 @@ struct Words {  // two adjacent words
   uint64_t one, other;
 };
 
-__device__ inline void publish(uint64_t* at, uint32_t bits, uint32_t turn) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(uint64_t(turn) << 32 | bits) : "memory");
+__device__ inline void publish(uint64_t* at, uint32_t bits, uint32_t epoch) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(uint64_t(epoch) << 32 | bits) : "memory");
 }
-__device__ inline void publish(uint64_t* at, float value, uint32_t turn) { publish(at, __float_as_uint(value), turn); }
+__device__ inline void publish(uint64_t* at, float value, uint32_t epoch) {
+  publish(at, __float_as_uint(value), epoch);
+}
 
 __device__ inline Words words_at(const uint64_t* at) {
   Words words;
@@ -28,18 +30,18 @@ __device__ inline Words words_at(const uint64_t* at) {
   return words;
 }
 
-__device__ inline bool are_of(const Words& words, uint32_t turn) {
-  return uint32_t(words.one >> 32) == turn && uint32_t(words.other >> 32) == turn;
+__device__ inline bool have_epoch(const Words& words, uint32_t epoch) {
+  return uint32_t(words.one >> 32) == epoch && uint32_t(words.other >> 32) == epoch;
 }
 
-// Polls the two words at `at` until both have this turn; returns their data. `words`: the result of the first read.
-__device__ inline uint2 awaited(Words words, const uint64_t* at, uint32_t turn) {
-  for (uint32_t reads = 0; !are_of(words, turn); words = words_at(at))
+// Polls the two words at `at` until both have this epoch; returns their data. `words`: the result of the first read.
+__device__ inline uint2 poll(Words words, const uint64_t* at, uint32_t epoch) {
+  for (uint32_t reads = 0; !have_epoch(words, epoch); words = words_at(at))
     if (++reads > STEP_PATIENCE) __trap();
   return {uint32_t(words.one), uint32_t(words.other)};
 }
 
-__device__ inline uint2 awaited(const uint64_t* at, uint32_t turn) { return awaited(words_at(at), at, turn); }
+__device__ inline uint2 poll(const uint64_t* at, uint32_t epoch) { return poll(words_at(at), at, epoch); }
 
 }  // namespace
 }  // namespace localllm::cuda

@@ -29,7 +29,7 @@ int main() {
     args.layer_count = layers, args.hidden = hidden, args.inner = inner;
     args.heads = heads, args.kv_heads = kv_heads, args.dim = dim;
     const Plan plan(args, blocks, shared);
-    printf("%d %d %d\\n", plan.stages, plan.asked, plan.ring + plan.stages * STAGE);
+    printf("%d %d %d\\n", plan.stages, plan.in_flight, plan.ring + plan.stages * STAGE);
   }
 }
 """

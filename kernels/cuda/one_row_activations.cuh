@@ -8,10 +8,10 @@
 namespace localllm::cuda {
 
 constexpr int TEAMS = 2, TEAM_WARPS = 4;          // consumer warps; there is one producer warp
-constexpr int READERS = TEAMS * TEAM_WARPS * 32;  // threads of the consumer warps
-constexpr int MOST_INS = 16384, MOST_NORMED = 8192;  // limits of ins, padded to chunks
+constexpr int CONSUMER_THREADS = TEAMS * TEAM_WARPS * 32;  // threads of the consumer warps
+constexpr int MOST_INS = 16384, MOST_NORMED = 8192;  // limits of `ins` without and with a norm
 
-static __device__ inline void meet_readers() { asm volatile("bar.sync 1, %0;" ::"n"(READERS) : "memory"); }
+static __device__ inline void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMER_THREADS) : "memory"); }
 
 // F: weight format. N: vectors of 8 activations per thread. There are no branches between the N loads, so that they
 // overlap; the time of this function is latency.
@@ -50,22 +50,22 @@ class OneRow {
     } else {
 #pragma unroll
       for (int h = 1; h < N; h++) largest[0] = max(largest[0], largest[h]);
-      largest[0] = of_readers(__reduce_max_sync(0xffffffffu, largest[0]),
+      largest[0] = reduce(__reduce_max_sync(0xffffffffu, largest[0]),
                               [](uint32_t one, uint32_t two) { return max(one, two); });
       if (threadIdx.x == 0) parts[0] = {scale_of(__uint_as_float(largest[0])), 0};
     }
 #pragma unroll
-    for (int h = 0; h < N; h++) put_away(held[h], place(h), __uint_as_float(largest[F::GROUP > 0 ? h : 0]));
-    meet_readers();
+    for (int h = 0; h < N; h++) round_and_store(held[h], place(h), __uint_as_float(largest[F::GROUP > 0 ? h : 0]));
+    sync_consumers();
   }
 
  private:
-  static constexpr bool NORMED = N * 8 * READERS <= MOST_NORMED;
+  static constexpr bool NORMED = N * 8 * CONSUMER_THREADS <= MOST_NORMED;
   const ProductArgs& a_;
   int padded_;
   uint4 norm_[NORMED ? N : 1];
 
-  static __device__ int place(int h) { return (h * READERS + int(threadIdx.x)) * 8; }
+  static __device__ int place(int h) { return (h * CONSUMER_THREADS + int(threadIdx.x)) * 8; }
   __device__ uint4 read(const void* from, int k) const {
     if (k >= int(a_.ins)) return {};
     return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + k);
@@ -80,13 +80,13 @@ class OneRow {
   }
   // Reduces the results of the consumer warps, in a fixed order.
   template <class T, class Join>
-  static __device__ T of_readers(T own, Join join) {
-    __shared__ T found[READERS / 32];
-    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = own;
-    meet_readers();
-    T all = found[0];
+  static __device__ T reduce(T own, Join join) {
+    __shared__ T partials[CONSUMER_THREADS / 32];
+    if (threadIdx.x % 32 == 0) partials[threadIdx.x / 32] = own;
+    sync_consumers();
+    T all = partials[0];
 #pragma unroll 4
-    for (int w = 1; w < READERS / 32; w++) all = join(all, found[w]);
+    for (int w = 1; w < CONSUMER_THREADS / 32; w++) all = join(all, partials[w]);
     return all;
   }
   __device__ void add_stream(uint4 (&held)[N]) const {
@@ -113,7 +113,7 @@ class OneRow {
 #pragma unroll
       for (int i = 0; i < 8; i++) squares += values[i] * values[i];
     }
-    squares = of_readers(sum_of_warp(squares), [](float one, float two) { return one + two; });
+    squares = reduce(sum_of_warp(squares), [](float one, float two) { return one + two; });
     float scale = rsqrtf(squares / int(a_.ins) + a_.eps);
 #pragma unroll
     for (int h = 0; h < N; h++) {
@@ -143,7 +143,7 @@ class OneRow {
     return {word(0), word(4)};
   }
   // Rounds and stores 8 activations. `largest`: largest magnitude of their group or row.
-  __device__ void put_away(const uint4& held, int k, float largest) const {
+  __device__ void round_and_store(const uint4& held, int k, float largest) const {
     float values[8];
     unpack(held, values);
     uint2 whole = rounded_to_bytes(values, largest);

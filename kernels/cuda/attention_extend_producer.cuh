@@ -9,7 +9,7 @@ namespace {
 using namespace hopper;
 
 // Maps the index of a work unit to its tile. The warp calls find() with ascending indices.
-struct Finder {
+struct TileScheduler {
   const ExtendArgs& args;
   int each;  // queries per tile
   int base = 0, passed = 0;  // first row of the current group of 32 rows, and the tiles of the rows before it
@@ -55,7 +55,7 @@ struct Finder {
 
 // The loop of the producer warp.
 template <class T, int DIM>
-struct Carrier {
+struct Producer {
   const ExtendArgs& args;
   const Maps& maps;
   Shared<T, DIM>& shared;
@@ -64,41 +64,41 @@ struct Carrier {
 
   // The group of 8 slots where this lane's copy of a block of positions starts. Positions behind the context get the
   // index behind the last group; TMA fills them with zeros.
-  __device__ int eight_of(const Tile& tile, int block) const {
+  __device__ int slot_group_of(const Tile& tile, int block) const {
     int position = block * BLOCK + lane * unit, column = position / args.page_size;
     if (lane >= units || position >= tile.context || column >= args.columns) return args.slots / 8;
     int page = args.page_table[tile.row * args.table_row + column];
     return int((int64_t(page) * args.page_size + position % args.page_size) / 8);
   }
 
-  __device__ void bring(const CUtensorMap& map, T* to, uint64_t& full, uint64_t& empty, int parity, int kv_head,
-                        int eight) const {
-    await(empty, parity ^ 1);
+  __device__ void copy_block(const CUtensorMap& map, T* to, uint64_t& full, uint64_t& empty, int parity,
+                             int kv_head, int slot_group) const {
+    wait_barrier(empty, parity ^ 1);
     if (lane == 0) arrive_expecting(full, Shared<T, DIM>::BYTES);
-    if (lane < units) copy_box(to + lane * unit * DIM, map, full, 0, 0, 0, kv_head, eight);
+    if (lane < units) copy_box(to + lane * unit * DIM, map, full, 0, 0, 0, kv_head, slot_group);
     __syncwarp();
   }
-  __device__ void bring_keys(const Tile& tile, int eight) {
-    bring(maps.keys, shared.keys[keys.at], shared.keys_full[keys.at], shared.keys_empty[keys.at], keys.parity,
-          tile.kv_head, eight);
+  __device__ void copy_keys(const Tile& tile, int slot_group) {
+    copy_block(maps.keys, shared.keys[keys.at], shared.keys_full[keys.at], shared.keys_empty[keys.at], keys.parity,
+               tile.kv_head, slot_group);
     keys.next();
   }
-  __device__ void bring_values(const Tile& tile, int eight) {
-    bring(maps.values, shared.values[values.at], shared.values_full[values.at], shared.values_empty[values.at],
-          values.parity, tile.kv_head, eight);
+  __device__ void copy_values(const Tile& tile, int slot_group) {
+    copy_block(maps.values, shared.values[values.at], shared.values_full[values.at], shared.values_empty[values.at],
+               values.parity, tile.kv_head, slot_group);
     values.next();
   }
 
-  __device__ void bring_query(const Tile& tile, Ring<2> ring, int each) const {
-    await(shared.query_empty[ring.at], ring.parity ^ 1);
+  __device__ void copy_query(const Tile& tile, Ring<2> ring, int each) const {
+    wait_barrier(shared.query_empty[ring.at], ring.parity ^ 1);
     if (lane == 0) {
-      put_down(shared.tiles[ring.at], tile);
+      write_tile(shared.tiles[ring.at], tile);
       uint64_t& full = shared.query_full[ring.at];
       if (tile.count) {
         arrive_expecting(full, each * args.group * DIM * 2);
         for (int half = 0; half < DIM / 64; half++)
-          copy_box(shared.query[ring.at] + half * LINES * 64, maps.query, full, half * 64, tile.kv_head * args.group,
-                   tile.token);
+          copy_box(shared.query[ring.at] + half * TILE_ROWS * 64, maps.query, full, half * 64,
+                   tile.kv_head * args.group, tile.token);
       } else {
         arrive(full);
       }
@@ -107,23 +107,23 @@ struct Carrier {
   }
 
   __device__ void run() {
-    int each = LINES / args.group;
-    Finder finder{args, each};
+    int each = TILE_ROWS / args.group;
+    TileScheduler scheduler{args, each};
     Ring<2> queries;
     int64_t wanted = blockIdx.x;
     for (;; queries.next()) {
-      Tile tile = finder.find(wanted, lane);
-      int eight = tile.count ? eight_of(tile, tile.high) : 0, claim = 0;
+      Tile tile = scheduler.find(wanted, lane);
+      int slot_group = tile.count ? slot_group_of(tile, tile.high) : 0, claim = 0;
       if (lane == 0 && tile.count) claim = atomicAdd(&args.claims[0], 1);
-      bring_query(tile, queries, each);
+      copy_query(tile, queries, each);
       if (!tile.count) break;
       for (int block = tile.high;; block--) {
-        int next = block > tile.low ? eight_of(tile, block - 1) : 0;
-        if (block == tile.high) bring_keys(tile, eight);
-        if (block > tile.low) bring_keys(tile, next);
-        bring_values(tile, eight);
+        int next = block > tile.low ? slot_group_of(tile, block - 1) : 0;
+        if (block == tile.high) copy_keys(tile, slot_group);
+        if (block > tile.low) copy_keys(tile, next);
+        copy_values(tile, slot_group);
         if (block == tile.low) break;
-        eight = next;
+        slot_group = next;
       }
       wanted = int64_t(gridDim.x) + __shfl_sync(ALL, claim, 0);
     }

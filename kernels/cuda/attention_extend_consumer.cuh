@@ -9,7 +9,7 @@ namespace {
 
 using namespace hopper;
 
-constexpr int CLEARED = 3;  // named barrier; 1 and 2 order the warpgroups
+constexpr int CLEARED = 3;  // id of a named barrier; barriers 1 and 2 order the warpgroups
 constexpr float LOG2_E = 1.4426950408889634f;
 
 __device__ inline float power_of_2(float x) {
@@ -32,49 +32,50 @@ __device__ inline uint32_t pair<__half>(float low, float high) {
 }
 
 // A store that nothing reads. The compiler keeps it in order with wgmma and barriers, so `x` is computed before them.
-__device__ inline void keep(float& shared, float x) {
+__device__ inline void store_unread(float& shared, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address(&shared)), "f"(x) : "memory");
 }
 
-// The loop of a consumer warpgroup. A thread holds parts of two lines, r = 0 and 1: scores[4 j + 2 r + c] has position
-// 8 j + 2 * (lane % 4) + c of the block, sums[4 j + 2 r + c] has dim 8 j + 2 * (lane % 4) + c.
+// The loop of a consumer warpgroup. A thread holds parts of two tile rows, r = 0 and 1: scores[4 j + 2 r + c] has
+// position 8 j + 2 * (lane % 4) + c of the block, sums[4 j + 2 r + c] has dim 8 j + 2 * (lane % 4) + c.
 template <class T, int DIM, bool CAP>
-struct Computer {
+struct Consumer {
   const ExtendArgs& args;
   Shared<T, DIM>& shared;
   int warpgroup, thread, lane;  // thread: index in the warpgroup; lane: index in the warp
   Ring<STAGES> keys{}, values{};
   float scores[BLOCK / 2], sums[DIM / 2];
-  uint32_t weights[BLOCK / 16][4];  // scores in the layout of operand A of wgmma
+  uint32_t weights[BLOCK / 16][4];  // softmax weights in the layout of operand A of wgmma
   float peak[2], total[2], shrink[2];
-  int seen[2];  // position of the line's query, minus the thread's first position in a block
-  float scale;  // factor of scores before exp2
+  int seen[2];  // position of the query of tile row r, minus the thread's first position in a block
+  float scale;  // softmax scale * log2(e), because the weights are computed by exp2
 
-  __device__ int line(int r) const { return warpgroup * 64 + thread / 32 * 16 + lane / 4 + 8 * r; }
+  __device__ int tile_row(int r) const { return warpgroup * 64 + thread / 32 * 16 + lane / 4 + 8 * r; }
 
   __device__ void release(uint64_t& empty) const {
     if (lane == 0) arrive(empty);
   }
 
   __device__ void multiply_keys(const T* query) {
-    uint64_t from = tile(query + warpgroup * 64 * 64, ATOM, 0);
-    uint64_t to = tile(shared.keys[keys.at], DIM / 64 * ATOM, 0);
+    uint64_t from = descriptor(query + warpgroup * 64 * 64, ATOM, 0);
+    uint64_t to = descriptor(shared.keys[keys.at], DIM / 64 * ATOM, 0);
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++)
-      multiply<T>(scores, further(from, k / 4 * LINES * 128 + k % 4 * 32), further(to, k / 4 * ATOM + k % 4 * 32),
-                  k > 0);
-    commit_products();
+      multiply<T>(scores, advance_descriptor(from, k / 4 * TILE_ROWS * 128 + k % 4 * 32),
+                  advance_descriptor(to, k / 4 * ATOM + k % 4 * 32), k > 0);
+    wgmma_commit();
   }
 
   __device__ void multiply_values() {
-    uint64_t to = tile(shared.values[values.at], DIM / 64 * ATOM, ATOM);
+    uint64_t to = descriptor(shared.values[values.at], DIM / 64 * ATOM, ATOM);
 #pragma unroll
-    for (int k = 0; k < BLOCK / 16; k++) multiply<T>(sums, weights[k], further(to, k * 2 * (DIM / 64) * ATOM));
-    commit_products();
+    for (int k = 0; k < BLOCK / 16; k++)
+      multiply<T>(sums, weights[k], advance_descriptor(to, k * 2 * (DIM / 64) * ATOM));
+    wgmma_commit();
   }
 
-  // Masks positions that a line's query does not see: their scores become -inf, even if they are NaN.
-  __device__ void hide(int block, int window) {
+  // Masks positions that the query of a tile row does not see: their scores become -inf, even if they are NaN.
+  __device__ void mask(int block, int window) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       int last = seen[r] - block * BLOCK, first = window > 0 ? last - window : -1;
@@ -88,7 +89,7 @@ struct Computer {
   }
 
   // Online softmax (Milakov & Gimelshein, 2018): scores become weights; `shrink` is the factor for the previous sums.
-  __device__ void weigh() {
+  __device__ void softmax() {
     if constexpr (CAP) {
       float inner = 2.f * LOG2_E * args.scale / args.cap;
 #pragma unroll
@@ -123,23 +124,23 @@ struct Computer {
       for (int i = 0; i < 4; i++) weights[k][i] = pair<T>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
   }
 
-  __device__ bool partly_seen(const Tile& tile, int block) const {
+  __device__ bool needs_mask(const Tile& tile, int block) const {
     int last = tile.before + tile.count - 1;
     return (block + 1) * BLOCK - 1 > tile.before || (args.window > 0 && block * BLOCK <= last - args.window);
   }
 
   // Zeroes the values behind the context: a weight of 0 times NaN would be NaN. TMA has zeroed whole pages behind it.
   __device__ void clear_values(int valid) {
-    await(shared.values_full[values.at], values.parity);
+    wait_barrier(shared.values_full[values.at], values.parity);
     char* tile = reinterpret_cast<char*>(shared.values[values.at]);
-    constexpr int PIECES = DIM / 8;  // of 16 bytes
-    for (int i = valid * PIECES + warpgroup * GROUP + thread; i < BLOCK * PIECES; i += COMPUTING) {
+    constexpr int PIECES = DIM / 8;  // pieces of 16 bytes per position
+    for (int i = valid * PIECES + warpgroup * GROUP + thread; i < BLOCK * PIECES; i += CONSUMER_THREADS) {
       int position = i / PIECES, piece = i % PIECES;
       int at = (position / 8 * (DIM / 64) + piece / 8) * ATOM + position % 8 * 128 + piece % 8 * 16;
       *reinterpret_cast<uint4*>(tile + at) = make_uint4(0, 0, 0, 0);
     }
-    publish_writes();
-    sync_some(CLEARED, COMPUTING);
+    fence_async_proxy();
+    named_barrier_sync(CLEARED, CONSUMER_THREADS);
   }
 
   __device__ void start(const Tile& tile) {
@@ -148,43 +149,43 @@ struct Computer {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       peak[r] = -INFINITY, total[r] = 0.f;
-      seen[r] = tile.before + min(line(r) / args.group, tile.count - 1) - 2 * (lane % 4);
+      seen[r] = tile.before + min(tile_row(r) / args.group, tile.count - 1) - 2 * (lane % 4);
     }
   }
 
   __device__ void attend(const Tile& tile, const T* query, uint64_t& query_empty) {
     int block = tile.high;
-    await(shared.keys_full[keys.at], keys.parity);
-    begin_products();
+    wait_barrier(shared.keys_full[keys.at], keys.parity);
+    wgmma_fence();
     multiply_keys(query);
-    await_products<0>();
-    hold(scores);
+    wgmma_wait<0>();
+    fence_registers(scores);
     release(shared.keys_empty[keys.at]);
     keys.next();
-    hide(block, args.window);
-    weigh();
+    mask(block, args.window);
+    softmax();
     pack();
     if (int valid = tile.context - block * BLOCK; valid < BLOCK) clear_values(max(valid, 0));
     while (block-- > tile.low) {
-      await(shared.keys_full[keys.at], keys.parity);
-      sync_some(1 + warpgroup, COMPUTING);
-      hold(scores);
-      hold(sums);
-      begin_products();
+      wait_barrier(shared.keys_full[keys.at], keys.parity);
+      named_barrier_sync(1 + warpgroup, CONSUMER_THREADS);
+      fence_registers(scores);
+      fence_registers(sums);
+      wgmma_fence();
       multiply_keys(query);
-      await(shared.values_full[values.at], values.parity);
+      wait_barrier(shared.values_full[values.at], values.parity);
       multiply_values();
-      arrive_some(2 - warpgroup, COMPUTING);
-      await_products<1>();
-      hold(scores);
+      named_barrier_arrive(2 - warpgroup, CONSUMER_THREADS);
+      wgmma_wait<1>();
+      fence_registers(scores);
       release(shared.keys_empty[keys.at]);
       keys.next();
-      if (partly_seen(tile, block)) hide(block, args.window);
-      weigh();
+      if (needs_mask(tile, block)) mask(block, args.window);
+      softmax();
       // Without this store, ptxas moves the wait for the weighted values ahead of the softmax.
-      keep(shared.weighed[warpgroup * GROUP + thread], total[0] + total[1]);
-      await_products<0>();
-      hold(sums);
+      store_unread(shared.scratch[warpgroup * GROUP + thread], total[0] + total[1]);
+      wgmma_wait<0>();
+      fence_registers(sums);
       release(shared.values_empty[values.at]);
       values.next();
       pack();
@@ -193,21 +194,21 @@ struct Computer {
     }
     __syncwarp();  // all lanes have read the tile from shared memory
     release(query_empty);
-    await(shared.values_full[values.at], values.parity);
-    hold(sums);
-    begin_products();
+    wait_barrier(shared.values_full[values.at], values.parity);
+    fence_registers(sums);
+    wgmma_fence();
     multiply_values();
-    await_products<0>();
-    hold(sums);
+    wgmma_wait<0>();
+    fence_registers(sums);
     release(shared.values_empty[values.at]);
     values.next();
   }
 
-  // Normalises and writes the outputs of both lines. Four lanes hold a line; each writes 16 of 64 bytes at a time.
+  // Normalises and writes the outputs of both tile rows. Four lanes hold a row; each writes 16 of 64 bytes at a time.
   __device__ void write(const Tile& tile) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      int own = line(r) / args.group, head = tile.kv_head * args.group + line(r) % args.group;
+      int own = tile_row(r) / args.group, head = tile.kv_head * args.group + tile_row(r) % args.group;
       float all = total[r];
       all += __shfl_xor_sync(ALL, all, 1);
       all += __shfl_xor_sync(ALL, all, 2);
@@ -218,20 +219,22 @@ struct Computer {
       T* to = static_cast<T*>(args.out) + (token * args.kv_heads * args.group + head) * DIM + lane % 4 * 8;
 #pragma unroll
       for (int j = 0; j < DIM / 8; j += 4) {
-        uint32_t mine[4], turned[4];
+        uint32_t mine[4], transposed[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           const float* two = &sums[4 * (j + i) + 2 * r];
           mine[i] = pair<T>(two[0] * share, two[1] * share);
         }
-        turn(mine, turned);
-        if (live) *reinterpret_cast<uint4*>(to + j * 8) = make_uint4(turned[0], turned[1], turned[2], turned[3]);
+        transpose(mine, transposed);
+        if (live)
+          *reinterpret_cast<uint4*>(to + j * 8) =
+              make_uint4(transposed[0], transposed[1], transposed[2], transposed[3]);
       }
     }
   }
 
   // Transposes a 4 x 4 matrix across four lanes: turned[i] of lane l = mine[l] of lane i.
-  __device__ void turn(const uint32_t (&mine)[4], uint32_t (&turned)[4]) const {
+  __device__ void transpose(const uint32_t (&mine)[4], uint32_t (&transposed)[4]) const {
     int l = lane % 4;
     uint32_t swapped[4];
 #pragma unroll
@@ -243,17 +246,17 @@ struct Computer {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       uint32_t other = __shfl_xor_sync(ALL, l % 2 ? swapped[i] : swapped[i + 1], 1);
-      turned[i] = l % 2 ? other : swapped[i];
-      turned[i + 1] = l % 2 ? swapped[i + 1] : other;
+      transposed[i] = l % 2 ? other : swapped[i];
+      transposed[i + 1] = l % 2 ? swapped[i + 1] : other;
     }
   }
 
   __device__ void run() {
     scale = (CAP ? args.cap : args.scale) * LOG2_E;
-    if (warpgroup == 1) arrive_some(1, COMPUTING);  // warpgroup 0 is the first to use the tensor cores
+    if (warpgroup == 1) named_barrier_arrive(1, CONSUMER_THREADS);  // warpgroup 0 is the first to use the tensor cores
     for (Ring<2> queries;; queries.next()) {
-      await(shared.query_full[queries.at], queries.parity);
-      Tile tile = taken_up(shared.tiles[queries.at]);
+      wait_barrier(shared.query_full[queries.at], queries.parity);
+      Tile tile = read_tile(shared.tiles[queries.at]);
       if (!tile.count) break;
       start(tile);
       attend(tile, shared.query[queries.at], shared.query_empty[queries.at]);
