@@ -13,9 +13,9 @@ from ..ops.attention import Rows
 from .attention_extend import extend, serves
 
 if find_spec("triton"):
-    from ..triton.attention import paged_attention as elsewhere
+    from ..triton.attention import paged_attention as fallback
 else:
-    from ..ops.attention import paged_attention as elsewhere
+    from ..ops.attention import paged_attention as fallback
 
 _decode = torch.ops.localllm.decode_attention.default
 
@@ -40,14 +40,16 @@ def paged_attention(
 ) -> Tensor:
     """See kernels/ops/attention.py. Kernels for 16-bit heads of dim 64 or 128. Two streams may call it concurrently."""
     options = scale, window, soft_cap, sinks
-    alone = 1 in rows.query_lens and _covered(query, key_pages, value_pages, rows)  # decode kernel: rows with one query
-    prompts = serves(query, key_pages, value_pages, rows)
-    if not prompts and not (alone and max(rows.query_lens) == 1):
-        return elsewhere(query, key_pages, value_pages, rows, *options, out)
+    decodes = 1 in rows.query_lens and _covered(
+        query, key_pages, value_pages, rows
+    )  # decode kernel: rows with one query
+    prefills = serves(query, key_pages, value_pages, rows)
+    if not prefills and not (decodes and max(rows.query_lens) == 1):
+        return fallback(query, key_pages, value_pages, rows, *options, out)
     out = query.new_empty(query.shape) if out is None else out
-    if prompts:
-        extend(out, query, key_pages, value_pages, rows, *options, fewest=2 if alone else 1)
-    if alone:
+    if prefills:
+        extend(out, query, key_pages, value_pages, rows, *options, fewest=2 if decodes else 1)
+    if decodes:
         starts = rows.row_starts
         contexts = rows.context_lens
         table = rows.page_table

@@ -55,7 +55,7 @@ class Packed(NamedTuple):
         each = max(1, min(self.group, self.ins) // sub_of(self.group, self.ins))  # records per group
         records = by_output(self.records, self.outs)[:, ::each][:, : -(-self.ins // self.group)]
         scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
-        nibbles = turned(self.data)[:, : -(-self.ins // 2)]
+        nibbles = transpose_words(self.data)[:, : -(-self.ins // 2)]
         return Int4(nibbles, scale, (records >> 16).to(torch.uint8), self.group, self.ins)
 
 
@@ -76,7 +76,7 @@ def by_block(values: Tensor) -> Tensor:
     return values.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
 
 
-def turned(nibbles: Tensor) -> Tensor:
+def transpose_words(nibbles: Tensor) -> Tensor:
     """Transposes the 16 words of every 64 bytes as a 4 x 4 matrix; [outs, bytes]. Is its own inverse."""
     return nibbles.view(len(nibbles), -1, 4, 4, 4).transpose(2, 3).reshape(len(nibbles), -1)
 
@@ -87,23 +87,27 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
     first = next(slices)
     if dtype != torch.bfloat16 or not _covered(first):
         return reference.pack_slices(chain([first], slices), outs, dtype)
-    whole: Packed | None = None
+    merged: Packed | None = None
     start = 0
     for part in chain([first], slices):
-        own = _packed(part)
-        if whole is None:
-            scale = None if own.scale is None else own.scale.new_empty(outs)
-            records = None if own.records is None else own.records.new_empty(-(-outs // 8), *own.records.shape[1:])
-            whole = Packed(own.data.new_empty(outs, own.data.shape[1]), scale, records, own.format, outs, *own[5:])
-        stop = start + own.outs
-        for to, tensor, unit in zip(whole[:3], own[:3], (1, 1, 8), strict=True):
+        packed = _packed(part)
+        if merged is None:
+            scale = None if packed.scale is None else packed.scale.new_empty(outs)
+            records = (
+                None if packed.records is None else packed.records.new_empty(-(-outs // 8), *packed.records.shape[1:])
+            )
+            merged = Packed(
+                packed.data.new_empty(outs, packed.data.shape[1]), scale, records, packed.format, outs, *packed[5:]
+            )
+        stop = start + packed.outs
+        for to, tensor, unit in zip(merged[:3], packed[:3], (1, 1, 8), strict=True):
             if to is not None and tensor is not None:
                 to[start // unit : -(-stop // unit)] = tensor
         start = stop
-    assert whole is not None
-    if whole.data.is_cuda:  # kernels prefetch weights before earlier kernels have ended
-        torch.cuda.current_stream(whole.data.device).synchronize()
-    return whole
+    assert merged is not None
+    if merged.data.is_cuda:  # kernels prefetch weights before earlier kernels have ended
+        torch.cuda.current_stream(merged.data.device).synchronize()
+    return merged
 
 
 def _covered(weight: Weight) -> bool:
@@ -133,7 +137,7 @@ def _packed(weight: Weight) -> Packed:
             each = -(-min(group, ins) // sub) if group >= ins else group // sub
             records = (scale.half().view(torch.int16).int() & 0xFFFF) | (zero.int() << 16)
             records = records.repeat_interleave(each, 1)[:, : -(-ins // sub)]
-            data = turned(pad(data, (0, -data.shape[1] % 64)))
+            data = transpose_words(pad(data, (0, -data.shape[1] % 64)))
             return Packed(data, None, by_block(records), INT4, len(data), ins, group)
     return Packed(weight, None, None, BF16, weight.shape[0], weight.shape[1], weight.shape[1])
 
@@ -268,6 +272,6 @@ def few_rows(
     x = x if x.stride(0) % 8 == 0 else x.contiguous()
     out = x.new_empty(len(x), weight.outs // 2 if gate >= 0 else weight.outs, dtype=dtype)
     after = None if stream is None else torch.empty_like(stream)
-    held = weight.data, weight.records, weight.scale, bias, weight.format if format is None else format, weight.group
-    _few_rows(out, x, *held, True, stream, after, *(norm or (None, 0.0, 0.0)), gate)
+    weights = weight.data, weight.records, weight.scale, bias, weight.format if format is None else format, weight.group
+    _few_rows(out, x, *weights, True, stream, after, *(norm or (None, 0.0, 0.0)), gate)
     return out if norm is None else (out, after)

@@ -127,7 +127,7 @@ def _shape(layer: DecoderLayer) -> Shape | None:
     dim = layer.dim
     heads = out.ins // dim
     kv_heads = (qkv.outs - out.ins) // (2 * dim)
-    known = (
+    supported = (
         dim in (64, 128)
         and qkv.ins % 128 == down.ins % 64 == 0
         and kv_heads > 0
@@ -137,9 +137,9 @@ def _shape(layer: DecoderLayer) -> Shape | None:
         and layer.rotation == "neox"
         and not (layer.window or layer.soft_cap)
         and layer.after_attention is layer.sinks is None
-        and all(norm is None or _lies_well(norm) for norm in norms)
+        and all(norm is None or _aligned_bf16(norm) for norm in norms)
     )
-    if not known:
+    if not supported:
         return None
     return Shape(qkv.ins, down.ins, heads, kv_heads, dim, mlp.gate, layer.eps, layer.offset, layer.scale)
 
@@ -158,10 +158,10 @@ def _plain(product: Product) -> bool:
     bias = product.bias
     if product.order is not None or not isinstance(weight, Packed) or weight.format != BF16:
         return False
-    return _lies_well(weight.data) and (bias is None or bias.dtype == torch.float32)
+    return _aligned_bf16(weight.data) and (bias is None or bias.dtype == torch.float32)
 
 
-def _lies_well(tensor: Tensor) -> bool:
+def _aligned_bf16(tensor: Tensor) -> bool:
     return tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 

@@ -216,7 +216,7 @@ class TestAttention:
         attention = module("attention")
         monkeypatch.setattr(attention, "_capability", lambda device: (9, 0))
         monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: 132)
-        monkeypatch.setattr(attention, "elsewhere", lambda *_: library.calls.append("elsewhere"))
+        monkeypatch.setattr(attention, "fallback", lambda *_: library.calls.append("fallback"))
 
     def calls(
         self,
@@ -262,16 +262,16 @@ class TestAttention:
         ids=str,
     )  # fmt: skip
     def test_beyond(self, library: Library, beyond: dict[str, Any]) -> None:
-        assert self.calls(library, self.DECODE, **beyond) == ["elsewhere"]
-        assert self.calls(library, self.PROMPT, **beyond) == ["elsewhere"]
+        assert self.calls(library, self.DECODE, **beyond) == ["fallback"]
+        assert self.calls(library, self.PROMPT, **beyond) == ["fallback"]
 
     def test_more_heads_of_a_kv_head_than_there_is_room_for(self, library: Library) -> None:
-        assert self.calls(library, self.DECODE, heads=18) == ["elsewhere"]
-        assert self.calls(library, self.PROMPT, heads=258) == ["elsewhere"]
+        assert self.calls(library, self.DECODE, heads=18) == ["fallback"]
+        assert self.calls(library, self.PROMPT, heads=258) == ["fallback"]
 
     def test_more_rows_than_there_are_counters(self, library: Library) -> None:
         assert self.calls(library, [(1, 1)] * 32768) == ["decode_attention"]
-        assert self.calls(library, [(1, 1)] * 32769) == ["elsewhere"]
+        assert self.calls(library, [(1, 1)] * 32769) == ["fallback"]
 
 
 class TestAppend:
