@@ -38,8 +38,8 @@ __device__ inline Row row_of(const DecodeArgs& args, int row) {
   return {low, end, queries == 1 ? (end - low + BLOCK - 1) / BLOCK : 0};
 }
 
-// Counts one arrival and returns the count before it. Acquire-release: orders this block's writes before a
-// __syncthreads ahead of the arrival, and the arrival ahead of its reads after the next __syncthreads.
+// Counts one arrival and returns the count before it. The atomic add is acquire-release: it
+// comes after the block's writes before the previous __syncthreads, and before its reads after the next __syncthreads.
 __device__ inline int arrive(int32_t* counter) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

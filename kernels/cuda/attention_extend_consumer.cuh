@@ -31,7 +31,8 @@ __device__ inline uint32_t pair<__half>(float low, float high) {
   return *reinterpret_cast<uint32_t*>(&both);
 }
 
-// A store that nothing reads. The compiler keeps it in order with wgmma and barriers, so `x` is computed before them.
+// A store that nothing reads. The compiler keeps it in order with wgmma and barriers, so `x` is computed before the
+// wgmma and barriers that follow.
 __device__ inline void store_unread(float& shared, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address(&shared)), "f"(x) : "memory");
 }
@@ -233,7 +234,7 @@ struct Consumer {
     }
   }
 
-  // Transposes a 4 x 4 matrix across four lanes: turned[i] of lane l = mine[l] of lane i.
+  // Transposes a 4 x 4 matrix across four lanes: transposed[i] of lane l = mine[l] of lane i.
   __device__ void transpose(const uint32_t (&mine)[4], uint32_t (&transposed)[4]) const {
     int l = lane % 4;
     uint32_t swapped[4];
