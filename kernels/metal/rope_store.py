@@ -1,10 +1,9 @@
-"""Rope of one new token a row, and the write of its keys and values into their caches, in one launch.
+"""Rotates one new token of each row and writes its keys and values into the caches, in one launch.
 
-MLX's kernels answer with new arrays, and its own updates copy a cache that a running step still reads. This kernel
-answers with the turned queries and writes one column of the caches, which it is handed as inputs. That is right where
-the attention that reads the column is one kernel, which takes the turned queries: MLX runs it behind this one. Whoever
-else reads the column asks for it after the step was sent off; other columns stay as they are. It is not right where
-attention is several kernels, since one that only copies keys would not wait.
+MLX's kernels return new arrays, and its cache updates copy a cache that a running step still reads. This kernel returns
+the rotated queries and writes one column of its inputs, the caches. MLX knows of no dependency on that write. So the
+attention must be one kernel that takes the rotated queries: MLX runs it after this one. An attention of several kernels
+may read the column too early.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from zlib import crc32
 import mlx.core as mx
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-THREADS = 256  # of a block; each turns two dims of a head, or copies them
+THREADS = 256  # of a block; each rotates two dims of a head, or copies them
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rope:
-    """How positions turn a head, as mx.fast.rope has it."""
+    """The arguments of mx.fast.rope."""
 
     dims: int  # the first of a head; the rest stays
     traditional: bool  # pairs are neighbours, not halves
@@ -34,7 +33,7 @@ class Rope:
 
 
 class Stored(NamedTuple):
-    """What `reference` answers."""
+    """The outputs of `reference`."""
 
     queries: mx.array
     keys: mx.array
@@ -54,11 +53,11 @@ def reference(
     end: mx.array,
     rope: Rope,
 ) -> Stored:
-    """q, k, v [rows, heads or kv heads, new, dim] and caches [rows, kv heads, columns, dim] -> q turned, and the caches
-    with k, turned, and v in the last `new` columns before `end`, [1] int32; `padding`, [rows] int32: columns before a
-    row's position 0. The kernel of this file computes one new column."""
+    """q, k, v [rows, heads or kv heads, new, dim] and caches [rows, kv heads, columns, dim] -> rotated q, and the
+    caches with rotated k and v in the last `new` columns before `end`, [1] int32; `padding`, [rows] int32: columns
+    before a row's position 0. The kernel of this file computes one new column."""
     start = end - k.shape[2]
-    turned, key = (
+    query, key = (
         mx.fast.rope(
             x,
             rope.dims,
@@ -70,10 +69,10 @@ def reference(
         )
         for x in (q, k)
     )
-    return Stored(turned, mx.slice_update(keys, key, start, (2,)), mx.slice_update(values, v, start, (2,)))
+    return Stored(query, mx.slice_update(keys, key, start, (2,)), mx.slice_update(values, v, start, (2,)))
 
 
-# `at` is a thread's place: which pair of a head's dims, which head (of queries, then keys, then values), which row.
+# `at` is the place of a thread: pair of dims, head (of queries, then keys, then values), row.
 SOURCE = """
     const int pair = at.x, slot = at.y, row = at.z, column = ends[0] - 1;
     const bool query = slot < HEADS, value = slot >= HEADS + KV_HEADS;
@@ -117,8 +116,8 @@ INPUTS = ("q", "k", "v", "keys", "values", "padding", "ends")
 
 
 def angle(rope: Rope) -> str:
-    """By what the `pair` of `half_dims` turns of a token that lies in `column` of `row`, as an expression: computed as
-    MLX's own kernel does, to which the keys of a prompt are due."""
+    """The angle of a pair of dims for a token in `column` of `row`, as an expression. MLX's kernel, which rotates the
+    keys of a prefill, computes it in the same way."""
     if rope.freqs is not None:
         inverse = "1.0f / freqs[pair]"
     else:
@@ -128,19 +127,19 @@ def angle(rope: Rope) -> str:
 
 
 def source(rope: Rope) -> str:
-    """The kernel's lines but for those of its device."""
+    """The lines of the kernel that do not depend on the device."""
     return SOURCE.replace("ANGLE", angle(rope))
 
 
 @cache
-def kernel(make: Callable[..., Any], lines: str, inputs: tuple[str, ...]) -> Any:
-    """`make`: MLX's for this device."""
-    name = f"localllm_rope_store_{crc32(lines.encode()):08x}"  # by which MLX finds it again, also on disk
-    return make(name, list(inputs), ["out"], lines, ensure_row_contiguous=False)  # a copy is not what is to be written
+def kernel(lines: str, inputs: tuple[str, ...]) -> Any:
+    name = f"localllm_rope_store_{crc32(lines.encode()):08x}"  # MLX's key of the compiled kernel, also on disk
+    # Rows may be strided: the caches themselves are written, not contiguous copies.
+    return mx.fast.metal_kernel(name, list(inputs), ["out"], lines, ensure_row_contiguous=False)
 
 
 def fits(dims: tuple[int, int], dtypes: tuple[mx.Dtype, ...], rope: Rope) -> bool:
-    """Whether the kernel computes these: dims of keys and values, the dtypes of all that is read."""
+    """Whether the kernel supports these dims of keys and values, and dtypes of all inputs."""
     return (
         len(set(dtypes)) == 1
         and dtypes[0] in FLOATS
@@ -150,13 +149,16 @@ def fits(dims: tuple[int, int], dtypes: tuple[mx.Dtype, ...], rope: Rope) -> boo
     )
 
 
-def launched(compiled: Callable[[Rope], Any], q: mx.array, keys: mx.array, values: mx.array, rope: Rope) -> Store:
-    """The compiled kernel with all that calls with such arrays have in common."""
-    (rows, heads, _, dim), kv_heads, value_dim = q.shape, keys.shape[1], values.shape[3]
+def launched(q: mx.array, keys: mx.array, values: mx.array, rope: Rope) -> Store:
+    """The compiled kernel with the arguments that depend on shapes and dtypes only."""
+    rows, heads, _, dim = q.shape
+    kv_heads = keys.shape[1]
+    value_dim = values.shape[3]
+    inputs = INPUTS if rope.freqs is None else (*INPUTS, "freqs")
     pairs = max(dim, value_dim) // 2
     constants = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "VALUE_DIM": value_dim, "DIMS": rope.dims}
     call = partial(
-        compiled(rope),
+        kernel(METAL + source(rope), inputs),
         template=[("T", q.dtype), *constants.items(), ("TRADITIONAL", bool(rope.traditional))],
         grid=(pairs, heads + 2 * kv_heads, rows),
         threadgroup=(pairs, max(1, THREADS // pairs), 1),
@@ -173,14 +175,9 @@ def launched(compiled: Callable[[Rope], Any], q: mx.array, keys: mx.array, value
     return store
 
 
-def _metal(rope: Rope) -> Any:
-    inputs = INPUTS if rope.freqs is None else (*INPUTS, "freqs")
-    return kernel(mx.fast.metal_kernel, METAL + source(rope), inputs)
-
-
 def prepared(q: mx.array, keys: mx.array, values: mx.array, rope: Rope) -> Store:
-    """What computes `reference` for arrays like these."""
-    dims, dtypes = (keys.shape[3], values.shape[3]), (q.dtype, keys.dtype, values.dtype)
-    if mx.metal.is_available() and fits(dims, dtypes, rope):
-        return launched(_metal, q, keys, values, rope)
+    """A function that computes `reference` for arrays of these shapes and dtypes."""
+    dims = (keys.shape[3], values.shape[3])
+    if mx.metal.is_available() and fits(dims, (q.dtype, keys.dtype, values.dtype), rope):
+        return launched(q, keys, values, rope)
     return partial(reference, rope=rope)
