@@ -180,3 +180,20 @@ def test_what_the_kernel_computes() -> None:
     assert not fits([mx.bfloat16] * 3, (128, 1024), 128)
     assert not fits([mx.bfloat16] * 3, (128, 128), 256)
     assert not fits([mx.int32] * 3, (128, 128), 128)
+
+
+def test_the_launch_covers_all_heads_and_writes_the_caches_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for Metal: a copy of a strided cache would get the column, and the cache would not."""
+    made, launched = list[dict[str, Any]](), list[dict[str, Any]]()
+
+    def metal_kernel(*_: Any, **options: Any) -> Any:
+        made.append(options)
+        return lambda **arguments: launched.append(arguments) or [arguments["inputs"][0]]
+
+    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
+    asked = given(CASES["part of a head"], mx.float32)
+    found = op.launched(asked.q, asked.keys, asked.values, op.Rope(32, False, 77.0))(*asked)
+    assert made == [{"ensure_row_contiguous": False}]
+    assert launched[0]["grid"] == (40, 7 + 2 * 1, 3)
+    assert found.keys is asked.keys
+    assert found.values is asked.values
