@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING
 
-from .pages import PagePool
+from .groups import Group
 from .radix import Node, PrefixTree
 
 if TYPE_CHECKING:
@@ -43,39 +43,6 @@ class Lease:
     state: int = -1  # slot of the recurrent state
     snapshot: int = -1  # of the state at `snapshot_at`, until its block is in the tree
     snapshot_at: int = 0
-
-
-class Group:
-    """The pages of one cache group."""
-
-    def __init__(self, index: int, group: CacheGroup, block: int) -> None:
-        self.index = index
-        self.page_size = group.page_size
-        self.num_pages = group.num_pages
-        self.window = group.window
-        self.per_block = block // group.page_size
-        self.pool = PagePool(group.num_pages)
-        # With a window: nodes whose pages no lease reads, least recently used first. Their pages can be evicted alone.
-        self.unread: OrderedDict[Node, None] = OrderedDict()
-
-    def span(self, block: int) -> slice:
-        """The pages of a block, in a lease's."""
-        return slice(block * self.per_block, (block + 1) * self.per_block)
-
-    def passed(self, computed: int, block: int) -> int:
-        """Blocks that no position from `computed` on reads."""
-        return max(computed - self.window + 1, 0) // block if self.window else 0
-
-    def read(self, node: Node) -> None:
-        """Count one more lease whose window has not passed the node."""
-        node.readers[self.index] += 1
-        self.unread.pop(node, None)
-
-    def leave(self, node: Node) -> None:
-        """Count one such lease less."""
-        node.readers[self.index] -= 1
-        if not node.readers[self.index]:
-            self.unread[node] = None
 
 
 class KVCache:
@@ -141,7 +108,7 @@ class KVCache:
         for node in path:
             self._tree.use(node)
         passed = [group.passed(cached, self._block) for group in self._groups]
-        pages = tuple([_pages_of(group, path, passed[group.index]) for group in self._groups])
+        pages = tuple([group.pages_of(path, passed[group.index]) for group in self._groups])
         lease = Lease(namespace, cached, cached, pages, root, path, cached + self._block, passed)
         for group in self._windows:
             for node in path[passed[group.index] :]:
@@ -401,11 +368,3 @@ def _taken(copies: dict[int, int]) -> list[tuple[int, int]]:
     pairs = [(source, target) for target, source in copies.items()]
     copies.clear()
     return pairs
-
-
-def _pages_of(group: Group, path: list[Node], passed: int) -> array[int]:
-    """A lease's pages in a group, of a path of which the window has passed the first blocks."""
-    pages = array("i", [0] * (passed * group.per_block))
-    for node in path[passed:]:
-        pages.extend(node.pages[group.index])
-    return pages

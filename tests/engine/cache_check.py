@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from localllm.engine.kv import Group, KVCache, Lease
+from localllm.engine.groups import Group
+from localllm.engine.kv import KVCache, Lease
 from localllm.engine.radix import Node
 
 
