@@ -5,7 +5,7 @@
 namespace localllm {
 namespace {
 
-std::string written(int64_t dims, const int64_t* lengths) {
+std::string shape_text(int64_t dims, const int64_t* lengths) {
   std::string text = "[";
   for (int64_t dim = 0; dim < dims; dim++)
     text += (dim ? ", " : "") + (lengths[dim] == ANY ? std::string("any") : std::to_string(lengths[dim]));
@@ -32,7 +32,7 @@ const char* name_of(ScalarType type) {
     case ScalarType::Int: return "int32";
     case ScalarType::Long: return "int64";
     case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
-    default: return "another type";
+    default: return "of an unsupported type";
   }
 }
 
@@ -52,10 +52,11 @@ Argument& Argument::shaped(std::initializer_list<int64_t> lengths) {
   for (int64_t dim = 0; fits && dim < dims_; dim++)
     fits = lengths.begin()[dim] == ANY || sizes_[dim] == lengths.begin()[dim];
   if (!fits)
-    refuse(op_, ": ", name_, " has shape ", written(dims_, sizes_), ", ", written(lengths.size(), lengths.begin()),
+    refuse(op_, ": ", name_, " has shape ", shape_text(dims_, sizes_), ", ", shape_text(lengths.size(), lengths.begin()),
            " expected");
   for (int64_t dim = 0; dims_ > 1 && dim < dims_; dim++)
-    if (sizes_[dim] > INT32_MAX) refuse(op_, ": ", name_, " has shape ", written(dims_, sizes_), ", too long for 32 bits");
+    if (sizes_[dim] > INT32_MAX)
+      refuse(op_, ": ", name_, " has shape ", shape_text(dims_, sizes_), ", at most ", INT32_MAX, " per dimension expected");
   return *this;
 }
 
@@ -67,7 +68,7 @@ Argument& Argument::of(ScalarType type) {
 Argument& Argument::dense() {
   dense_rows();
   if (dims_ > 0 && count() > 0 && sizes_[0] > 1 && strides_[0] != count() / sizes_[0])
-    refuse(op_, ": ", name_, " of shape ", written(dims_, sizes_), " has strides ", written(dims_, strides_),
+    refuse(op_, ": ", name_, " of shape ", shape_text(dims_, sizes_), " has strides ", shape_text(dims_, strides_),
            ", a contiguous tensor expected");
   return *this;
 }
@@ -77,16 +78,16 @@ Argument& Argument::dense_rows() {
   if (count() == 0) return *this;
   for (int64_t dim = dims_ - 1; dim > 0; expected *= sizes_[dim--])
     if (sizes_[dim] > 1 && strides_[dim] != expected)
-      refuse(op_, ": ", name_, " of shape ", written(dims_, sizes_), " has strides ", written(dims_, strides_),
-             ", all but the first dimension must be dense");
+      refuse(op_, ": ", name_, " of shape ", shape_text(dims_, sizes_), " has strides ", shape_text(dims_, strides_),
+             ", a tensor that is dense from its second dimension on expected");
   return *this;
 }
 
 Argument& Argument::written_rows() {
   dense_rows();
   if (count() > 0 && sizes_[0] > 1 && strides_[0] < count() / sizes_[0])
-    refuse(op_, ": ", name_, " is written, and its rows overlap: shape ", written(dims_, sizes_), ", strides ",
-           written(dims_, strides_));
+    refuse(op_, ": ", name_, " is an output, but its rows overlap: shape ", shape_text(dims_, sizes_), ", strides ",
+           shape_text(dims_, strides_));
   return *this;
 }
 
@@ -123,7 +124,7 @@ int64_t Argument::bytes() const {
     case ScalarType::Char:
     case ScalarType::Byte:
     case ScalarType::Float8_e4m3fn: return 1;
-    default: refuse(op_, ": ", name_, " is of a type that no kernel knows");
+    default: refuse(op_, ": ", name_, " has an element type that the kernels do not support");
   }
 }
 

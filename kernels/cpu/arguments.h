@@ -1,5 +1,5 @@
-// A tensor handed to an op, looked at before a kernel runs. Every failed check is a std::runtime_error that names the
-// op and the argument, and says what it is and what was expected.
+// Checks of the tensors that an op receives, before its kernel runs. A failed check throws std::runtime_error with the
+// op, the argument, its value and the expected value.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -18,8 +18,8 @@ namespace localllm {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Words as they are, and numbers. No stream: one that is linked into a CUDA library writes numbers by the rules of
-// another copy of itself in this process, and crashes.
+// Appends a text or a number. It does not use a std::ostream: in the CUDA library, which contains its own copy of the
+// stream code, a stream crashes because the process has a second copy.
 template <class Part>
 void append_to(std::string& text, const Part& part) {
   if constexpr (std::is_floating_point_v<Part>) {
@@ -42,10 +42,10 @@ template <class... Parts>
 
 const char* name_of(ScalarType type);
 
-// A dimension as long as it likes.
+// In a shape: a dimension of any length.
 constexpr int64_t ANY = -1;
 
-// An op's name, and where it runs: on the CPU, or on the CUDA device of one of its tensors.
+// The name of an op and the device of its tensors: the CPU, or one CUDA device.
 struct Op {
   Op(const char* name) : name(name) {}
   Op(const char* name, const Tensor& on_cuda);
@@ -57,24 +57,25 @@ struct Op {
 
 class Argument {
  public:
-  // Lies where the op runs.
+  // Throws if the tensor is not on the device of the op.
   Argument(const Op& op, const char* name, const Tensor& tensor);
 
-  // Has these dimensions. Those of tables must fit in 32 bits, which is what some kernels count in.
+  // Each check throws if it fails and returns *this, so that checks can be chained.
+  // The shape. Every length of a tensor of two or more dimensions must fit in 32 bits, because some kernels use int32.
   Argument& shaped(std::initializer_list<int64_t> lengths);
   Argument& of(ScalarType type);
-  Argument& dense();        // contiguous
-  Argument& dense_rows();   // contiguous from the second dimension on
-  Argument& written_rows(); // and its rows do not overlap
-  // Whole numbers, int32 or int64, from 0 to limit - 1, contiguous. On a CUDA device the host cannot look at them.
+  Argument& dense();         // contiguous
+  Argument& dense_rows();    // contiguous from the second dimension on
+  Argument& written_rows();  // as dense_rows, and the rows do not overlap
+  // Contiguous int32 or int64 values from 0 to limit - 1. Does not check values on a CUDA device.
   Argument& below(int64_t limit);
 
   int64_t dims() const { return dims_; }
   int64_t size(int64_t dim) const { return sizes_[dim]; }
-  int64_t count() const;   // elements
-  int64_t stride() const;  // from row to row
-  int64_t bytes() const;   // of one element
-  Type number() const;     // one of the three float types
+  int64_t count() const;   // number of elements
+  int64_t stride() const;  // elements from row to row
+  int64_t bytes() const;   // bytes of one element
+  Type number() const;     // the element type; throws if it is not float32, bfloat16 or float16
   ScalarType type() const { return type_; }
 
   template <class T = void>

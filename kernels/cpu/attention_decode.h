@@ -197,10 +197,10 @@ static inline void decode(const AttentionArgs& args, const Row& row, int64_t pie
         constexpr int B = 4 / Q;
         int64_t at = 0;
         for (; at + B * BLOCK <= args.dim; at += B * BLOCK) {
-          add_values<E, C, Q, B>(scores + q, value.rows, asked, count, at, Whole(), shrink + q, own, dim);
+          add_values<E, C, Q, B>(scores + q, value.rows, asked, count, at, Full(), shrink + q, own, dim);
         }
         for (; at + BLOCK <= args.dim; at += BLOCK) {
-          add_values<E, C, Q, 1>(scores + q, value.rows, asked, count, at, Whole(), shrink + q, own, dim);
+          add_values<E, C, Q, 1>(scores + q, value.rows, asked, count, at, Full(), shrink + q, own, dim);
         }
         if (at < args.dim) {
           add_values<E, C, Q, 1>(scores + q, value.rows, asked, count, at, args.dim - at, shrink + q, own, dim);

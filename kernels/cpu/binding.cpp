@@ -1,4 +1,4 @@
-// The ops on the CPU: arguments are checked here, on the calling thread, and nowhere else; kernels trust what they get.
+// The CPU ops. Each op checks its arguments on the calling thread; the kernels do not check them again.
 #include <torch/csrc/stable/library.h>
 
 #include <cmath>
@@ -16,13 +16,13 @@ namespace {
 
 using Optional = std::optional<Tensor>;
 
-// A kernel without shared memory.
+// Runs a kernel without shared memory.
 template <class Args>
 void run(void (*kernel)(const Args&, const Worker&), const Args& args, int64_t bytes) {
   Run(bytes).all(kernel, args);
 }
 
-// A kernel whose shared memory depends on the number of workers.
+// Runs a kernel with shared memory, whose size depends on the number of workers.
 template <class Args>
 void run(void (*kernel)(const Args&, const Worker&), size_t (*shared)(const Args&, int), Args& args, int64_t bytes) {
   Run run(bytes);
@@ -88,10 +88,18 @@ void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   if (to.number() != q.number()) refuse("attention: out and query are of different types");
   cache_slots("attention", keys, values, ANY, q.size(2));
   AttentionArgs args{};
-  args.out = to.data(), args.query = q.data(), args.type = q.number(), args.cache_type = keys.number();
-  args.key_pages = keys.data(), args.value_pages = values.data();
-  args.tokens = q.size(0), args.heads = q.size(1), args.kv_heads = keys.size(2), args.dim = q.size(2);
-  args.query_stride = q.stride(), args.page_size = keys.size(1);
+  args.out = to.data();
+  args.query = q.data();
+  args.type = q.number();
+  args.cache_type = keys.number();
+  args.key_pages = keys.data();
+  args.value_pages = values.data();
+  args.tokens = q.size(0);
+  args.heads = q.size(1);
+  args.kv_heads = keys.size(2);
+  args.dim = q.size(2);
+  args.query_stride = q.stride();
+  args.page_size = keys.size(1);
   int64_t positions = attention_rows("attention", args, keys.size(0), row_starts, context_lens, page_table, sinks,
                                      scale, window, soft_cap);
   if (args.tokens == 0) return;
@@ -134,10 +142,18 @@ void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, in
   LinearArgs args{};
   args.group = check_group("linear", format, ins, group);
   check_packed("linear", weight, format, to.size(1), ins, args.group);
-  args.out = to.data(), args.x = from.data(), args.weight = weight.data();
-  args.out_type = to.number(), args.x_type = from.number(), args.format = format;
-  args.rows = to.size(0), args.outs = to.size(1), args.ins = ins;
-  args.x_stride = from.stride(), args.out_stride = to.stride(), args.wide = wide;
+  args.out = to.data();
+  args.x = from.data();
+  args.weight = weight.data();
+  args.out_type = to.number();
+  args.x_type = from.number();
+  args.format = format;
+  args.rows = to.size(0);
+  args.outs = to.size(1);
+  args.ins = ins;
+  args.x_stride = from.stride();
+  args.out_stride = to.stride();
+  args.wide = wide;
   if (wide && format != Format::int4) refuse("linear: wide is for int4 only");
   if (bias) {
     Argument shift("linear", "bias", *bias);
@@ -152,10 +168,10 @@ void embedding(Tensor out, Tensor tokens, Tensor weight, double scale) {
   run(lane().embedding, args, 2 * args.count * args.dim * bytes_of(args.type));
 }
 
-// logits [rows, vocab] float32, at least one token
+// Checks logits: [rows, vocab] float32, vocab >= 1.
 Argument& check_logits(const char* op, Argument& logits) {
   logits.shaped({ANY, ANY}).of(ScalarType::Float).dense_rows();
-  if (logits.size(1) == 0) refuse(op, ": logits over no tokens");
+  if (logits.size(1) == 0) refuse(op, ": logits has 0 columns, at least 1 (the vocabulary) expected");
   return logits;
 }
 
@@ -186,7 +202,9 @@ void draw(Tensor tokens, Tensor logits, Tensor temperature, Tensor seed_low, Ten
   if (top_k) args.top_k = (const int32_t*)per_row("top_k", *top_k, ScalarType::Int);
   if (top_p) args.top_p = (const float*)per_row("top_p", *top_p, ScalarType::Float);
   if (min_p) args.min_p = (const float*)per_row("min_p", *min_p, ScalarType::Float);
-  args.rows = rows, args.vocab = x.size(1), args.stride = x.stride();
+  args.rows = rows;
+  args.vocab = x.size(1);
+  args.stride = x.stride();
   run(lane().draw, lane().draw_shared, args, x.count() * 4);
 }
 
@@ -237,7 +255,8 @@ int64_t share_from(int64_t bytes) { return localllm::share_from(cast("share_from
 
 int64_t packed_bytes(int64_t format, int64_t outs, int64_t ins, int64_t group) {
   Format known = (Format)cast("packed_bytes", "format", format, 0, 5);
-  cast("packed_bytes", "outs", outs, 0, INT32_MAX), cast("packed_bytes", "ins", ins, 0, INT32_MAX);
+  cast("packed_bytes", "outs", outs, 0, INT32_MAX);
+  cast("packed_bytes", "ins", ins, 0, INT32_MAX);
   return localllm::packed_bytes(known, outs, ins, check_group("packed_bytes", known, ins, group));
 }
 
@@ -264,7 +283,7 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
   library.impl("first_touch", TORCH_BOX(&ops::first_touch));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {  // without tensors, so without a device
+STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {  // ops without tensors have no device
   library.impl("lanes", TORCH_BOX(&ops::lanes));
   library.impl("use_lane", TORCH_BOX(&ops::use_lane));
   library.impl("threads", TORCH_BOX(&ops::threads));

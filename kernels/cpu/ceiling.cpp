@@ -9,9 +9,9 @@ namespace localllm::LANE {
 
 namespace {
 
-constexpr int CHAINS = 12;  // enough independent sums to hide the latency of each, few enough for the registers
+constexpr int CHAINS = 12;  // independent sums: enough to hide the latency of an addition, and all fit in registers
 
-// The value is needed and may have changed, as far as the compiler knows: keeps a loop from being folded away.
+// Makes the compiler assume that the value is used and changed here, so that it does not remove the loop.
 template <class T>
 static inline void touch(T& value) {
   asm volatile("" : "+m"(value));
@@ -19,47 +19,47 @@ static inline void touch(T& value) {
 
 typedef uint64_t Line __attribute__((vector_size(64)));
 
-// Four streams for each worker, fetched ahead: on every CPU tried at least as fast as one after the other.
+// Each worker reads four streams with prefetches, which is never slower than one stream.
 double read(const CeilingArgs& args, const Worker& worker) {
-  constexpr int STREAMS = 4, LINES = 2, AHEAD = 1024;
+  constexpr int STREAMS = 4, LINES = 2, DISTANCE = 1024;
   Share share = share_of(args.bytes / (long)(STREAMS * LINES * sizeof(Line)), worker);
-  long lines = (share.end - share.begin) * LINES;  // of each stream
+  long lines = (share.end - share.begin) * LINES;  // per stream
   const Line* data = (const Line*)args.data + share.begin * LINES * STREAMS;
   Line sums[STREAMS][LINES] = {};
-  for (int64_t turn = 0; turn < args.turns; turn++)
+  for (int64_t repeat = 0; repeat < args.repeats; repeat++)
     for (long at = 0; at < lines; at += LINES)
       for (int stream = 0; stream < STREAMS; stream++)
         for (int i = 0; i < LINES; i++) {
           const Line* line = data + stream * lines + at + i;
-          __builtin_prefetch((const char*)line + AHEAD);
+          __builtin_prefetch((const char*)line + DISTANCE);
           sums[stream][i] |= *line;
         }
   for (int stream = 0; stream < STREAMS; stream++)
     for (int i = 0; i < LINES; i++) touch(sums[stream][i]);
-  return (double)lines * STREAMS * sizeof(Line) * args.turns;
+  return (double)lines * STREAMS * sizeof(Line) * args.repeats;
 }
 
-double f32(int64_t turns) {
+double f32(int64_t repeats) {
   F32 sums[CHAINS], x = set1(0.5f);
   touch(x);
   for (int i = 0; i < CHAINS; i++) sums[i] = set1((float)i);
-  for (int64_t turn = 0; turn < turns; turn++)
+  for (int64_t repeat = 0; repeat < repeats; repeat++)
     for (int i = 0; i < CHAINS; i++) sums[i] = fma(sums[i], x, x);
   for (int i = 0; i < CHAINS; i++) touch(sums[i]);
-  return 2.0 * CHAINS * WIDTH * turns;
+  return 2.0 * CHAINS * WIDTH * repeats;
 }
 
-double bf16_pairs(int64_t turns) {
+double bf16_pairs(int64_t repeats) {
 #if defined(__AVX512BF16__)
   __m512 sums[CHAINS];
   __m512bh x = (__m512bh)_mm512_set1_epi16(0x3f00);
   for (int i = 0; i < CHAINS; i++) sums[i] = _mm512_setzero_ps();
-  for (int64_t turn = 0; turn < turns; turn++)
+  for (int64_t repeat = 0; repeat < repeats; repeat++)
     for (int i = 0; i < CHAINS; i++) sums[i] = _mm512_dpbf16_ps(sums[i], x, x);
   for (int i = 0; i < CHAINS; i++) touch(sums[i]);
-  return 2.0 * CHAINS * 32 * turns;
+  return 2.0 * CHAINS * 32 * repeats;
 #else
-  return 0 * turns;
+  return 0 * repeats;
 #endif
 }
 
@@ -72,30 +72,30 @@ static inline Bytes dot(Bytes sum, Bytes x) { return _mm256_dpbusd_avx_epi32(sum
 #elif defined(__AVX2__)
 typedef __m256i Bytes;
 static inline Bytes dot(Bytes sum, Bytes x) {
-  asm volatile("" : "+x"(x));  // not the same product as in the turn before, for all the compiler knows
+  asm volatile("" : "+x"(x));  // hides that x is constant, so that the compiler repeats the product
   return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, x), _mm256_set1_epi16(1)));
 }
 #endif
 
-double int8_fours(int64_t turns) {
+double int8_fours(int64_t repeats) {
 #if defined(__AVX2__)
   Bytes sums[CHAINS] = {}, x = {};
   touch(x);
-  for (int64_t turn = 0; turn < turns; turn++)
+  for (int64_t repeat = 0; repeat < repeats; repeat++)
     for (int i = 0; i < CHAINS; i++) sums[i] = dot(sums[i], x);
   for (int i = 0; i < CHAINS; i++) touch(sums[i]);
-  return 2.0 * CHAINS * sizeof(Bytes) * turns;
+  return 2.0 * CHAINS * sizeof(Bytes) * repeats;
 #else
-  return 0 * turns;
+  return 0 * repeats;
 #endif
 }
 
 #if defined(__AMX_BF16__)
-// Two by two sums, as the products block them, of numbers as they may come: zeros would be a fifth faster, as they take
-// less power.
+// Products of 2 × 2 tiles of random numbers, in the blocking of the kernels. Zeros would need less power and run faster
+// than real data.
 template <Product product>
-double tiles(int64_t turns) {
-  alignas(64) uint16_t numbers[4][TILE_ROWS * TILE_BYTES / 2];  // bf16 in [1, 2) or its negative; as int8 anything
+double tiles(int64_t repeats) {
+  alignas(64) uint16_t numbers[4][TILE_ROWS * TILE_BYTES / 2];  // magnitudes in [1, 2) as bf16; random bytes as int8
   uint32_t state = 1;
   for (auto& tile : numbers)
     for (uint16_t& number : tile) {
@@ -103,18 +103,27 @@ double tiles(int64_t turns) {
       number = (uint16_t)(0x3f80 | (state >> 25) | (state >> 16 & 0x8000));
     }
   configure_tiles(TILE_BYTES);
-  tile_keep<4>(numbers[0], TILE_BYTES), tile_keep<5>(numbers[1], TILE_BYTES);
-  tile_keep<6>(numbers[2], TILE_BYTES), tile_keep<7>(numbers[3], TILE_BYTES);
-  for (int64_t turn = 0; turn < turns; turn++) {
-    if (turn % 64 == 0) tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();  // far from the largest float
-    tile_multiply<product, 0, 4, 6>(), tile_multiply<product, 1, 4, 7>();
-    tile_multiply<product, 2, 5, 6>(), tile_multiply<product, 3, 5, 7>();
+  tile_keep<4>(numbers[0], TILE_BYTES);
+  tile_keep<5>(numbers[1], TILE_BYTES);
+  tile_keep<6>(numbers[2], TILE_BYTES);
+  tile_keep<7>(numbers[3], TILE_BYTES);
+  for (int64_t repeat = 0; repeat < repeats; repeat++) {
+    if (repeat % 64 == 0) {  // keeps the sums finite
+      tile_zero<0>();
+      tile_zero<1>();
+      tile_zero<2>();
+      tile_zero<3>();
+    }
+    tile_multiply<product, 0, 4, 6>();
+    tile_multiply<product, 1, 4, 7>();
+    tile_multiply<product, 2, 5, 6>();
+    tile_multiply<product, 3, 5, 7>();
   }
   tile_release();
-  return 4.0 * 2 * TILE_ROWS * TILE_ROWS * (product == Product::bf16 ? TILE_BYTES / 2 : TILE_BYTES) * turns;
+  return 4.0 * 2 * TILE_ROWS * TILE_ROWS * (product == Product::bf16 ? TILE_BYTES / 2 : TILE_BYTES) * repeats;
 }
-double tiles(Ceiling kind, int64_t turns) {
-  return kind == Ceiling::tile_bf16 ? tiles<Product::bf16>(turns) : tiles<Product::int8>(turns);
+double tiles(Ceiling kind, int64_t repeats) {
+  return kind == Ceiling::tile_bf16 ? tiles<Product::bf16>(repeats) : tiles<Product::int8>(repeats);
 }
 #else
 double tiles(Ceiling, int64_t) { return 0; }
@@ -123,16 +132,16 @@ double tiles(Ceiling, int64_t) { return 0; }
 }  // namespace
 
 void ceiling(const CeilingArgs& args, const Worker& worker) {
-  double done = 0;
+  double count = 0;
   switch (args.kind) {
-    case Ceiling::read: done = read(args, worker); break;
-    case Ceiling::f32: done = f32(args.turns); break;
-    case Ceiling::bf16: done = bf16_pairs(args.turns); break;
-    case Ceiling::int8: done = int8_fours(args.turns); break;
+    case Ceiling::read: count = read(args, worker); break;
+    case Ceiling::f32: count = f32(args.repeats); break;
+    case Ceiling::bf16: count = bf16_pairs(args.repeats); break;
+    case Ceiling::int8: count = int8_fours(args.repeats); break;
     case Ceiling::tile_bf16:
-    case Ceiling::tile_int8: done = tiles(args.kind, args.turns); break;
+    case Ceiling::tile_int8: count = tiles(args.kind, args.repeats); break;
   }
-  args.done[worker.index] = done;
+  args.counts[worker.index] = count;
 }
 
 }  // namespace localllm::LANE

@@ -1,4 +1,4 @@
-// What the hardware gives at most: loops of nothing but one kind of instruction, against which kernels are measured.
+// Hardware limits: loops of one kind of instruction. Benchmarks compare kernels with them.
 #pragma once
 
 #include <stdint.h>
@@ -8,19 +8,19 @@
 namespace localllm {
 
 enum class Ceiling : int {
-  read = 0,       // all of a buffer, once for each turn; counts bytes
-  f32 = 1,        // multiply-adds in registers; these count operations, two for a multiply-add
-  bf16 = 2,       // dot products of pairs (AVX512-BF16)
-  int8 = 3,       // dot products of fours (VNNI), or with AVX2 the three instructions that make one
-  tile_bf16 = 4,  // AMX
+  read = 0,       // reads a buffer once per repeat; counts bytes
+  f32 = 1,        // multiply-adds in registers; this and all below count operations, two per multiply-add
+  bf16 = 2,       // dot products of two bf16 values (AVX512-BF16)
+  int8 = 3,       // dot products of four int8 values (VNNI; with AVX2, three instructions)
+  tile_bf16 = 4,  // AMX tile products
   tile_int8 = 5,
 };
 
 struct CeilingArgs {
   Ceiling kind;
-  const void* data;  // read: 64-byte aligned
-  int64_t bytes, turns;
-  double* done;  // [workers] what each has counted; 0 where the lane has no such instruction
+  const void* data;  // the buffer of `read`, 64-byte aligned
+  int64_t bytes, repeats;
+  double* counts;  // [workers] bytes or operations of each worker; 0 if the ISA variant lacks the instruction
 };
 
 }  // namespace localllm

@@ -1,18 +1,18 @@
-// The ceilings for whoever measures: a plain C function of the library, no op, as it computes nothing.
+// The entry point of the hardware-limit loops, for benchmarks. A C function and not an op, because it has no result.
 #include <vector>
 
 #include "dispatch.h"
 #include "team.h"
 
-// Runs one of Ceiling on the lane in use and returns what all workers have counted: bytes, or operations; 0 where the
-// lane has no such instruction. `data` is read to its last whole 512 bytes.
+// Runs the loop `kind` (a Ceiling) on the ISA variant in use. Returns the sum of all workers' counts, in bytes or
+// operations; 0 if the variant lacks the instruction. Reads only multiples of 512 bytes of `data`.
 extern "C" __attribute__((visibility("default"))) double localllm_ceiling(int kind, const void* data, int64_t bytes,
-                                                                          int64_t turns) {
+                                                                          int64_t repeats) {
   using namespace localllm;
   Run run(INT64_MAX);
-  std::vector<double> done(run.workers());
-  run.all(lane().ceiling, CeilingArgs{(Ceiling)kind, data, bytes, turns, done.data()});
+  std::vector<double> counts(run.workers());
+  run.all(lane().ceiling, CeilingArgs{(Ceiling)kind, data, bytes, repeats, counts.data()});
   double sum = 0;
-  for (double each : done) sum += each;
+  for (double count : counts) sum += count;
   return sum;
 }

@@ -3,7 +3,7 @@
 namespace localllm {
 namespace {
 
-// Every row's tokens and pages lie within what there is; -> positions that are read.
+// Checks that the tokens and pages of every row exist. Returns the number of positions that attention reads.
 int64_t check_rows(const Op& op, const AttentionArgs& args, int64_t pages) {
   if (args.row_starts[0] != 0 || args.row_starts[args.rows] != args.tokens)
     refuse(op.name, ": row_starts goes from ", args.row_starts[0], " to ", args.row_starts[args.rows], ", 0 to ",
@@ -14,8 +14,8 @@ int64_t check_rows(const Op& op, const AttentionArgs& args, int64_t pages) {
     if (queries < 0) refuse(op.name, ": row_starts goes down after row ", row);
     if (queries == 0) continue;
     if (context < queries || context > args.pages_per_row * args.page_size)
-      refuse(op.name, ": context_lens[", row, "] is ", context, ", ", queries, " (its own tokens) to ",
-             args.pages_per_row * args.page_size, " (its pages) expected");
+      refuse(op.name, ": context_lens[", row, "] is ", context, ", ", queries, " (its new tokens) to ",
+             args.pages_per_row * args.page_size, " (positions in its pages) expected");
     int64_t first = args.window ? context - queries - args.window + 1 : 0;
     first = first > 0 ? first : 0;
     positions += context - first;
@@ -49,14 +49,15 @@ CacheType cache_type(const Op& op, const Argument& keys) {
 int64_t rotation_half(const Op& op, Argument& cos, Argument& sin, int64_t tokens, int64_t dim) {
   cos.shaped({tokens, ANY}).of(ScalarType::Float).dense();
   sin.shaped({tokens, cos.size(1)}).of(ScalarType::Float).dense();
-  if (2 * cos.size(1) > dim) refuse(op.name, ": cos turns ", 2 * cos.size(1), " dimensions, heads have ", dim);
+  if (2 * cos.size(1) > dim) refuse(op.name, ": cos rotates ", 2 * cos.size(1), " dimensions, but heads have ", dim);
   return cos.size(1);
 }
 
 void head_norms(const Op& op, AppendArgs& args, const Tensor* query, const Tensor* key) {
   if (query) {
     Argument norm(op, "query_norm", *query);
-    args.query_norm = norm.shaped({args.dim}).dense().data(), args.norm_type = norm.number();
+    args.query_norm = norm.shaped({args.dim}).dense().data();
+    args.norm_type = norm.number();
   }
   if (key) {
     Argument norm(op, "key_norm", *key);
@@ -74,13 +75,19 @@ int64_t attention_rows(const Op& op, AttentionArgs& args, int64_t pages, const T
   lens.shaped({ANY}).of(ScalarType::Int).dense();
   starts.shaped({lens.size(0) + 1}).of(ScalarType::Int).dense();
   table.shaped({lens.size(0), ANY}).of(ScalarType::Int).dense();
-  args.row_starts = starts.data<int32_t>(), args.context_lens = lens.data<int32_t>();
-  args.page_table = table.data<int32_t>(), args.rows = lens.size(0), args.pages_per_row = table.size(1);
-  args.scale = (float)scale, args.soft_cap = (float)soft_cap, args.window = cast(op, "window", window, 0, INT32_MAX);
+  args.row_starts = starts.data<int32_t>();
+  args.context_lens = lens.data<int32_t>();
+  args.page_table = table.data<int32_t>();
+  args.rows = lens.size(0);
+  args.pages_per_row = table.size(1);
+  args.scale = (float)scale;
+  args.soft_cap = (float)soft_cap;
+  args.window = cast(op, "window", window, 0, INT32_MAX);
   if (args.kv_heads == 0 || args.heads % args.kv_heads != 0)
-    refuse(op.name, ": ", args.heads, " heads of query are no multiple of the pages' ", args.kv_heads);
-  if (args.page_size == 0) refuse(op.name, ": pages of no positions");
-  if (!(soft_cap >= 0)) refuse(op.name, ": soft_cap is ", soft_cap, ", 0 (none) or more expected");
+    refuse(op.name, ": query has ", args.heads, " heads, a multiple of the ", args.kv_heads, " kv heads of the pages",
+           " expected");
+  if (args.page_size == 0) refuse(op.name, ": key_pages has page_size 0, at least 1 expected");
+  if (!(soft_cap >= 0)) refuse(op.name, ": soft_cap is ", soft_cap, ", 0 (no cap) or more expected");
   if (sinks) {
     Argument extra(op, "sinks", *sinks);
     args.sinks = extra.shaped({args.heads}).of(ScalarType::Float).dense().data<float>();

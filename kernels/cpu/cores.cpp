@@ -15,33 +15,33 @@
 namespace localllm {
 namespace {
 
-std::string line_of(const std::string& file) {
+std::string first_line(const std::string& file) {
   std::ifstream stream(file);
   std::string line;
   std::getline(stream, line);
   return line;
 }
 
-// The logical CPUs that share a physical core with this one, as the system writes them; its own number if unknown.
+// The list of logical CPUs on the physical core of `cpu`, in the system's text form. If unknown, `cpu` itself.
 std::string core_of(int cpu) {
   std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-  std::string siblings = line_of(topology + "thread_siblings_list");
+  std::string siblings = first_line(topology + "thread_siblings_list");
   return siblings.empty() ? std::to_string(cpu) : siblings;
 }
 
-// CPUs' worth of time that this quota file of a control group grants; infinity if none.
-double granted(const std::string& quota, const std::string& period) {
+// The number of CPUs that a control group's quota and period (texts, microseconds) allow; infinity without a limit.
+double allowed_cpus(const std::string& quota_text, const std::string& period_text) {
   try {
-    double each = std::stod(period);
-    double time = std::stod(quota);  // "max": not a number
-    if (time > 0 && each > 0) return time / each;
+    double period = std::stod(period_text);
+    double quota = std::stod(quota_text);  // throws for "max"
+    if (quota > 0 && period > 0) return quota / period;
   } catch (const std::exception&) {
   }
   return INFINITY;
 }
 
-// The least that this process's control group or one above it grants.
-double quota() {
+// The smallest number of CPUs that this process's control group and its parents allow.
+double cpu_quota() {
   double least = INFINITY;
   const std::string root = "/sys/fs/cgroup";
   std::ifstream groups("/proc/self/cgroup");
@@ -49,39 +49,41 @@ double quota() {
     if (line.rfind("0::", 0) != 0) continue;  // version 2: "0::/path"
     std::string path = line.substr(3);
     for (;;) {
-      std::string limit = line_of(root + path + "/cpu.max");  // "200000 100000" or "max 100000"
+      std::string limit = first_line(root + path + "/cpu.max");  // "200000 100000" or "max 100000"
       size_t space = limit.find(' ');
-      if (space != std::string::npos) least = std::min(least, granted(limit.substr(0, space), limit.substr(space + 1)));
+      if (space != std::string::npos)
+        least = std::min(least, allowed_cpus(limit.substr(0, space), limit.substr(space + 1)));
       size_t slash = path.rfind('/');
       if (path.empty() || slash == std::string::npos) break;
       path = path.substr(0, slash);
     }
   }
-  const std::string old = root + "/cpu/";  // version 1, as a container sees its own
-  return std::min(least, granted(line_of(old + "cpu.cfs_quota_us"), line_of(old + "cpu.cfs_period_us")));
+  const std::string version_1 = root + "/cpu/";  // in a container: the container's control group
+  return std::min(least, allowed_cpus(first_line(version_1 + "cpu.cfs_quota_us"),
+                                      first_line(version_1 + "cpu.cfs_period_us")));
 }
 
 }  // namespace
 
 std::vector<int> cores() {
-  std::vector<int> found;
+  std::vector<int> cpus;
 #if defined(__linux__)
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
     std::set<std::string> seen;
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-      if (CPU_ISSET(cpu, &allowed) && seen.insert(core_of(cpu)).second) found.push_back(cpu);
+      if (CPU_ISSET(cpu, &allowed) && seen.insert(core_of(cpu)).second) cpus.push_back(cpu);
   }
 #endif
-  if (found.empty())
-    for (int cpu = 0; cpu < (int)std::max(1u, std::thread::hardware_concurrency()); cpu++) found.push_back(cpu);
-  return found;
+  if (cpus.empty())
+    for (int cpu = 0; cpu < (int)std::max(1u, std::thread::hardware_concurrency()); cpu++) cpus.push_back(cpu);
+  return cpus;
 }
 
 int usable_cores() {
   int count = (int)cores().size();
-  double share = quota();
-  return share < count ? std::max(1, (int)std::ceil(share)) : count;
+  double quota = cpu_quota();
+  return quota < count ? std::max(1, (int)std::ceil(quota)) : count;
 }
 
 void pin([[maybe_unused]] int cpu) {

@@ -1,17 +1,17 @@
-// Where threads may run.
+// The CPU cores that this process may use, and the pinning of threads to them.
 #pragma once
 
 #include <vector>
 
 namespace localllm {
 
-// One logical CPU of each physical core that this process may use, in the system's order. At least one.
+// One logical CPU of each physical core that this process may use, in ascending order. At least one.
 std::vector<int> cores();
 
-// How many of them are worth a thread: fewer where the container's share of processor time is smaller.
+// The useful number of threads: the number of cores, or fewer if the container's CPU quota is smaller.
 int usable_cores();
 
-// Keeps the calling thread on one CPU. Systems that cannot do without it.
+// Pins the calling thread to one logical CPU. Does nothing on systems without thread affinity.
 void pin(int cpu);
 
 }  // namespace localllm

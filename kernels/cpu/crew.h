@@ -86,7 +86,7 @@ static inline unsigned not_numbers(F32 x) {
 }
 
 // The bits of the lanes that there are.
-static inline unsigned first_bits(unsigned bits, Whole) { return bits; }
+static inline unsigned first_bits(unsigned bits, Full) { return bits; }
 static inline unsigned first_bits(unsigned bits, int n) { return bits & ((1u << n) - 1); }
 
 // The largest of logits [begin, end), NaN if there is one.

@@ -23,7 +23,7 @@ namespace amx { extern const Lane table; }
 
 namespace {
 
-// Those that work here, the slowest first.
+// The ISA variants that this CPU and system can run, the slowest first.
 std::vector<const Lane*> usable() {
   std::vector<const Lane*> lanes{&generic::table};
 #if defined(LANE_AVX2)
@@ -64,7 +64,7 @@ std::string use_lane(const std::string& name) {
   }
   if (name.empty()) in_use() = usable().back();
   else if (name != lane().name)
-    throw std::runtime_error("there is no CPU lane \"" + name + "\" here; this machine and this build have " + names);
+    throw std::runtime_error("CPU lane \"" + name + "\" is not available: this machine and this build have " + names);
   return lane().name;
 }
 

@@ -1,4 +1,4 @@
-// Which lane this CPU and system allow, and which is in use.
+// The selection of the ISA variant ("lane" in identifiers) whose kernels run.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace localllm {
 
-// Names of the lanes that work here, the slowest first; "generic" is always among them.
+// Names of the ISA variants that this CPU and system can run, the slowest first. "generic" is always present.
 std::vector<std::string> usable_lanes();
 
-// From now on kernels come from this lane; "" is the fastest usable one. Returns its name. Throws std::runtime_error
-// naming those that work here where this one does not, or is not known.
+// Selects the ISA variant for all later kernels; "" selects the fastest usable one. Returns its name. Throws
+// std::runtime_error with the usable names if the variant is unknown or not usable here.
 std::string use_lane(const std::string& name);
 
 }  // namespace localllm

@@ -7,22 +7,36 @@ namespace localllm {
 NormArgs norm_arguments(const Op& op, const Tensor& out, const Tensor& x, const Tensor& weight, double eps,
                         double offset, const Tensor* residual, const Tensor* bias) {
   Argument to(op, "out", out), from(op, "x", x), scale(op, "weight", weight);
-  if (from.dims() == 3) from.shaped({ANY, ANY, ANY}), to.shaped({from.size(0), from.size(1), from.size(2)});
-  else from.shaped({ANY, ANY}), to.shaped({from.size(0), from.size(1)});
+  if (from.dims() == 3) {
+    from.shaped({ANY, ANY, ANY});
+    to.shaped({from.size(0), from.size(1), from.size(2)});
+  } else {
+    from.shaped({ANY, ANY});
+    to.shaped({from.size(0), from.size(1)});
+  }
   int64_t dim = from.size(from.dims() - 1);
-  from.dense_rows(), to.written_rows(), scale.shaped({dim}).dense();
+  from.dense_rows();
+  to.written_rows();
+  scale.shaped({dim}).dense();
   if (to.number() != from.number()) refuse(op.name, ": out and x are of different types");
   NormArgs args{};
-  args.out = to.data(), args.x = from.data(), args.weight = scale.data();
-  args.type = from.number(), args.weight_type = scale.number();
-  args.rows = from.size(0), args.heads = from.dims() == 3 ? from.size(1) : 1, args.dim = dim;
-  args.x_stride = from.stride(), args.out_stride = to.stride();
-  args.eps = (float)eps, args.offset = (float)offset;
+  args.out = to.data();
+  args.x = from.data();
+  args.weight = scale.data();
+  args.type = from.number();
+  args.weight_type = scale.number();
+  args.rows = from.size(0);
+  args.heads = from.dims() == 3 ? from.size(1) : 1;
+  args.dim = dim;
+  args.x_stride = from.stride();
+  args.out_stride = to.stride();
+  args.eps = (float)eps;
+  args.offset = (float)offset;
   if (residual) {
-    Argument kept(op, "residual", *residual);
-    if (kept.shaped({args.rows, dim}).dense().number() != args.type)
+    Argument sum(op, "residual", *residual);
+    if (sum.shaped({args.rows, dim}).dense().number() != args.type)
       refuse(op.name, ": residual and x are of different types");
-    args.residual = kept.data();
+    args.residual = sum.data();
   }
   if (bias) {
     Argument shift(op, "bias", *bias);
@@ -43,12 +57,12 @@ ActivationArgs gate_arguments(const Op& op, const Tensor& out, const Tensor& x, 
 }
 
 RopeArgs rope_arguments(const Op& op, const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t rotation) {
-  Argument turned(op, "x", x), cosines(op, "cos", cos), sines(op, "sin", sin);
-  turned.shaped({ANY, ANY, ANY}).written_rows();
-  int64_t half = rotation_half(op, cosines, sines, turned.size(0), turned.size(2));
-  return {turned.data(), turned.number(), cosines.data<float>(), sines.data<float>(),
-          (Rotation)cast(op, "rotation", rotation, 0, 1), turned.size(0), turned.size(1), turned.size(2), half,
-          turned.stride()};
+  Argument rotated(op, "x", x), cosines(op, "cos", cos), sines(op, "sin", sin);
+  rotated.shaped({ANY, ANY, ANY}).written_rows();
+  int64_t half = rotation_half(op, cosines, sines, rotated.size(0), rotated.size(2));
+  return {rotated.data(), rotated.number(), cosines.data<float>(), sines.data<float>(),
+          (Rotation)cast(op, "rotation", rotation, 0, 1), rotated.size(0), rotated.size(1), rotated.size(2), half,
+          rotated.stride()};
 }
 
 StoreArgs store_arguments(const Op& op, const Tensor& key, const Tensor& value, const Tensor& key_pages,
@@ -75,15 +89,25 @@ AppendArgs append_arguments(const Op& op, const Tensor& qkv, const Tensor* query
   args.limit = cache_slots(op, keys, values, ANY, x.size(2));
   at.shaped({x.size(0)}).of(ScalarType::Long).below(args.limit);
   CacheType cache = cache_type(op, keys);
-  args.qkv = x.data(), args.type = x.number(), args.cache_type = cache.type, args.cache_e4m3 = cache.e4m3;
+  args.qkv = x.data();
+  args.type = x.number();
+  args.cache_type = cache.type;
+  args.cache_e4m3 = cache.e4m3;
   args.half = rotation_half(op, cosines, sines, x.size(0), x.size(2));
-  args.cos = cosines.data<float>(), args.sin = sines.data<float>();
+  args.cos = cosines.data<float>();
+  args.sin = sines.data<float>();
   args.rotation = (Rotation)cast(op, "rotation", rotation, 0, 1);
-  args.slots = at.data<int64_t>(), args.key_pages = keys.data(), args.value_pages = values.data();
-  args.tokens = x.size(0), args.kv_heads = keys.size(2), args.dim = x.size(2), args.stride = x.stride();
+  args.slots = at.data<int64_t>();
+  args.key_pages = keys.data();
+  args.value_pages = values.data();
+  args.tokens = x.size(0);
+  args.kv_heads = keys.size(2);
+  args.dim = x.size(2);
+  args.stride = x.stride();
   args.heads = x.size(1) - 2 * args.kv_heads;
-  if (args.heads < 0) refuse(op.name, ": qkv has ", x.size(1), " heads, and the pages ", args.kv_heads, " twice");
-  args.eps = (float)eps, args.offset = (float)offset;
+  if (args.heads < 0) refuse(op.name, ": qkv has ", x.size(1), " heads, at least ", 2 * args.kv_heads, " (keys and values) expected");
+  args.eps = (float)eps;
+  args.offset = (float)offset;
   head_norms(op, args, query_norm, key_norm);
   return args;
 }
@@ -100,7 +124,7 @@ EmbeddingArgs embedding_arguments(const Op& op, const Tensor& out, const Tensor&
 
 CopyPagesArgs copy_pages_arguments(const Op& op, const Tensor& pages, const Tensor& sources, const Tensor& targets) {
   Argument all(op, "pages", pages), from(op, "sources", sources), to(op, "targets", targets);
-  if (all.dims() == 0) refuse(op.name, ": pages is a single number");
+  if (all.dims() == 0) refuse(op.name, ": pages has no dimensions");
   all.dense();
   from.shaped({ANY}).of(ScalarType::Long).below(all.size(0));
   to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(0));

@@ -1,12 +1,13 @@
-// What the ops that touch each number once or twice are called with, checked and made into what their kernels take: one
-// place for the CPU and for CUDA devices. Failures are std::runtime_error.
+// Checks the arguments of the elementwise ops, embeddings and cache writes, and converts them to kernel arguments. Used
+// for the CPU and for CUDA devices. A failed check throws std::runtime_error.
 #pragma once
 
 #include "arguments.h"
 
 namespace localllm {
 
-// x and out [rows, dim] or [rows, heads, dim]; weight [dim]; residual (written) [rows, dim] and bias [dim] if given
+// x and out [rows, dim] or [rows, heads, dim]; weight [dim]; residual [rows, dim] (input and output) and bias [dim], or
+// null
 NormArgs norm_arguments(const Op& op, const Tensor& out, const Tensor& x, const Tensor& weight, double eps,
                         double offset, const Tensor* residual, const Tensor* bias);
 
@@ -29,7 +30,7 @@ AppendArgs append_arguments(const Op& op, const Tensor& qkv, const Tensor* query
 EmbeddingArgs embedding_arguments(const Op& op, const Tensor& out, const Tensor& tokens, const Tensor& weight,
                                   double scale);
 
-// pages [pages, ...], sources and targets [copies]; `shared` is the caller's to add
+// pages [pages, ...], sources and targets [copies]; the caller sets `shared`
 CopyPagesArgs copy_pages_arguments(const Op& op, const Tensor& pages, const Tensor& sources, const Tensor& targets);
 
 }  // namespace localllm

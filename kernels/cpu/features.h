@@ -1,4 +1,4 @@
-// The instruction sets that this CPU has and this system allows.
+// Detects the instruction sets that the CPU supports and the operating system enables.
 #pragma once
 
 #include <stdint.h>
@@ -20,16 +20,16 @@ struct Leaf {
 };
 
 inline Leaf leaf(unsigned number, unsigned part = 0) {
-  Leaf found;
-  __get_cpuid_count(number, part, &found.eax, &found.ebx, &found.ecx, &found.edx);
-  return found;
+  Leaf registers;
+  __get_cpuid_count(number, part, &registers.eax, &registers.ebx, &registers.ecx, &registers.edx);
+  return registers;
 }
 
 inline bool bit(unsigned word, int index) { return word >> index & 1; }
 
-// The registers that the system saves when it changes threads (XCR0); the others must not be used.
+// The register sets that the system saves at a context switch (XCR0). A program must not use other registers.
 inline uint64_t saved_registers() {
-  if (!bit(leaf(1).ecx, 27)) return 0;  // OSXSAVE: xgetbv may be asked
+  if (!bit(leaf(1).ecx, 27)) return 0;  // OSXSAVE: xgetbv is available
   uint32_t low, high;
   asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (uint64_t)high << 32 | low;
@@ -52,11 +52,11 @@ inline bool has_avx512() {
          bit(seven.ebx, 31) && bit(seven.ecx, 11) && bit(leaf(7, 1).eax, 5);  // F, DQ, BW, VL, VNNI, BF16
 }
 
-// Linux lends the tiles' 8 KiB of state to a process that asks (arch_prctl 0x1023 for component 18).
-inline bool tiles_granted() {
+// Linux requires a process to request permission for the 8 KiB tile state (arch_prctl 0x1023, component 18).
+inline bool tiles_permitted() {
 #if defined(__linux__)
-  static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-  return granted;
+  static const bool permitted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return permitted;
 #else
   return false;
 #endif
@@ -65,7 +65,7 @@ inline bool tiles_granted() {
 inline bool has_amx() {
   unsigned features = leaf(7).edx;
   return has_avx512() && saves(TILES) && bit(features, 22) && bit(features, 24) && bit(features, 25) &&
-         tiles_granted();  // AMX-BF16, AMX-TILE, AMX-INT8
+         tiles_permitted();  // AMX-BF16, AMX-TILE, AMX-INT8
 }
 
 #endif

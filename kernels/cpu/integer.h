@@ -1,4 +1,4 @@
-// Whole numbers of a lane: one vector of int32, and the dot products of four bytes that each lane does best.
+// Full numbers of a lane: one vector of int32, and the dot products of four bytes that each lane does best.
 #pragma once
 
 #include "vec.h"

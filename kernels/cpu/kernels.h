@@ -1,7 +1,9 @@
-// Every kernel of the CPU and what it takes: raw pointers and plain numbers, checked by the caller. No torch here.
+// All CPU kernels and their arguments: raw pointers and numbers that the caller has checked. This file does not need
+// torch.
 //
-// Kernels are shares of work (worker.h). One that needs memory all workers see is handed it as `shared`; the function
-// beside it in the table says how many bytes. Strides count elements, not bytes; the innermost dimension is dense.
+// A kernel computes one worker's share (worker.h). If its workers share memory, `shared` points to that memory, and the
+// function `<kernel>_shared` of the table returns its size in bytes. Strides count elements. The innermost dimension is
+// dense.
 #pragma once
 
 #include "ceiling.h"
@@ -12,16 +14,17 @@ namespace localllm {
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
 
-struct NormArgs {  // out = x / rms(x) * (offset + weight); with a residual, x + residual is normalised and kept there
+// out = x / rms(x) * (offset + weight). With a residual: residual += x, and the kernel normalises the new residual.
+struct NormArgs {
   void* out;
   const void* x;
-  void* residual;  // [rows, dim] dense, written; null: none
+  void* residual;  // [rows, dim] dense, input and output; null: no residual
   const void* weight;
-  const void* bias;  // layer norm only; null: none
+  const void* bias;  // [dim], layer norm only; null: no bias
   Type type;         // of out, x, residual
   Type weight_type;
-  int64_t rows, heads, dim;           // x is [rows, heads, dim]; heads = 1 for a plain [rows, dim]
-  int64_t x_stride, out_stride;       // from row to row; heads follow each other densely
+  int64_t rows, heads, dim;      // x is [rows, heads, dim]; heads = 1 for x of [rows, dim]
+  int64_t x_stride, out_stride;  // from row to row; the heads of a row are dense
   float eps, offset;
 };
 
@@ -35,18 +38,18 @@ struct ActivationArgs {  // out[r, i] = activation(x[r, i]) * x[r, dim + i]
   int64_t rows, dim, x_stride, out_stride;
 };
 
-enum class Rotation : int { neox = 0, interleaved = 1 };  // pairs (i, i + half) or (2i, 2i + 1)
+enum class Rotation : int { neox = 0, interleaved = 1 };  // rotated pairs: (i, i + half) or (2i, 2i + 1)
 
-struct RopeArgs {  // in place
+struct RopeArgs {  // rotates x in place
   void* x;
   Type type;
   const float* cos;
-  const float* sin;  // [tokens, half] each
+  const float* sin;  // cos and sin: [tokens, half] each
   Rotation rotation;
   int64_t tokens, heads, dim, half, stride;
 };
 
-struct StoreArgs {  // token t's key and value into slot slots[t] of the pages
+struct StoreArgs {  // writes the key and the value of token t to slot slots[t] of the pages
   const void* key;
   const void* value;
   void* key_pages;
@@ -54,24 +57,24 @@ struct StoreArgs {  // token t's key and value into slot slots[t] of the pages
   Type type, cache_type;
   const int64_t* slots;
   int64_t tokens, width, key_stride, value_stride;  // width = kv heads * dim
-  int64_t limit;  // slots there are; where the host cannot look at them, those beyond are left out
-  bool cache_e4m3;  // pages are float8_e4m3fn, whatever cache_type is; on CUDA devices only
+  int64_t limit;    // number of slots of the cache; CUDA kernels skip tokens whose slot is not below it
+  bool cache_e4m3;  // CUDA only: the pages are float8_e4m3fn, and cache_type is not used
 };
 
-struct CopyPagesArgs {  // all sources are read before any target is written
+struct CopyPagesArgs {  // the kernel reads all sources before it writes the first target
   void* pages;
   const int64_t* sources;
   const int64_t* targets;
   int64_t copies, page_bytes;
-  void* shared;  // copies * page_bytes
-  int64_t limit;  // pages there are, as in StoreArgs
+  void* shared;   // copies * page_bytes bytes
+  int64_t limit;  // number of pages; CUDA kernels skip copies whose source or target is not below it
 };
 
-struct AppendArgs {  // head norms, rotation and store in one pass over [tokens, heads + 2 kv_heads, dim]
-  void* qkv;  // queries are left here, normalised and turned; keys and values go to the pages
+struct AppendArgs {  // head norms, rotation and store in one pass
+  void* qkv;  // [tokens, heads + 2 kv_heads, dim]; the kernel normalises and rotates the queries in place
   Type type, cache_type, norm_type;
   const void* query_norm;
-  const void* key_norm;  // [dim] each; null: heads are not normalised
+  const void* key_norm;  // norm weights: [dim] each; null: no normalisation of heads
   float eps, offset;
   const float* cos;
   const float* sin;
@@ -80,23 +83,23 @@ struct AppendArgs {  // head norms, rotation and store in one pass over [tokens,
   void* key_pages;
   void* value_pages;
   int64_t tokens, heads, kv_heads, dim, half, stride;
-  int64_t limit;  // as in StoreArgs
+  int64_t limit;  // number of slots, as in StoreArgs
   bool cache_e4m3;
 };
 
 struct AttentionArgs {
   void* out;          // [tokens, heads, dim] dense
-  const void* query;  // [tokens, heads, dim], query_stride from token to token
+  const void* query;  // [tokens, heads, dim]; query_stride is the distance between tokens
   Type type, cache_type;
   const void* key_pages;
-  const void* value_pages;  // [pages, page_size, kv_heads, dim] dense
+  const void* value_pages;      // key and value pages: [pages, page_size, kv_heads, dim] each, dense
   const int32_t* row_starts;    // [rows + 1]
-  const int32_t* context_lens;  // [rows], this step's tokens included
+  const int32_t* context_lens;  // [rows], including the tokens of this step
   const int32_t* page_table;    // [rows, pages_per_row]
   const float* sinks;           // [heads] or null
   int64_t rows, tokens, heads, kv_heads, dim, query_stride, page_size, pages_per_row;
-  float scale, soft_cap;  // soft_cap 0: none
-  int64_t window;         // 0: none
+  float scale, soft_cap;  // soft_cap 0: no cap
+  int64_t window;         // 0: no sliding window
   void* shared;
 };
 
@@ -108,15 +111,16 @@ struct LinearArgs {  // out = x @ weightᵀ + bias
   Type out_type, x_type;
   Format format;
   int64_t rows, outs, ins, group, x_stride, out_stride;
-  bool wide;     // int4: activations stay as they are (W4A16) instead of becoming int8 per token and group (W4A8)
+  bool wide;     // int4: float activations (W4A16); false: int8 activations with a scale per token and group (W4A8)
   void* shared;  // quantised or rearranged activations
 };
 
-struct PackArgs {  // from the plain weight [outs, ins] to layout.h
+struct PackArgs {  // converts a weight [outs, ins] to the packed layout of layout.h
   void* packed;
-  const void* data;    // f32, bf16, f16, int8, e4m3 bytes [outs, ins], or nibbles [outs, ceil(ins / 2)], even k low
-  const void* scales;  // int8: float [outs]; int4: half [outs, groups]; fp8: float [outs, groups]
-  const uint8_t* zeros;  // int4: [outs, groups]
+  // f32, bf16, f16, int8 or e4m3 [outs, ins]. int4: bytes [outs, ceil(ins / 2)], even inputs in the low nibble.
+  const void* data;
+  const void* scales;    // int8: float [outs]; int4: half [outs, groups]; fp8: float [outs, groups]
+  const uint8_t* zeros;  // int4: zero points [outs, groups]
   Format format;
   int64_t outs, ins, group;
 };
@@ -130,44 +134,44 @@ struct EmbeddingArgs {  // out[t] = weight[tokens[t]] * scale
   float scale;
 };
 
-struct GreedyArgs {  // the likeliest token, the smallest id among equals
+struct GreedyArgs {  // the token with the largest logit; the smallest id if several logits are equal
   int64_t* tokens;
   const float* logits;
   int64_t rows, vocab, stride;
   void* shared;
 };
 
-struct DrawArgs {  // see kernels/ops/sampling.py: draw
+struct DrawArgs {  // defined by `draw` of kernels/ops/sampling.py; every array is [rows]
   int64_t* tokens;
   const float* logits;
   const float* temperature;
   const int32_t* seed_low;
   const int32_t* seed_high;
   const int32_t* position;
-  const int32_t* top_k;  // null: off for every row
+  const int32_t* top_k;  // top_k, top_p, min_p: null disables the filter for all rows
   const float* top_p;
   const float* min_p;
   int64_t rows, vocab, stride;
   void* shared;
 };
 
-struct MaskArgs {  // -inf where a token's bit is 0
+struct MaskArgs {  // sets the logit of every token whose bit is 0 to -inf
   float* logits;
   const int64_t* rows;
   const int32_t* words;  // [count, words_per_row]
   int64_t count, words_per_row, vocab, stride;
 };
 
-struct LogprobArgs {  // of each row's token, natural logarithm of the softmax
+struct LogprobArgs {  // the logprob of one token per row
   float* out;
-  float* normaliser;  // [rows] log of the sum of exp, for whoever wants more tokens
+  float* normaliser;  // [rows] logarithm of the sum of exp(logit); gives the logprobs of further tokens
   const float* logits;
   const int64_t* tokens;
   int64_t rows, vocab, stride;
   void* shared;
 };
 
-// One lane: all kernels compiled for one instruction set. A lane may borrow entries of a smaller one.
+// An ISA variant: all kernels, compiled for one instruction set. Some entries may be the kernels of a smaller variant.
 struct Lane {
   const char* name;
   void (*rms_norm)(const NormArgs&, const Worker&);
@@ -179,7 +183,7 @@ struct Lane {
   void (*append)(const AppendArgs&, const Worker&);
   void (*attention)(const AttentionArgs&, const Worker&);
   size_t (*attention_shared)(const AttentionArgs&, int workers);
-  void (*linear)(const LinearArgs&, const Worker&);  // every format
+  void (*linear)(const LinearArgs&, const Worker&);  // all weight formats
   size_t (*linear_shared)(const LinearArgs&, int workers);
   void (*pack)(const PackArgs&, const Worker&);
   void (*embedding)(const EmbeddingArgs&, const Worker&);
@@ -193,7 +197,7 @@ struct Lane {
   void (*ceiling)(const CeilingArgs&, const Worker&);
 };
 
-// The lane that this CPU and system allow, or the one asked for (dispatch.cpp).
+// The ISA variant in use: the fastest usable one, or the one that use_lane selected (dispatch.h).
 const Lane& lane();
 
 }  // namespace localllm

@@ -1,4 +1,5 @@
-// The lane's table. Compiled once per lane; the amx lane has few kernels of its own and borrows the rest.
+// The kernel table of an ISA variant, compiled once per variant. The amx variant has few kernels of its own and takes
+// the others from avx512.
 #include "kernels.h"
 
 #define TEXT_OF(name) #name
@@ -44,7 +45,7 @@ void ceiling(const CeilingArgs&, const Worker&);
 #if defined(__AMX_BF16__)
 void attention(const AttentionArgs&, const Worker&);
 size_t attention_shared(const AttentionArgs&, int workers);
-using namespace REST;  // what this lane has itself is found first
+using namespace REST;  // the declarations above hide those of avx512
 #endif
 
 extern const Lane table;

@@ -74,7 +74,7 @@ static inline void load_block(const C* p, int64_t n, F32 (&x)[PARTS<E>]) {
 }
 
 template <class E, class C>
-static inline void load_block(const C* p, Whole, F32 (&x)[PARTS<E>]) { load_block<E>(p, x); }
+static inline void load_block(const C* p, Full, F32 (&x)[PARTS<E>]) { load_block<E>(p, x); }
 
 // WIDTH lanes in their natural order, `left` > 0 elements of them from p and zeros where those end.
 template <class E, class C>
@@ -156,11 +156,11 @@ static inline void add_across(const F32 (&x)[8], float* out) {
 #endif
 }
 
-// body(i, n) for every block of [0, end): n is Whole but for a last, shorter one, where it counts.
+// body(i, n) for every block of [0, end): n is Full but for a last, shorter one, where it counts.
 template <class Body>
 static inline void each_block(int64_t end, Body body) {
   int64_t i = 0;
-  for (; i + BLOCK <= end; i += BLOCK) body(i, Whole());
+  for (; i + BLOCK <= end; i += BLOCK) body(i, Full());
   if (i < end) body(i, end - i);
 }
 

@@ -1,27 +1,27 @@
-// A decoder layer in one run of the team: what would be nine forks and joins are barriers.
+// A decoder layer as one run of the team. Barriers between the kernels replace a fork and a join for each kernel.
 #pragma once
 
 #include "kernels.h"
 
 namespace localllm {
 
-// The arguments of each part, in the order in which they are computed. Their pointers already lead from one part to
-// the next, and those that need shared memory may all be handed the same: no two parts are under way at once.
+// The arguments of the kernels, in the order of execution. The output of one kernel is the input of the next. All
+// kernels may use the same shared memory, because only one kernel runs at a time.
 struct LayerArgs {
-  NormArgs before_attention;  // takes x into the residual stream
+  NormArgs before_attention;  // adds x to the residual stream and normalises
   LinearArgs qkv;
   AppendArgs append;
   AttentionArgs attention;
   LinearArgs out;
-  NormArgs after_attention;  // weight null: none
-  NormArgs before_mlp;       // takes the attention's answer into the residual stream
+  NormArgs after_attention;  // weight null: the layer has no such norm
+  NormArgs before_mlp;       // adds the attention output to the residual stream and normalises
   LinearArgs gate_up;
   ActivationArgs gate;
   LinearArgs down;
-  NormArgs after_mlp;  // weight null: none
+  NormArgs after_mlp;  // weight null: the layer has no such norm
 };
 
-// Bytes of shared memory that every part of the layer can do with.
+// Size of the shared memory in bytes: the maximum over the kernels of the layer.
 size_t layer_shared(const Lane& lane, const LayerArgs& args, int workers);
 
 void layer(const Lane& lane, const LayerArgs& args, const Worker& worker);

@@ -1,18 +1,18 @@
-// How weights lie in memory for the products: the same for every lane, so that one packed file serves every CPU.
+// The memory layout of packed weights. All ISA variants use the same layout, so one packed file works on every CPU.
 //
-// A weight [outs, ins] is cut into panels of 32 outputs, one after the other; the last is filled up with zeros. A
-// panel is read from front to back by a product, whatever the number of rows. Inputs are interleaved as the dot
-// products of the hardware want them (VNNI): `j` counts outputs within a panel.
+// A weight [outs, ins] is stored as consecutive panels of 32 outputs; the last panel is padded with zeros. A product
+// reads a panel sequentially for any number of rows. Inputs are interleaved for the dot-product instructions (VNNI).
+// The right column gives the index of output j of the panel and input k.
 //
 //   f32         [ins][32]                                                     element (k, j)
 //   bf16, f16   [ins/2][32][2], ins rounded up to 32                          (k/2, j, k%2)
 //   int8        [ins/4][32][4], ins rounded up to 64, then                    (k/4, j, k%4)
 //               int32 sums[32]  (sum over k of the weights, for products that shift the activations to unsigned)
 //               float scales[32]
-//   int4        per group of `group` inputs (a multiple of 32; the last group is filled up):
+//   int4        per group of `group` inputs (a multiple of 32; the last group is padded):
 //               half scales[32], uint8 zeros[32], then bytes [group/4][64]:   byte (k/4, (j%16)*4 + k%4), outputs
-//               0..15 in the low half, 16..31 in the high half. Value = (nibble - zero) * scale.
-//   fp8         per block of `group` inputs (e4m3fn; a multiple of 32, or all of them and then filled up to 32):
+//               0..15 in the low nibble, 16..31 in the high nibble. Value = (nibble - zero) * scale.
+//   fp8         per block of `group` inputs (e4m3fn; a multiple of 32, or all inputs, padded to a multiple of 32):
 //               float scales[32], then bytes [group/2][32][2]                 (k/2, j, k%2)
 #pragma once
 
@@ -27,7 +27,7 @@ constexpr int64_t PANEL = 32;
 
 constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-// Inputs as stored, filling included.
+// Number of inputs in the packed layout, including padding.
 constexpr int64_t padded_ins(Format format, int64_t ins, int64_t group) {
   switch (format) {
     case Format::f32: return ins;

@@ -1,4 +1,4 @@
-// Products by weight format.
+// Calls the product of a weight format.
 
 #include "linear.h"
 

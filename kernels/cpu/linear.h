@@ -1,6 +1,6 @@
-// The products of each weight format, of one lane. linear.cpp picks by format; the arguments are checked before.
+// The products of all weight formats in one ISA variant. The caller has checked the arguments.
 //
-// `shared` bytes are asked for with the same arguments and number of workers as the product that will use them.
+// A `_shared` function returns the bytes of shared memory that the product needs for the same arguments and workers.
 #pragma once
 
 #include "kernels.h"

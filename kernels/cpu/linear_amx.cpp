@@ -17,7 +17,7 @@ size_t linear_shared(const LinearArgs& args, int workers);
 
 namespace {
 
-// With fewer rows vectors are as fast, on a Xeon of 16 threads: a tile is then nearly empty. Whole numbers times nibbles
+// With fewer rows vectors are as fast, on a Xeon of 16 threads: a tile is then nearly empty. Full numbers times nibbles
 // cost the vectors least, and the tiles a pass over the sums for every group.
 constexpr int64_t FEWEST_ROWS = 8, FEWEST_ROWS_W4A8 = 24;
 

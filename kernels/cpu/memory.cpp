@@ -11,7 +11,8 @@
 namespace localllm {
 namespace {
 
-constexpr size_t LINE = 64, HUGE_PAGE = 2 << 20;
+constexpr size_t CACHE_LINE = 64;
+constexpr size_t HUGE_PAGE = 2 << 20;
 constexpr int64_t SMALL_PAGE = 4096;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -20,8 +21,9 @@ size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 void advise_huge([[maybe_unused]] void* start, [[maybe_unused]] size_t bytes) {
 #if defined(__linux__)
-  uintptr_t begin = round_up((uintptr_t)start, HUGE_PAGE), end = ((uintptr_t)start + bytes) / HUGE_PAGE * HUGE_PAGE;
-  if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);  // a wish: what becomes of it does not matter
+  uintptr_t begin = round_up((uintptr_t)start, HUGE_PAGE);
+  uintptr_t end = ((uintptr_t)start + bytes) / HUGE_PAGE * HUGE_PAGE;
+  if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);  // only advice, so a failure is ignored
 #endif
 }
 
@@ -31,15 +33,16 @@ void first_touch(const TouchArgs& args, const Worker& worker) {
   for (int64_t at = share.begin * args.unit; at < end; at += SMALL_PAGE) args.start[at] = 0;
 }
 
-Block::~Block() { std::free(start_); }
+Buffer::~Buffer() { std::free(start_); }
 
-void* Block::at_least(size_t bytes) {
+void* Buffer::at_least(size_t bytes) {
   if (bytes <= size_ && start_) return start_;
   std::free(start_);
-  start_ = nullptr, size_ = 0;
-  // A little more than asked for, so that sizes creeping up by a row do not allocate each time.
+  start_ = nullptr;
+  size_ = 0;
+  // A quarter more than requested, so that sizes that grow row by row do not reallocate each time.
   size_t size = round_up(bytes + bytes / 4 + 1, bytes >= HUGE_PAGE ? HUGE_PAGE : 4096);
-  start_ = std::aligned_alloc(size >= HUGE_PAGE ? HUGE_PAGE : LINE, size);
+  start_ = std::aligned_alloc(size >= HUGE_PAGE ? HUGE_PAGE : CACHE_LINE, size);
   if (!start_) throw std::bad_alloc();
   size_ = size;
   advise_huge(start_, size_);

@@ -1,4 +1,4 @@
-// Memory for workers: aligned, kept, and in large pages when there is much of it.
+// Memory of workers: aligned, reused, and on huge pages if it is large.
 #pragma once
 
 #include <cstddef>
@@ -8,26 +8,26 @@
 
 namespace localllm {
 
-// Asks for large pages under [start, start + bytes), as far as whole ones fit. Before the memory is first touched.
+// Advises the system to back [start, start + bytes) with huge pages. Call it before the first access to the memory.
 void advise_huge(void* start, size_t bytes);
 
-// Memory that is made of units of equal size, such as a weight's panels, not touched so far: each worker touches those
-// that are its share, so that they lie near the core that will read them.
+// Fresh memory, divided into units of equal size such as the panels of a weight. Each worker touches the units of its
+// share first, so that the system allocates their pages near the core that reads them later.
 struct TouchArgs {
   char* start;
   int64_t bytes, unit;
 };
 void first_touch(const TouchArgs& args, const Worker& worker);
 
-// A block that grows and never shrinks; growing forgets what was in it. 64-byte aligned.
-class Block {
+// A buffer that grows and never shrinks. Growth discards its contents. 64-byte aligned.
+class Buffer {
  public:
-  Block() = default;
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  ~Block();
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
 
-  // At least `bytes`, contents undefined. Throws std::bad_alloc.
+  // At least `bytes` of uninitialised memory. Throws std::bad_alloc.
   void* at_least(size_t bytes);
 
  private:

@@ -1,5 +1,5 @@
-// What the ops are called and take, for every device (the meaning of each is in kernels/ops). Outputs are handed in, so
-// that nothing is allocated twice; an argument marked with a letter and ! is written.
+// The schemas of the ops for all devices. kernels/ops defines each op. Callers pass the output tensors, so that they can
+// reuse memory. The mark (a!) says that the op writes the argument.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {

@@ -1,7 +1,8 @@
-// The threads that kernels run on: one team for the process, made when first needed and kept.
+// The thread team that runs the kernels. A process has one team; it starts at the first use and stays.
 //
-// Worker 0 is whichever thread asks; the others are the team's own, each pinned to a physical core. Between runs they
-// spin for a moment, since the next kernel usually follows at once, and then sleep. A forked child has its own team.
+// Worker 0 is the calling thread. The team owns the other threads and pins each to a physical core. After a run these
+// threads spin for a short time, because the next kernel usually follows at once, and then sleep. A forked child
+// starts a team of its own.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +12,20 @@
 
 namespace localllm {
 
-// One or more kernels run by the team, which is the calling thread's for as long as this lives: other threads wait.
+// Exclusive use of the team by the calling thread. Other threads that construct a Run wait until this one is destroyed.
 class Run {
  public:
-  // `bytes`: about what the kernels read and write. What little is done sooner than the others wake is the calling
-  // thread's alone.
+  // `bytes`: approximate number of bytes that the kernels read and write. If it is small, the calling thread runs the
+  // kernels alone, because waking the team would take longer.
   explicit Run(int64_t bytes);
 
   int workers() const { return workers_; }
 
-  // One memory for all workers, 64-byte aligned; contents undefined, valid while this lives. Throws std::bad_alloc.
+  // Memory that all workers share: 64-byte aligned, uninitialised, valid until this Run is destroyed. Throws
+  // std::bad_alloc.
   void* shared(size_t bytes);
 
-  // Runs kernel(args, worker) on every worker and returns when all are done. Kernels do not throw.
+  // Runs kernel(args, worker) on every worker and returns after all workers finish. Kernels must not throw.
   template <class Args>
   void all(void (*kernel)(const Args&, const Worker&), const Args& args) {
     if (!team_) return kernel(args, Worker{0, 1, nullptr});
@@ -37,19 +39,21 @@ class Run {
  private:
   void start(void (*work)(const void*, const Worker&), const void* job);
 
-  std::unique_lock<std::mutex> held_;
-  Team* team_ = nullptr;  // null: alone
+  std::unique_lock<std::mutex> lock_;
+  Team* team_ = nullptr;  // null: the calling thread runs alone
   int workers_ = 1;
 };
 
-// The number of workers from now on; 0: LOCALLLM_THREADS, else OMP_NUM_THREADS, else as many physical cores as this
-// process may use. Returns it. Throws std::runtime_error where a variable holds no number, or for more than 1024.
+// Sets the number of workers and returns it. 0 selects the default: LOCALLLM_THREADS, else OMP_NUM_THREADS, else the
+// number of physical cores that this process may use. Throws std::runtime_error if the number is above 1024 or an
+// environment variable is not a number.
 int use_threads(int count);
 
-// Work on fewer bytes than these is the calling thread's alone. Returns what held before; tests share everything.
+// Sets the smallest number of bytes that a Run shares among the team; the calling thread runs smaller work alone.
+// Returns the previous value. Tests set it to 0 so that every run uses the team.
 int64_t share_from(int64_t bytes);
 
-// As set, or as they would be; starts nothing.
+// The number of workers: the value that was set, else the default. Does not start the team.
 int threads();
 
 }  // namespace localllm

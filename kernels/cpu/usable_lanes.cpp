@@ -1,4 +1,4 @@
-// Prints the lanes that this machine can run, the slowest first: CMakeLists.txt asks where LANES is native.
+// Prints the ISA variants that this machine can run, the slowest first. CMakeLists.txt runs it for LANES=native.
 #include <cstdio>
 
 #include "features.h"

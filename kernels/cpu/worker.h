@@ -1,4 +1,4 @@
-// A kernel is written as one thread's share of the work: f(args, worker). The caller runs it on every thread of a team.
+// A kernel is a function f(args, worker) that computes the share of one worker. It runs on every worker of a team.
 #pragma once
 
 #include <cstddef>
@@ -7,22 +7,22 @@ namespace localllm {
 
 class Team;
 
-// One thread of a run. Every worker of a run calls the same kernels in the same order with the same arguments, so
-// that several kernels can follow each other in one run, with barriers between them instead of forks and joins.
+// One thread of a run. All workers of a run call the same kernels in the same order with the same arguments. So one run
+// can execute several kernels with barriers between them, which are cheaper than a fork and a join for each kernel.
 struct Worker {
-  int index;  // 0 is the thread that asked for the run
+  int index;  // 0: the thread that started the run
   int count;
   Team* team;
 
-  // Wait for all workers of this run; what they wrote before it is seen after it.
+  // Waits for all workers of this run. Writes of any worker before the barrier are visible to all workers after it.
   void barrier() const;
 
-  // This thread's own memory, 64-byte aligned, of at least `bytes`; kept from run to run, contents undefined.
+  // At least `bytes` of memory that only this worker uses: 64-byte aligned, uninitialised, reused by later runs.
   void* scratch(size_t bytes) const;
 };
 
-// The share [begin, end) of `total` equal items that falls to a worker: sizes differ by one at most, and the same
-// worker gets the same share each time, so a weight stays with the core (and the memory) that first touched it.
+// The items [begin, end) of `total` that one worker computes. The shares of two workers differ by one item at most. A
+// worker gets the same share in every run, so a weight stays near the core that touched it first.
 struct Share {
   long begin, end;
 };

@@ -171,11 +171,11 @@ def refused() -> list[tuple[str, tuple[Any, ...], str]]:
     pages, slots = f(3, 2, 1, 4), f(2, dtype=torch.int32)
     return [
         ("rms_norm", (f(2, 8), f(2, 8), f(7), 1e-6, 0.0), "rms_norm: weight has shape [7], [8] expected"),
-        ("rms_norm", (f(1, 8).expand(2, 8), f(2, 8), f(8), 1e-6, 0.0), "out is written, and its rows overlap"),
+        ("rms_norm", (f(1, 8).expand(2, 8), f(2, 8), f(8), 1e-6, 0.0), "out is an output, but its rows overlap"),
         ("rms_norm", (f(2, 8), f(2, 8), torch.ones(8), 1e-6, 0.0), "weight is not on a CUDA device"),
         ("rms_norm", (torch.ones(2, 8), f(2, 8), f(8), 1e-6, 0.0), "out is not on a CUDA device"),
         ("gate", (f(2, 4), f(2, 8), 3), "gate: kind is 3, 0 to 2 expected"),
-        ("rope", (f(2, 1, 6), f(2, 4), f(2, 4), 0), "rope: cos turns 8 dimensions, heads have 6"),
+        ("rope", (f(2, 1, 6), f(2, 4), f(2, 4), 0), "rope: cos rotates 8 dimensions, but heads have 6"),
         ("rope", (f(2, 1, 8), f(2, 4), f(2, 4), 2), "rope: rotation is 2, 0 to 1 expected"),
         ("store", (f(2, 1, 4), f(2, 1, 4), pages, pages, slots), "slots is int32, int64 expected"),
         ("copy_parts", (f(1, 3, 4), slots.long(), f(3).long()), "targets has shape [3], [2] expected"),
