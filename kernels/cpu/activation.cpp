@@ -1,10 +1,10 @@
-// Gated activations. Short rows are cut into pieces, so that one row too keeps every worker busy.
+// Gated activations. Rows are divided into pieces, so that all workers compute even if there is only one row.
 #include "row.h"
 
 namespace localllm::LANE {
 namespace {
 
-constexpr int64_t PIECE = 256;
+constexpr int64_t PIECE = 256;  // elements
 
 F32 silu(F32 x) { return x / (set1(1.0f) + exp(zero() - x)); }
 
@@ -13,8 +13,8 @@ F32 gelu_tanh(F32 x) {  // x * (1 + tanh(u)) / 2 is x / (1 + e^-2u)
   return x / (set1(1.0f) + exp(u * set1(-2.0f)));
 }
 
-// x * Phi(x) = max(x, 0) - t * Phi(-t) for t = |x|. The tail of the normal distribution is e^(-t²/2) times a smooth
-// function, here a polynomial in 1 / (1 + 0.3 t) fitted over 0…9 to 5e-8 of the value; beyond 13 it is nothing.
+// x * Phi(x) = max(x, 0) - t * Phi(-t) with t = |x|. The tail Phi(-t) is e^(-t²/2) times a smooth function, computed as
+// a polynomial in 1 / (1 + 0.3 t) with a relative error of 5e-8 for t in 0…9. Above t = 13 the tail is negligible.
 F32 gelu(F32 x) {
   F32 t = min(set1(13.0f), max(x, zero() - x));
   F32 s = set1(1.0f) / fma(t, set1(0.3f), set1(1.0f));
@@ -40,7 +40,9 @@ void gate_pieces(const ActivationArgs& args, const Worker& worker, F activate) {
     const T* gates = (const T*)args.x + row * args.x_stride;
     const T* ups = gates + args.dim;
     T* out = (T*)args.out + row * args.out_stride;
-    each_vector(begin, end, [&](int64_t i, auto n) { store(out + i, activate(load(gates + i, n)) * load(ups + i, n), n); });
+    each_vector(begin, end, [&](int64_t i, auto n) {
+      store(out + i, activate(load(gates + i, n)) * load(ups + i, n), n);
+    });
   }
 }
 

@@ -1,24 +1,26 @@
-// The tile unit: eight registers of 16 rows × 64 bytes, and products of them. Tiles 0–3 hold the sums (C), 4 and 5
-// rows of activations (A), 6 and 7 weights (B); the kernels block 2 × 2, so that four loads feed four products.
+// The AMX tile unit: eight tile registers of 16 rows × 64 bytes, and their products. Tiles 0–3 are sums (C), tiles 4
+// and 5 activations (A), tiles 6 and 7 weights (B). The kernels use blocks of 2 × 2 tiles, so four loads serve four
+// products.
 //
-// Compiled with TILES_EMULATED the same kernels run on plain memory (amx_emulator.h) on any CPU.
+// With TILES_EMULATED, the same kernels run on any CPU (amx_emulator.h).
 #pragma once
 
 #include "vec.h"
 
 namespace localllm::LANE {
 
-// What a product of tiles multiplies: pairs of bf16 summed in float, or fours of int8 summed in int32.
+// The element types of a tile product: bf16 with float sums (two inputs per word), or int8 with int32 sums (four
+// inputs).
 enum class Product { bf16, int8 };
 
-struct alignas(64) TileConfig {  // as ldtilecfg reads it
+struct alignas(64) TileConfig {  // the operand of ldtilecfg
   uint8_t palette, start_row, reserved[14];
   uint16_t row_bytes[16];
   uint8_t rows[16];
 };
 
 constexpr int TILE_ROWS = 16;
-constexpr int TILE_BYTES = 64;  // of a full row
+constexpr int TILE_BYTES = 64;  // per row
 
 }  // namespace localllm::LANE
 
@@ -28,7 +30,7 @@ constexpr int TILE_BYTES = 64;  // of a full row
 
 namespace localllm::LANE {
 
-// Own assembler instead of GCC's intrinsics: those do not tell the compiler which memory they read.
+// Inline assembler, because GCC's intrinsics do not tell the compiler which memory they read.
 static inline void tile_configure(const TileConfig* config) { asm volatile("ldtilecfg %0" ::"m"(*config) : "memory"); }
 static inline void tile_release() { asm volatile("tilerelease" ::: "memory"); }
 
@@ -36,12 +38,12 @@ template <int tile>
 static inline void tile_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(tile));
 }
-// For lines that are read again soon, and so had better stay in L1.
+// Loads a tile and keeps its cache lines in L1, for data that is read again soon.
 template <int tile>
-static inline void tile_keep(const void* from, int64_t stride) {
+static inline void tile_load_keep(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(tile) : "memory");
 }
-// With the hint that they are not: 10 to 20 % faster where they come from L2.
+// Loads a tile with the hint not to keep its cache lines in L1, which is faster for data in L2.
 template <int tile>
 static inline void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(tile) : "memory");
@@ -63,8 +65,8 @@ static inline void tile_multiply() {
 
 namespace localllm::LANE {
 
-// Readies the calling thread's tiles until tile_release. `depth` bytes of the inner dimension go into one product: a row
-// of A, and depth / 4 rows of B.
+// Configures the tiles of the calling thread; call tile_release() afterwards. One product covers `depth` bytes of the
+// inner dimension: a row of A, and depth / 4 rows of B.
 static inline void configure_tiles(int64_t depth) {
   TileConfig config;
   memset(&config, 0, sizeof config);

@@ -1,4 +1,4 @@
-// Activations on their way into tiles: rearranged (amx_plan.h), and rounded to int8 where the weights are whole numbers.
+// Copies activations to the tile layout (amx_plan.h). For int8 and int4 weights it also quantises them to int8.
 #pragma once
 
 #include "amx_plan.h"
@@ -9,49 +9,50 @@ typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 typedef float Reals __attribute__((vector_size(WIDTH * 4)));
 typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
 
-static inline void store_whole(int8_t* to, F32 x) {  // of whole numbers, or of NaN as anything
+static inline void store_int8(int8_t* to, F32 x) {  // x: integers; the result for NaN is undefined
   Bytes bytes = __builtin_convertvector(__builtin_convertvector((Reals)x.v, Ints), Bytes);
   memcpy(to, &bytes, sizeof bytes);
 }
 
-// `count` inputs of a row of a group, rounded to int8 as kernels/ops/linear_int8.py: rounded, into the row's place in
-// the steps from `first` on. Returns the scale, NaN for a group with a NaN or an infinity.
+// Quantises `count` inputs, one group of a row, to int8 (as `rounded` of kernels/ops/linear_int8.py) and writes them to
+// the steps from `first` on. Returns the scale, or NaN if the group has a NaN or an infinity.
 template <class T>
-static inline float round_group(const T* x, int64_t count, int64_t row, int64_t first, const Plan& plan, int8_t* all) {
-  F32 high = zero(), low = zero(), spoilt = zero();
+static inline float quantise_group(const T* x, int64_t count, int64_t row, int64_t first, const Plan& plan,
+                                   int8_t* activations) {
+  F32 high = zero(), low = zero(), not_finite = zero();
   for (int64_t k = 0; k < count; k += WIDTH) {
     F32 values = count - k >= WIDTH ? load(x + k) : load(x + k, (int)(count - k));
     high = max(high, values);
     low = min(low, values);
-    spoilt = fma(values, zero(), spoilt);
+    not_finite = fma(values, zero(), not_finite);
   }
   float top = largest(high), bottom = -largest(zero() - low), magnitude = top > -bottom ? top : -bottom;
-  bool finite = sum(spoilt) == 0;
+  bool finite = sum(not_finite) == 0;
   F32 factor = set1(finite && magnitude > 0 ? 127.0f / magnitude : 0.0f);
   for (int64_t step = 0; step < plan.group_steps; step++) {
-    int8_t* to = all + plan.offset(row / BLOCK, first + step) + row % BLOCK * plan.depth;
+    int8_t* to = activations + plan.offset(row / BLOCK, first + step) + row % BLOCK * plan.depth;
     for (int64_t k = 0; k < plan.depth; k += WIDTH) {
       int64_t left = count - step * plan.depth - k;
       const T* at = x + step * plan.depth + k;
       F32 values = left >= WIDTH ? load(at) : left > 0 ? load(at, (int)left) : zero();
-      store_whole(to + k, finite ? round(values * factor) : zero());
+      store_int8(to + k, finite ? round(values * factor) : zero());
     }
   }
   return finite ? magnitude / 127.0f : NAN;
 }
 
 template <class T>
-static inline void round_row(const T* x, int64_t row, const LinearArgs& args, const Plan& plan) {
+static inline void quantise_row(const T* x, int64_t row, const LinearArgs& args, const Plan& plan) {
   float* scales = (float*)((uint8_t*)args.shared + plan.scales_offset());
   scales += row / BLOCK * plan.groups * BLOCK + row % BLOCK;
   for (int64_t group = 0; group < plan.groups; group++) {
     int64_t first = group * plan.group_steps * plan.step, left = row < args.rows ? args.ins - first : 0;
     int64_t width = plan.group_steps * plan.step, count = left < width ? left : width;
-    scales[group * BLOCK] = round_group(x + first, count, row, group * plan.group_steps, plan, (int8_t*)args.shared);
+    scales[group * BLOCK] = quantise_group(x + first, count, row, group * plan.group_steps, plan, (int8_t*)args.shared);
   }
 }
 
-static inline void move_row(const bf16* x, int64_t row, const LinearArgs& args, const Plan& plan) {
+static inline void copy_row(const bf16* x, int64_t row, const LinearArgs& args, const Plan& plan) {
   for (int64_t step = 0; step < plan.steps; step++) {
     uint8_t* to = (uint8_t*)args.shared + plan.offset(row / BLOCK, step) + row % BLOCK * plan.depth;
     int64_t left = row < args.rows ? args.ins - step * plan.step : 0;
@@ -60,19 +61,19 @@ static inline void move_row(const bf16* x, int64_t row, const LinearArgs& args, 
   }
 }
 
-// All of x into args.shared. Rows that fill up the last tile become zeros.
+// Copies x to args.shared in the tile layout. Padding rows of the last tile are zero.
 static inline void arrange(const LinearArgs& args, const Plan& plan, const Worker& worker) {
   Share rows = share_of(round_up(args.rows, TILE_ROWS), worker);
   for (int64_t row = rows.begin; row < rows.end; row++) {
     int64_t at = (row < args.rows ? row : 0) * args.x_stride;
     if (plan.product == Product::bf16)
-      move_row((const bf16*)args.x + at, row, args, plan);
+      copy_row((const bf16*)args.x + at, row, args, plan);
     else if (args.x_type == Type::f32)
-      round_row((const float*)args.x + at, row, args, plan);
+      quantise_row((const float*)args.x + at, row, args, plan);
     else if (args.x_type == Type::bf16)
-      round_row((const bf16*)args.x + at, row, args, plan);
+      quantise_row((const bf16*)args.x + at, row, args, plan);
     else
-      round_row((const f16*)args.x + at, row, args, plan);
+      quantise_row((const f16*)args.x + at, row, args, plan);
   }
 }
 

@@ -1,5 +1,6 @@
-// The tile unit in plain C++, for CPUs without one. It is touchy: what the silicon would answer with a fault (tiles not
-// configured, shapes that do not fit each other) ends the process, and fresh tiles hold garbage rather than zeros.
+// An emulator of the AMX tile unit, for tests on CPUs without AMX. It is strict: an error that is a fault in hardware
+// (tiles that are not configured, shapes that do not match) aborts the process, and newly configured tiles contain
+// garbage.
 #pragma once
 
 #include <stdio.h>
@@ -14,16 +15,16 @@ struct TileUnit {
 
 static thread_local TileUnit tile_unit;
 
-static inline void tile_check(bool right, const char* what) {
-  if (right) return;
-  fprintf(stderr, "tile emulator: %s\n", what);
+static inline void tile_check(bool valid, const char* error) {
+  if (valid) return;
+  fprintf(stderr, "tile emulator: %s\n", error);
   abort();
 }
 
 static inline void tile_configure(const TileConfig* config) {
-  tile_check(config->palette == 1 && (uintptr_t)config % 64 == 0, "configuration");
+  tile_check(config->palette == 1 && (uintptr_t)config % 64 == 0, "invalid configuration");
   for (int tile = 0; tile < 8; tile++)
-    tile_check(config->rows[tile] <= TILE_ROWS && config->row_bytes[tile] <= TILE_BYTES, "configuration");
+    tile_check(config->rows[tile] <= TILE_ROWS && config->row_bytes[tile] <= TILE_BYTES, "invalid configuration");
   tile_unit.config = *config;
   memset(tile_unit.data, 0xff, sizeof tile_unit.data);
 }
@@ -31,7 +32,7 @@ static inline void tile_release() { tile_unit.config.palette = 0; }
 
 template <int tile>
 static inline int tile_rows() {
-  tile_check(tile_unit.config.palette == 1, "used before it was configured");
+  tile_check(tile_unit.config.palette == 1, "a tile was used before its configuration");
   return tile_unit.config.rows[tile];
 }
 
@@ -46,7 +47,7 @@ static inline void tile_load(const void* from, int64_t stride) {
     memcpy(tile_unit.data[tile][row], (const uint8_t*)from + row * stride, tile_unit.config.row_bytes[tile]);
 }
 template <int tile>
-static inline void tile_keep(const void* from, int64_t stride) {
+static inline void tile_load_keep(const void* from, int64_t stride) {
   tile_load<tile>(from, stride);
 }
 template <int tile>
@@ -55,11 +56,11 @@ static inline void tile_store(void* to, int64_t stride) {
     memcpy((uint8_t*)to + row * stride, tile_unit.data[tile][row], tile_unit.config.row_bytes[tile]);
 }
 
-static inline float tile_number(bf16 value) {  // the unit takes denormal numbers for zeros
+static inline float tile_number(bf16 value) {  // the tile unit treats denormal numbers as zero
   return (value.bits & 0x7f80) ? to_float(value) : to_float(bf16{(uint16_t)(value.bits & 0x8000)});
 }
 
-// Even and odd inputs are summed apart and joined at the end, as the manual's pseudo-code has it.
+// Sums even and odd inputs separately and adds both sums at the end, like the pseudo-code of Intel's manual.
 static inline void tile_row(const bf16* a, const uint8_t b[][TILE_BYTES], int depth, float* c) {
   float sums[2][16] = {};
   for (int k = 0; k < depth / 2; k++) {

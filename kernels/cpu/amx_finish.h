@@ -1,4 +1,5 @@
-// From a block of sums to the output: whole numbers become floats, scales and bias come in, the type is the output's.
+// Writes a block of sums to the output: converts integers to float, applies scales and bias, converts to the output
+// type.
 #pragma once
 
 #include "amx_plan.h"
@@ -28,7 +29,10 @@ static inline void finish_rows(const LinearArgs& args, int64_t block, int64_t pa
   for (int64_t j = 0; j < PANEL && j < columns; j += WIDTH) {
     int width = columns - j < WIDTH ? (int)(columns - j) : WIDTH;
     F32 bias = zero();
-    if (args.bias) bias = width == WIDTH ? load(args.bias + panel * PANEL + j) : load(args.bias + panel * PANEL + j, width);
+    if (args.bias) {
+      const float* biases = args.bias + panel * PANEL + j;
+      bias = width == WIDTH ? load(biases) : load(biases, width);
+    }
     F32 scale = column_scales ? load(column_scales + j) : set1(1.0f);
     for (int64_t row = 0; row < rows; row++) {
       F32 factor = row_scales ? scale * set1(row_scales[row]) : scale;
@@ -42,7 +46,7 @@ static inline void finish_rows(const LinearArgs& args, int64_t block, int64_t pa
   }
 }
 
-// `row_scales` and `column_scales` [32] are null where there is nothing left to scale.
+// `row_scales` and `column_scales` [32] are null if the sums are already scaled.
 template <Product product>
 static inline void finish(const LinearArgs& args, int64_t block, int64_t panel, const float* sums,
                           const float* row_scales, const float* column_scales) {

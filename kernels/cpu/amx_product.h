@@ -1,4 +1,5 @@
-// The product of one block of rows and one panel over a chunk of the inputs, its sums in tiles from end to end.
+// The product of one block of rows and one panel over a chunk of the inputs. The sums stay in tiles for the whole chunk
+// or, with groups, for one group.
 #pragma once
 
 #include "amx_block.h"
@@ -6,7 +7,7 @@
 
 namespace localllm::LANE {
 
-// to += sums of one group × the scales of its rows (whole numbers only) and columns.
+// to += sums of one group × scales of its columns × scales of its rows (int8 only).
 template <Product product, int tiles>
 static inline void fold(const float* sums, float* to, bool first, const float* row_scales, const float* column_scales) {
   for (int j = 0; j < PANEL; j += WIDTH) {
@@ -20,28 +21,30 @@ static inline void fold(const float* sums, float* to, bool first, const float* r
   }
 }
 
-// One block of rows × one panel over `steps` of the inputs from `first` on; `stage` holds two blocks of sums.
+// Multiplies one block of rows and one panel over `steps` steps from `first` on. `stage` is memory for two blocks of
+// sums.
 template <class Source, int tiles>
 static inline void block_product(const Plan& plan, const uint8_t* a, const uint8_t* b, int64_t first, int64_t steps,
                                  const float* row_scales, const float* column_scales, float* sums, float* stage,
-                                 Ahead ahead) {
+                                 LinePrefetch prefetch) {
   constexpr Product product = Source::product;
   if (plan.groups == 1) {
     if (first)
       load_sums<tiles>(sums);
     else
       clear_sums<tiles>();
-    multiply<product, tiles>(a, b, plan.depth, steps, ahead);
+    multiply<product, tiles>(a, b, plan.depth, steps, prefetch);
     return store_sums<tiles>(sums);
   }
-  // The tiles are a group ahead of the vectors that scale and add up their sums.
+  // Iteration i multiplies group i with tiles and scales the sums of group i - 1 with vectors, so that both overlap.
   int64_t group = first / plan.group_steps, groups = steps / plan.group_steps;
   for (int64_t i = 0; i <= groups; i++) {
     if (i < groups) {
       clear_sums<tiles>();
-      multiply<product, tiles>(a, b, plan.depth, plan.group_steps, ahead);
+      multiply<product, tiles>(a, b, plan.depth, plan.group_steps, prefetch);
       store_sums<tiles>(stage + i % 2 * SUMS);
-      a += plan.group_steps * plan.depth * TILE_ROWS * tiles, b += plan.group_steps * plan.depth * PANEL;
+      a += plan.group_steps * plan.depth * TILE_ROWS * tiles;
+      b += plan.group_steps * plan.depth * PANEL;
     }
     if (i)
       fold<product, tiles>(stage + (i - 1) % 2 * SUMS, sums, group + i == 1, row_scales + (group + i - 1) * BLOCK,

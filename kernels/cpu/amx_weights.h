@@ -1,11 +1,11 @@
-// Where the weights of each format lie in a panel (layout.h), and their way into tiles: bf16 and int8 panels are tiles
-// already; int4 and fp8 are expanded, a stretch of steps at a time, into `room`.
+// Access to the weights of each format in a panel (layout.h). bf16 and int8 panels already have the tile layout; int4
+// and fp8 weights are expanded to tiles in the `expanded_tiles` buffer, some steps at a time.
 #pragma once
 
 #include "amx_plan.h"
 
 namespace localllm::LANE {
-namespace {  // a member function that is not inlined stays this file's own
+namespace {  // gives member functions that are not inlined internal linkage
 
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t SignedWords __attribute__((vector_size(64)));
@@ -49,15 +49,15 @@ struct Int4Weights : Weights {
     int64_t within = step % plan->group_steps;
     return within ? start + PANEL * 3 + within * plan->step * PANEL / 2 : start;
   }
-  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t count, uint8_t* room) const {
-    uint8_t* to = room;
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t count, uint8_t* expanded_tiles) const {
+    uint8_t* to = expanded_tiles;
     for (int64_t end = step + count; step < end; step++) {
       int64_t within = step % plan->group_steps;
       const uint8_t *zeros = at(panel, step - within) + PANEL * 2, *nibbles = within ? at(panel, step) : zeros + PANEL;
       SignedWords zero[2] = {widened(zeros), widened(zeros + 16)};
       for (int64_t k = 0; k < plan->step; k += 4, nibbles += 64) to = expand(nibbles, zero, to);
     }
-    return room;
+    return expanded_tiles;
   }
   void scales(const uint8_t* panel, int64_t group_index, float* to) const {
     const f16* from = (const f16*)at(panel, group_index * plan->group_steps);
@@ -70,7 +70,8 @@ struct Int4Weights : Weights {
     memcpy(&bytes, zeros, sizeof bytes);
     return __builtin_convertvector(bytes, SignedWords);
   }
-  static uint8_t* expand(const uint8_t* nibbles, const SignedWords* zero, uint8_t* to) {  // 4 inputs of 32 outputs
+  // Expands 4 inputs of 32 outputs. Returns the end of the written bytes.
+  static uint8_t* expand(const uint8_t* nibbles, const SignedWords* zero, uint8_t* to) {
     Words both;
     memcpy(&both, nibbles, 64);
     for (int half = 0; half < 2; half++) {
@@ -79,7 +80,7 @@ struct Int4Weights : Weights {
         Bytes64 bytes = (Bytes64)word - (Bytes64)(zero[half] * 0x01010101);
         memcpy(to + half * 64, &bytes, 64);
       } else {
-        for (int pair = 0; pair < 2; pair++) {  // small whole numbers are exact in bf16, the upper half of a float
+        for (int pair = 0; pair < 2; pair++) {  // small integers are exact in bf16, which is the upper half of a float
           Floats16 even = __builtin_convertvector((SignedWords)(word >> (pair * 16) & 15u) - zero[half], Floats16);
           Floats16 odd = __builtin_convertvector((SignedWords)(word >> (pair * 16 + 8) & 15u) - zero[half], Floats16);
           Words joined = (Words)even >> 16 | ((Words)odd & 0xffff0000u);
@@ -91,7 +92,7 @@ struct Int4Weights : Weights {
   }
 };
 
-struct Fp8Weights : Weights {  // e4m3 has the exponents of half floats less 8, and fits bf16 exactly
+struct Fp8Weights : Weights {  // e4m3 values are exact in bf16; scales() corrects the exponent bias (linear_fp8.cpp)
   static constexpr Product product = Product::bf16;
   static constexpr bool expanded = true;
 
@@ -100,13 +101,13 @@ struct Fp8Weights : Weights {  // e4m3 has the exponents of half floats less 8, 
     int64_t within = step % plan->group_steps;
     return within ? block + PANEL * 4 + within * 1024 : block;
   }
-  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t count, uint8_t* room) const {
-    uint8_t* to = room;
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t count, uint8_t* expanded_tiles) const {
+    uint8_t* to = expanded_tiles;
     for (int64_t end = step + count; step < end; step++, to += 2048) {
       const uint8_t* from = at(panel, step) + (step % plan->group_steps ? 0 : PANEL * 4);
       for (int64_t i = 0; i < 1024; i += PANEL) expand(from + i, (bf16*)to + i);
     }
-    return room;
+    return expanded_tiles;
   }
   void scales(const uint8_t* panel, int64_t group_index, float* to) const {
     const float* from = (const float*)at(panel, group_index * plan->group_steps);

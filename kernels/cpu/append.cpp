@@ -1,12 +1,12 @@
-// What attention needs done to the product of queries, keys and values, in one pass: head norms, rotation, and keys
-// and values into the pages. Everything is computed as float and rounded once, when it is stored.
+// The steps between the QKV product and attention, in one pass: normalise the heads, rotate queries and keys, write
+// keys and values to the pages. Computes in float and rounds once, when it stores.
 #include "convert.h"
 #include "rotate.h"
 
 namespace localllm::LANE {
 namespace {
 
-// x [dim] = x / rms(x) * (offset + weight).
+// In place: x [dim] = x / rms(x) * (offset + weight).
 void normalise(const AppendArgs& args, const void* weight, float* x) {
   F32 squares = zero();
   each_vector(0, args.dim, [&](int64_t i, auto n) { squares = fma(load(x + i, n), load(x + i, n), squares); });

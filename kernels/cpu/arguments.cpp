@@ -52,11 +52,12 @@ Argument& Argument::shaped(std::initializer_list<int64_t> lengths) {
   for (int64_t dim = 0; fits && dim < dims_; dim++)
     fits = lengths.begin()[dim] == ANY || sizes_[dim] == lengths.begin()[dim];
   if (!fits)
-    refuse(op_, ": ", name_, " has shape ", shape_text(dims_, sizes_), ", ", shape_text(lengths.size(), lengths.begin()),
-           " expected");
+    refuse(op_, ": ", name_, " has shape ", shape_text(dims_, sizes_), ", ",
+           shape_text(lengths.size(), lengths.begin()), " expected");
   for (int64_t dim = 0; dims_ > 1 && dim < dims_; dim++)
     if (sizes_[dim] > INT32_MAX)
-      refuse(op_, ": ", name_, " has shape ", shape_text(dims_, sizes_), ", at most ", INT32_MAX, " per dimension expected");
+      refuse(op_, ": ", name_, " has shape ", shape_text(dims_, sizes_), ", at most ", INT32_MAX,
+             " per dimension expected");
   return *this;
 }
 

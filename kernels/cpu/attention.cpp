@@ -1,22 +1,24 @@
-// Attention over the paged cache: what it means is in kernels/ops/attention.py.
+// Attention over the paged cache (defined in kernels/ops/attention.py).
 //
-// First the rows of one token, an equal number of keys for every worker; then the blocks of longer rows, taken from a
-// common list, the longest first, so that none works much longer than the others. Rows cut into pieces are merged last.
+// 1. Rows of one token: every worker gets an equal number of keys.
+// 2. Blocks of longer rows: workers take items from a shared list, the most expensive first, so that all workers finish
+//    at about the same time.
+// 3. Rows with several pieces: their partial results are merged.
 #include "attention_decode.h"
 #include "attention_extend.h"
 
 namespace localllm::LANE {
 namespace {
 
-// A row for extend(), in shared memory.
+// A row that extend() computes. Jobs are in shared memory.
 struct Job {
   Row row;
-  int64_t items, cost;  // how many (piece, block, head), and what the dearest of them costs
-  int64_t partials;     // where the row's own begin, in floats
+  int64_t items, cost;  // number of (piece, block, kv head) items; cost of the most expensive item
+  int64_t partials;     // offset of the row's partial results, in floats
 };
 
 struct Shared {
-  int64_t* taken;  // items handed out so far
+  int64_t* next_item;  // atomic counter: the next item that a worker takes
   Job* jobs;
   float* partials;
 };
@@ -28,12 +30,12 @@ Shared shared_of(const AttentionArgs& args) {
 
 int64_t items_of(const AttentionArgs& args, const Row& row) { return row.pieces * row.blocks * args.kv_heads; }
 
-// The long rows, the dearest first -> how many.
-int64_t plan(const AttentionArgs& args, Job* jobs) {
+// Writes a job for every row that extend() computes, the most expensive first. Returns the number of jobs.
+int64_t plan_jobs(const AttentionArgs& args, Job* jobs) {
   int64_t count = 0, partials = 0;
   for (int64_t index = 0; index < args.rows; index++) {
     Row row = row_of(args, index);
-    if (row.tokens > 0 && !row.streams) {
+    if (row.tokens > 0 && !row.decodes) {
       int64_t cost = row.piece_keys * min_of(row.tokens, row.block_tokens), place = count++;
       for (; place > 0 && jobs[place - 1].cost < cost; place--) jobs[place] = jobs[place - 1];
       jobs[place] = {row, items_of(args, row), cost, partials};
@@ -44,21 +46,24 @@ int64_t plan(const AttentionArgs& args, Job* jobs) {
 }
 
 template <class E, class C>
-void short_rows(const AttentionArgs& args, float* partials, const Worker& worker) {
-  int64_t total = 0;  // keys times heads
+void decode_rows(const AttentionArgs& args, float* partials, const Worker& worker) {
+  int64_t total = 0;  // keys × kv heads of all rows
   for (int64_t index = 0; index < args.rows; index++) {
     Row row = row_of(args, index);
-    if (row.streams) total += (row.context - row.first) * args.kv_heads;
+    if (row.decodes) total += (row.context - row.first) * args.kv_heads;
   }
   int64_t begin = total * worker.index / worker.count, end = total * (worker.index + 1) / worker.count, at = 0;
   for (int64_t index = 0; index < args.rows && at < end; index++) {
     Row row = row_of(args, index);
-    for (int64_t piece = 0; row.streams && piece < row.pieces; piece++) {
+    for (int64_t piece = 0; row.decodes && piece < row.pieces; piece++) {
       Keys keys = keys_of(row, piece);
       int64_t size = keys.end - keys.begin, first = args.kv_heads, last = 0;
       for (int64_t head = 0; head < args.kv_heads; head++) {
         int64_t middle = at + head * size + size / 2;
-        if (begin <= middle && middle < end) first = min_of(first, head), last = head + 1;
+        if (begin <= middle && middle < end) {
+          first = min_of(first, head);
+          last = head + 1;
+        }
       }
       if (first < last) decode<E, C>(args, row, piece, first, last, partials, worker);
       at += size * args.kv_heads;
@@ -68,16 +73,16 @@ void short_rows(const AttentionArgs& args, float* partials, const Worker& worker
 }
 
 template <class E, class C>
-void long_rows(const AttentionArgs& args, const Shared& shared, int64_t jobs, const Worker& worker) {
-  int64_t before = 0;  // items of the jobs up to `job`
+void extend_rows(const AttentionArgs& args, const Shared& shared, int64_t jobs, const Worker& worker) {
+  int64_t before = 0;  // number of items of the jobs before `job`
   const Job* job = shared.jobs;
   for (;;) {
-    int64_t item = __atomic_fetch_add(shared.taken, 1, __ATOMIC_RELAXED);
+    int64_t item = __atomic_fetch_add(shared.next_item, 1, __ATOMIC_RELAXED);
     for (; job < shared.jobs + jobs && item - before >= job->items; job++) before += job->items;
     if (job == shared.jobs + jobs) return;
     item -= before;
     int64_t kv_head = item % args.kv_heads, rest = item / args.kv_heads;
-    int64_t block = job->row.blocks - 1 - rest / job->row.pieces;  // the last sees most
+    int64_t block = job->row.blocks - 1 - rest / job->row.pieces;  // the last block attends to the most keys
     extend<E, C>(args, job->row, rest % job->row.pieces, block, kv_head, shared.partials + job->partials, worker);
   }
 }
@@ -89,18 +94,18 @@ void all_rows(const AttentionArgs& args, const Worker& worker) {
   bool merges = false;
   for (int64_t index = 0; index < args.rows; index++) {
     Row row = row_of(args, index);
-    jobs += row.tokens > 0 && !row.streams;
+    jobs += row.tokens > 0 && !row.decodes;
     merges |= row.pieces > 1;
   }
   if (jobs) {
     if (worker.index == 0) {
-      *shared.taken = 0;
-      plan(args, shared.jobs);
+      *shared.next_item = 0;
+      plan_jobs(args, shared.jobs);
     }
     worker.barrier();
   }
-  short_rows<E, C>(args, shared.partials, worker);
-  if (jobs) long_rows<E, C>(args, shared, jobs, worker);
+  decode_rows<E, C>(args, shared.partials, worker);
+  if (jobs) extend_rows<E, C>(args, shared, jobs, worker);
   if (!merges) return;
   worker.barrier();
   float* partials = shared.partials;

@@ -1,4 +1,4 @@
-// Attention of long rows by tiles, where queries and cache are bf16; all else is the AVX-512 lane's.
+// Attention of long rows with AMX tiles, for bf16 queries and cache. Other rows and types use the AVX-512 kernels.
 
 #include "amx_attention.h"
 
@@ -14,12 +14,12 @@ size_t attention_shared(const AttentionArgs& args, int workers);
 
 namespace {
 
-constexpr int64_t FEWEST_TOKENS = 32;
+constexpr int64_t MIN_TOKENS = 32;
 
 int64_t tokens_of(const AttentionArgs& args, int64_t row) { return args.row_starts[row + 1] - args.row_starts[row]; }
 
 bool tiled(const AttentionArgs& args, int64_t row) {
-  return args.type == Type::bf16 && args.cache_type == Type::bf16 && tokens_of(args, row) >= FEWEST_TOKENS;
+  return args.type == Type::bf16 && args.cache_type == Type::bf16 && tokens_of(args, row) >= MIN_TOKENS;
 }
 
 int64_t block_tokens(const AttentionArgs& args) {
@@ -29,23 +29,25 @@ int64_t block_tokens(const AttentionArgs& args) {
 
 QueryBlock block_of(const AttentionArgs& args, int64_t row, int64_t block, int64_t kv_head) {
   int64_t all = tokens_of(args, row), most = block_tokens(args), first = block * most;
-  QueryBlock own;
-  own.row = row;
-  own.kv_head = kv_head;
-  own.token = args.row_starts[row] + first;
-  own.tokens = all - first < most ? all - first : most;
-  own.position = args.context_lens[row] - all + first;
-  own.last_key = own.position + own.tokens;
-  own.first_key = args.window && own.position >= args.window ? own.position - args.window + 1 : 0;
-  return own;
+  QueryBlock out;
+  out.row = row;
+  out.kv_head = kv_head;
+  out.token = args.row_starts[row] + first;
+  out.tokens = all - first < most ? all - first : most;
+  out.position = args.context_lens[row] - all + first;
+  out.last_key = out.position + out.tokens;
+  out.first_key = args.window && out.position >= args.window ? out.position - args.window + 1 : 0;
+  return out;
 }
 
-// Blocks of long rows, handed out as workers become free; of each row the last first, which see most.
+// Computes the blocks of long rows. A worker takes the next block from a shared counter. The last block of a row comes
+// first, because it attends to the most keys.
 void long_rows(const AttentionArgs& args, const Worker& worker) {
   int64_t most = block_tokens(args), group = args.heads / args.kv_heads;
   uint8_t* memory = (uint8_t*)worker.scratch(BlockAttention::scratch(most, group, args.dim));
   configure_tiles(64);
-  int64_t row = 0, before = 0;  // blocks × heads of the rows up to `row`
+  int64_t row = 0;
+  int64_t before = 0;  // number of items (block, kv head) of the rows before `row`
   for (;;) {
     int64_t item = __atomic_fetch_add((int64_t*)args.shared, 1, __ATOMIC_RELAXED);
     int64_t blocks = 0;
@@ -55,8 +57,7 @@ void long_rows(const AttentionArgs& args, const Worker& worker) {
     }
     if (row == args.rows) break;
     int64_t block = blocks - 1 - (item - before) / args.kv_heads, kv_head = (item - before) % args.kv_heads;
-    QueryBlock own = block_of(args, row, block, kv_head);
-    BlockAttention(args, own, most, memory).run();
+    BlockAttention(args, block_of(args, row, block, kv_head), most, memory).run();
   }
   tile_release();
 }
@@ -70,7 +71,7 @@ void attention(const AttentionArgs& args, const Worker& worker) {
   if (worker.index == 0) *(int64_t*)args.shared = 0;
   worker.barrier();
   long_rows(args, worker);
-  for (int64_t row = 0; row < args.rows;) {  // neighbouring rows that are left, together
+  for (int64_t row = 0; row < args.rows;) {  // one call for adjacent rows without tiles
     int64_t end = row;
     while (end < args.rows && !tiled(args, end)) end++;
     if (end > row) {
@@ -79,7 +80,7 @@ void attention(const AttentionArgs& args, const Worker& worker) {
       rest.context_lens += row;
       rest.page_table += row * args.pages_per_row;
       rest.rows = end - row;
-      worker.barrier();  // the memory that all share is used anew
+      worker.barrier();  // all workers have finished with the shared memory
       avx512::attention(rest, worker);
     }
     row = end + 1;

@@ -1,5 +1,6 @@
-// Rows of one token: every key and value is read once, where it lies, for all queries that share it. What such a row
-// costs is the reading, so the next tile is asked for while this one is computed with.
+// Attention of rows of one token. It reads every key and value once, directly from the pages, for all queries that
+// share its kv head. Memory bandwidth limits it, so it prefetches the next tile of keys and values while it computes
+// with this one.
 #pragma once
 
 #include "attention_plan.h"
@@ -11,45 +12,48 @@ namespace localllm::LANE {
 
 constexpr int TILE_KEYS = 32;
 
-// The next tile, asked for a little at a time and in the order in which it lies, whatever the order of its use, is what
-// memory answers fastest: by two fifths where measured. The loops below work on a copy, which stays in registers; they
-// are functions of their own for the same reason.
-struct Ahead {
+// Prefetches the next tile in small portions, in the order of memory addresses, which is the fastest order. The loops
+// below work on a local copy of it, which the compiler keeps in registers; they are not inlined for the same reason.
+struct TilePrefetch {
   const char* pages;
-  const int64_t* offsets;  // [left], in bytes
-  int64_t left, width;     // keys, and the bytes of each
-  int64_t at = 0;
-  int owed = 0;
+  const int64_t* offsets;  // [keys], in bytes
+  int64_t keys;            // number of keys that are not yet prefetched
+  int64_t width;           // bytes of a key
+  int64_t at = 0;          // bytes of the current key that are already prefetched
+  int pending = 0;         // bytes requested since the last cache line
 
   template <int BYTES>
-  void ask() {
+  void fetch() {
     if constexpr (BYTES % 64 == 0) {
-      for (int line = 0; line < BYTES / 64; line++) ask_line();
+      for (int line = 0; line < BYTES / 64; line++) fetch_line();
     } else {
-      for (owed += BYTES; owed >= 64; owed -= 64) ask_line();
+      for (pending += BYTES; pending >= 64; pending -= 64) fetch_line();
     }
   }
 
-  void ask_line() {
-    if (left == 0) return;
+  void fetch_line() {
+    if (keys == 0) return;
     __builtin_prefetch(pages + *offsets + at, 0, 2);
     at += 64;
-    if (at >= width) at = 0, offsets++, left--;
+    if (at < width) return;
+    at = 0;
+    offsets++;
+    keys--;
   }
 };
 
-// scores[q][key] = query q · key, for Q queries `stride` floats apart. Reads keys up to a multiple of 8 / Q.
+// scores[q][key] = query q · key for Q queries, `stride` floats apart. Reads keys up to a multiple of 8 / Q.
 template <class E, class C, int Q>
-[[gnu::noinline]] static void score(const float* query, int64_t stride, const C* const* keys, Ahead& next,
+[[gnu::noinline]] static void score(const float* query, int64_t stride, const C* const* keys, TilePrefetch& next,
                                     int64_t count, int64_t dim, float (*scores)[TILE_KEYS]) {
-  constexpr int K = 8 / Q;  // as many sums as hide the latency of one
-  Ahead ahead = next;
+  constexpr int K = 8 / Q;  // keys at a time: 8 independent sums hide the latency of an addition
+  TilePrefetch prefetch = next;
   for (int64_t key = 0; key < count; key += K) {
     F32 sums[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) sums[i] = zero();
     each_block(dim, [&](int64_t at, auto n) {
-      ahead.ask<K * BLOCK * sizeof(C)>();
+      prefetch.fetch<K * BLOCK * sizeof(C)>();
 #pragma GCC unroll 8
       for (int k = 0; k < K; k++) {
         F32 x[PARTS<E>];
@@ -58,8 +62,8 @@ template <class E, class C, int Q>
         for (int q = 0; q < Q; q++) {
 #pragma GCC unroll 2
           for (int part = 0; part < PARTS<E>; part++) {
-            F32 own = load(query + q * stride + at / STEP<E> + part * WIDTH);
-            sums[q * K + k] = dot<E>(sums[q * K + k], own, x[part]);
+            F32 lanes = load(query + q * stride + at / STEP<E> + part * WIDTH);
+            sums[q * K + k] = dot<E>(sums[q * K + k], lanes, x[part]);
           }
         }
       }
@@ -68,32 +72,35 @@ template <class E, class C, int Q>
     add_across(sums, out);
     for (int q = 0; q < Q; q++) memcpy(scores[q] + key, out + q * K, K * sizeof(float));
   }
-  next = ahead;
+  next = prefetch;
 }
 
-// body<Q>(q) for [0, count) in steps of four, then two, then one.
+// Calls body<Q>(q) for the queries [0, count) in groups of Q = 4, then 2, then 1.
 template <class Body>
-static inline void each_few(int64_t count, Body body) {
+static inline void each_query_group(int64_t count, Body body) {
   int64_t q = 0;
   for (; q + 4 <= count; q += 4) body.template operator()<4>(q);
-  if (q + 2 <= count) body.template operator()<2>(q), q += 2;
+  if (q + 2 <= count) {
+    body.template operator()<2>(q);
+    q += 2;
+  }
   if (q < count) body.template operator()<1>(q);
 }
 
-// sums[q] = sums[q] * shrink[q] + weights[q] · values, for Q queries and B blocks of dimensions from `at` on.
+// sums[q] = sums[q] * factors[q] + weights[q] · values, for Q queries and B blocks of dimensions from `at` on.
 template <class E, class C, int Q, int B, class Count>
-[[gnu::noinline]] static void add_values(const float (*weights)[TILE_KEYS], const C* const* values, Ahead& next,
-                                         int64_t count, int64_t at, Count n, const float* shrink, float* sums,
+[[gnu::noinline]] static void add_values(const float (*weights)[TILE_KEYS], const C* const* values, TilePrefetch& next,
+                                         int64_t count, int64_t at, Count n, const float* factors, float* sums,
                                          int64_t stride) {
-  Ahead ahead = next;
-  F32 held[Q][B][2];
+  TilePrefetch prefetch = next;
+  F32 acc[Q][B][2];
 #pragma GCC unroll 4
   for (int q = 0; q < Q; q++) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * B; i++) held[q][i / 2][i % 2] = load(sums + q * stride + at + i * WIDTH) * set1(shrink[q]);
+    for (int i = 0; i < 2 * B; i++) acc[q][i / 2][i % 2] = load(sums + q * stride + at + i * WIDTH) * set1(factors[q]);
   }
   for (int64_t key = 0; key < count; key += STEP<E>) {
-    ahead.ask<STEP<E> * B * BLOCK * sizeof(C)>();
+    prefetch.fetch<STEP<E> * B * BLOCK * sizeof(C)>();
 #pragma GCC unroll 4
     for (int b = 0; b < B; b++) {
       F32 x[2];
@@ -101,46 +108,47 @@ template <class E, class C, int Q, int B, class Count>
 #pragma GCC unroll 4
       for (int q = 0; q < Q; q++) {
         F32 weight = set1(weights[q][key / STEP<E>]);
-        held[q][b][0] = dot<E>(held[q][b][0], weight, x[0]);
-        held[q][b][1] = dot<E>(held[q][b][1], weight, x[1]);
+        acc[q][b][0] = dot<E>(acc[q][b][0], weight, x[0]);
+        acc[q][b][1] = dot<E>(acc[q][b][1], weight, x[1]);
       }
     }
   }
 #pragma GCC unroll 4
   for (int q = 0; q < Q; q++) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * B; i++) store(sums + q * stride + at + i * WIDTH, held[q][i / 2][i % 2]);
+    for (int i = 0; i < 2 * B; i++) store(sums + q * stride + at + i * WIDTH, acc[q][i / 2][i % 2]);
   }
-  next = ahead;
+  next = prefetch;
 }
 
-// Scores [0, count) become weights relative to the largest so far, the rest up to TILE_KEYS zero; in place, as E.
+// Softmax of one tile, in place: replaces the scores [0, count) by weights of type E, relative to the largest score so
+// far, and the rest up to TILE_KEYS by 0. `factor` receives the factor for the earlier sums.
 template <class E>
-static inline void weigh(const Scores& to_score, int64_t count, float* scores, float* most, float* total,
-                         float* shrink) {
+static inline void softmax_tile(const Scores& to_score, int64_t count, float* scores, float* peak, float* total,
+                                float* factor) {
   for (int i = 0; i < TILE_KEYS; i += WIDTH) store(scores + i, to_score(load(scores + i)));
   for (int64_t i = count; i < TILE_KEYS; i++) scores[i] = -INFINITY;
-  F32 peak = set1(*most), sums = zero();
-  for (int i = 0; i < TILE_KEYS; i += WIDTH) peak = max(peak, load(scores + i));
-  float highest = largest(peak);
+  F32 peaks = set1(*peak), sums = zero();
+  for (int i = 0; i < TILE_KEYS; i += WIDTH) peaks = max(peaks, load(scores + i));
+  float highest = largest(peaks);
   for (int i = 0; i < TILE_KEYS; i += WIDTH) {
     F32 weight = exp2(load(scores + i) - set1(highest));
     sums = sums + weight;
     store((E*)scores + i, weight);
   }
-  *shrink = exp2_of(*most - highest);
-  *total = *total * *shrink + sum(sums);
-  *most = highest;
+  *factor = exp2_of(*peak - highest);
+  *total = *total * *factor + sum(sums);
+  *peak = highest;
 }
 
-// What decode() holds of each query, in floats: the query, its sum of values, and two numbers.
+// Scratch memory of decode() in floats. Per query: the query, its weighted sum of values, its largest score and total.
 template <class E>
 static inline int64_t decode_floats(const AttentionArgs& args) {
   int64_t dim = round_up(args.dim, BLOCK);
   return args.heads * (dim / STEP<E> + dim + 2);
 }
 
-// A tile's keys or values of one key-value head.
+// Pointers to the keys or values of one kv head in a tile.
 template <class C>
 struct Tile {
   const C* rows[TILE_KEYS];
@@ -149,19 +157,21 @@ struct Tile {
   }
 };
 
-// One piece of a row for the key-value heads [begin, end), a tile of keys for all of them before the next.
+// Computes one piece of a row for the kv heads [begin, end). It processes a tile of keys for all heads before the next
+// tile.
 template <class E, class C>
 static inline void decode(const AttentionArgs& args, const Row& row, int64_t piece, int64_t begin, int64_t end,
                           float* partials, const Worker& worker) {
-  int64_t group = args.heads / args.kv_heads, dim = round_up(args.dim, BLOCK), lanes = dim / STEP<E>;
+  int64_t group = args.heads / args.kv_heads, dim = round_up(args.dim, BLOCK);
+  int64_t lanes = dim / STEP<E>;
   float* queries = (float*)worker.scratch(decode_floats<E>(args) * sizeof(float));
   float* sums = queries + args.heads * lanes;
-  float* most = sums + args.heads * dim;
-  float* total = most + args.heads;
+  float* peak = sums + args.heads * dim;
+  float* total = peak + args.heads;
   for (int64_t head = begin * group; head < end * group; head++) {
     load_query<E>(args, row, 0, head, lanes, queries + head * lanes);
     if constexpr (same<E, float>) block_order<E, C>(queries + head * lanes, dim / BLOCK);
-    begin_query(args, piece, head, most + head, total + head);
+    begin_query(args, piece, head, peak + head, total + head);
   }
   memset(sums + begin * group * dim, 0, (end - begin) * group * dim * sizeof(float));
 
@@ -172,45 +182,46 @@ static inline void decode(const AttentionArgs& args, const Row& row, int64_t pie
   for (int64_t position = keys.begin; position < keys.end; position += TILE_KEYS) {
     int64_t count = min_of(TILE_KEYS, keys.end - position), next = position + TILE_KEYS;
     memcpy(offsets, next_offsets, sizeof offsets);
-    bool more = next < row.context;  // also where the next piece begins: most likely it is this worker's too
+    bool more = next < row.context;  // prefetch also into the next piece: usually the same worker computes it
     if (more) locate(args, row, next, min_of(TILE_KEYS, row.context - next), TILE_KEYS, next_offsets);
     for (int i = 0; i < TILE_KEYS; i++) in_bytes[i] = (next_offsets[i] + begin * args.dim) * (int64_t)sizeof(C);
     int64_t width = (end - begin) * args.dim * (int64_t)sizeof(C);
-    Ahead next_keys = {(const char*)args.key_pages, in_bytes, more ? TILE_KEYS : 0, width};
-    Ahead next_values = {(const char*)args.value_pages, in_bytes, more ? TILE_KEYS : 0, width};
-    Ahead nothing = {nullptr, in_bytes, 0, 0};  // for all but the first queries that meet a tile
+    TilePrefetch next_keys = {(const char*)args.key_pages, in_bytes, more ? TILE_KEYS : 0, width};
+    TilePrefetch next_values = {(const char*)args.value_pages, in_bytes, more ? TILE_KEYS : 0, width};
+    TilePrefetch no_prefetch = {nullptr, in_bytes, 0, 0};  // only the first queries of a tile prefetch the next one
     for (int64_t kv_head = begin; kv_head < end; kv_head++) {
       Tile<C> key(args.key_pages, offsets, kv_head * args.dim), value(args.value_pages, offsets, kv_head * args.dim);
-      alignas(64) float scores[SHARED_BY][TILE_KEYS] = {};
-      float shrink[SHARED_BY];
+      alignas(64) float scores[MAX_DECODE_GROUP][TILE_KEYS] = {};
+      float factors[MAX_DECODE_GROUP];
       int64_t first = kv_head * group;
-      each_few(group, [&]<int Q>(int64_t q) {
-        score<E, C, Q>(queries + (first + q) * lanes, lanes, key.rows, q == 0 ? next_keys : nothing, count, args.dim,
-                       scores + q);
+      each_query_group(group, [&]<int Q>(int64_t q) {
+        TilePrefetch& prefetch = q == 0 ? next_keys : no_prefetch;
+        score<E, C, Q>(queries + (first + q) * lanes, lanes, key.rows, prefetch, count, args.dim, scores + q);
       });
       for (int64_t q = 0; q < group; q++) {
-        weigh<E>(to_score, count, scores[q], most + first + q, total + first + q, shrink + q);
+        softmax_tile<E>(to_score, count, scores[q], peak + first + q, total + first + q, factors + q);
       }
-      each_few(group, [&]<int Q>(int64_t q) {
-        Ahead& asked = q == 0 ? next_values : nothing;
-        float* own = sums + (first + q) * dim;
+      each_query_group(group, [&]<int Q>(int64_t q) {
+        TilePrefetch& prefetch = q == 0 ? next_values : no_prefetch;
+        float* query_sums = sums + (first + q) * dim;
         constexpr int B = 4 / Q;
         int64_t at = 0;
         for (; at + B * BLOCK <= args.dim; at += B * BLOCK) {
-          add_values<E, C, Q, B>(scores + q, value.rows, asked, count, at, Full(), shrink + q, own, dim);
+          add_values<E, C, Q, B>(scores + q, value.rows, prefetch, count, at, Full(), factors + q, query_sums, dim);
         }
         for (; at + BLOCK <= args.dim; at += BLOCK) {
-          add_values<E, C, Q, 1>(scores + q, value.rows, asked, count, at, Full(), shrink + q, own, dim);
+          add_values<E, C, Q, 1>(scores + q, value.rows, prefetch, count, at, Full(), factors + q, query_sums, dim);
         }
         if (at < args.dim) {
-          add_values<E, C, Q, 1>(scores + q, value.rows, asked, count, at, args.dim - at, shrink + q, own, dim);
+          add_values<E, C, Q, 1>(scores + q, value.rows, prefetch, count, at, args.dim - at, factors + q, query_sums,
+                                 dim);
         }
       });
     }
   }
   for (int64_t head = begin * group; head < end * group; head++) {
     natural_order<E, C>(sums + head * dim, dim / BLOCK);
-    end_query(args, row, piece, 0, head, most[head], total[head], sums + head * dim, partials);
+    end_query(args, row, piece, 0, head, peak[head], total[head], sums + head * dim, partials);
   }
 }
 

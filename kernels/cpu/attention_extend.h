@@ -1,12 +1,12 @@
-// Rows of many tokens: a block of queries meets a block of keys after the other. Keys and values of a block are
-// rearranged once for all its queries, so that the products run over dense panels (Dao, 2023: the outer loop over
-// queries, sums of values scaled late).
+// Attention of rows of many tokens: each block of queries is multiplied with one block of keys after another
+// (FlashAttention-2; Dao, 2023). The keys and values of a block are rearranged once for all its queries, so that the
+// products read dense panels.
 //
-//   queries  [rows][lanes]                      rows are (token, head of the group)
-//   keys     [panel][lane][PANEL_LANES]         a panel is PANEL_LANES keys, a lane one or two dimensions
-//   scores   [rows][KEYS], then as weights      of E, in place
-//   values   [panel][lane][PANEL_LANES]         a panel is PANEL_LANES dimensions, a lane one or two keys
-//   sums     [rows][dim]                        in block order
+//   queries  [rows][lanes]                row: (token, head of the group); lanes: see lanes.h
+//   keys     [panel][lane][PANEL_LANES]   a panel has PANEL_LANES keys; a lane has one or two dimensions
+//   scores   [rows][KEYS]                 later overwritten by the softmax weights, of type E
+//   values   [panel][lane][PANEL_LANES]   a panel has PANEL_LANES dimensions; a lane has one or two keys
+//   sums     [rows][dim]                  in block order (lanes.h)
 #pragma once
 
 #include "attention_plan.h"
@@ -16,10 +16,10 @@
 
 namespace localllm::LANE {
 
-constexpr int64_t KEYS = 64;
+constexpr int64_t KEYS = 64;  // per block
 constexpr int PANEL_LANES = BLOCK;
 
-// Rows of sums that, with two vectors each, fill the registers.
+// Number of rows whose sums, two vectors each, fit in the registers.
 #if defined(__AVX512F__)
 constexpr int ROWS_AT_ONCE = 12;
 #elif defined(__AVX2__) || defined(__aarch64__)
@@ -28,43 +28,44 @@ constexpr int ROWS_AT_ONCE = 6;
 constexpr int ROWS_AT_ONCE = 2;
 #endif
 
-// sums [ROWS, PANEL_LANES] = left [ROWS, depth] times panel [depth, PANEL_LANES]; with `shrink` they are first scaled
-// by it, row by row, and then grow.
+// Without factors: sums [ROWS, PANEL_LANES] = left [ROWS, depth] × panel [depth, PANEL_LANES].
+// With factors [ROWS]: sums = sums × factors (row by row) + left × panel.
 template <class E, int ROWS>
 static inline void multiply(const float* left, int64_t left_stride, const float* panel, int64_t depth,
-                            const float* shrink, float* sums, int64_t sums_stride) {
-  F32 held[ROWS][2];
+                            const float* factors, float* sums, int64_t sums_stride) {
+  F32 acc[ROWS][2];
 #pragma GCC unroll 12
   for (int row = 0; row < ROWS; row++) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-      held[row][i] = shrink ? load(sums + row * sums_stride + i * WIDTH) * set1(shrink[row]) : zero();
+      acc[row][i] = factors ? load(sums + row * sums_stride + i * WIDTH) * set1(factors[row]) : zero();
     }
   }
   for (int64_t lane = 0; lane < depth; lane++) {
-    F32 near = load(panel + lane * PANEL_LANES), far = load(panel + lane * PANEL_LANES + WIDTH);
+    F32 first = load(panel + lane * PANEL_LANES);
+    F32 second = load(panel + lane * PANEL_LANES + WIDTH);
 #pragma GCC unroll 12
     for (int row = 0; row < ROWS; row++) {
-      F32 own = set1(left[row * left_stride + lane]);
-      held[row][0] = dot<E>(held[row][0], own, near);
-      held[row][1] = dot<E>(held[row][1], own, far);
+      F32 factor = set1(left[row * left_stride + lane]);
+      acc[row][0] = dot<E>(acc[row][0], factor, first);
+      acc[row][1] = dot<E>(acc[row][1], factor, second);
     }
   }
 #pragma GCC unroll 12
   for (int row = 0; row < ROWS; row++) {
 #pragma GCC unroll 2
-    for (int i = 0; i < 2; i++) store(sums + row * sums_stride + i * WIDTH, held[row][i]);
+    for (int i = 0; i < 2; i++) store(sums + row * sums_stride + i * WIDTH, acc[row][i]);
   }
 }
 
-// body<ROWS>(row) for the rows [begin, end), as many at once as there are.
+// Calls body<ROWS>(row) for the rows [begin, end), with ROWS_AT_ONCE rows per call, then with fewer for the rest.
 template <int ROWS = ROWS_AT_ONCE, class Body>
 static inline void each_rows(int64_t begin, int64_t end, Body body) {
   for (; begin + ROWS <= end; begin += ROWS) body.template operator()<ROWS>(begin);
   if constexpr (ROWS > 1) each_rows<ROWS / 2>(begin, end, body);
 }
 
-// Keys [count] of one head -> panels of `lanes` lanes; zeros after the last key and dimension.
+// Rearranges `count` keys of one head into panels, padded with zeros after the last key and the last dimension.
 template <class E, class C>
 static inline void arrange_keys(const C* const* keys, int64_t count, int64_t dim, int64_t lanes, float* panels) {
   for (int64_t key = 0; key < round_up(count, PANEL_LANES); key += WIDTH) {
@@ -83,28 +84,28 @@ static inline void arrange_keys(const C* const* keys, int64_t count, int64_t dim
   }
 }
 
-// Values likewise, up to a whole number of panels of keys: there the weights are zero.
+// Rearranges `count` values of one head into panels, padded with zeros to a multiple of PANEL_LANES keys.
 template <class E, class C>
 static inline void arrange_values(const C* const* values, int64_t count, int64_t dim, float* panels) {
-  alignas(64) static const C nothing[BLOCK] = {};
+  alignas(64) static const C zeros[BLOCK] = {};
   int64_t keys = round_up(count, PANEL_LANES);
   for (int64_t key = 0; key < keys; key += STEP<E>) {
     float* row = panels + key / STEP<E> * PANEL_LANES;
     each_block(dim, [&](int64_t at, auto n) {
-      const C* own[2];
-      for (int i = 0; i < STEP<E>; i++) own[i] = key + i < count ? values[key + i] + at : nothing;
+      const C* step_values[2];
+      for (int i = 0; i < STEP<E>; i++) step_values[i] = key + i < count ? values[key + i] + at : zeros;
       F32 x[2];
-      load_values<E>(own, 0, n, x);
+      load_values<E>(step_values, 0, n, x);
       store(row + at * keys / STEP<E>, x[0]);
       store(row + at * keys / STEP<E> + WIDTH, x[1]);
     });
   }
 }
 
-// The memory of one block, in floats.
+// Working memory for one block of queries, in floats.
 struct Workspace {
   int64_t rows, lanes, dim;
-  float *queries, *keys, *scores, *values, *sums, *totals, *most, *shrink;
+  float *queries, *keys, *scores, *values, *sums, *totals, *peaks, *factors;
 
   template <class E>
   static int64_t floats(int64_t rows, int64_t dim) {
@@ -120,52 +121,55 @@ struct Workspace {
     out.values = out.keys + KEYS * lanes;
     out.scores = out.values + KEYS * lanes;
     out.sums = out.scores + rows * KEYS;
-    out.totals = out.sums + rows * padded;  // a vector for each row
-    out.most = out.totals + rows * WIDTH;
-    out.shrink = out.most + rows;
+    out.totals = out.sums + rows * padded;  // a vector of partial sums per row
+    out.peaks = out.totals + rows * WIDTH;
+    out.factors = out.peaks + rows;
     return out;
   }
 };
 
-// A row's scores of one block of keys become weights. It sees the keys [begin, end) of `width` (a multiple of BLOCK).
+// Softmax of one row over one block of keys, in place: replaces the scores by weights of type E. The row attends to the
+// keys [begin, end) of the block; `width` (a multiple of BLOCK) includes padding. `factor` receives the factor for the
+// earlier sums.
 template <class E>
-static inline void weigh_row(const Scores& to_score, int64_t begin, int64_t end, int64_t width, float* scores,
-                             float* most, float* totals, float* shrink) {
+static inline void softmax_row(const Scores& to_score, int64_t begin, int64_t end, int64_t width, float* scores,
+                               float* peak, float* totals, float* factor) {
   for (int64_t i = 0; i < width; i += WIDTH) store(scores + i, to_score(load(scores + i)));
   for (int64_t i = 0; i < begin; i++) scores[i] = -INFINITY;
   for (int64_t i = end; i < width; i++) scores[i] = -INFINITY;
-  F32 peak = set1(*most);
-  for (int64_t i = 0; i < width; i += WIDTH) peak = max(peak, load(scores + i));
-  float highest = largest(peak);
-  F32 shrinks = exp2(set1(*most) - set1(highest)), sums = load(totals) * shrinks;
+  F32 peaks = set1(*peak);
+  for (int64_t i = 0; i < width; i += WIDTH) peaks = max(peaks, load(scores + i));
+  float highest = largest(peaks);
+  F32 factors = exp2(set1(*peak) - set1(highest));
+  F32 sums = load(totals) * factors;
   for (int64_t i = 0; i < width; i += WIDTH) {
     F32 weight = exp2(load(scores + i) - set1(highest));
     sums = sums + weight;
     store((E*)scores + i, weight);
   }
   store(totals, sums);
-  store(shrink, shrinks, 1);
-  *most = highest;
+  store(factor, factors, 1);
+  *peak = highest;
 }
 
-// One block of a row's tokens for one key-value head, over one piece of the keys.
+// Computes one block of a row's tokens for one kv head, over one piece of the keys.
 template <class E, class C>
 static inline void extend(const AttentionArgs& args, const Row& row, int64_t piece, int64_t block, int64_t kv_head,
                           float* partials, const Worker& worker) {
   int64_t group = args.heads / args.kv_heads, first_head = kv_head * group;
   int64_t first = block * row.block_tokens, tokens = min_of(row.block_tokens, row.tokens - first);
   int64_t rows = tokens * group, capacity = round_up(row.block_tokens * group, 16);
-  Workspace own =
+  Workspace space =
       Workspace::of<E>((float*)worker.scratch(Workspace::floats<E>(capacity, args.dim) * sizeof(float)), capacity,
                        args.dim);
   for (int64_t i = 0; i < rows; i++) {
-    load_query<E>(args, row, first + i / group, first_head + i % group, own.lanes, own.queries + i * own.lanes);
+    load_query<E>(args, row, first + i / group, first_head + i % group, space.lanes, space.queries + i * space.lanes);
     float total;
-    begin_query(args, piece, first_head + i % group, own.most + i, &total);
-    memset(own.totals + i * WIDTH, 0, WIDTH * sizeof(float));
-    own.totals[i * WIDTH] = total;
+    begin_query(args, piece, first_head + i % group, space.peaks + i, &total);
+    memset(space.totals + i * WIDTH, 0, WIDTH * sizeof(float));
+    space.totals[i * WIDTH] = total;
   }
-  memset(own.sums, 0, rows * own.dim * sizeof(float));
+  memset(space.sums, 0, rows * space.dim * sizeof(float));
 
   Scores to_score = {args.scale, args.soft_cap};
   int64_t position = row.context - row.tokens + first;  // of the block's first token
@@ -182,37 +186,37 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t pie
       key[i] = (const C*)args.key_pages + offsets[i] + kv_head * args.dim;
       value[i] = (const C*)args.value_pages + offsets[i] + kv_head * args.dim;
     }
-    arrange_keys<E>(key, count, args.dim, own.lanes, own.keys);
-    arrange_values<E>(value, count, args.dim, own.values);
+    arrange_keys<E>(key, count, args.dim, space.lanes, space.keys);
+    arrange_values<E>(value, count, args.dim, space.values);
 
-    // Rows [since(a), until(b)) see some of the keys [a, b) of this block.
+    // The rows [since(a), until(b)) attend to at least one of the keys [a, b) of this block.
     auto since = [&](int64_t a) { return max_of(0, at + a - position) * group; };
     auto until = [&](int64_t b) { return max_of(0, min_of(tokens, at + b + reach - 1 - position)) * group; };
     for (int64_t panel = 0; panel < width; panel += PANEL_LANES) {
       each_rows(since(panel), until(min_of(count, panel + PANEL_LANES)), [&]<int ROWS>(int64_t i) {
-        multiply<E, ROWS>(own.queries + i * own.lanes, own.lanes, own.keys + panel * own.lanes,
-                          (args.dim + STEP<E> - 1) / STEP<E>, nullptr, own.scores + i * KEYS + panel, KEYS);
+        multiply<E, ROWS>(space.queries + i * space.lanes, space.lanes, space.keys + panel * space.lanes,
+                          (args.dim + STEP<E> - 1) / STEP<E>, nullptr, space.scores + i * KEYS + panel, KEYS);
       });
     }
     for (int64_t i = since(0); i < until(count); i++) {
-      int64_t seen = position + i / group + 1 - at;  // keys up to itself
-      weigh_row<E>(to_score, max_of(0, seen - reach), min_of(count, seen), width, own.scores + i * KEYS, own.most + i,
-                   own.totals + i * WIDTH, own.shrink + i);
+      int64_t seen = position + i / group + 1 - at;  // number of keys up to the token's own position
+      softmax_row<E>(to_score, max_of(0, seen - reach), min_of(count, seen), width, space.scores + i * KEYS,
+                     space.peaks + i, space.totals + i * WIDTH, space.factors + i);
     }
-    for (int64_t panel = 0; panel < own.dim; panel += PANEL_LANES) {
+    for (int64_t panel = 0; panel < space.dim; panel += PANEL_LANES) {
       each_rows(since(0), until(count), [&]<int ROWS>(int64_t i) {
         int64_t begin = max_of(0, position + i / group + 1 - at - reach) / STEP<E>;
         int64_t end = min_of(width, round_up(position + (i + ROWS - 1) / group + 1 - at, STEP<E>)) / STEP<E>;
-        multiply<E, ROWS>(own.scores + i * KEYS + begin, KEYS,
-                          own.values + (panel * width / STEP<E> + begin * PANEL_LANES), end - begin, own.shrink + i,
-                          own.sums + i * own.dim + panel, own.dim);
+        multiply<E, ROWS>(space.scores + i * KEYS + begin, KEYS,
+                          space.values + (panel * width / STEP<E> + begin * PANEL_LANES), end - begin,
+                          space.factors + i, space.sums + i * space.dim + panel, space.dim);
       });
     }
   }
   for (int64_t i = 0; i < rows; i++) {
-    natural_order<E, C>(own.sums + i * own.dim, own.dim / BLOCK);
-    end_query(args, row, piece, first + i / group, first_head + i % group, own.most[i],
-              sum(load(own.totals + i * WIDTH)), own.sums + i * own.dim, partials);
+    natural_order<E, C>(space.sums + i * space.dim, space.dim / BLOCK);
+    end_query(args, row, piece, first + i / group, first_head + i % group, space.peaks[i],
+              sum(load(space.totals + i * WIDTH)), space.sums + i * space.dim, partials);
   }
 }
 

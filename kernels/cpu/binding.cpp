@@ -74,8 +74,9 @@ void copy_pages(Tensor pages, Tensor sources, Tensor targets) {
 
 void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
             int64_t rotation, Tensor slots, Tensor key_pages, Tensor value_pages) {
-  AppendArgs args = append_arguments("append", qkv, query_norm ? &*query_norm : nullptr, key_norm ? &*key_norm : nullptr,
-                                     eps, offset, cos, sin, rotation, slots, key_pages, value_pages);
+  AppendArgs args = append_arguments("append", qkv, query_norm ? &*query_norm : nullptr,
+                                     key_norm ? &*key_norm : nullptr, eps, offset, cos, sin, rotation, slots, key_pages,
+                                     value_pages);
   run(lane().append, args, 2 * args.tokens * (args.heads + 2 * args.kv_heads) * args.dim * bytes_of(args.type));
 }
 
@@ -117,7 +118,8 @@ void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t k
   PackArgs args{to.data(), from.data(), nullptr, nullptr, format, outs, ins, check_group("pack", format, ins, group)};
   check_packed("pack", to, format, outs, ins, args.group);
   bool quantised = format >= Format::int8;
-  if (quantised != scales.has_value()) refuse("pack: scales are ", quantised ? "missing" : "for quantised weights only");
+  if (quantised != scales.has_value())
+    refuse("pack: scales are ", quantised ? "missing" : "for quantised weights only");
   if ((format == Format::int4) != zeros.has_value())
     refuse("pack: zeros are ", format == Format::int4 ? "missing" : "for int4 only");
   int64_t groups = args.group ? (ins + args.group - 1) / args.group : 0;

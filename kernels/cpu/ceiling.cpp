@@ -103,10 +103,10 @@ double tiles(int64_t repeats) {
       number = (uint16_t)(0x3f80 | (state >> 25) | (state >> 16 & 0x8000));
     }
   configure_tiles(TILE_BYTES);
-  tile_keep<4>(numbers[0], TILE_BYTES);
-  tile_keep<5>(numbers[1], TILE_BYTES);
-  tile_keep<6>(numbers[2], TILE_BYTES);
-  tile_keep<7>(numbers[3], TILE_BYTES);
+  tile_load_keep<4>(numbers[0], TILE_BYTES);
+  tile_load_keep<5>(numbers[1], TILE_BYTES);
+  tile_load_keep<6>(numbers[2], TILE_BYTES);
+  tile_load_keep<7>(numbers[3], TILE_BYTES);
   for (int64_t repeat = 0; repeat < repeats; repeat++) {
     if (repeat % 64 == 0) {  // keeps the sums finite
       tile_zero<0>();

@@ -1,11 +1,11 @@
-// Rows of any stored type to and from float.
+// Conversion of rows between float and the stored types.
 #pragma once
 
 #include "row.h"
 
 namespace localllm::LANE {
 
-// body(p) with p cast to the type that `type` names.
+// Calls body(p) with p cast to a pointer to `type`.
 template <class Body>
 static inline void as_stored(Type type, const void* p, Body body) {
   switch (type) {
@@ -23,14 +23,14 @@ static inline void as_stored(Type type, void* p, Body body) {
   }
 }
 
-// to[i] = from[first + i].
+// to[i] = from[first + i], converted to float.
 static inline void widen(Type type, const void* from, int64_t first, float* to, int64_t count) {
   as_stored(type, from, [=](auto* row) {
     each_vector(0, count, [=](int64_t i, auto n) { store(to + i, load(row + first + i, n), n); });
   });
 }
 
-// to[first + i] = from[i] * scale, rounded.
+// to[first + i] = from[i] * scale, rounded to `type`.
 static inline void narrow(Type type, const float* from, float scale, void* to, int64_t first, int64_t count) {
   as_stored(type, to, [=](auto* row) {
     each_vector(0, count, [=](int64_t i, auto n) { store(row + first + i, load(from + i, n) * set1(scale), n); });

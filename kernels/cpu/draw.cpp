@@ -1,17 +1,18 @@
-// A seeded draw by Gumbel noise among the tokens that the filters leave (kernels/ops/sampling.py says what they mean).
+// Seeded sampling with Gumbel noise among the tokens that pass the filters top_k, top_p and min_p (defined in
+// kernels/ops/sampling.py).
 //
-// One pass where nothing filters. Otherwise a first pass keeps the largest logit of each block, and the later ones
-// look only into blocks that hold something large enough.
-#include "crew.h"
+// Without filters, one pass over the logits suffices. With filters, a first pass computes the maximum of each block;
+// later passes skip the blocks whose maximum is below the cutoff.
 #include "gumbel.h"
+#include "logits.h"
 #include "threshold.h"
 
 namespace localllm::LANE {
 namespace {
 
 constexpr float LOWEST = -3.402823466e38f;
-constexpr unsigned ALL = (1u << WIDTH) - 1;  // lanes
-constexpr int64_t FEW = 64;  // blocks whose largest are looked at first for a nucleus: most are no larger than that
+constexpr unsigned ALL = (1u << WIDTH) - 1;  // bits of a full vector
+constexpr int64_t NUCLEUS_BLOCKS = 64;  // the first cutoff for top_p is the 64th largest block maximum; most nuclei fit
 
 struct Row {
   const float* logits;
@@ -34,104 +35,108 @@ Row row_of(const DrawArgs& args, int64_t row) {
           args.min_p ? args.min_p[row] : 0.0f};
 }
 
-// What a crew knows of a row.
-struct Notes {
-  float* largest;   // [blocks] logits
-  float* sums;      // [blocks] of exp((logit - largest) / temperature), for a nucleus
-  float* values;    // [vocab] logits / temperature of the candidates, each member's from its first block on
-  float* weights;   // [vocab]
-  int64_t* counts;  // [members]
-  struct State {
-    float cutoff;  // logits from here on are candidates
-    float least;   // the answer, once
-    bool done;     // is true
-  }* state;
+// Working memory for one row, shared by the workers of the row.
+struct RowMemory {
+  float* block_max;   // [blocks] largest logit of each block
+  float* block_sums;  // [blocks] sum of exp((logit - largest) / temperature), only for top_p
+  float* values;      // [vocab] logit / temperature of the candidates; a worker writes from its first block on
+  float* weights;     // [vocab] weights of the values
+  int64_t* counts;    // [workers] number of candidates of each worker
+  struct Filter {
+    float cutoff;  // tokens with a logit of at least this are candidates
+    float least;   // result, valid if done: the smallest value (logit / temperature) that passes
+    bool done;
+  }* filter;
 };
 
-int64_t lines(int64_t bytes) { return round_up(bytes, 64); }
+int64_t aligned(int64_t bytes) { return round_up(bytes, 64); }
 
-size_t notes_bytes(int64_t vocab, int members) {
-  return 2 * lines(blocks_in(vocab) * 4) + 2 * lines(vocab * 4) + lines(members * 8) + lines(sizeof(Notes::State));
+size_t row_bytes(int64_t vocab, int workers) {
+  return 2 * aligned(blocks_in(vocab) * 4) + 2 * aligned(vocab * 4) + aligned(workers * 8) +
+         aligned(sizeof(RowMemory::Filter));
 }
 
-Notes notes_at(void* memory, int64_t vocab, int members) {
+RowMemory row_memory(void* memory, int64_t vocab, int workers) {
   char* next = (char*)memory;
-  auto take = [&](int64_t bytes) {
-    char* own = next;
-    next += lines(bytes);
-    return own;
+  auto allocate = [&](int64_t bytes) {
+    char* start = next;
+    next += aligned(bytes);
+    return start;
   };
-  Notes notes;
-  notes.largest = (float*)take(blocks_in(vocab) * 4);
-  notes.sums = (float*)take(blocks_in(vocab) * 4);
-  notes.values = (float*)take(vocab * 4);
-  notes.weights = (float*)take(vocab * 4);
-  notes.counts = (int64_t*)take(members * 8);
-  notes.state = (Notes::State*)take(sizeof(Notes::State));
-  return notes;
+  RowMemory out;
+  out.block_max = (float*)allocate(blocks_in(vocab) * 4);
+  out.block_sums = (float*)allocate(blocks_in(vocab) * 4);
+  out.values = (float*)allocate(vocab * 4);
+  out.weights = (float*)allocate(vocab * 4);
+  out.counts = (int64_t*)allocate(workers * 8);
+  out.filter = (RowMemory::Filter*)allocate(sizeof(RowMemory::Filter));
+  return out;
 }
 
-void survey(const Row& row, const Crew& crew, const Notes& notes, bool weigh) {
-  F32 heat = set1(row.temperature);
-  Share blocks = blocks_of(row.vocab, crew);
+// Fills block_max and, if `needs_sums`, block_sums for the blocks of this worker.
+void summarise_blocks(const Row& row, const RowWorkers& workers, const RowMemory& memory, bool needs_sums) {
+  F32 temperature = set1(row.temperature);
+  Share blocks = blocks_of(row.vocab, workers);
   for (long block = blocks.begin; block < blocks.end; block++) {
     int64_t i = block * BLOCK, end = block_end(block, row.vocab);
-    float most = notes.largest[block] = block_largest(row.logits, i, end);
-    if (!weigh) continue;
-    F32 sums = zero(), top = set1(most / row.temperature);
-    for (; i + WIDTH <= end; i += WIDTH) sums = sums + exp(load(row.logits + i) / heat - top);
+    float peak = block_max(row.logits, i, end);
+    memory.block_max[block] = peak;
+    if (!needs_sums) continue;
+    F32 sums = zero(), top = set1(peak / row.temperature);
+    for (; i + WIDTH <= end; i += WIDTH) sums = sums + exp(load(row.logits + i) / temperature - top);
     float rest = 0;
-    for (; i < end; i++) rest += expf(row.logits[i] / row.temperature - most / row.temperature);
-    notes.sums[block] = most == -INFINITY ? 0 : sum(sums) + rest;
+    for (; i < end; i++) rest += expf(row.logits[i] / row.temperature - peak / row.temperature);
+    memory.block_sums[block] = peak == -INFINITY ? 0 : sum(sums) + rest;
   }
 }
 
-// The wanted-th largest logit is not below the wanted-th largest of the blocks' largest.
-float first_cutoff(const Row& row, const Notes& notes, int64_t wanted) {
-  int64_t found = 0, blocks = blocks_in(row.vocab);
+// The n-th largest block maximum. At least n logits are not below it.
+float first_cutoff(const Row& row, const RowMemory& memory, int64_t n) {
+  int64_t count = 0, blocks = blocks_in(row.vocab);
   for (int64_t block = 0; block < blocks; block++) {
-    if (notes.largest[block] == -INFINITY) continue;
-    notes.values[found] = notes.largest[block];
-    notes.weights[found++] = 1;
+    if (memory.block_max[block] == -INFINITY) continue;
+    memory.values[count] = memory.block_max[block];
+    memory.weights[count++] = 1;
   }
-  return found < wanted ? LOWEST : least_kept(notes.values, notes.weights, found, (double)wanted);
+  return count < n ? LOWEST : least_kept(memory.values, memory.weights, count, (double)n);
 }
 
-void gather(const Row& row, const Crew& crew, const Notes& notes) {
-  float cutoff = notes.state->cutoff;
-  F32 least = set1(cutoff), heat = set1(row.temperature);
-  Share blocks = blocks_of(row.vocab, crew);
-  float* values = notes.values + blocks.begin * BLOCK;
+// Writes the values of this worker's candidates and their number.
+void collect_candidates(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
+  float cutoff = memory.filter->cutoff;
+  F32 least = set1(cutoff), temperature = set1(row.temperature);
+  Share blocks = blocks_of(row.vocab, workers);
+  float* values = memory.values + blocks.begin * BLOCK;
   int64_t count = 0;
   for (long block = blocks.begin; block < blocks.end; block++) {
-    if (notes.largest[block] < cutoff) continue;
+    if (memory.block_max[block] < cutoff) continue;
     each_vector(block * BLOCK, block_end(block, row.vocab), [&](int64_t i, auto n) {
       F32 logits = load(row.logits + i, n);
       unsigned bits = first_bits(not_below(logits, least), n);
       if (bits == ALL) {
-        store(values + count, logits / heat);
+        store(values + count, logits / temperature);
         count += WIDTH;
         return;
       }
       for (; bits; bits &= bits - 1) values[count++] = row.logits[i + __builtin_ctz(bits)] / row.temperature;
     });
   }
-  notes.counts[crew.index] = count;
+  memory.counts[workers.index] = count;
 }
 
-// Puts all members' candidates side by side.
-int64_t join(const Row& row, const Crew& crew, const Notes& notes) {
+// Moves the candidates of all workers to the start of `values`. Returns their number.
+int64_t join_candidates(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
   int64_t count = 0;
-  for (int member = 0; member < crew.count; member++) {
-    Share blocks = blocks_of(row.vocab, {crew.worker, member, crew.count});
-    memmove(notes.values + count, notes.values + blocks.begin * BLOCK, notes.counts[member] * 4);
-    count += notes.counts[member];
+  for (int worker = 0; worker < workers.count; worker++) {
+    Share blocks = blocks_of(row.vocab, {workers.worker, worker, workers.count});
+    memmove(memory.values + count, memory.values + blocks.begin * BLOCK, memory.counts[worker] * 4);
+    count += memory.counts[worker];
   }
   return count;
 }
 
-// weights = exp(values - top), and their sum.
-double weigh(float* weights, const float* values, int64_t count, float top) {
+// Computes weights = exp(values - top) and returns their sum.
+double exp_weights(float* weights, const float* values, int64_t count, float top) {
   double total = 0;
   for (int64_t i = 0; i < count;) {
     int64_t end = i + BLOCK < count ? i + BLOCK : count;
@@ -147,119 +152,127 @@ double weigh(float* weights, const float* values, int64_t count, float top) {
   return total;
 }
 
-// One member's, from all candidates: the least value to stay, or a lower cutoff where they do not settle it.
-void settle(const Row& row, const Crew& crew, const Notes& notes, float top, double mass) {
-  Notes::State& state = *notes.state;
-  int64_t count = join(row, crew, notes);
-  state.done = true;
+// Computes filter->least from all candidates. If the candidates do not reach the nucleus's weight, it lowers the cutoff
+// instead and leaves `done` false. One worker calls it.
+void apply_filters(const Row& row, const RowWorkers& workers, const RowMemory& memory, float top, double total) {
+  RowMemory::Filter& filter = *memory.filter;
+  int64_t count = join_candidates(row, workers, memory);
+  filter.done = true;
   if (row.top_k) {
-    for (int64_t i = 0; i < count; i++) notes.weights[i] = 1;
-    state.least = least_kept(notes.values, notes.weights, count, (double)row.top_k);
+    for (int64_t i = 0; i < count; i++) memory.weights[i] = 1;
+    filter.least = least_kept(memory.values, memory.weights, count, (double)row.top_k);
     if (!(row.top_p < 1)) return;
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++) {
-      if (notes.values[i] >= state.least) notes.values[kept++] = notes.values[i];
+      if (memory.values[i] >= filter.least) memory.values[kept++] = memory.values[i];
     }
     count = kept;
-    mass = weigh(notes.weights, notes.values, count, top);
-  } else if (weigh(notes.weights, notes.values, count, top) < row.top_p * mass && state.cutoff > LOWEST) {
-    // All below this distance of the top weigh less than what the nucleus leaves out.
-    float enough = (top - (float)::log((double)row.vocab / ((1.0 - row.top_p) * mass))) * row.temperature;
-    state.cutoff = enough < state.cutoff ? enough : LOWEST;
-    state.done = false;
+    total = exp_weights(memory.weights, memory.values, count, top);
+  } else if (exp_weights(memory.weights, memory.values, count, top) < row.top_p * total && filter.cutoff > LOWEST) {
+    // All tokens below this logit together weigh less than the tokens that top_p may remove.
+    float sufficient = (top - (float)::log((double)row.vocab / ((1.0 - row.top_p) * total))) * row.temperature;
+    filter.cutoff = sufficient < filter.cutoff ? sufficient : LOWEST;
+    filter.done = false;
     return;
   }
-  state.least = least_kept(notes.values, notes.weights, count, row.top_p * mass);
+  filter.least = least_kept(memory.values, memory.weights, count, row.top_p * total);
 }
 
-// The least value (logit / temperature) that the filters keep. Leaves the blocks' largest in the notes, unless it is
-// -infinity: nothing was looked at, or something in the row is no number, and wins whatever the filters say.
-float least_of(const Row& row, const Crew& crew, const Notes& notes) {
-  bool nucleus = row.top_p < 1, weighs = nucleus && !row.top_k;
-  if (!row.top_k && !nucleus && !(row.min_p > 0)) return -INFINITY;
-  sync(crew);  // nobody reads any more what there is of the row before
-  survey(row, crew, notes, weighs);
-  sync(crew);
-  float most = -INFINITY;
+float row_max(const Row& row, const RowMemory& memory) {
+  float peak = -INFINITY;
   for (int64_t block = 0; block < blocks_in(row.vocab); block++)
-    most = larger(notes.largest[block], most) ? notes.largest[block] : most;
-  float top = most / row.temperature;
+    peak = larger(memory.block_max[block], peak) ? memory.block_max[block] : peak;
+  return peak;
+}
+
+// The sum of exp(logit / temperature - top) over the row.
+double total_weight(const Row& row, const RowMemory& memory, float top) {
+  double total = 0;
+  for (int64_t block = 0; block < blocks_in(row.vocab); block++) {
+    float sum = memory.block_sums[block];
+    if (sum > 0) total += sum * ::exp((double)(memory.block_max[block] / row.temperature) - top);
+  }
+  return total;
+}
+
+// The smallest value (logit / temperature) that passes the filters; block_max is then valid. -infinity if all tokens
+// pass: there are no filters, or the row has a NaN or an infinity, which wins in spite of filters.
+float least_value(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
+  bool nucleus = row.top_p < 1;
+  bool needs_sums = nucleus && !row.top_k;
+  if (!row.top_k && !nucleus && !(row.min_p > 0)) return -INFINITY;
+  barrier(workers);  // all workers have finished the previous row, which used the same memory
+  summarise_blocks(row, workers, memory, needs_sums);
+  barrier(workers);
+  float top = row_max(row, memory) / row.temperature;
   if (!(top < INFINITY && top > -INFINITY)) return -INFINITY;
   float least = row.min_p > 0 ? top + logf(row.min_p) : LOWEST;
   if (!row.top_k && !nucleus) return least;
-  double mass = 0;
-  if (weighs) {
-    for (int64_t block = 0; block < blocks_in(row.vocab); block++) {
-      float sum = notes.sums[block];
-      if (sum > 0) mass += sum * ::exp((double)(notes.largest[block] / row.temperature) - top);
-    }
-  }
-  if (crew.index == 0) *notes.state = {first_cutoff(row, notes, row.top_k ? row.top_k : FEW), 0, false};
-  sync(crew);
+  double total = needs_sums ? total_weight(row, memory, top) : 0;
+  if (workers.index == 0)
+    *memory.filter = {first_cutoff(row, memory, row.top_k ? row.top_k : NUCLEUS_BLOCKS), 0, false};
+  barrier(workers);
   do {
-    gather(row, crew, notes);
-    sync(crew);
-    if (crew.index == 0) settle(row, crew, notes, top, mass);
-    sync(crew);
-  } while (!notes.state->done);
-  return least > notes.state->least ? least : notes.state->least;
+    collect_candidates(row, workers, memory);
+    barrier(workers);
+    if (workers.index == 0) apply_filters(row, workers, memory, top, total);
+    barrier(workers);
+  } while (!memory.filter->done);
+  return least > memory.filter->least ? least : memory.filter->least;
 }
 
-// The largest of value + noise among this member's tokens that are not below `least`.
-Best drawn(const Row& row, const Crew& crew, float least, const float* largest) {
+// The token with the largest value + noise among this worker's tokens whose value is at least `least`. If `block_max`
+// is given, it skips the blocks whose logits are all too small.
+Candidate best_noisy(const Row& row, const RowWorkers& workers, float least, const float* block_max) {
   float cutoff = least * row.temperature;
-  cutoff -= fabsf(cutoff) * 1e-6f;  // no logit below it comes to `least` when divided, rounding included
-  F32 heat = set1(row.temperature), lowest = set1(least), logit = set1(cutoff);
-  Best best = {LOWEST, 0};
-  Share blocks = blocks_of(row.vocab, crew);
+  cutoff -= fabsf(cutoff) * 1e-6f;  // a margin for rounding: logit / temperature is below `least` for smaller logits
+  F32 temperature = set1(row.temperature), lowest = set1(least), smallest_logit = set1(cutoff);
+  Candidate best = {LOWEST, 0};
+  Share blocks = blocks_of(row.vocab, workers);
   for (long block = blocks.begin; block < blocks.end; block++) {
-    if (largest && largest[block] < cutoff) continue;
+    if (block_max && block_max[block] < cutoff) continue;
     each_vector(block * BLOCK, block_end(block, row.vocab), [&](int64_t i, auto n) {
-      F32 raw = load(row.logits + i, n);
-      if (!not_below(raw, logit)) return;
-      F32 x = raw / heat;
+      F32 logits = load(row.logits + i, n);
+      if (!not_below(logits, smallest_logit)) return;
+      F32 x = logits / temperature;
       Words noise = uniform_bits(row.key, (uint32_t)i);
       unsigned bits = not_below(x + gumbel_bound(noise), set1(best.value)) & not_below(x, lowest);
       bits = first_bits(bits, n);
       if (!bits) return;
       float values[WIDTH];
       store(values, x + gumbel(noise));
-      for (; bits; bits &= bits - 1) offer(best, values[__builtin_ctz(bits)], i + __builtin_ctz(bits));
+      for (; bits; bits &= bits - 1) update_best(best, values[__builtin_ctz(bits)], i + __builtin_ctz(bits));
     });
   }
   return best;
 }
 
+Candidate best_of_worker(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
+  if (row.temperature == 0) return largest_logit(row.logits, row.vocab, workers);
+  float least = least_value(row, workers, memory);
+  return best_noisy(row, workers, least, least > -INFINITY ? memory.block_max : nullptr);
+}
+
 }  // namespace
 
 size_t draw_shared(const DrawArgs& args, int workers) {
-  if (!together(args.rows, workers)) return 0;
-  return notes_bytes(args.vocab, workers) + (size_t)args.rows * workers * sizeof(Best);
+  if (!workers_share_rows(args.rows, workers)) return 0;
+  return row_bytes(args.vocab, workers) + (size_t)args.rows * workers * sizeof(Candidate);
 }
 
 void draw(const DrawArgs& args, const Worker& worker) {
-  Crew crew = crew_of(args.rows, worker);
-  size_t bytes = notes_bytes(args.vocab, crew.count);
-  char* memory = (char*)(crew.count > 1 ? args.shared : worker.scratch(bytes));
-  Notes notes = notes_at(memory, args.vocab, crew.count);
-  Best* found = (Best*)(memory + bytes);
-  Share rows = rows_of(args.rows, crew);
-  for (long at = rows.begin; at < rows.end; at++) {
-    Row row = row_of(args, at);
-    Best best;
-    if (row.temperature == 0) {
-      best = largest_of(row.logits, row.vocab, crew);
-    } else {
-      float least = least_of(row, crew, notes);
-      best = drawn(row, crew, least, least > -INFINITY ? notes.largest : nullptr);
-    }
-    if (crew.count > 1) found[at * crew.count + crew.index] = best;
-    else args.tokens[at] = best.token;
+  RowWorkers workers = row_workers(args.rows, worker);
+  size_t bytes = row_bytes(args.vocab, workers.count);
+  char* start = (char*)(workers.count > 1 ? args.shared : worker.scratch(bytes));
+  RowMemory memory = row_memory(start, args.vocab, workers.count);
+  Candidate* candidates = (Candidate*)(start + bytes);  // [rows, workers]
+  Share rows = rows_of(args.rows, workers);
+  for (long row = rows.begin; row < rows.end; row++) {
+    Candidate best = best_of_worker(row_of(args, row), workers, memory);
+    if (workers.count > 1) candidates[row * workers.count + workers.index] = best;
+    else args.tokens[row] = best.token;
   }
-  if (crew.count == 1) return;
-  worker.barrier();
-  Share own = share_of(args.rows, worker);
-  for (long row = own.begin; row < own.end; row++) args.tokens[row] = best_token(found + row * crew.count, crew.count);
+  if (workers.count > 1) write_best_tokens(args.rows, candidates, args.tokens, worker);
 }
 
 }  // namespace localllm::LANE

@@ -105,7 +105,8 @@ AppendArgs append_arguments(const Op& op, const Tensor& qkv, const Tensor* query
   args.dim = x.size(2);
   args.stride = x.stride();
   args.heads = x.size(1) - 2 * args.kv_heads;
-  if (args.heads < 0) refuse(op.name, ": qkv has ", x.size(1), " heads, at least ", 2 * args.kv_heads, " (keys and values) expected");
+  if (args.heads < 0)
+    refuse(op.name, ": qkv has ", x.size(1), " heads, at least ", 2 * args.kv_heads, " (keys and values) expected");
   args.eps = (float)eps;
   args.offset = (float)offset;
   head_norms(op, args, query_norm, key_norm);

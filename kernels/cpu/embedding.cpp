@@ -1,4 +1,4 @@
-// Rows of the embedding table, as stored, into activations.
+// Embedding lookup from a table in its original layout.
 #include "row.h"
 
 namespace localllm::LANE {

@@ -1,24 +1,26 @@
-// Products whose activations stay as they are, in float32. One or two rows are multiplied as the weights are read;
-// for more, blocks of a panel are expanded to floats once for all rows of a chunk. A weight format brings
-//   format, and for one block of a panel (layout.h), that is one group of inputs:
-//   expand(block, begin, end, out)             its inputs [begin, end) as floats [end - begin][32]
-//   product<R>(block, inputs, x [inputs][R], sums [R][32])   adds the products of R rows
+// Products of quantised weights and float32 activations. For one or two rows, the product converts weights in
+// registers. For more rows, it expands blocks of a panel to floats once for all rows of a chunk.
+//
+// A weight format is a class with these members, for one block of a panel (layout.h), which is one group of inputs:
+//   format                                                   the Format
+//   expand(block, begin, end, out [end - begin][32])         converts the inputs [begin, end) to floats
+//   product<R>(block, inputs, x [inputs][R], sums [R][32])   adds the products of R rows to sums
 #pragma once
 
 #include "quantised.h"
 
 namespace localllm::LANE {
 
-constexpr int64_t EXPANDED_CHUNK = 128;  // rows at a time: bounds the memory for activations, which are floats here
-constexpr int64_t EXPANDED_BLOCK = 64;   // inputs at a time: 8 KB of floats stay in the first cache
+constexpr int64_t EXPANDED_CHUNK = 128;  // rows at a time; limits the memory for activations, which are floats
+constexpr int64_t EXPANDED_BLOCK = 64;   // inputs at a time; 8 KB of floats stay in the L1 cache
 #if defined(__AVX512F__)
-constexpr int EXPANDED_MOST = 12;  // rows of a tile, bound by registers
+constexpr int EXPANDED_TILE_ROWS = 12;  // maximum rows of a tile, limited by the number of registers
 #elif defined(__AVX2__)
-constexpr int EXPANDED_MOST = 6;
+constexpr int EXPANDED_TILE_ROWS = 6;
 #else
-constexpr int EXPANDED_MOST = 3;
+constexpr int EXPANDED_TILE_ROWS = 3;
 #endif
-constexpr int EXPANDED_ALONE = 2;  // up to so many rows every worker makes its own copy without a barrier
+constexpr int EXPANDED_PRIVATE_ROWS = 2;  // up to 2 rows, every worker converts its own copy and needs no barrier
 
 static inline int64_t expanded_bytes(const LinearArgs& args, int64_t rows) {
   return rows * padded_ins(args.format, args.ins, args.group) * 4;
@@ -27,10 +29,10 @@ static inline int64_t expanded_bytes(const LinearArgs& args, int64_t rows) {
 template <class Weight>
 static inline size_t expanded_shared(const LinearArgs& args) {
   int64_t rows = args.rows < EXPANDED_CHUNK ? args.rows : EXPANDED_CHUNK;
-  return rows <= EXPANDED_ALONE ? 0 : expanded_bytes(args, rows);
+  return rows <= EXPANDED_PRIVATE_ROWS ? 0 : expanded_bytes(args, rows);
 }
 
-// sums[r][j] += R rows times V vectors of outputs, over `inputs` inputs of an expanded block.
+// sums [R][PANEL] += R rows of x × V vectors of outputs, over the first `inputs` inputs of an expanded block.
 template <int R, int V>
 static inline void expanded_tile(const float* weight, const float* x, int64_t inputs, float* sums) {
   F32 acc[R][V];
@@ -50,7 +52,7 @@ static inline void expanded_tile(const float* weight, const float* x, int64_t in
   }
 }
 
-// Inputs [begin, begin + 32) of the rows of a tile, as floats.
+// Converts the inputs [begin, begin + 32) of the rows of a tile to floats, in the order of the inner loop.
 static inline void expanded_fill(const LinearArgs& args, float* to, const Tiles& tiles, int64_t first, int64_t tile,
                                  int64_t begin) {
   int64_t row = tiles.begin(tile), size = tiles.size(tile);
@@ -75,8 +77,8 @@ static inline void expanded_panel(const LinearArgs& args, const float* from, con
   alignas(64) float values[EXPANDED_BLOCK * PANEL];
   memset(sums, 0, rows * PANEL * 4);
   for (int64_t g = 0; g < depth / group; g++) {
-    if (args.rows <= EXPANDED_ALONE) {
-      with_number<EXPANDED_ALONE>(rows, [&](auto number) {
+    if (args.rows <= EXPANDED_PRIVATE_ROWS) {
+      with_number<EXPANDED_PRIVATE_ROWS>(rows, [&](auto number) {
         constexpr int R = decltype(number)::value;
         Weight::template product<R>(weight + g * block_bytes, group, from + g * group * R, sums);
       });
@@ -87,7 +89,7 @@ static inline void expanded_panel(const LinearArgs& args, const float* from, con
       Weight::expand(weight + g * block_bytes, k, k + inputs, values);
       for (int64_t tile = begin; tile < end; tile++) {
         int64_t at = tiles.begin(tile);
-        with_number<EXPANDED_MOST>(tiles.size(tile), [&](auto number) {
+        with_number<EXPANDED_TILE_ROWS>(tiles.size(tile), [&](auto number) {
           constexpr int R = decltype(number)::value, V = R == 1 ? PANEL / WIDTH : 2;
           for (int j = 0; j < PANEL; j += V * WIDTH) {
             expanded_tile<R, V>(values + j, from + at * depth + (g * group + k) * R, inputs,
@@ -97,33 +99,33 @@ static inline void expanded_panel(const LinearArgs& args, const float* from, con
       }
     }
   }
-  for (int64_t r = 0; r < rows; r++) put(args, first + row + r, panel, sums + r * PANEL);
+  for (int64_t r = 0; r < rows; r++) write_outputs(args, first + row + r, panel, sums + r * PANEL);
 }
 
 template <class Weight>
 static inline void expanded_product(const LinearArgs& args, const Worker& worker) {
   int64_t depth = padded_ins(Weight::format, args.ins, args.group), panels = round_up(args.outs, PANEL) / PANEL;
-  bool alone = args.rows <= EXPANDED_ALONE;
+  bool private_copy = args.rows <= EXPANDED_PRIVATE_ROWS;
   for (int64_t first = 0; first < args.rows; first += EXPANDED_CHUNK) {
     int64_t rows = args.rows - first < EXPANDED_CHUNK ? args.rows - first : EXPANDED_CHUNK;
-    Tiles tiles(rows, EXPANDED_MOST);
-    int64_t own = alone ? round_up(expanded_bytes(args, rows), 64) : 0;
-    char* scratch = (char*)worker.scratch(own + rows * PANEL * 4);
-    float* x = (float*)(alone ? scratch : args.shared);
+    Tiles tiles(rows, EXPANDED_TILE_ROWS);
+    int64_t x_bytes = private_copy ? round_up(expanded_bytes(args, rows), 64) : 0;
+    char* scratch = (char*)worker.scratch(x_bytes + rows * PANEL * 4);
+    float* x = (float*)(private_copy ? scratch : args.shared);
 
-    if (first) worker.barrier();  // nobody reads the chunk before this one any more
-    Share mine = share_of(tiles.count * (depth / 32), alone ? Worker{0, 1, worker.team} : worker);
-    for (int64_t item = mine.begin; item < mine.end; item++) {
+    if (first) worker.barrier();  // all workers have finished reading the previous chunk
+    Share share = share_of(tiles.count * (depth / 32), private_copy ? Worker{0, 1, worker.team} : worker);
+    for (int64_t item = share.begin; item < share.end; item++) {
       expanded_fill(args, x, tiles, first, item / (depth / 32), item % (depth / 32) * 32);
     }
-    if (!alone) worker.barrier();
+    if (!private_copy) worker.barrier();
 
     int64_t parts = parts_of(panels, tiles, worker);
-    mine = share_of(panels * parts, worker);
-    for (int64_t item = mine.begin; item < mine.end; item++) {
+    share = share_of(panels * parts, worker);
+    for (int64_t item = share.begin; item < share.end; item++) {
       int64_t part = item % parts;
       expanded_panel<Weight>(args, x, tiles, first, item / parts, tiles.count * part / parts,
-                             tiles.count * (part + 1) / parts, (float*)(scratch + own));
+                             tiles.count * (part + 1) / parts, (float*)(scratch + x_bytes));
     }
   }
 }

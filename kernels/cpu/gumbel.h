@@ -1,4 +1,4 @@
-// The noise of a draw, a function of (key, token) alone; engine/sampling.py says how it is made.
+// Gumbel noise for sampling, a function of the key and the token only. Defined in engine/sampling.py.
 #pragma once
 
 #include "vec.h"
@@ -11,7 +11,7 @@ typedef float Reals __attribute__((vector_size(WIDTH * 4)));
 
 constexpr uint32_t GOLDEN = 0x9E3779B9u;
 
-// murmur3's finaliser, of one word or of a vector of them.
+// The finaliser of murmur3, for a 32-bit word or a vector of words.
 template <class W>
 static inline W mix(W h) {
   h ^= h >> 16;
@@ -33,15 +33,15 @@ static inline Words from_zero() {  // 0, 1, 2, …
   return out;
 }
 
-// 24 bits, odd: the uniform number of tokens first, first + 1, … is this over 2^24.
+// Odd 24-bit integers for the tokens first, first + 1, …. Divided by 2^24, they are uniform random numbers.
 static inline Words uniform_bits(uint32_t key, uint32_t first) {
   return mix(((from_zero() + first) ^ key) + GOLDEN) >> 8 | 1;
 }
 
 static inline F32 as_float(Words small) { return {(decltype(F32::v))__builtin_convertvector((Signed)small, Reals)}; }
 
-// Natural logarithm to 1 ulp of positive normal numbers: 2^e * (1 + f) with 1 + f in [√½, √2) is e ln 2 + log(1 + f),
-// a polynomial fitted to 6e-9 of the value, which keeps its accuracy where the logarithm is near 0.
+// Natural logarithm of positive normal numbers, accurate to 1 ulp. For x = 2^e * (1 + f) with 1 + f in [√½, √2) it is
+// e ln 2 + log(1 + f). The polynomial for log(1 + f) has a relative error of 6e-9, also where the logarithm is near 0.
 static inline F32 log(F32 x) {
   constexpr uint32_t HALF_ROOT = 0x3f3504f3;  // √½
   Words bits = (Words)x.v - HALF_ROOT;
@@ -65,8 +65,8 @@ static inline F32 gumbel(Words bits) {
   return none - log(none - log(as_float(bits) * set1(0x1p-24f)));
 }
 
-// Not less than gumbel(bits) and far cheaper: -ln u ≥ 1 - u, so the noise is at most -ln(1 - u), whose exponent is at
-// hand. Few tokens can still win at this bound, and only those need logarithms.
+// An upper bound of gumbel(bits) that needs no logarithm. Since -ln u ≥ 1 - u, the noise is at most -ln(1 - u), and the
+// exponent of 1 - u bounds that. Only the few tokens that could win with this bound need the exact noise.
 static inline F32 gumbel_bound(Words bits) {
   F32 rest = as_float((1 << 24) - bits);  // (1 - u) * 2^24, at least 1
   F32 exponent = {(decltype(F32::v))__builtin_convertvector((Signed)rest.v >> 23, Reals)};

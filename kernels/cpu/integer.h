@@ -1,11 +1,11 @@
-// Full numbers of a lane: one vector of int32, and the dot products of four bytes that each lane does best.
+// Vectors of int32, and the byte dot products that each ISA variant computes fastest.
 #pragma once
 
 #include "vec.h"
 
 namespace localllm::LANE {
 
-// What is added to an int8 activation as it is stored for int8 weights: products of bytes want an unsigned side.
+// The value added to stored int8 activations of int8 weights, because the byte dot product needs one unsigned operand.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr int SHIFT = 128;
 #else
@@ -18,7 +18,7 @@ struct I32 { __m512i v; };
 static inline I32 zeros() { return {_mm512_setzero_si512()}; }
 static inline I32 load_whole(const void* p) { return {_mm512_loadu_si512(p)}; }
 static inline void store_whole(void* p, I32 x) { _mm512_storeu_si512(p, x.v); }
-static inline I32 repeat(const void* p) {  // the four bytes at p, in every element
+static inline I32 repeat(const void* p) {  // repeats the four bytes at p in all elements
   int32_t bytes;
   memcpy(&bytes, p, 4);
   return {_mm512_set1_epi32(bytes)};
@@ -107,13 +107,13 @@ static inline void store_bytes(int8_t* p, F32 whole) {
 
 #endif
 
-// How far ahead of the loops, in bytes, weights are asked for: they are too long for the CPU to run ahead by itself. Two
-// kilobytes do for one row, and cost eight rows a sixth.
+// Prefetch distance for weights in bytes. The loops are too long for the hardware prefetcher. For several rows, a
+// shorter distance is slower.
 constexpr int64_t LEAD = 8192;
-static inline void fetch_ahead(const void* at) { __builtin_prefetch((const char*)at + LEAD); }
+static inline void prefetch_weights(const void* at) { __builtin_prefetch((const char*)at + LEAD); }
 
-// A sum that is to stay in its register: GCC would keep copies of it, or turn a row of additions into a tree, until
-// no set of registers holds them.
+// Makes GCC keep a sum in its register. Otherwise GCC copies the sum or reorders the additions as a tree, and runs out
+// of registers.
 static inline I32 in_place(I32 sum) {
 #if defined(__AVX512F__)
   asm("" : "+v"(sum.v));
@@ -123,8 +123,8 @@ static inline I32 in_place(I32 sum) {
   return sum;
 }
 
-// sums + the dot products of four unsigned bytes with four signed ones. On AVX2 alone two neighbouring products are
-// added in 16 bits: right as long as the unsigned side is 128 at most.
+// sums + the dot products of four unsigned and four signed bytes. AVX2 without VNNI adds two adjacent products in
+// 16 bits, which is exact only if the unsigned bytes are at most 128.
 static inline I32 dot(I32 sums, I32 u8, I32 s8) {
 #if defined(__AVX512VNNI__)
   return {_mm512_dpbusd_epi32(sums.v, u8.v, s8.v)};
@@ -141,7 +141,7 @@ static inline I32 dot(I32 sums, I32 u8, I32 s8) {
 #endif
 }
 
-// sums + the dot products of four int8 weights with four int8 activations that were stored with SHIFT added.
+// sums + the dot products of four int8 weights and four int8 activations, stored with SHIFT added.
 static inline I32 dot_signed(I32 sums, I32 shifted, I32 weight) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
   return dot(sums, shifted, weight);

@@ -1,4 +1,4 @@
-// Writing the paged cache.
+// Writes to the paged KV cache, and copies of its pages.
 #include "row.h"
 
 namespace localllm::LANE {
@@ -10,7 +10,8 @@ void store_rows(const StoreArgs& args, const Worker& worker) {
   for (long item = share.begin; item < share.end; item++) {
     bool is_key = item < args.tokens;
     int64_t token = is_key ? item : item - args.tokens;
-    const T* from = is_key ? (const T*)args.key + token * args.key_stride : (const T*)args.value + token * args.value_stride;
+    const T* from = is_key ? (const T*)args.key + token * args.key_stride
+                           : (const T*)args.value + token * args.value_stride;
     C* to = (C*)(is_key ? args.key_pages : args.value_pages) + args.slots[token] * args.width;
     each_vector(0, args.width, [&](int64_t i, auto n) { store(to + i, load(from + i, n), n); });
   }
@@ -38,12 +39,12 @@ void store(const StoreArgs& args, const Worker& worker) {
 void copy_pages(const CopyPagesArgs& args, const Worker& worker) {
   Share share = share_of(args.copies, worker);
   char* pages = (char*)args.pages;
-  char* kept = (char*)args.shared;
+  char* copies = (char*)args.shared;
   for (long copy = share.begin; copy < share.end; copy++)
-    memcpy(kept + copy * args.page_bytes, pages + args.sources[copy] * args.page_bytes, args.page_bytes);
+    memcpy(copies + copy * args.page_bytes, pages + args.sources[copy] * args.page_bytes, args.page_bytes);
   worker.barrier();
   for (long copy = share.begin; copy < share.end; copy++)
-    memcpy(pages + args.targets[copy] * args.page_bytes, kept + copy * args.page_bytes, args.page_bytes);
+    memcpy(pages + args.targets[copy] * args.page_bytes, copies + copy * args.page_bytes, args.page_bytes);
 }
 
 }  // namespace localllm::LANE

@@ -1,8 +1,8 @@
-// Vectors of four-byte lanes for attention: a lane is one float, or two neighbouring bf16 where the hardware multiplies
-// those. `E` says which; the products of both are sums of float.
+// Vectors of 4-byte lanes for attention. A lane has one float (E = float) or two consecutive bf16 (E = bf16, on
+// hardware with bf16 dot products). In both cases the products are summed in float.
 //
-// A block is 2 * WIDTH neighbouring dimensions of a head as stored (C). Sums over values come out in block order,
-// which is the order that costs least to load: natural_order() rights it once, at the end.
+// A block is 2 * WIDTH consecutive dimensions of a head, stored as type C. Loads permute the dimensions of a block to
+// save instructions ("block order"); at the end, natural_order() restores the order of the sums.
 #pragma once
 
 #include "row.h"
@@ -16,14 +16,14 @@ template <class A>
 constexpr bool same<A, A> = true;
 
 template <class E>
-constexpr int STEP = 4 / sizeof(E);  // elements in a lane
+constexpr int STEP = 4 / sizeof(E);  // elements per lane
 
-constexpr int BLOCK = 2 * WIDTH;
+constexpr int BLOCK = 2 * WIDTH;  // dimensions
 
 template <class E>
-constexpr int PARTS = 2 / STEP<E>;  // vectors that a block of a query or key fills
+constexpr int PARTS = 2 / STEP<E>;  // vectors per block of a query or key
 
-// sum + a · b, lane by lane.
+// Per lane: sum + a · b.
 template <class E>
 static inline F32 dot(F32 sum, F32 a, F32 b) {
 #if defined(__AVX512BF16__)
@@ -32,7 +32,7 @@ static inline F32 dot(F32 sum, F32 a, F32 b) {
   return fma(a, b, sum);
 }
 
-// A block as stored -> its PARTS vectors of lanes, in block order.
+// Loads a block into PARTS vectors of lanes, in block order.
 template <class E, class C>
 static inline void load_block(const C* p, F32 (&x)[PARTS<E>]) {
   if constexpr (same<E, bf16>) {
@@ -57,7 +57,7 @@ static inline void load_block(const C* p, F32 (&x)[PARTS<E>]) {
   }
 }
 
-// The first n elements of a block; the rest is zero.
+// Loads the first n elements of a block; the rest is zero.
 template <class E, class C>
 static inline void load_block(const C* p, int64_t n, F32 (&x)[PARTS<E>]) {
   alignas(64) C first[BLOCK];
@@ -76,7 +76,7 @@ static inline void load_block(const C* p, int64_t n, F32 (&x)[PARTS<E>]) {
 template <class E, class C>
 static inline void load_block(const C* p, Full, F32 (&x)[PARTS<E>]) { load_block<E>(p, x); }
 
-// WIDTH lanes in their natural order, `left` > 0 elements of them from p and zeros where those end.
+// Loads WIDTH lanes in natural order: `left` > 0 elements from p, then zeros.
 template <class E, class C>
 static inline F32 load_lanes(const C* p, int64_t left) {
   if constexpr (same<E, bf16>) {
@@ -88,15 +88,15 @@ static inline F32 load_lanes(const C* p, int64_t left) {
   }
 }
 
-// A block of the values of STEP keys -> two vectors of lanes; a lane is what one dimension has in those keys.
+// Loads a block of the values of STEP keys into two vectors. Each lane has the values of one dimension for these keys.
 template <class E, class C, class Count>
 static inline void load_values(const C* const* keys, int64_t offset, Count n, F32 (&x)[2]) {
 #if defined(__AVX512BF16__)
   if constexpr (same<E, bf16>) {
-    F32 one[1], next[1];
-    load_block<E>(keys[0] + offset, n, one);
-    load_block<E>(keys[1] + offset, n, next);
-    __m512i a = _mm512_castps_si512(one[0].v), b = _mm512_castps_si512(next[0].v);
+    F32 even[1], odd[1];
+    load_block<E>(keys[0] + offset, n, even);
+    load_block<E>(keys[1] + offset, n, odd);
+    __m512i a = _mm512_castps_si512(even[0].v), b = _mm512_castps_si512(odd[0].v);
     x[0] = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b))};
     x[1] = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b))};
     return;
@@ -105,7 +105,7 @@ static inline void load_values(const C* const* keys, int64_t offset, Count n, F3
   if constexpr (!same<E, bf16>) load_block<E>(keys[0] + offset, n, x);
 }
 
-// Which dimension of a block stands at place i of two vectors as load_values leaves them.
+// The dimension at index i of a block in block order, as load_values() writes it.
 template <class E, class C>
 constexpr int dimension_at(int i) {
   if (same<E, bf16>) return i % WIDTH / 4 * 8 + i / WIDTH * 4 + i % 4;
@@ -115,6 +115,7 @@ constexpr int dimension_at(int i) {
   return i;
 }
 
+// Permutes sums from block order to natural order.
 template <class E, class C>
 static inline void natural_order(float* x, int64_t blocks) {
   for (float* block = x; block < x + blocks * BLOCK; block += BLOCK) {
@@ -124,7 +125,7 @@ static inline void natural_order(float* x, int64_t blocks) {
   }
 }
 
-// The other way, for queries that meet blocks of keys: in the order of load_block.
+// Permutes queries from natural order to block order, the order of the keys that load_block() loads.
 template <class E, class C>
 static inline void block_order(float* x, int64_t blocks) {
   static_assert(same<E, float>);
@@ -135,7 +136,7 @@ static inline void block_order(float* x, int64_t blocks) {
   }
 }
 
-// out[i] = the sum over the lanes of x[i].
+// out[i] = the sum of all lanes of x[i].
 static inline void add_across(const F32 (&x)[8], float* out) {
 #if defined(__AVX2__)
   __m256 y[8];
@@ -156,7 +157,7 @@ static inline void add_across(const F32 (&x)[8], float* out) {
 #endif
 }
 
-// body(i, n) for every block of [0, end): n is Full but for a last, shorter one, where it counts.
+// Calls body(i, n) for every block of [0, end). n is Full, or an element count for a shorter last block.
 template <class Body>
 static inline void each_block(int64_t end, Body body) {
   int64_t i = 0;

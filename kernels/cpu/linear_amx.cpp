@@ -1,4 +1,5 @@
-// Products of many rows by tiles; few rows, and what tiles do not multiply (f32 and f16), are the AVX-512 lane's.
+// Products with AMX tiles. Products of few rows, and types that tiles do not support (f32, f16), use the AVX-512
+// kernels.
 
 #include "amx_activations.h"
 #include "amx_product.h"
@@ -17,13 +18,14 @@ size_t linear_shared(const LinearArgs& args, int workers);
 
 namespace {
 
-// With fewer rows vectors are as fast, on a Xeon of 16 threads: a tile is then nearly empty. Full numbers times nibbles
-// cost the vectors least, and the tiles a pass over the sums for every group.
-constexpr int64_t FEWEST_ROWS = 8, FEWEST_ROWS_W4A8 = 24;
+// The smallest number of rows for which tiles are faster than vectors; with fewer rows a tile is mostly empty. W4A8
+// products need more rows, because with tiles they scale the sums in a separate pass for every group.
+constexpr int64_t MIN_ROWS = 8;
+constexpr int64_t MIN_ROWS_W4A8 = 24;
 
 bool tiled(const LinearArgs& args) {
   bool nibbles = args.format == Format::int4 && !args.wide;
-  if (args.rows < (nibbles ? FEWEST_ROWS_W4A8 : FEWEST_ROWS)) return false;
+  if (args.rows < (nibbles ? MIN_ROWS_W4A8 : MIN_ROWS)) return false;
   if (args.outs == 0 || args.ins == 0) return false;
   switch (args.format) {
     case Format::int8: return true;
@@ -46,14 +48,14 @@ class Job {
   }
 
   void run() {
-    int64_t sums_bytes = cut.blocks * cut.most * SUMS * 4;
+    int64_t sums_bytes = cut.blocks * cut.max_panels * SUMS * 4;
     int64_t scales_bytes = round_up((plan.groups == 1 ? 1 : plan.chunk / plan.group_steps) * PANEL * 4, 64);
-    int64_t room_bytes = Source::expanded ? plan.chunk * plan.depth * PANEL : 0;
-    uint8_t* scratch = (uint8_t*)worker.scratch(sums_bytes + 2 * SUMS * 4 + scales_bytes + room_bytes);
+    int64_t expanded_bytes = Source::expanded ? plan.chunk * plan.depth * PANEL : 0;
+    uint8_t* scratch = (uint8_t*)worker.scratch(sums_bytes + 2 * SUMS * 4 + scales_bytes + expanded_bytes);
     sums = (float*)scratch;
     stage = (float*)(scratch + sums_bytes);
     scales = stage + 2 * SUMS;
-    room = (uint8_t*)scales + scales_bytes;
+    expanded_tiles = (uint8_t*)scales + scales_bytes;
     configure_tiles(plan.depth);
     Tasks tasks((uint8_t*)args.shared + plan.counters_offset(), cut, worker);
     for (Task task = tasks.next(), after; task.begin < task.end; task = after) {
@@ -70,7 +72,7 @@ class Job {
   const Worker& worker;
   Source weights;
   float *sums, *stage, *scales;
-  uint8_t* room;
+  uint8_t* expanded_tiles;
 
   void run(const Task& task, const Task& after) {
     int64_t top = task.group * cut.blocks, bottom = least(top + cut.blocks, plan.blocks);
@@ -83,7 +85,7 @@ class Job {
                               : last               ? weights.panel(after.begin)
                                                    : weights.at(weights.panel(task.begin), first + steps);
         int64_t bytes = weights.at(packed, first + steps) - weights.at(packed, first), each = bytes / (bottom - top);
-        const uint8_t* b = weights.tiles(packed, first, steps, room);
+        const uint8_t* b = weights.tiles(packed, first, steps, expanded_tiles);
         if (plan.groups == 1)
           weights.scales(packed, 0, scales);
         else
@@ -91,13 +93,14 @@ class Job {
             weights.scales(packed, first / plan.group_steps + i, scales + i * PANEL);
         for (int64_t block = top; block < bottom; block++) {
           const uint8_t* a = (const uint8_t*)args.shared + plan.offset(block, first);
-          float* at = sums + ((block - top) * cut.most + panel - task.begin) * SUMS;
-          // With fewer blocks a panel passes as fast as memory gives it, and the hardware fetches well enough.
-          Ahead ahead{next + (block - top) * each, bottom - top < 4 ? 0 : pieces_of(each, steps * 64)};
+          float* at = sums + ((block - top) * cut.max_panels + panel - task.begin) * SUMS;
+          // With fewer than 4 blocks the product reads panels at the speed of memory, and the hardware prefetch
+          // suffices.
+          LinePrefetch prefetch{next + (block - top) * each, bottom - top < 4 ? 0 : pieces_of(each, steps * 64)};
           if (plan.tiles(block) == 2)
-            block_product<Source, 2>(plan, a, b, first, steps, row_scales(block), scales, at, stage, ahead);
+            block_product<Source, 2>(plan, a, b, first, steps, row_scales(block), scales, at, stage, prefetch);
           else
-            block_product<Source, 1>(plan, a, b, first, steps, row_scales(block), scales, at, stage, ahead);
+            block_product<Source, 1>(plan, a, b, first, steps, row_scales(block), scales, at, stage, prefetch);
           if (!last) continue;
           if (plan.groups > 1 || args.format == Format::bf16)
             finish<Product::bf16>(args, block, panel, at, nullptr, nullptr);

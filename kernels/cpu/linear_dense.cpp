@@ -1,8 +1,8 @@
-// Products with weights stored as f32, bf16 or f16.
+// Products with f32, bf16 or f16 weights.
 //
-// x is first laid out tile by tile as the inner loop reads it, by all workers, [steps, PARTS, rows of the tile] in
-// `shared`; then the workers divide panels × tiles among themselves. A panel is read in blocks that stay in the first
-// or second cache while all tiles pass over them, so memory is read once, whatever the number of rows.
+// 1. All workers rearrange x into tiles [steps, PARTS, rows of the tile] in `shared`, the order of the inner loop.
+// 2. The workers divide the panel × tile items. A worker processes a panel in blocks that stay in the L1 or L2 cache
+//    while it multiplies all tiles with them, so it reads the weights from memory only once.
 
 #include "linear.h"
 #include "tile.h"
@@ -11,26 +11,27 @@
 namespace localllm::LANE {
 namespace {
 
-constexpr int64_t CHUNK_ROWS = 240;                 // rows laid out at once; their sums with a panel fill 30 KiB
-constexpr int64_t CHUNK_BYTES = 8 << 20;            // and what they may take of the last cache
-constexpr int64_t BLOCK = WIDTH == 16 ? 512 : 256;  // inputs of a panel that are passed over by all tiles
-constexpr int64_t LEAD = 1536;                      // bytes fetched ahead where one tile is all
+constexpr int64_t CHUNK_ROWS = 240;                 // maximum rows of a chunk; their sums with a panel need 30 KiB
+constexpr int64_t CHUNK_BYTES = 8 << 20;            // maximum size of a rearranged chunk, which stays in the L3 cache
+constexpr int64_t BLOCK = WIDTH == 16 ? 512 : 256;  // inputs per block of a panel
+constexpr int64_t LEAD = 1536;                      // prefetch distance in bytes, for a single tile
 
 static inline int64_t chunk_rows(const LinearArgs& args) {
-  int64_t fit = CHUNK_BYTES / 4 / (args.ins + 1) / TALL * TALL;
-  int64_t most = CHUNK_ROWS / TALL * TALL;
-  return fit < TALL ? TALL : fit < most ? fit : most;
+  int64_t fit = CHUNK_BYTES / 4 / (args.ins + 1) / MAX_TILE_ROWS * MAX_TILE_ROWS;
+  int64_t most = CHUNK_ROWS / MAX_TILE_ROWS * MAX_TILE_ROWS;
+  return fit < MAX_TILE_ROWS ? MAX_TILE_ROWS : fit < most ? fit : most;
 }
 
-// Rows in tiles whose heights differ by one at most.
+// Division of rows into tiles whose numbers of rows differ by one at most.
 struct Tiles {
   int64_t count, each, rest;
-  explicit Tiles(int64_t rows) : count((rows + TALL - 1) / TALL), each(rows / count), rest(rows % count) {}
+  explicit Tiles(int64_t rows)
+      : count((rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS), each(rows / count), rest(rows % count) {}
   int64_t begin(int64_t tile) const { return tile * each + (tile < rest ? tile : rest); }
   int rows(int64_t tile) const { return each + (tile < rest); }
 };
 
-// Inputs [at, at + WIDTH * P::INS / P::PARTS) of a row as lanes of what P reads; those from `end` on are zero.
+// Loads the inputs [at, at + WIDTH * P::INS / P::PARTS) of a row as 4-byte lanes of type P::X; zeros from `end` on.
 template <class P, class T>
 static inline F32 lanes_of(const T* row, int64_t at, int64_t end) {
   int64_t left = end - at;
@@ -44,40 +45,40 @@ static inline F32 lanes_of(const T* row, int64_t at, int64_t end) {
   }
 }
 
-// Lays out inputs [from, to) of `rows` rows, beginning at x, with zeros after the last input: blocks of WIDTH lanes of
-// each row, turned about their diagonal.
+// Rearranges the inputs [from, to) of `rows` rows at x into a tile, padded with zeros after the last input. It
+// transposes blocks of WIDTH lanes.
 template <class P, class T>
-static inline void lay_out(const T* x, int64_t stride, int rows, int64_t ins, int64_t from, int64_t to,
+static inline void arrange(const T* x, int64_t stride, int rows, int64_t ins, int64_t from, int64_t to,
                            typename P::X* out) {
   constexpr int64_t PER_LANE = P::INS / P::PARTS;
   for (int64_t k = from; k < to; k += WIDTH * PER_LANE) {
-    store_turned(rows, (to - k) / PER_LANE, (float*)out + k / PER_LANE * rows,
+    store_transposed(rows, (to - k) / PER_LANE, (float*)out + k / PER_LANE * rows,
                  [&](int row) { return lanes_of<P>(x + row * stride, k, ins); });
   }
 }
 
 template <class P>
-static inline void lay_out(const LinearArgs& args, int64_t first, int rows, int64_t from, int64_t to,
+static inline void arrange(const LinearArgs& args, int64_t first, int rows, int64_t from, int64_t to,
                            typename P::X* out) {
   int64_t at = first * args.x_stride;
   if constexpr (P::INS != P::PARTS) {
-    lay_out<P>((const bf16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
+    arrange<P>((const bf16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
   } else {
     switch (args.x_type) {
-      case Type::f32: return lay_out<P>((const float*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
-      case Type::bf16: return lay_out<P>((const bf16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
-      case Type::f16: return lay_out<P>((const f16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
+      case Type::f32: return arrange<P>((const float*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
+      case Type::bf16: return arrange<P>((const bf16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
+      case Type::f16: return arrange<P>((const f16*)args.x + at, args.x_stride, rows, args.ins, from, to, out);
     }
   }
 }
 
 template <class P, int ROWS = 1>
-static inline void pass(int rows, const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums,
-                        int vector, bool fresh, Ahead ahead) {
-  if constexpr (ROWS < TALL) {
-    if (rows > ROWS) return pass<P, ROWS + 1>(rows, x, panel, steps, sums, vector, fresh, ahead);
+static inline void multiply_tile(int rows, const typename P::X* x, const typename P::Weight* panel, int64_t steps,
+                                 float* sums, int vector, bool fresh, Prefetch prefetch) {
+  if constexpr (ROWS < MAX_TILE_ROWS) {
+    if (rows > ROWS) return multiply_tile<P, ROWS + 1>(rows, x, panel, steps, sums, vector, fresh, prefetch);
   }
-  tile<P, ROWS, across(ROWS)>(x, panel, steps, sums, vector, fresh, ahead);
+  tile<P, ROWS, across(ROWS)>(x, panel, steps, sums, vector, fresh, prefetch);
 }
 
 template <class T>
@@ -104,25 +105,25 @@ static inline void write(const LinearArgs& args, int64_t row, int64_t panel, con
   }
 }
 
-// One panel times tiles [begin, end) of x, which is laid out in `depth` steps.
+// Multiplies one panel with the tiles [begin, end) of the rearranged x, which has `depth` steps.
 template <class P>
 static inline void multiply(const typename P::X* x, const typename P::Weight* panel, int64_t depth, const Tiles& tiles,
                             int64_t begin, int64_t end, float* sums) {
   constexpr int64_t block = BLOCK / P::INS, step_bytes = P::INS * PANEL * sizeof(*panel);
-  int wide = across(tiles.each);  // a taller tile goes over as many vectors in several passes
+  int wide = across(tiles.each);  // a tile with one row more may need several passes for these vectors
   int64_t passes = (end - begin) * (VECTORS / wide);
   for (int64_t step = 0; step == 0 || step < depth; step += block) {
     int64_t steps = depth - step < block ? depth - step : block;
     const typename P::Weight* at = panel + step * P::INS * PANEL;
-    Ahead ahead{(const char*)at + (passes == 1 ? LEAD : steps * step_bytes), step_bytes / passes};
+    Prefetch prefetch{(const char*)at + (passes == 1 ? LEAD : steps * step_bytes), step_bytes / passes};
     for (int vector = 0; vector < VECTORS; vector += wide) {
       for (int64_t i = begin; i < end; i++) {
         int rows = tiles.rows(i);
         int64_t row = tiles.begin(i);
         for (int v = vector; v < vector + wide; v += across(rows)) {
-          pass<P>(rows, x + (row * depth + step * rows) * P::PARTS, at, steps,
-                  sums + (row - tiles.begin(begin)) * PANEL, v, step == 0, ahead);
-          ahead.at += steps * step_bytes / passes;
+          multiply_tile<P>(rows, x + (row * depth + step * rows) * P::PARTS, at, steps,
+                  sums + (row - tiles.begin(begin)) * PANEL, v, step == 0, prefetch);
+          prefetch.at += steps * step_bytes / passes;
         }
       }
     }
@@ -142,11 +143,11 @@ static inline void product(const LinearArgs& args, const Worker& worker, Type di
     const X* x;
     if (rows > 1) {
       X* shared = (X*)args.shared;
-      if (chunk) worker.barrier();  // until the last chunk has been read
+      if (chunk) worker.barrier();  // all workers have finished reading the previous chunk
       Share share = share_of((steps + 15) / 16, worker);
       int64_t from = share.begin * 16 * P::INS, to = (share.end * 16 < steps ? share.end * 16 : steps) * P::INS;
       for (int64_t i = 0; i < tiles.count; i++) {
-        lay_out<P>(args, start + tiles.begin(i), tiles.rows(i), from, to, shared + tiles.begin(i) * steps * P::PARTS);
+        arrange<P>(args, start + tiles.begin(i), tiles.rows(i), from, to, shared + tiles.begin(i) * steps * P::PARTS);
       }
       worker.barrier();
       x = shared;
@@ -154,9 +155,9 @@ static inline void product(const LinearArgs& args, const Worker& worker, Type di
       int64_t size = args.x_type == Type::f32 ? 4 : 2;
       x = (const X*)((const char*)args.x + start * args.x_stride * size);
     } else {
-      X* own = (X*)(sums + most * PANEL);
-      lay_out<P>(args, start, 1, 0, steps * P::INS, own);
-      x = own;
+      X* scratch = (X*)(sums + most * PANEL);
+      arrange<P>(args, start, 1, 0, steps * P::INS, scratch);
+      x = scratch;
     }
     Share share = share_of(panels * tiles.count, worker);
     for (int64_t unit = share.begin; unit < share.end;) {
@@ -174,7 +175,7 @@ static inline void product(const LinearArgs& args, const Worker& worker, Type di
 
 template <class T, int INS>
 static inline void pack_panel(const T* data, int64_t outs, int64_t ins, int64_t depth, T* out) {
-  for (int64_t from = 0; from < depth; from += 32) {  // a block of a few cache lines of each row
+  for (int64_t from = 0; from < depth; from += 32) {  // a few cache lines of each row at a time
     int64_t to = from + 32 < depth ? from + 32 : depth;
     for (int64_t j = 0; j < PANEL; j++) {
       for (int64_t k = from; k < to; k++) {
@@ -208,7 +209,8 @@ void linear_dense(const LinearArgs& args, const Worker& worker) {
     default: break;
   }
 #if defined(__AVX512BF16__)
-  // Intel's cores begin one such product in two cycles, and four of floats meanwhile, which do twice the work.
+  // Not on Intel: its cores start one bf16 dot product in two cycles, but in the same time four float multiply-adds,
+  // which do twice the work.
   if (args.x_type == Type::bf16 && !__builtin_cpu_is("intel")) return product<Dots>(args, worker, Type::bf16);
 #endif
   product<Pairs<bf16>>(args, worker, Type::f32);

@@ -1,4 +1,4 @@
-// Products with 8-bit float weights (e4m3), activations as they are.
+// Products with 8-bit float weights (e4m3) and float activations.
 
 #include "expand.h"
 #include "linear.h"
@@ -6,11 +6,11 @@
 namespace localllm::LANE {
 namespace {
 
-// An e4m3 number has the bits of a half but for the exponent, which counts from 7 and not from 15: shifted into place
-// it is 2^8 too small, subnormals included. A NaN becomes a number; loading refuses them.
-constexpr float MISSING = 0x1p8f;
+// An e4m3 number has the bit layout of a half (f16), but an exponent bias of 7 in place of 15. Shifted into a half, its
+// value is too small by a factor of 2^8, also for subnormals. NaN would become a number, so the loader refuses NaN.
+constexpr float BIAS_FACTOR = 0x1p8f;
 
-// WIDTH outputs of two inputs, but for MISSING.
+// Weights of WIDTH outputs for an even and an odd input, not yet multiplied by BIAS_FACTOR.
 struct Pair { F32 even, odd; };
 
 #if defined(__AVX512F__)
@@ -32,7 +32,7 @@ Pair load_pair(const uint8_t* at) {
   return {{_mm256_cvtph_ps(halves(_mm_slli_epi16(both, 8)))}, {_mm256_cvtph_ps(halves(both))}};
 }
 #else
-F32 from_byte(I32 byte) {  // as a float it is 2^120 too small
+F32 from_byte(I32 byte) {  // 2^112 corrects the exponent bias of a float, except for BIAS_FACTOR
   return as_float((byte & all(0x7f)) << 20 | (byte & all(0x80)) << 24) * set1(0x1p112f);
 }
 Pair load_pair(const uint8_t* at) {
@@ -47,7 +47,7 @@ struct E4m3 {
 
   static void expand(const uint8_t* block, int64_t begin, int64_t end, float* out) {
     for (int j = 0; j < PANEL; j += WIDTH) {
-      F32 scale = load((const float*)block + j) * set1(MISSING);
+      F32 scale = load((const float*)block + j) * set1(BIAS_FACTOR);
       const uint8_t* bytes = block + PANEL * 4 + begin * PANEL + j * 2;
       float* to = out + j;
       for (int64_t k = begin; k < end; k += 2, bytes += PANEL * 2, to += PANEL * 2) {
@@ -60,7 +60,7 @@ struct E4m3 {
 
   template <int R>
   static void product(const uint8_t* block, int64_t inputs, const float* x, float* sums) {
-    constexpr int V = 2;  // vectors of outputs at a time: a line of weights
+    constexpr int V = 2;  // vectors of outputs at a time
     for (int j = 0; j < PANEL; j += V * WIDTH) {
       F32 acc[R][V][2];
       for (int r = 0; r < R; r++) {
@@ -68,7 +68,7 @@ struct E4m3 {
       }
       const uint8_t* bytes = block + PANEL * 4 + j * 2;
       for (int64_t k = 0; k < inputs; k += 2, bytes += PANEL * 2) {
-        fetch_ahead(bytes);
+        prefetch_weights(bytes);
         for (int v = 0; v < V; v++) {
           Pair pair = load_pair(bytes + v * WIDTH * 2);
           for (int r = 0; r < R; r++) {
@@ -81,7 +81,7 @@ struct E4m3 {
         F32 scale = load((const float*)block + j + v * WIDTH);
         for (int r = 0; r < R; r++) {
           float* at = sums + r * PANEL + j + v * WIDTH;
-          F32 sum = (acc[r][v][0] + acc[r][v][1]) * set1(MISSING);
+          F32 sum = (acc[r][v][0] + acc[r][v][1]) * set1(BIAS_FACTOR);
           store(at, fma(sum, scale, load(at)));
         }
       }
@@ -98,8 +98,8 @@ void linear_fp8(const LinearArgs& args, const Worker& worker) { expanded_product
 void pack_fp8(const PackArgs& args, const Worker& worker) {
   int64_t depth = padded_ins(Format::fp8, args.ins, args.group), group = round_up(args.group, 32);
   int64_t blocks = depth / group, block_bytes = PANEL * 4 + group * PANEL;
-  Share mine = share_of(round_up(args.outs, PANEL) / PANEL, worker);
-  for (int64_t panel = mine.begin; panel < mine.end; panel++) {
+  Share share = share_of(round_up(args.outs, PANEL) / PANEL, worker);
+  for (int64_t panel = share.begin; panel < share.end; panel++) {
     uint8_t* to = (uint8_t*)args.packed + panel * blocks * block_bytes;
     memset(to, 0, blocks * block_bytes);
     for (int64_t j = 0; j < PANEL && panel * PANEL + j < args.outs; j++) {

@@ -1,27 +1,27 @@
-// Products with int8 weights (W8A8): each row of activations becomes int8 with a scale of its own, the sums are whole.
+// Products with int8 weights (W8A8): activations are quantised to int8 with one scale per row; sums are integers.
 
-#include "ahead.h"
+#include "prefetch.h"
 #include "linear.h"
 #include "quantised.h"
 
 namespace localllm::LANE {
 namespace {
 
-constexpr int64_t CHUNK = 512;  // rows at a time: bounds the memory for activations
-constexpr int64_t BLOCK = 512;  // inputs at a time: 16 KB of a panel stay in the first cache from tile to tile
-constexpr int64_t STEP = PANEL * 4;  // bytes of four inputs of a panel
-constexpr int64_t ALONE = 2;    // up to so many rows every worker makes its own copy, which is cheaper than a barrier
+constexpr int64_t CHUNK = 512;           // rows at a time; limits the memory for activations
+constexpr int64_t BLOCK = 512;           // inputs at a time; 16 KB of a panel stay in the L1 cache for all tiles
+constexpr int64_t STEP = PANEL * 4;      // bytes of four inputs of a panel
+constexpr int64_t MAX_PRIVATE_ROWS = 2;  // up to 2 rows, every worker quantises its own copy and needs no barrier
 #if defined(__AVX512F__)
-constexpr int MOST = 12;  // rows of a tile, bound by registers
+constexpr int MAX_TILE_ROWS = 12;  // limited by the number of registers
 #elif defined(__AVXVNNI__)
-constexpr int MOST = 6;
+constexpr int MAX_TILE_ROWS = 6;
 #else
-constexpr int MOST = 4;
+constexpr int MAX_TILE_ROWS = 4;
 #endif
 
 struct Activations {
-  uint8_t* whole;  // tile after tile (quantised.h), SHIFT added
-  float* largest;  // [rows] magnitudes; 127 of each row's whole numbers
+  uint8_t* quantised;  // per tile: [steps][rows of the tile], 4 bytes each (quantised.h), plus SHIFT
+  float* largest;      // [rows] largest magnitude of each row; its quantised value is 127
 };
 
 int64_t depth_of(const LinearArgs& args) { return padded_ins(Format::int8, args.ins, args.group); }
@@ -41,29 +41,29 @@ float largest_of_row(const LinearArgs& args, int64_t row) {
   return most;
 }
 
-// Inputs [begin, begin + 64) of the rows of a tile.
+// Quantises the inputs [begin, begin + 64) of the rows of a tile.
 void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int64_t first, int64_t tile,
           int64_t begin, int64_t depth) {
   int64_t row = tiles.begin(tile), size = tiles.size(tile);
-  alignas(64) int8_t whole[MOST][64];
+  alignas(64) int8_t quantised[MAX_TILE_ROWS][64];
   for (int64_t r = 0; r < size; r++) {
     with_type(args.x_type, [&](auto sample) {
       auto* x = row_of<decltype(sample)>(args, first + row + r) + begin;
-      whole_numbers(whole[r], x, args.ins - begin, 64, inverse_of(to.largest[row + r]));
+      quantise(quantised[r], x, args.ins - begin, 64, inverse_of(to.largest[row + r]));
     });
   }
-  scatter(to.whole + row * depth + begin * size, size, whole[0], 64, SHIFT * 0x01010101u);
+  scatter(to.quantised + row * depth + begin * size, size, quantised[0], 64, SHIFT * 0x01010101u);
 }
 
-// sums[r][j] += a tile of R rows times V vectors of outputs, over `steps` of four inputs.
+// sums [R][PANEL] += a tile of R rows × V vectors of outputs, over `steps` steps of four inputs.
 template <int R, int V>
-void multiply(const int8_t* weight, const uint8_t* x, int64_t steps, int32_t* sums, Ahead ahead) {
+void multiply(const int8_t* weight, const uint8_t* x, int64_t steps, int32_t* sums, Prefetch prefetch) {
   I32 acc[R][V];
   for (int r = 0; r < R; r++) {
     for (int v = 0; v < V; v++) acc[r][v] = load_whole(sums + r * PANEL + v * WIDTH);
   }
-  for (int64_t step = 0; step < steps; step++, weight += STEP, x += R * 4, ahead.at += ahead.by) {
-    for (int line = 0; line < V * WIDTH * 4; line += 64) __builtin_prefetch(ahead.at + line);
+  for (int64_t step = 0; step < steps; step++, weight += STEP, x += R * 4, prefetch.at += prefetch.by) {
+    for (int line = 0; line < V * WIDTH * 4; line += 64) __builtin_prefetch(prefetch.at + line);
     I32 w[V];
     for (int v = 0; v < V; v++) w[v] = load_whole(weight + v * WIDTH * 4);
     for (int r = 0; r < R; r++) {
@@ -76,7 +76,8 @@ void multiply(const int8_t* weight, const uint8_t* x, int64_t steps, int32_t* su
   }
 }
 
-// One panel times some tiles of activations; `sums` is room for [rows of them][PANEL].
+// Multiplies one panel with the tiles [begin, end) and writes the outputs. `sums` [rows of the tiles][PANEL] is working
+// memory.
 void panel_product(const LinearArgs& args, const Activations& from, const Tiles& tiles, int64_t first, int64_t panel,
                    int64_t begin, int64_t end, int32_t* sums) {
   int64_t depth = depth_of(args), row = tiles.begin(begin), rows = tiles.begin(end) - row;
@@ -88,17 +89,17 @@ void panel_product(const LinearArgs& args, const Activations& from, const Tiles&
   for (int64_t k = 0; k < depth; k += block) {
     int64_t steps = (depth - k < block ? depth - k : block) / 4, passes = end - begin;
     const int8_t* at_block = weight + k * PANEL;
-    Ahead ahead{(const char*)at_block + (passes == 1 ? LEAD : steps * STEP), STEP / passes};
+    Prefetch prefetch{(const char*)at_block + (passes == 1 ? LEAD : steps * STEP), STEP / passes};
     for (int64_t tile = begin; tile < end; tile++) {
       int64_t size = tiles.size(tile), at = tiles.begin(tile);
-      with_number<MOST>(size, [&](auto number) {
+      with_number<MAX_TILE_ROWS>(size, [&](auto number) {
         constexpr int R = decltype(number)::value, V = R <= 2 ? PANEL / WIDTH : 2;
         for (int j = 0; j < PANEL; j += V * WIDTH) {
-          multiply<R, V>(at_block + j * 4, from.whole + at * depth + k * R, steps, sums + (at - row) * PANEL + j,
-                         {ahead.at + j * 4, ahead.by});
+          multiply<R, V>(at_block + j * 4, from.quantised + at * depth + k * R, steps, sums + (at - row) * PANEL + j,
+                         {prefetch.at + j * 4, prefetch.by});
         }
       });
-      ahead.at += steps * ahead.by;
+      prefetch.at += steps * prefetch.by;
     }
   }
   for (int64_t r = 0; r < rows; r++) {
@@ -108,43 +109,43 @@ void panel_product(const LinearArgs& args, const Activations& from, const Tiles&
       if (SHIFT) sum = sum - (load_whole(totals + j) << 7);
       store(values + j, to_float(sum) * (set1(from.largest[row + r] / 127.0f) * load(scales + j)));
     }
-    put(args, first + row + r, panel, values);
+    write_outputs(args, first + row + r, panel, values);
   }
 }
 
 }  // namespace
 
 size_t linear_int8_shared(const LinearArgs& args, int) {
-  return args.rows <= ALONE ? 0 : activation_bytes(args.rows < CHUNK ? args.rows : CHUNK, depth_of(args));
+  return args.rows <= MAX_PRIVATE_ROWS ? 0 : activation_bytes(args.rows < CHUNK ? args.rows : CHUNK, depth_of(args));
 }
 
 void linear_int8(const LinearArgs& args, const Worker& worker) {
   int64_t depth = depth_of(args), panels = round_up(args.outs, PANEL) / PANEL;
-  bool alone = args.rows <= ALONE;
+  bool private_copy = args.rows <= MAX_PRIVATE_ROWS;
   for (int64_t first = 0; first < args.rows; first += CHUNK) {
     int64_t rows = args.rows - first < CHUNK ? args.rows - first : CHUNK;
-    Tiles tiles(rows, MOST);
-    size_t own = alone ? activation_bytes(rows, depth) : 0;
-    char* scratch = (char*)worker.scratch(own + rows * PANEL * 4);
-    Activations x = activations_at(alone ? scratch : args.shared, rows, depth);
-    Worker filler = alone ? Worker{0, 1, worker.team} : worker;
+    Tiles tiles(rows, MAX_TILE_ROWS);
+    size_t x_bytes = private_copy ? activation_bytes(rows, depth) : 0;
+    char* scratch = (char*)worker.scratch(x_bytes + rows * PANEL * 4);
+    Activations x = activations_at(private_copy ? scratch : args.shared, rows, depth);
+    Worker filler = private_copy ? Worker{0, 1, worker.team} : worker;
 
-    if (first) worker.barrier();  // nobody reads the chunk before this one any more
-    Share mine = share_of(rows, filler);
-    for (int64_t row = mine.begin; row < mine.end; row++) x.largest[row] = largest_of_row(args, first + row);
-    if (!alone) worker.barrier();
-    mine = share_of(tiles.count * (depth / 64), filler);
-    for (int64_t item = mine.begin; item < mine.end; item++) {
+    if (first) worker.barrier();  // all workers have finished reading the previous chunk
+    Share share = share_of(rows, filler);
+    for (int64_t row = share.begin; row < share.end; row++) x.largest[row] = largest_of_row(args, first + row);
+    if (!private_copy) worker.barrier();
+    share = share_of(tiles.count * (depth / 64), filler);
+    for (int64_t item = share.begin; item < share.end; item++) {
       fill(args, x, tiles, first, item / (depth / 64), item % (depth / 64) * 64, depth);
     }
-    if (!alone) worker.barrier();
+    if (!private_copy) worker.barrier();
 
     int64_t parts = parts_of(panels, tiles, worker);
-    mine = share_of(panels * parts, worker);
-    for (int64_t item = mine.begin; item < mine.end; item++) {
+    share = share_of(panels * parts, worker);
+    for (int64_t item = share.begin; item < share.end; item++) {
       int64_t part = item % parts;
       panel_product(args, x, tiles, first, item / parts, tiles.count * part / parts,
-                    tiles.count * (part + 1) / parts, (int32_t*)(scratch + own));
+                    tiles.count * (part + 1) / parts, (int32_t*)(scratch + x_bytes));
     }
   }
 }
@@ -152,8 +153,8 @@ void linear_int8(const LinearArgs& args, const Worker& worker) {
 void pack_int8(const PackArgs& args, const Worker& worker) {
   int64_t depth = padded_ins(Format::int8, args.ins, args.group);
   int64_t bytes = panel_bytes(Format::int8, args.ins, args.group);
-  Share mine = share_of(round_up(args.outs, PANEL) / PANEL, worker);
-  for (int64_t panel = mine.begin; panel < mine.end; panel++) {
+  Share share = share_of(round_up(args.outs, PANEL) / PANEL, worker);
+  for (int64_t panel = share.begin; panel < share.end; panel++) {
     int8_t* to = (int8_t*)args.packed + panel * bytes;
     int32_t* totals = (int32_t*)(to + depth * PANEL);
     float* scales = (float*)(totals + PANEL);

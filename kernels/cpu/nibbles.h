@@ -1,11 +1,11 @@
-// int4 weights for activations that stay as they are (W4A16): see expand.h.
+// int4 weights with float activations (W4A16), a weight format for expand.h.
 #pragma once
 
 #include "expand.h"
 
 namespace localllm::LANE {
 
-// value = (nibble - zero) * scale
+// weight = (nibble - zero point) * scale
 struct Nibbles {
   static constexpr Format format = Format::int4;
 
@@ -23,7 +23,8 @@ struct Nibbles {
     }
   }
 
-  template <int R>  // scale * (sum of nibble * x - zero * sum of x)
+  // Uses sum of weight * x = scale * (sum of nibble * x - zero point * sum of x).
+  template <int R>
   static void product(const uint8_t* block, int64_t inputs, const float* x, float* sums) {
     static_assert(WIDTH % R == 0);
     F32 lanes = zero();
@@ -32,13 +33,13 @@ struct Nibbles {
     store(parts, lanes);
     for (int i = 0; i < WIDTH; i++) totals[i % R] += parts[i];
     for (int j = 0; j < 16; j += WIDTH) {
-      F32 acc[R][2][2];  // two sums each, so that one addition need not wait for the other
+      F32 acc[R][2][2];  // two independent sums per output, which hide the latency of additions
       for (int r = 0; r < R; r++) acc[r][0][0] = acc[r][0][1] = acc[r][1][0] = acc[r][1][1] = zero();
       const uint8_t* nibbles = block + PANEL * 3 + j * 4;
       for (int64_t k = 0; k < inputs; k += 4, nibbles += 64) {
-        fetch_ahead(nibbles);
+        prefetch_weights(nibbles);
         I32 bytes = load_whole(nibbles);
-#pragma GCC unroll 4  // left to itself it is unrolled too late to keep the sums in registers
+#pragma GCC unroll 4  // without it, GCC unrolls the loop too late and does not keep the sums in registers
         for (int i = 0; i < 4; i++) {
           F32 low = to_float(bytes >> 8 * i & all(15)), high = to_float(bytes >> (8 * i + 4) & all(15));
           for (int r = 0; r < R; r++) {

@@ -1,10 +1,10 @@
-// Root-mean-square and layer normalisation. A row is read again for every pass, but then from the nearest cache.
+// RMS norm and layer norm. Each makes several passes over a row; after the first pass the row is in the L1 cache.
 #include "row.h"
 
 namespace localllm::LANE {
 namespace {
 
-// Sum of (x - mean)², with chains enough to keep the multipliers busy.
+// Sum of (x - mean)². Four independent sums hide the latency of the multiply-adds.
 template <class T>
 float squares(const T* x, int64_t dim, float mean) {
   F32 parts[4] = {zero(), zero(), zero(), zero()};
@@ -40,9 +40,11 @@ void rms_rows(const NormArgs& args, Share share) {
     int64_t row = item / args.heads, head = item % args.heads;
     const T* x = (const T*)args.x + row * args.x_stride + head * args.dim;
     T* out = (T*)args.out + row * args.out_stride + head * args.dim;
-    if (args.residual) {  // what is normalised is the sum as it is kept, rounded
+    if (args.residual) {  // the norm uses the rounded sum, as stored in the residual
       T* residual = (T*)args.residual + item * args.dim;
-      each_vector(0, args.dim, [&](int64_t i, auto n) { store(residual + i, load(x + i, n) + load(residual + i, n), n); });
+      each_vector(0, args.dim, [&](int64_t i, auto n) {
+        store(residual + i, load(x + i, n) + load(residual + i, n), n);
+      });
       x = residual;
     }
     F32 scale = set1(1.0f / sqrtf(squares(x, args.dim, 0) / (float)args.dim + args.eps));
@@ -61,7 +63,8 @@ void layer_rows(const NormArgs& args, Share share) {
     const T* x = (const T*)args.x + row * args.x_stride + head * args.dim;
     T* out = (T*)args.out + row * args.out_stride + head * args.dim;
     float mean = total(x, args.dim) / (float)args.dim;
-    F32 center = set1(mean), scale = set1(1.0f / sqrtf(squares(x, args.dim, mean) / (float)args.dim + args.eps));
+    F32 center = set1(mean);
+    F32 scale = set1(1.0f / sqrtf(squares(x, args.dim, mean) / (float)args.dim + args.eps));
     each_vector(0, args.dim, [&](int64_t i, auto n) {
       F32 y = (load(x + i, n) - center) * scale * load(weight + i, n);
       store(out + i, bias ? y + load(bias + i, n) : y, n);

@@ -1,4 +1,4 @@
-// How the products of quantised weights cut their rows, and what they do alike with activations and outputs.
+// Functions that the products of quantised weights share: tiles of rows, quantised activations, outputs.
 #pragma once
 
 #include "integer.h"
@@ -6,8 +6,8 @@
 
 namespace localllm::LANE {
 
-// Rows in tiles of at most `most`, as even as can be. The activations of a tile lie as its kernel reads them: for every
-// step along the inputs, one word (4 bytes, or a float) of each of its rows.
+// Division of rows into tiles of at most `most` rows and about equal size. The activations of a tile are stored as
+// [steps][rows of the tile], one 4-byte word (four int8 or a float) each.
 struct Tiles {
   int64_t rows, count;
   Tiles(int64_t rows, int64_t most) : rows(rows), count((rows + most - 1) / most) {}
@@ -15,7 +15,8 @@ struct Tiles {
   int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
 };
 
-// Work for every worker when there are fewer panels than would share out evenly: the tiles of a panel in parts.
+// The number of parts into which the tiles of a panel are divided: more than 1 if there are too few panels for an even
+// division of the work.
 static inline int64_t parts_of(int64_t panels, const Tiles& tiles, const Worker& worker) {
   if (panels >= 4 * worker.count) return 1;
   int64_t parts = (4 * worker.count + panels - 1) / panels;
@@ -25,7 +26,7 @@ static inline int64_t parts_of(int64_t panels, const Tiles& tiles, const Worker&
 template <int N>
 struct Number { static constexpr int value = N; };
 
-// f(Number<n>{}), for n in 1…N.
+// Calls f(Number<n>{}), so that n (1…N) is a compile-time constant.
 template <int N, class F>
 static inline void with_number(int64_t n, F f) {
   if constexpr (N > 1) {
@@ -35,7 +36,7 @@ static inline void with_number(int64_t n, F f) {
 }
 
 template <class F>
-static inline void with_type(Type type, F f) {  // f(a value of that type)
+static inline void with_type(Type type, F f) {  // calls f with a value of that type
   switch (type) {
     case Type::f32: return f(float{});
     case Type::bf16: return f(bf16{});
@@ -44,11 +45,11 @@ static inline void with_type(Type type, F f) {  // f(a value of that type)
 }
 
 template <class T>
-static inline F32 load_some(const T* p, int64_t n) {  // the rest reads as zero
+static inline F32 load_some(const T* p, int64_t n) {  // up to WIDTH of n elements; the rest is zero
   return n >= WIDTH ? load(p) : load(p, n > 0 ? (int)n : 0);
 }
 
-// The largest magnitude of n values; NaN where one is NaN or infinite.
+// The largest magnitude of n values; NaN if one of them is NaN or infinite.
 template <class T>
 static inline float largest_of(const T* x, int64_t n) {
   F32 most = zero(), bad = zero();
@@ -60,31 +61,32 @@ static inline float largest_of(const T* x, int64_t n) {
   return largest(most) + sum(bad);
 }
 
-// What values are multiplied by so that the largest becomes 127. Of a row with a NaN nothing matters any more.
+// The factor that maps the largest magnitude to 127. For NaN it is 0: the scale makes the outputs of such a row NaN.
 static inline float inverse_of(float largest) { return largest > 0 ? 127.0f / largest : 0.0f; }
 
-// out[i] = x[i] * inverse to the nearest whole number, ties to even, for `count` (a multiple of 32) bytes of which
-// the first n are given.
+// out[i] = x[i] * inverse, rounded to the nearest integer (ties to even), for `count` (a multiple of 32) elements. x
+// has n elements; the rest are zero.
 template <class T>
-static inline void whole_numbers(int8_t* out, const T* x, int64_t n, int64_t count, float inverse) {
+static inline void quantise(int8_t* out, const T* x, int64_t n, int64_t count, float inverse) {
   for (int64_t i = 0; i < count; i += WIDTH) {
     F32 value = round(load_some(x + i, n - i) * set1(inverse));
     store_bytes(out + i, min(max(value, set1(-127.0f)), set1(127.0f)));
   }
 }
 
-// Rows of `bytes` bytes each, one after the other, to where their tile has them: word after word.
+// Transposes `size` rows of `bytes` bytes into the layout of a tile (see Tiles), in 4-byte words. XORs each word with
+// `flip`.
 static inline void scatter(uint8_t* tile, int64_t size, const int8_t* rows, int64_t bytes, uint32_t flip) {
   for (int64_t i = 0; i < bytes; i += 4 * WIDTH) {
-    store_turned((int)size, (bytes - i) / 4, (float*)(tile + i * size), [&](int row) {
+    store_transposed((int)size, (bytes - i) / 4, (float*)(tile + i * size), [&](int row) {
       I32 words = load_whole(rows + row * bytes + i);
       return as_float(flip ? words ^ all((int32_t)flip) : words);
     });
   }
 }
 
-// Row `row` of the output: the panel's 32 values, plus the bias, in the type that is asked for.
-static inline void put(const LinearArgs& args, int64_t row, int64_t panel, const float* values) {
+// Writes the 32 values of a panel, plus the bias, to row `row` of the output.
+static inline void write_outputs(const LinearArgs& args, int64_t row, int64_t panel, const float* values) {
   int64_t first = panel * PANEL, n = args.outs - first < PANEL ? args.outs - first : PANEL;
   with_type(args.out_type, [&](auto sample) {
     auto* out = (decltype(sample)*)args.out + row * args.out_stride + first;

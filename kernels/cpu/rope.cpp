@@ -1,12 +1,12 @@
-// Rotary position embedding: what it means is in kernels/ops/rope.py. A head is turned as float and rounded once.
+// Rotary position embedding (defined in kernels/ops/rope.py). Rotates each head in float and rounds once.
 #include "convert.h"
 #include "rotate.h"
 
 namespace localllm::LANE {
 
 void rope(const RopeArgs& args, const Worker& worker) {
-  int64_t turned = 2 * args.half;
-  float* head = (float*)worker.scratch(turned * sizeof(float));
+  int64_t rotated = 2 * args.half;
+  float* head = (float*)worker.scratch(rotated * sizeof(float));
   Share share = share_of(args.tokens * args.heads, worker);
   for (int64_t i = share.begin; i < share.end; i++) {
     int64_t token = i / args.heads, at = token * args.stride + i % args.heads * args.dim;
@@ -14,9 +14,9 @@ void rope(const RopeArgs& args, const Worker& worker) {
     if (args.type == Type::f32) {
       rotate(args.rotation, cos, sin, args.half, (float*)args.x + at);
     } else {
-      widen(args.type, args.x, at, head, turned);
+      widen(args.type, args.x, at, head, rotated);
       rotate(args.rotation, cos, sin, args.half, head);
-      narrow(args.type, head, 1.0f, args.x, at, turned);
+      narrow(args.type, head, 1.0f, args.x, at, rotated);
     }
   }
 }

@@ -5,7 +5,7 @@
 
 namespace localllm::LANE {
 
-// x [2 * half] turns by cos and sin [half], in place: the pairs (i, i + half) or (2i, 2i + 1).
+// Rotates x [2 * half] in place by cos and sin [half]. The rotated pairs are (i, i + half) or (2i, 2i + 1).
 static inline void rotate(Rotation rotation, const float* cos, const float* sin, int64_t half, float* x) {
   if (rotation == Rotation::neox) {
     each_vector(0, half, [=](int64_t i, auto n) {

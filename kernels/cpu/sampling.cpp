@@ -1,59 +1,56 @@
-// The likeliest token, its probability, and tokens that are not allowed.
-#include "crew.h"
+// Greedy sampling, logprobs, and masks of allowed tokens.
+#include "logits.h"
 
 namespace localllm::LANE {
 namespace {
 
-// What one pass leaves of a block.
-struct Part {
+// The maximum and the sum of exponentials of one block of logits.
+struct BlockStats {
   float largest;
-  float sum;  // of exp(x - largest)
+  float sum;  // sum of exp(logit - largest)
 };
 
-Part part_of(const float* logits, int64_t begin, int64_t end) {
-  float most = block_largest(logits, begin, end);
-  if (most == -INFINITY) return {most, 0};
-  F32 sums = zero(), top = set1(most);
+BlockStats block_stats(const float* logits, int64_t begin, int64_t end) {
+  float peak = block_max(logits, begin, end);
+  if (peak == -INFINITY) return {peak, 0};
+  F32 sums = zero(), top = set1(peak);
   int64_t i = begin;
   for (; i + WIDTH <= end; i += WIDTH) sums = sums + exp(load(logits + i) - top);
   float out = sum(sums);
-  for (; i < end; i++) out += expf(logits[i] - most);
-  return {most, out};
+  for (; i < end; i++) out += expf(logits[i] - peak);
+  return {peak, out};
 }
 
-void sum_up(const LogprobArgs& args, int64_t row, const Part* parts) {
+void write_logprob(const LogprobArgs& args, int64_t row, const BlockStats* stats) {
   int64_t blocks = blocks_in(args.vocab);
-  float most = -INFINITY;
+  float peak = -INFINITY;
   for (int64_t block = 0; block < blocks; block++)
-    most = larger(parts[block].largest, most) ? parts[block].largest : most;
+    peak = larger(stats[block].largest, peak) ? stats[block].largest : peak;
   double total = 0;
   for (int64_t block = 0; block < blocks; block++) {
-    if (parts[block].sum != 0) total += parts[block].sum * ::exp((double)parts[block].largest - most);
+    if (stats[block].sum != 0) total += stats[block].sum * ::exp((double)stats[block].largest - peak);
   }
-  args.normaliser[row] = (float)(most + ::log(total));
-  // As the caller does it for more tokens, so that one token has one number.
+  args.normaliser[row] = (float)(peak + ::log(total));
+  // The same formula as the caller's for further tokens, so that a token always gets the same logprob.
   args.out[row] = args.logits[row * args.stride + args.tokens[row]] - args.normaliser[row];
 }
 
 }  // namespace
 
 size_t greedy_shared(const GreedyArgs& args, int workers) {
-  return together(args.rows, workers) ? (size_t)args.rows * workers * sizeof(Best) : 0;
+  return workers_share_rows(args.rows, workers) ? (size_t)args.rows * workers * sizeof(Candidate) : 0;
 }
 
 void greedy(const GreedyArgs& args, const Worker& worker) {
-  Crew crew = crew_of(args.rows, worker);
-  Share rows = rows_of(args.rows, crew);
-  Best* found = (Best*)args.shared;
+  RowWorkers workers = row_workers(args.rows, worker);
+  Share rows = rows_of(args.rows, workers);
+  Candidate* candidates = (Candidate*)args.shared;
   for (long row = rows.begin; row < rows.end; row++) {
-    Best best = largest_of(args.logits + row * args.stride, args.vocab, crew);
-    if (crew.count > 1) found[row * crew.count + crew.index] = best;
+    Candidate best = largest_logit(args.logits + row * args.stride, args.vocab, workers);
+    if (workers.count > 1) candidates[row * workers.count + workers.index] = best;
     else args.tokens[row] = best.token;
   }
-  if (crew.count == 1) return;
-  worker.barrier();
-  Share own = share_of(args.rows, worker);
-  for (long row = own.begin; row < own.end; row++) args.tokens[row] = best_token(found + row * crew.count, crew.count);
+  if (workers.count > 1) write_best_tokens(args.rows, candidates, args.tokens, worker);
 }
 
 void mask(const MaskArgs& args, const Worker& worker) {
@@ -69,24 +66,24 @@ void mask(const MaskArgs& args, const Worker& worker) {
 }
 
 size_t logprob_shared(const LogprobArgs& args, int workers) {
-  return together(args.rows, workers) ? (size_t)args.rows * blocks_in(args.vocab) * sizeof(Part) : 0;
+  return workers_share_rows(args.rows, workers) ? (size_t)args.rows * blocks_in(args.vocab) * sizeof(BlockStats) : 0;
 }
 
 void logprob(const LogprobArgs& args, const Worker& worker) {
-  Crew crew = crew_of(args.rows, worker);
+  RowWorkers workers = row_workers(args.rows, worker);
   int64_t blocks = blocks_in(args.vocab);
-  Part* shared = (Part*)(crew.count > 1 ? args.shared : worker.scratch(blocks * sizeof(Part)));
-  Share rows = rows_of(args.rows, crew), own_blocks = blocks_of(args.vocab, crew);
+  BlockStats* shared = (BlockStats*)(workers.count > 1 ? args.shared : worker.scratch(blocks * sizeof(BlockStats)));
+  Share rows = rows_of(args.rows, workers), blocks_share = blocks_of(args.vocab, workers);
   for (long row = rows.begin; row < rows.end; row++) {
-    Part* parts = crew.count > 1 ? shared + row * blocks : shared;
-    for (long block = own_blocks.begin; block < own_blocks.end; block++)
-      parts[block] = part_of(args.logits + row * args.stride, block * BLOCK, block_end(block, args.vocab));
-    if (crew.count == 1) sum_up(args, row, parts);
+    BlockStats* stats = workers.count > 1 ? shared + row * blocks : shared;
+    for (long block = blocks_share.begin; block < blocks_share.end; block++)
+      stats[block] = block_stats(args.logits + row * args.stride, block * BLOCK, block_end(block, args.vocab));
+    if (workers.count == 1) write_logprob(args, row, stats);
   }
-  if (crew.count == 1) return;
+  if (workers.count == 1) return;
   worker.barrier();
-  Share own = share_of(args.rows, worker);
-  for (long row = own.begin; row < own.end; row++) sum_up(args, row, shared + row * blocks);
+  Share share = share_of(args.rows, worker);
+  for (long row = share.begin; row < share.end; row++) write_logprob(args, row, shared + row * blocks);
 }
 
 }  // namespace localllm::LANE

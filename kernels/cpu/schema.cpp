@@ -1,5 +1,5 @@
-// The schemas of the ops for all devices. kernels/ops defines each op. Callers pass the output tensors, so that they can
-// reuse memory. The mark (a!) says that the op writes the argument.
+// The schemas of the ops for all devices. kernels/ops defines each op. Callers pass the output tensors, so that they
+// can reuse memory. The mark (a!) says that the op writes the argument.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {

@@ -1,5 +1,5 @@
-// A softmax that is met piece by piece (Milakov & Gimelshein, 2018), in powers of two: what is summed so far is
-// relative to the largest score so far, and shrinks when a larger one comes.
+// Online softmax (Milakov & Gimelshein, 2018) with powers of two. The sums so far are relative to the largest score so
+// far; when a larger score comes, they are scaled down.
 #pragma once
 
 #include "vec.h"
@@ -7,14 +7,15 @@
 namespace localllm::LANE {
 
 constexpr float LOG2E = 1.44269504088896341f;
-constexpr float LOWEST = -3e38f;  // below every score, and finite: the difference of two of them is a number
+constexpr float LOWEST = -3e38f;  // lower than all scores, and finite, so that LOWEST - LOWEST is not NaN
 
-// 2^x for x ≤ 127, to 2 ulp; exactly 0 below -126.5; NaN stays NaN (the order of max's operands sees to it).
+// 2^x for x ≤ 127, accurate to 2 ulp; exactly 0 below -126.5. NaN stays NaN because max() returns its second operand
+// for it.
 static inline F32 exp2(F32 x) {
   F32 clamped = max(set1(-127.0f), x);
   F32 whole = round(clamped);
   F32 rest = clamped - whole;
-  F32 p = set1(1.3264726899e-3f);  // minimax in the relative error over [-1/2, 1/2]
+  F32 p = set1(1.3264726899e-3f);  // minimax polynomial of the relative error over [-1/2, 1/2]
   p = fma(p, rest, set1(9.6715126606e-3f));
   p = fma(p, rest, set1(5.5507337442e-2f));
   p = fma(p, rest, set1(2.4022242085e-1f));
@@ -29,7 +30,8 @@ static inline float exp2_of(float x) {
   return out[0];
 }
 
-// From products of queries and keys to scores in powers of two: scaled, and capped as cap * tanh(score / cap).
+// Converts dot products of queries and keys to scores: scales them, applies the soft cap (cap * tanh(score / cap)) and
+// multiplies by log2(e), because the softmax uses powers of two.
 struct Scores {
   float scale, cap;
 

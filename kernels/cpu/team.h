@@ -33,7 +33,10 @@ class Run {
       void (*kernel)(const Args&, const Worker&);
       const Args& args;
     } job{kernel, args};
-    start([](const void* job, const Worker& worker) { ((const Job*)job)->kernel(((const Job*)job)->args, worker); }, &job);
+    auto run_job = [](const void* job, const Worker& worker) {
+      ((const Job*)job)->kernel(((const Job*)job)->args, worker);
+    };
+    start(run_job, &job);
   }
 
  private:

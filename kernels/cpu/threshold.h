@@ -1,18 +1,18 @@
-// The value down to which tokens stay in a draw, without sorting them: the k-th largest, or the last of a nucleus.
+// The threshold of top_k (the k-th largest value) or top_p (the smallest value of the nucleus), without sorting.
 #pragma once
 
 #include "vec.h"
 
 namespace localllm::LANE {
 
-// The smallest of values[count] such that all strictly larger ones together weigh less than `target`; the largest of
-// them in any case. With weights of 1 and target k that is the k-th largest. Values are finite, weights positive, and
-// count is at least 1; both are put in another order, side by side.
+// Returns the smallest value for which the weights of all strictly larger values sum to less than `target`; never more
+// than the largest value. With weights of 1 and target k, it is the k-th largest value. Values must be finite, weights
+// positive, and count at least 1. The function permutes values and weights together.
 //
-// Each turn sorts into bins the values among which the answer still is, and goes on with those of one bin.
+// Each iteration divides the remaining values into bins and continues with the values of the bin of the result.
 static inline float least_kept(float* values, float* weights, int64_t count, double target) {
   constexpr int BINS = 256;
-  double before = 0;  // weight of what is larger than all that is left
+  double before = 0;  // total weight of the values that are larger than all remaining values
   for (;;) {
     F32 highs = set1(values[0]), lows = highs;
     int64_t i = 0;
@@ -28,13 +28,13 @@ static inline float least_kept(float* values, float* weights, int64_t count, dou
     if (high == low) return low;
     double scale = (BINS - 1) / ((double)high - low);
     auto bin_of = [&](float value) { return (int)(((double)high - value) * scale); };
-    double even[BINS] = {}, odd[BINS] = {};  // neighbours often meet in a bin, and would wait for each other
+    double even[BINS] = {}, odd[BINS] = {};  // two histograms, because neighbours often have the same bin
     for (i = 0; i + 1 < count; i += 2) {
       even[bin_of(values[i])] += weights[i];
       odd[bin_of(values[i + 1])] += weights[i + 1];
     }
     if (i < count) even[bin_of(values[i])] += weights[i];
-    int chosen = 0;  // where the largest value is
+    int chosen = 0;  // bin 0 has the largest value
     double above = before;
     for (int bin = 0; bin < BINS && (bin == 0 || above < target); bin++) {
       if (even[bin] + odd[bin] == 0) continue;

@@ -1,28 +1,28 @@
-// A tile of a product: a few rows of x times a panel of weights, sums kept in registers.
+// A tile of a product: a few rows of x times a panel of weights, with the sums in registers.
 //
-// Every sum runs over the inputs in order, whatever the tile's height: a row's outputs are the same bits alone, in a
-// batch, and with any number of workers.
+// Every sum adds the inputs in the same order for any number of rows. So the outputs of a row are bitwise the same
+// alone, in a batch, and with any number of workers.
 #pragma once
 
-#include "ahead.h"
+#include "prefetch.h"
 #include "vec.h"
 
 namespace localllm::LANE {
 namespace {
 
-constexpr int VECTORS = PANEL / WIDTH;  // in a panel's row
+constexpr int VECTORS = PANEL / WIDTH;  // vectors per row of a panel
 
-// Tallest tile, and how many vectors of sums the registers hold beside weights and x.
+// Maximum number of rows of a tile, and of vectors of sums that fit in the registers beside weights and x.
 #if defined(__AVX512F__)
-constexpr int TALL = 12, HELD = 24;
+constexpr int MAX_TILE_ROWS = 12, MAX_SUM_VECTORS = 24;
 #elif defined(__AVX2__) || defined(__aarch64__)
-constexpr int TALL = 5, HELD = 10;
+constexpr int MAX_TILE_ROWS = 5, MAX_SUM_VECTORS = 10;
 #else
-constexpr int TALL = 4, HELD = 4;
+constexpr int MAX_TILE_ROWS = 4, MAX_SUM_VECTORS = 4;
 #endif
 
-// sum + x * weight. Left to itself the compiler lets sums change registers, and runs out of them.
-static inline F32 grow(F32 sum, F32 x, F32 weight) {
+// sum + x * weight. The assembler keeps the sum in its register; otherwise the compiler moves sums and spills them.
+static inline F32 multiply_add(F32 sum, F32 x, F32 weight) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.v) : "x"(x.v), "x"(weight.v));
   return sum;
@@ -31,18 +31,18 @@ static inline F32 grow(F32 sum, F32 x, F32 weight) {
 #endif
 }
 
-// A product says how a panel is read in steps. A step has PARTS parts: one element of x for each row, and a vector of
-// weights for each vector of outputs.
-struct Singles {  // f32 weights: [ins][32]
+// A policy class (Singles, Pairs, Dots) defines the steps in which a tile reads a panel. A step covers INS inputs and
+// has PARTS parts. A part has one element of x per row and one vector of weights per vector of outputs.
+struct Singles {  // f32 weights [ins][32]
   using X = float;
   using Weight = float;
-  static constexpr int INS = 1, PARTS = 1;  // inputs of a step
+  static constexpr int INS = 1, PARTS = 1;
   static inline F32 weights(const float* panel, int vector, int) { return load(panel + vector * WIDTH); }
   static inline F32 spread(const float* x) { return set1(*x); }
-  static inline F32 add(F32 sum, F32 x, F32 weight) { return grow(sum, x, weight); }
+  static inline F32 add(F32 sum, F32 x, F32 weight) { return multiply_add(sum, x, weight); }
 };
 
-// The even or odd half-words of 2 WIDTH, as float.
+// The even or odd elements of 2 * WIDTH 16-bit elements, as float.
 #if defined(__AVX512F__)
 static inline F32 every_other(const bf16* p, int odd) {
   __m512i pairs = _mm512_loadu_si512(p);
@@ -63,7 +63,7 @@ static inline F32 every_other(const f16* p, int odd) {
   __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
   __m256i apart = _mm256_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0, 15, 14, 11, 10, 7, 6, 3, 2, 13,
                                   12, 9, 8, 5, 4, 1, 0);
-  pairs = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pairs, apart), 0xd8);  // all even ones, then all odd ones
+  pairs = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pairs, apart), 0xd8);  // even elements, then odd elements
   return {_mm256_cvtph_ps(odd ? _mm256_extracti128_si256(pairs, 1) : _mm256_castsi256_si128(pairs))};
 }
 #else
@@ -76,7 +76,7 @@ static inline F32 every_other(const T* p, int odd) {
 #endif
 
 template <class Half>
-struct Pairs {  // bf16 or f16 weights, [ins / 2][32][2], as float in registers
+struct Pairs {  // bf16 or f16 weights [ins / 2][32][2], converted to float in registers
   using X = float;
   using Weight = Half;
   static constexpr int INS = 2, PARTS = 2;
@@ -84,12 +84,12 @@ struct Pairs {  // bf16 or f16 weights, [ins / 2][32][2], as float in registers
     return every_other(panel + vector * 2 * WIDTH, part);
   }
   static inline F32 spread(const float* x) { return set1(*x); }
-  static inline F32 add(F32 sum, F32 x, F32 weight) { return grow(sum, x, weight); }
+  static inline F32 add(F32 sum, F32 x, F32 weight) { return multiply_add(sum, x, weight); }
 };
 
 #if defined(__AVX512BF16__)
-struct Dots {  // bf16 times bf16, two inputs at once, summed as float by the hardware
-  using X = uint32_t;  // a pair
+struct Dots {  // bf16 weights and activations, dot products of two inputs with float sums
+  using X = uint32_t;  // two bf16
   using Weight = bf16;
   static constexpr int INS = 2, PARTS = 1;
   static inline __m512i weights(const bf16* panel, int vector, int) {
@@ -97,7 +97,7 @@ struct Dots {  // bf16 times bf16, two inputs at once, summed as float by the ha
   }
   static inline __m512i spread(const uint32_t* x) {
     uint32_t pair;
-    memcpy(&pair, x, 4);  // a row of bf16 may lie at any even address
+    memcpy(&pair, x, 4);  // x may be unaligned: a row of bf16 can start at any even address
     return _mm512_set1_epi32(pair);
   }
   static inline F32 add(F32 sum, __m512i x, __m512i weight) {
@@ -106,20 +106,20 @@ struct Dots {  // bf16 times bf16, two inputs at once, summed as float by the ha
 };
 #endif
 
-// sums [ROWS, 32] (from `vector` on, ACROSS vectors of them) grow by x [steps, PARTS, ROWS] times the panel's steps;
-// they start from zero if `fresh`.
+// sums [ROWS, 32] += x [steps, PARTS, ROWS] × panel, for ACROSS vectors of outputs from `vector` on. If `fresh`, the
+// sums start from zero.
 template <class P, int ROWS, int ACROSS>
 static inline void tile(const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums,
-                        int vector, bool fresh, Ahead ahead) {
-  F32 held[ROWS][ACROSS];
+                        int vector, bool fresh, Prefetch prefetch) {
+  F32 acc[ROWS][ACROSS];
 #pragma GCC unroll 16
   for (int row = 0; row < ROWS; row++) {
 #pragma GCC unroll 4
-    for (int i = 0; i < ACROSS; i++) held[row][i] = fresh ? zero() : load(sums + row * PANEL + (vector + i) * WIDTH);
+    for (int i = 0; i < ACROSS; i++) acc[row][i] = fresh ? zero() : load(sums + row * PANEL + (vector + i) * WIDTH);
   }
   for (int64_t step = 0; step < steps; step++) {
 #pragma GCC unroll 2
-    for (int line = 0; line < ACROSS * WIDTH; line += 16) __builtin_prefetch(ahead.at + line * 4);
+    for (int line = 0; line < ACROSS * WIDTH; line += 16) __builtin_prefetch(prefetch.at + line * 4);
 #pragma GCC unroll 2
     for (int part = 0; part < P::PARTS; part++) {
       decltype(P::weights(panel, 0, 0)) weights[ACROSS];
@@ -129,24 +129,24 @@ static inline void tile(const typename P::X* x, const typename P::Weight* panel,
       for (int row = 0; row < ROWS; row++) {
         auto value = P::spread(x + part * ROWS + row);
 #pragma GCC unroll 4
-        for (int i = 0; i < ACROSS; i++) held[row][i] = P::add(held[row][i], value, weights[i]);
+        for (int i = 0; i < ACROSS; i++) acc[row][i] = P::add(acc[row][i], value, weights[i]);
       }
     }
     x += P::PARTS * ROWS;
     panel += P::INS * PANEL;
-    ahead.at += ahead.by;
+    prefetch.at += prefetch.by;
   }
 #pragma GCC unroll 16
   for (int row = 0; row < ROWS; row++) {
 #pragma GCC unroll 4
-    for (int i = 0; i < ACROSS; i++) store(sums + row * PANEL + (vector + i) * WIDTH, held[row][i]);
+    for (int i = 0; i < ACROSS; i++) store(sums + row * PANEL + (vector + i) * WIDTH, acc[row][i]);
   }
 }
 
-// Vectors across a tile of so many rows: as many as the registers hold.
+// Number of vectors of outputs in a tile of `rows` rows, so that all sums fit in the registers.
 constexpr int across(int rows) {
   int vectors = VECTORS;
-  while (vectors * rows > HELD) vectors /= 2;
+  while (vectors * rows > MAX_SUM_VECTORS) vectors /= 2;
   return vectors;
 }
 

@@ -1,4 +1,4 @@
-// WIDTH vectors as a matrix, turned about its diagonal: how rows of activations come to lie step by step.
+// Transposes a matrix of WIDTH vectors. Used to rearrange rows of activations into steps of a product.
 #pragma once
 
 #include "vec.h"
@@ -31,17 +31,22 @@ static inline void transpose(F32 (&x)[WIDTH]) {
 #if defined(__AVX2__)
   F32 y[WIDTH];
 #pragma GCC unroll 4
-  for (int i = 0; i < WIDTH; i += 4) {  // 4 by 4 within each 128 bits
+  for (int i = 0; i < WIDTH; i += 4) {  // transposes 4 × 4 matrices within each 128 bits
     F32 a = low(x[i], x[i + 1]), b = high(x[i], x[i + 1]), c = low(x[i + 2], x[i + 3]), d = high(x[i + 2], x[i + 3]);
-    y[i] = low_pairs(a, c), y[i + 1] = high_pairs(a, c), y[i + 2] = low_pairs(b, d), y[i + 3] = high_pairs(b, d);
+    y[i] = low_pairs(a, c);
+    y[i + 1] = high_pairs(a, c);
+    y[i + 2] = low_pairs(b, d);
+    y[i + 3] = high_pairs(b, d);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
 #if defined(__AVX512F__)
     F32 a = even_quarters(y[i], y[i + 4]), b = odd_quarters(y[i], y[i + 4]);
     F32 c = even_quarters(y[i + 8], y[i + 12]), d = odd_quarters(y[i + 8], y[i + 12]);
-    x[i] = even_quarters(a, c), x[i + 4] = even_quarters(b, d);
-    x[i + 8] = odd_quarters(a, c), x[i + 12] = odd_quarters(b, d);
+    x[i] = even_quarters(a, c);
+    x[i + 4] = even_quarters(b, d);
+    x[i + 8] = odd_quarters(a, c);
+    x[i + 12] = odd_quarters(b, d);
 #else
     x[i] = {_mm256_permute2f128_ps(y[i].v, y[i + 4].v, 0x20)};
     x[i + 4] = {_mm256_permute2f128_ps(y[i].v, y[i + 4].v, 0x31)};
@@ -50,22 +55,31 @@ static inline void transpose(F32 (&x)[WIDTH]) {
 #else
   for (int i = 0; i < WIDTH; i++) {
     for (int j = 0; j < i; j++) {
-      float kept = x[i].v[j];
+      float element = x[i].v[j];
       x[i].v[j] = x[j].v[i];
-      x[j].v[i] = kept;
+      x[j].v[i] = element;
     }
   }
 #endif
 }
 
-static inline void store_first(float* out, F32 x, int n) {  // touches no others
+// Stores the first n elements and does not write beyond them.
+static inline void store_first(float* out, F32 x, int n) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(out, (1u << n) - 1, x.v);
 #elif defined(__AVX2__)
   if (n == WIDTH) return store(out, x);
   __m128 part = _mm256_castps256_ps128(x.v);
-  if (n & 4) _mm_storeu_ps(out, part), out += 4, part = _mm256_extractf128_ps(x.v, 1);
-  if (n & 2) _mm_storel_pi((__m64*)out, part), out += 2, part = _mm_movehl_ps(part, part);
+  if (n & 4) {
+    _mm_storeu_ps(out, part);
+    out += 4;
+    part = _mm256_extractf128_ps(x.v, 1);
+  }
+  if (n & 2) {
+    _mm_storel_pi((__m64*)out, part);
+    out += 2;
+    part = _mm_movehl_ps(part, part);
+  }
   if (n & 1) _mm_store_ss(out, part);
 #else
   float values[WIDTH];
@@ -74,9 +88,10 @@ static inline void store_first(float* out, F32 x, int n) {  // touches no others
 #endif
 }
 
-// The first `steps` lanes of `count` rows, lane after lane, `count` elements each. `row` gives a row's WIDTH lanes.
+// Transposes `count` rows of WIDTH elements; row(i) returns row i. Stores out [steps, count] for the first `steps`
+// elements of each row.
 template <class Row>
-static inline void store_turned(int count, int64_t steps, float* out, Row row) {
+static inline void store_transposed(int count, int64_t steps, float* out, Row row) {
   if (steps > WIDTH) steps = WIDTH;
   if (count == 1) return store_first(out, row(0), (int)steps);
   F32 block[WIDTH];

@@ -1,6 +1,7 @@
-// One float vector per lane, and its way to and from the stored types. Everything is static inline inside the lane's
-// own namespace: a function shared between lanes would be emitted once, for whichever instruction set the linker met
-// first, and crash the others. For the same reason lane sources use no templates of the standard library.
+// The float vector type of each ISA variant, and its loads and stores for all element types. All functions are static
+// inline in the namespace of the variant. Without that, the linker would keep one copy of a function for all variants,
+// perhaps with instructions that this CPU does not have. For the same reason, kernels do not use standard library
+// templates.
 #pragma once
 
 #include <math.h>
@@ -35,7 +36,7 @@ static inline float to_float(f16 value) {
     memcpy(&out, &bits, 4);
     return out;
   }
-  uint32_t bits = rest << 13;  // exponent still biased by 15: times 2^112, which also rights the subnormals
+  uint32_t bits = rest << 13;  // the exponent has the bias of f16: 2^112 corrects it, also for subnormals
   memcpy(&out, &bits, 4);
   out *= 0x1p112f;
   return sign ? -out : out;
@@ -58,9 +59,9 @@ static inline void from_float(float value, f16* out) {
   bits &= 0x7fffffff;
   if (bits > 0x7f800000) {
     out->bits = sign | 0x7e00;
-  } else if (bits >= 0x477ff000) {  // rounds beyond 65504
+  } else if (bits >= 0x477ff000) {  // rounds to more than 65504: infinity
     out->bits = sign | 0x7c00;
-  } else if (bits < 0x38800000) {  // subnormal: let the float unit round at the right bit
+  } else if (bits < 0x38800000) {  // subnormal: adding 0.5 rounds at the last bit of f16
     float tiny;
     memcpy(&tiny, &bits, 4);
     tiny += 0.5f;
@@ -107,7 +108,7 @@ static inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 static inline float sum(F32 x) { return _mm512_reduce_add_ps(x.v); }
 static inline float largest(F32 x) { return _mm512_reduce_max_ps(x.v); }
 static inline F32 round(F32 x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-static inline F32 power_of_two(F32 whole) {  // 2^whole for whole numbers in -126…127
+static inline F32 power_of_two(F32 whole) {  // 2^whole for integers in -126…127
   return {_mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole.v), _mm512_set1_epi32(127)), 23))};
 }
@@ -159,7 +160,7 @@ static inline F32 power_of_two(F32 whole) {
       _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole.v), _mm256_set1_epi32(127)), 23))};
 }
 
-#else  // any CPU: GCC's and Clang's vectors, which become NEON or SSE where there is such a thing
+#else  // any CPU: vector extensions of GCC and Clang, which use NEON or SSE if available
 
 constexpr int WIDTH = 8;
 typedef float Floats __attribute__((vector_size(32)));
@@ -212,7 +213,7 @@ static inline F32 power_of_two(F32 whole) {
 
 #endif
 
-// The first n of a vector, 0 ≤ n ≤ WIDTH; the rest reads as zero and is not written.
+// Loads or stores the first n elements, 0 ≤ n ≤ WIDTH. A load fills the rest with zeros.
 template <class T>
 static inline F32 load(const T* p, int n) {
   T values[WIDTH];
@@ -227,8 +228,8 @@ static inline void store(T* p, F32 x, int n) {
   memcpy(p, values, n * sizeof(T));
 }
 
-// e^x to 2 ulp (Cody & Waite's reduction, minimax polynomial of degree 5); next to 0 below -87.3, capped above 88.3,
-// and NaN stays NaN: min and max give back their second operand where either is one.
+// e^x, accurate to 2 ulp (Cody & Waite's range reduction, minimax polynomial of degree 5). x is clamped to -87.33…88.3.
+// NaN stays NaN, because min() and max() return their second operand for it.
 static inline F32 exp(F32 x) {
   F32 clamped = min(set1(88.3f), max(set1(-87.33f), x));
   F32 whole = round(clamped * set1(1.44269504f));
