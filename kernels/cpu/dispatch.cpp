@@ -3,7 +3,7 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "features.h"
+#include "cpu_features.h"
 
 namespace localllm {
 

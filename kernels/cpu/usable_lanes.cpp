@@ -1,7 +1,7 @@
 // Prints the ISA variants that this machine can run, the slowest first. CMakeLists.txt runs it for LANES=native.
 #include <cstdio>
 
-#include "features.h"
+#include "cpu_features.h"
 
 int main() {
   fputs("generic", stdout);
