@@ -248,8 +248,8 @@ def _decoded(kind: type, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encoded)
-_to_worker = msgspec.msgpack.Decoder(ToWorker, dec_hook=_decoded)
-_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker, dec_hook=_decoded)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
 def pack(frame: Frame) -> bytes:

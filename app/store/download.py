@@ -78,7 +78,7 @@ def _titled(title: str) -> type[tqdm]:
 
     class Titled(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "desc": title})
+            super().__init__(*args, **{**options, "desc": title})  # type: ignore[no-untyped-call]
 
     return Titled
 

@@ -16,7 +16,7 @@ class Parameter:
     """One sampling parameter. Its value is > `above`, >= `low` and <= `high`."""
 
     name: str
-    kind: type[int] | type[float] | type[list]
+    kind: type[int] | type[float] | type[list[str]]
     sentence: str
     low: float = -math.inf
     high: float = math.inf

@@ -81,5 +81,5 @@ class Driver:
                 and nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(device)) == 0
                 and nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(info)) == 0
             ):
-                return min(total, info.free)
+                return min(total, int(info.free))
         return total

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..cpu import find_library
+from ..library import find_library
 
 # The numbers of Ceiling in ceiling.h. The first counts bytes, the others operations.
 READ, F32, BF16, INT8, TILE_BF16, TILE_INT8 = range(6)

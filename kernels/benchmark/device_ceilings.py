@@ -65,7 +65,7 @@ def _multiply() -> float:
 def _seconds(call: Callable[[], object]) -> float:
     """The median of ROUNDS runs, timed by events on the device."""
     call()
-    times = []
+    times: list[float] = []
     for _ in range(ROUNDS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()

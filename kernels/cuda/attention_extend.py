@@ -72,10 +72,11 @@ def extend(
 def tiles_of(rows: Rows, group: int, fewest: int) -> int:
     """The number of tiles. A tile has TILE_ROWS // group queries of a row; `group`: query heads per kv head."""
     key = "extend", group, fewest
-    if key not in rows.plans:
+    tiles: int | None = rows.plans.get(key)
+    if tiles is None:
         each = TILE_ROWS // group
-        rows.plans[key] = sum(-(-queries // each) for queries in rows.query_lens if queries >= fewest)
-    return rows.plans[key]
+        tiles = rows.plans[key] = sum(-(-queries // each) for queries in rows.query_lens if queries >= fewest)
+    return tiles
 
 
 def _leaves_idle(rows: Rows, group: int, kv_heads: int, processors: int) -> bool:

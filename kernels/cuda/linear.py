@@ -73,7 +73,8 @@ def by_output(records: Tensor | None, outs: int) -> Tensor:
 def by_block(values: Tensor) -> Tensor:
     """[outs, subs] of 4 bytes -> [ceil(outs / 8), subs, 8] int32, padded with zeros."""
     values = torch.nn.functional.pad(values.contiguous().view(torch.int32), (0, 0, 0, -len(values) % 8))
-    return values.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
+    blocks: Tensor = values.unflatten(0, (-1, 8))
+    return blocks.transpose(1, 2).contiguous()
 
 
 def transpose_words(nibbles: Tensor) -> Tensor:
@@ -250,7 +251,7 @@ def _few(
     x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, format: int | None = None
 ) -> Tensor:
     rows = x if x.dim() == 2 else x.reshape(-1, weight.ins)
-    out = few_rows(rows, weight, bias, dtype or x.dtype, format)
+    out: Tensor = few_rows(rows, weight, bias, dtype or x.dtype, format)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.outs)
 
 

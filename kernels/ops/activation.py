@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case
+from .case import Case, Make
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class Activation:
     gelu_tanh_and_mul: Callable[[Tensor], Tensor] = gelu_tanh_and_mul
 
 
-def _inputs(shape: tuple[int, ...], scale: float = 1.0):
+def _inputs(shape: tuple[int, ...], scale: float = 1.0) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         return {"gate_up": (torch.randn(shape, generator=generator) * scale).to(dtype)}
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case
+from .case import Case, Make
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class Rows:
         if not self.exact:
             return list(self._cut(page_size, window))
         key = page_size, window
-        if key not in self.plans:
-            self.plans[key] = list(self._cut(page_size, window))
-        return self.plans[key]
+        parts: list[Part] | None = self.plans.get(key)
+        if parts is None:
+            parts = self.plans[key] = list(self._cut(page_size, window))
+        return parts
 
     def _cut(self, page_size: int, window: int) -> Iterator[Part]:
         device = self.page_table.device
@@ -164,7 +165,7 @@ def _inputs(
     dim: int = 32,
     page_size: int = 4,
     **options: float,
-):
+) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         needed = [-(-context // page_size) for _, context in lens]
         ids = torch.randperm(sum(needed), generator=generator).to(torch.int32) + 1
@@ -189,7 +190,7 @@ def _inputs(
     return make
 
 
-def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any):
+def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         inputs = _inputs(lens, heads, **options)(generator, dtype)
         return {**inputs, "sinks": torch.randn(heads, generator=generator) * 2.0}

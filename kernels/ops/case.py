@@ -13,6 +13,8 @@ TOLERANCES: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 )
 
+Make = Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]  # the arguments of a case
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -24,7 +26,7 @@ class Case:
 
     op: str  # "family.name", a field of Ops
     label: str
-    make: Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]
+    make: Make
     tolerances: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCES)
     mutates: tuple[str, ...] = ()  # arguments, or fields of them after dots, that the op writes: part of its answer
     packs: tuple[str, ...] = ()  # weights that an implementation is given as its own `linear.pack` holds them

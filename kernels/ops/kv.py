@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .case import Case
+from .case import Case, Make
 from .norm import Norm
 from .rope import Rope
 
@@ -94,7 +94,7 @@ class KV:
     append: Callable[..., Tensor] = append
 
 
-def _store(tokens: int, cache: torch.dtype | None = None):
+def _store(tokens: int, cache: torch.dtype | None = None) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         pages = torch.randn(2, 6, 4, 2, 16, generator=generator).to(cache or dtype)
         written = torch.randn(2, tokens, 2, 16, generator=generator).to(dtype)
@@ -110,7 +110,9 @@ def _store(tokens: int, cache: torch.dtype | None = None):
     return make
 
 
-def _copies(sources: list[int], targets: list[int], parts: int = 3, dim: int = 16, cache: torch.dtype | None = None):
+def _copies(
+    sources: list[int], targets: list[int], parts: int = 3, dim: int = 16, cache: torch.dtype | None = None
+) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         pages = torch.randn(parts, 6, 4, 2, dim, generator=generator).to(cache or dtype)
         return {"pages": pages, "sources": torch.tensor(sources).long(), "targets": torch.tensor(targets).long()}
@@ -128,7 +130,7 @@ def _append(
     offset: float = 0.0,
     rotation: Rotation = "neox",
     cache: torch.dtype | None = None,
-):
+) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         angle = torch.rand(tokens, half, generator=generator) * 100.0
         weights = torch.randn(2, dim, generator=generator) * 0.1 + (1.0 - offset)

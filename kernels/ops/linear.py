@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import linear_fp8, linear_int4, linear_int8
-from .case import Case
-from .linear_fp8 import Fp8
-from .linear_int4 import Int4
-from .linear_int8 import Int8
+# Importers take a format and its product from here.
+from . import linear_fp8 as linear_fp8
+from . import linear_int4 as linear_int4
+from . import linear_int8 as linear_int8
+from .case import Case, Make
+from .linear_fp8 import Fp8 as Fp8
+from .linear_int4 import Int4 as Int4
+from .linear_int8 import Int8 as Int8
 
 Weight = Tensor | Int8 | Int4 | Fp8  # as loaded, before a device packs it
 PANEL = 32  # slices of a weight are of a multiple of as many outputs, the last one of any number
@@ -93,7 +96,7 @@ class Linear:
         return self.pack_slices([weight], len(parts(weight)[0]), dtype)
 
 
-def _product(rows: int, ins: int, outs: int, bias: bool = False, **more: Any):
+def _product(rows: int, ins: int, outs: int, bias: bool = False, **more: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         x = torch.randn(rows, ins, generator=generator).to(dtype)
         weight = (torch.randn(outs, ins, generator=generator) / ins**0.5).to(dtype)
@@ -109,7 +112,7 @@ def _narrow(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]
     return {**inputs, "weight": inputs["weight"].to(torch.bfloat16)}
 
 
-def _lookup(scale: float, stored: torch.dtype | None = None):
+def _lookup(scale: float, stored: torch.dtype | None = None) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         tokens = torch.randint(0, 50, (9,), generator=generator, dtype=torch.int32)
         weight = torch.randn(50, 33, generator=generator).to(stored or dtype)

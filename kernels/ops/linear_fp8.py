@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case
+from .case import Case, Make
 from .linear_int4 import spread
 
 
@@ -32,7 +32,7 @@ def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype |
     return out.to(dtype or x.dtype)
 
 
-def _inputs(rows: int, ins: int, outs: int, group: int, bias: bool = False, **more: Any):
+def _inputs(rows: int, ins: int, outs: int, group: int, bias: bool = False, **more: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         data = (torch.randn(outs, ins, generator=generator) * 100.0).clamp(-448.0, 448.0)
         data[:, ::7] /= 2.0**14  # subnormal

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case
+from .case import Case, Make
 from .linear_int8 import rounded
 
 
@@ -55,7 +55,7 @@ def _product(x: Tensor, weight: Int4, bias: Tensor | None, dtype: torch.dtype) -
     return F.linear(x, weight.dense().to(x.dtype), None if bias is None else bias.to(x.dtype)).to(dtype)
 
 
-def _inputs(rows: int, ins: int, outs: int, group: int, bias: bool = False, zeros: bool = False, **more: Any):
+def _inputs(rows: int, ins: int, outs: int, group: int, bias: bool = False, zeros: bool = False, **more: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         groups = -(-ins // group)
         x = torch.randn(rows, ins, generator=generator)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case
+from .case import Case, Make
 
 
 class Int8(NamedTuple):
@@ -43,7 +43,7 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
     return (out if bias is None else out + bias.to(wide)).to(dtype or x.dtype)
 
 
-def _inputs(rows: int, ins: int, outs: int, bias: bool = False, zeros: bool = False, **more: Any):
+def _inputs(rows: int, ins: int, outs: int, bias: bool = False, zeros: bool = False, **more: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         x = torch.randn(rows, ins, generator=generator)
         if zeros:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case
+from .case import Case, Make
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -50,7 +50,7 @@ class Norm:
     layer: Callable[..., Tensor] = layer_norm
 
 
-def _inputs(shape: tuple[int, ...], offset: float, residual: bool, scale: float = 1.0):
+def _inputs(shape: tuple[int, ...], offset: float, residual: bool, scale: float = 1.0) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         x = torch.randn(shape, generator=generator) * scale
         weight = torch.randn(shape[-1], generator=generator) * 0.1 + (1.0 - offset)
@@ -62,7 +62,7 @@ def _inputs(shape: tuple[int, ...], offset: float, residual: bool, scale: float 
     return make
 
 
-def _layer(shape: tuple[int, ...], biased: bool, shift: float = 0.0):
+def _layer(shape: tuple[int, ...], biased: bool, shift: float = 0.0) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         x = torch.randn(shape, generator=generator) + shift
         weight, bias = torch.randn(2, shape[-1], generator=generator) * 0.1 + 1.0
@@ -71,7 +71,7 @@ def _layer(shape: tuple[int, ...], biased: bool, shift: float = 0.0):
     return make
 
 
-def _stored(residual: bool, kinds: Mapping[torch.dtype, torch.dtype]):
+def _stored(residual: bool, kinds: Mapping[torch.dtype, torch.dtype]) -> Make:
     """Weights are held as stored, whatever the activations are."""
 
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import Case
+from .case import Case, Make
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ class Rope:
     interleaved: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = interleaved_rope
 
 
-def _inputs(tokens: int, heads: int, kv_heads: int, dim: int, rotary: int):
+def _inputs(tokens: int, heads: int, kv_heads: int, dim: int, rotary: int) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         angle = torch.rand(tokens, rotary // 2, generator=generator) * 100.0
         return {

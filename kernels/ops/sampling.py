@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .case import Case
+from .case import Case, Make
 
 _WORD = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
@@ -188,7 +188,7 @@ def _mask(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
     return {"logits": _logits(generator), "rows": torch.tensor([1, 4]), "words": words}
 
 
-def _draw(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None):
+def _draw(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         def filled(value: float | None, kind: torch.dtype) -> Tensor | None:
             return None if value is None else torch.full((ROWS,), value, dtype=kind)
@@ -206,7 +206,7 @@ def _draw(temperature: float, top_k: int | None, top_p: float | None, min_p: flo
     return make
 
 
-def _logprobs(k: int):
+def _logprobs(k: int) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         logits = _logits(generator).round()  # equals, to see their order
         return {"logits": logits, "tokens": torch.randint(VOCAB, (ROWS,), generator=generator), "k": k}
@@ -221,7 +221,7 @@ def _greedy(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]
 _FLOAT32 = {torch.float32: 2e-5}
 
 
-def _carry(lens: list[int], rows: list[int]):
+def _carry(lens: list[int], rows: list[int]) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         tokens, drawn = torch.randint(0, 90, (2, sum(lens)), generator=generator, dtype=torch.int32)
         ends = torch.tensor(lens).cumsum(0).int() - 1

@@ -53,7 +53,7 @@ def _normalised(
 
 def _warps(dim: int) -> int:
     """Eight numbers for each thread, within what a block may have."""
-    return min(16, max(1, triton.next_power_of_2(dim) // 256))
+    return min(16, max(1, int(triton.next_power_of_2(dim)) // 256))
 
 
 @triton.jit

@@ -65,7 +65,7 @@ torch.library.define(
 torch.library.define("localllm_graphs::product", "(Tensor x, Tensor weight, int outs, ScalarType dtype) -> Tensor")
 
 
-@torch.library.register_fake("localllm_graphs::attend")
+@torch.library.register_fake("localllm_graphs::attend")  # type: ignore[untyped-decorator]
 def _(qkv: Tensor, cos: Tensor, sin: Tensor, out: Tensor, site: int) -> None:
     pass
 
@@ -76,7 +76,7 @@ def _product(x: Tensor, weight: Tensor, outs: int, dtype: torch.dtype) -> Tensor
     return model.products[weight.data_ptr()](x, model.ops, dtype=dtype)
 
 
-@torch.library.register_fake("localllm_graphs::product")
+@torch.library.register_fake("localllm_graphs::product")  # type: ignore[untyped-decorator]
 def _(x: Tensor, weight: Tensor, outs: int, dtype: torch.dtype) -> Tensor:
     return x.new_empty((*x.shape[:-1], outs), dtype=dtype)
 

@@ -76,7 +76,8 @@ class SplitModel:
             del read, made
             for node in part.spent:
                 del values[node]
-        return values[self._hidden][:answers]
+        hidden: Tensor = values[self._hidden]
+        return hidden[:answers]
 
     @property
     def late(self) -> int:
@@ -157,6 +158,7 @@ class _Tracing:
             first = parts(weight)[0]
             self.products[first.data_ptr()] = Product(name, weight, bias)
             outs = len(first) if first.dim() == 2 else weight.outs
-            return opaque.product(x, first, outs, dtype or x.dtype)
+            answer: Tensor = opaque.product(x, first, outs, dtype or x.dtype)
+            return answer
 
         return product

@@ -105,7 +105,8 @@ def _joined(weights: Sequence[Weight]) -> Weight:
     if not rest:
         return first
     columns = iter(zip(parts(first), *rest, strict=True))
-    return changed(first, lambda _: torch.cat(next(columns)))
+    joined: Weight = changed(first, lambda _: torch.cat(next(columns)))
+    return joined
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:
