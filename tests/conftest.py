@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .recording import ROOT, TIERS, make_recorder, tier_of
+from .recording import ROOT, TIERS, in_worker, make_recorder, tier_of
 
 
 @pytest.fixture(autouse=True)
@@ -28,19 +28,24 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 class TierCount:
-    """Counts outcomes per tier marker; tests without one are not about a device."""
+    """Counts outcomes per tier marker; tests without one make no claim about a device.
+
+    The tier is a property of the report: with pytest-xdist the process that counts has no items.
+    """
 
     def __init__(self) -> None:
-        self.tier_of: dict[str, str] = {}
         self.counts: dict[str, Counter[str]] = {tier: Counter() for tier in TIERS}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.tier_of = {item.nodeid: tier for item in items if (tier := tier_of(item))}
+        for item in items:
+            if tier := tier_of(item):
+                item.user_properties.append(("tier", tier))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        tier = self.tier_of.get(report.nodeid)
-        if tier and (report.when == "call" or report.outcome != "passed"):
-            self.counts[tier][report.outcome] += 1
+        if report.when == "call" or report.outcome != "passed":
+            for name, value in report.user_properties:
+                if name == "tier":
+                    self.counts[str(value)][report.outcome] += 1
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         for tier, count in self.counts.items():
@@ -50,7 +55,7 @@ class TierCount:
             terminalreporter.write_line(f"tier {tier}: {told}")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.config.getoption("--expect-tiers"):
+        if session.config.getoption("--expect-tiers") and not in_worker():
             idle = sorted(tier for tier in TIERS if not self.counts[tier]["passed"])
             if idle and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -27,6 +27,12 @@ OTHER = DeviceInfo("mlx", "MLX's CPU device", 2, 1, second_choice=True)
 APPLE = DeviceInfo("mlx", "Apple M1", 2, 1)
 
 
+@pytest.fixture(autouse=True)
+def controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests may run in a process of pytest-xdist, and are about one that writes."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
 def item(name: str, *tiers: str, file: str = "tests/backends/test_cuda.py", backend: str = "", **params: str) -> Any:
     cls = SimpleNamespace(backend=backend) if backend else None
     made = SimpleNamespace(nodeid=f"{file}::{name}", path=ROOT / file, cls=cls, user_properties=[])

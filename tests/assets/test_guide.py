@@ -317,6 +317,7 @@ def test_tokenizer_training_makes_digits_and_markers_tokens() -> None:
     assert small.encode("<|im_start|>42").tokens == ["<|im_start|>", "4", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_smoke_training_makes_a_loadable_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts.train_guide.run", "--smoke", "--out", str(tmp_path / "toy")]
@@ -361,10 +362,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_scores_on_a_sample_of_heldout_questions() -> None:
-    results = evaluate.score(GUIDE, evaluate.load(corpus.HELDOUT, every=6))
+@pytest.mark.parametrize(("every", "least"), [(24, 15), pytest.param(6, 60, marks=pytest.mark.slow)])
+def test_scores_on_a_sample_of_heldout_questions(every: int, least: int) -> None:
+    results = evaluate.score(GUIDE, evaluate.load(corpus.HELDOUT, every=every))
     wrong = [(result.question.turns, result.answer) for result in results if not result.right]
-    assert len(results) >= 60
+    assert len(results) >= least
     assert len(wrong) <= 0.1 * len(results), wrong
 
 

@@ -76,6 +76,7 @@ class TestSplit(Conformance):
 
 
 @by_inductor
+@pytest.mark.slow
 @pytest.mark.timeout(180)  # a newer torch's first compilation also prepares its headers
 class TestSplitByInductor(TestSplit):
     @pytest.fixture(scope="class")
@@ -179,7 +180,7 @@ def test_replays_equal_what_they_recorded(tmp_path: Path, tiny: str) -> None:
 
 
 @by_inductor
-@pytest.mark.parametrize("tiny", ["qwen3-biases", "gemma3"])
+@pytest.mark.parametrize("tiny", ["qwen3-biases", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_inductor_computes_the_same(tmp_path: Path, tiny: str) -> None:
     """Compiled once, whatever is recorded and computed later."""
     runner = opened(tiny, tmp_path, replace(SPLIT, compiled_dir=tmp_path / "made"))

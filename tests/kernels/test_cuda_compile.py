@@ -44,6 +44,7 @@ def test_every_source_is_named_here():
     assert {source.stem for source in FOLDER.glob("*.cu")} == set(KERNELS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", KERNELS)
 def test_compiles_for_every_architecture(stem, tmp_path):
     targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
@@ -63,7 +64,8 @@ def test_compiles_for_every_architecture(stem, tmp_path):
 
 
 def test_the_library_builds_without_a_gpu(tmp_path):
-    """The binding too, against whatever torch is here: what only a torch with CUDA has is found when it is loaded."""
+    """Every source for one architecture, and the binding, against whatever torch is here: what only a torch with CUDA
+    has is found when it is loaded."""
     choices = ["-DLOCALLLM_CUDA=ON", "-DLOCALLLM_CUDA_ARCHITECTURES=90-real", "-DLANES=generic"]
     for command in (
         ["cmake", "-S", FOLDER.parent, "-B", tmp_path, f"-DPython_EXECUTABLE={sys.executable}", *choices],

@@ -27,6 +27,8 @@ real = [pytest.mark.real, pytest.mark.skipif(not torch.cuda.is_available(), reas
 DEVICE = "cpu" if INTERPRETED else "cuda"
 RANDOM = 240  # batches
 KINDS = 48  # of kernels, among them: each must be compiled
+SLOW = [pytest.mark.slow]
+OFTEN = ("mixed", "sinks-soft-cap", "prompt", "window")  # interpreted in make test; the others are slow
 
 
 def on_device(arguments: Mapping[str, Any], wide: bool = False) -> dict[str, Any]:
@@ -126,7 +128,10 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 @interpreted
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=str(case), marks=[] if case.label in OFTEN else [pytest.mark.slow]) for case in CASES],
+)
 def test_case_interpreted(case: Any) -> None:
     dtype = torch.float16 if case.label in ("mixed", "sinks-soft-cap", "prompt") else torch.float32
     check(case.make(torch.Generator().manual_seed(7), dtype), case.tolerances[dtype])

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,10 +144,19 @@ SPILLING = {
     *((target, "extend", "256") for target in ("gfx90a", "gfx1100", "gfx1201")),
 }
 KERNELS: tuple[Callable[[Target], Iterator[Build]], ...] = (attention_builds,)
+OFTEN = ("sm_90", "gfx942")  # in make test; the other targets are slow
+
+
+def parameters(runs: Iterable[tuple[Target, Build]]) -> Iterator[Any]:
+    for target, build in runs:
+        marks = [] if str(target) in OFTEN else [pytest.mark.slow]
+        yield pytest.param(target, build, id=f"{target}-{build.kernel.__name__}-{build.label}", marks=marks)
+
+
 RUNS = [(target, build) for target in TARGETS for make in KERNELS for build in make(target)]
 
 
-@pytest.mark.parametrize(("target", "build"), RUNS, ids=[f"{t}-{b.kernel.__name__}-{b.label}" for t, b in RUNS])
+@pytest.mark.parametrize(("target", "build"), parameters(RUNS))
 def test_compiles(target: Target, build: Build, tmp_path: Path) -> None:
     compiled = compile_for(target, build)
     assert compiled.metadata.shared <= (min(target.shared, build.shared) if target.backend == "cuda" else target.shared)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_triton_compile import TARGETS, Build, Target, compile_for, spilled
+from test_triton_compile import TARGETS, Build, Target, compile_for, parameters, spilled
 
 from localllm.kernels.triton import activation, draw, kv, norm, rope, sampling
 
@@ -71,7 +71,7 @@ def element_builds(target: Target) -> Iterator[Build]:
 RUNS = [(target, one) for target in TARGETS for make in (sampling_builds(), element_builds(target)) for one in make]
 
 
-@pytest.mark.parametrize(("target", "build"), RUNS, ids=[f"{t}-{b.kernel.__name__}-{b.label}" for t, b in RUNS])
+@pytest.mark.parametrize(("target", "build"), parameters(RUNS))
 def test_compiles(target: Target, build: Build, tmp_path: Path) -> None:
     compiled = compile_for(target, build)
     assert compiled.metadata.shared <= target.shared

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_triton_compile import TARGETS, Build, Target, compile_for, spilled
+from test_triton_compile import OFTEN, TARGETS, Build, Target, compile_for, spilled
 
 from localllm.kernels.triton import few_rows, few_rows_turned, round_rows, widen
 
@@ -95,8 +95,7 @@ def rounding() -> Iterator[Build]:
     yield Build("scale-back", back, sums, {"HAS_BIAS": True, "BLOCK": 2048}, 8, 3)
 
 
-# Of products of few rows, in tests that are not slow.
-OFTEN = ("sm_80", "sm_120", "gfx942")
+# Products of few rows in tests that are not slow, for the targets OFTEN.
 SOME = ("few-rows-across-64-bf16", "few-rows-int8-4096-i8", "few-rows-fp8-128-bf16")
 
 
@@ -108,8 +107,7 @@ def runs() -> Iterator[Any]:
             *map(widening, RECORDS),
             *rounding(),
         ):
-            often = build.label in SOME if build.label.startswith("few-rows") else target in TARGETS
-            often = often and (str(target) in OFTEN or not build.label.startswith("few-rows"))
+            often = str(target) in OFTEN and (build.label in SOME or not build.label.startswith("few-rows"))
             yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])
 
 

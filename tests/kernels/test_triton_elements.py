@@ -28,6 +28,7 @@ from localllm.kernels.triton import activation, kv, norm, rope, sampling
 
 sys.path.insert(0, str(Path(__file__).parent))
 from oracle_draws import FILTERS, SHAPES, draws, expected_token
+from sample import one_of_each
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -52,7 +53,9 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case}-{dtype}" for case, dtype in RUNS])
+@pytest.mark.parametrize(
+    ("case", "dtype"), one_of_each(RUNS, lambda run: run[0].op, lambda run: f"{run[0]}-{run[1]}", slow=not CUDA)
+)
 def test_op_equals_reference(case: Case, dtype: torch.dtype) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
     expected = answer(case, dict(REFERENCE)[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
@@ -78,7 +81,7 @@ def drawn(logits: torch.Tensor, how: Draws) -> list[int]:
     return FAST.sampling.draw(logits.to(DEVICE), moved(how, DEVICE)).tolist()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", one_of_each(SHAPES, lambda _: "", slow=not CUDA))
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: "-".join(filters) or "plain")
 def test_draws_equal_the_oracle_s(shape: str, filters: dict[str, Any]) -> None:
     rows = 5 if CUDA else 2
@@ -108,7 +111,7 @@ def random_draws(rng: np.random.Generator, rows: int, vocab: int) -> Draws:
     )
 
 
-@pytest.mark.parametrize("seed", range(60 if CUDA else 4))
+@pytest.mark.parametrize("seed", one_of_each(range(60 if CUDA else 4), lambda _: "", slow=not CUDA))
 def test_random_settings_equal_the_oracle(seed: int) -> None:
     """720 rows on a GPU, of which each has filters of its own."""
     rng = np.random.default_rng(seed)
@@ -123,7 +126,7 @@ def test_random_settings_equal_the_oracle(seed: int) -> None:
     assert drawn(logits, how) == [expected_token(logits, how, row) for row in range(rows)]
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 33, 100, 598])
+@pytest.mark.parametrize("k", one_of_each([33, 1, 2, 7, 100, 598], lambda _: "", slow=not CUDA))
 def test_top_k_keeps_no_more_and_no_less(k: int) -> None:
     """All tokens are about equally likely, so that one too many or too few would soon be seen."""
     rows, vocab = 8, 599
@@ -151,7 +154,7 @@ def test_no_number_is_the_likeliest_token_whatever_filters() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])
-@pytest.mark.parametrize("vocab", [1, 5, 128, 5_303])
+@pytest.mark.parametrize("vocab", one_of_each([128, 1, 5, 5_303], lambda _: "", slow=not CUDA))
 def test_greedy_and_logprobs(rows: int, vocab: int) -> None:
     logits = numbers(rows, vocab + 3, seed=vocab).round(decimals=1)[:, :vocab] * 3  # rows lie apart
     tokens = torch.arange(rows) % vocab

@@ -22,19 +22,22 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
 ]
+SLOW = [pytest.mark.slow] if INTERPRETED else []
 PRODUCTS = ("linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8")
 
 
 def runs() -> Iterator[Any]:
-    """(case, type of activations, whether the weight is packed); the rest of what the interpreter can do is slow."""
+    """(case, type of activations, whether the weight is packed); in the interpreter all but one of each op are slow."""
+    often: set[str] = set()
     for case in CASES:
         for dtype in case.tolerances if case.op in PRODUCTS else ():
             for packed in (False, True) if "int4" in case.op else (False,):
                 if INTERPRETED and dtype == torch.bfloat16:  # which numpy does not have
                     continue
-                rest = INTERPRETED and (dtype == torch.float16 or packed != ("int4" in case.op))
+                rest = case.op in often or dtype == torch.float16 or packed != ("int4" in case.op)
+                often |= set() if rest else {case.op}
                 label = f"{case}-{dtype}{'-packed' * packed}"
-                yield pytest.param(case, dtype, packed, id=label, marks=[pytest.mark.slow] if rest else [])
+                yield pytest.param(case, dtype, packed, id=label, marks=SLOW if rest else [])
 
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -118,10 +121,11 @@ DEEP = [
     ("fp8", 65, 500, 96),
     ("int8", 64, 4096, 4096),
 ]
-SLOW = [pytest.mark.slow] if INTERPRETED else []
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(dtype, id=str(dtype), marks=SLOW if dtype == torch.float16 else []) for dtype in DTYPES]
+)
 @pytest.mark.parametrize(
     ("op", "outs", "ins", "group"), [*SHAPES, *(pytest.param(*shape, marks=SLOW) for shape in DEEP)]
 )
