@@ -342,7 +342,13 @@ def test_the_models_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     (True, False, False, 0), (False, True, True, 0), (False, True, False, 1), (False, False, True, None),
 ])  # fmt: skip
 def test_nothing_is_deleted_unasked(
-    monkeypatch: pytest.MonkeyPatch, packed: bool, yes: bool, terminal: bool, agrees: bool, code: int | None
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    packed: bool,
+    yes: bool,
+    terminal: bool,
+    agrees: bool,
+    code: int | None,
 ) -> None:
     from localllm.app.store import hub
 
@@ -359,6 +365,7 @@ def test_nothing_is_deleted_unasked(
     else:
         assert models.remove("m", packed, yes) == code
     assert deleted == (["plan_packed_removal" if packed else "plan_removal"] if code == 0 else [])
+    assert ("deleted nothing" in capsys.readouterr().err) is (code == 1)
 
 
 def test_a_key_is_never_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

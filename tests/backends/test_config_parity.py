@@ -74,7 +74,7 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "llama-scaled-partial": ("llama", {}, {"rope_scaling": LINEAR, "partial_rotary_factor": 0.5}, "partial_rotary"),
     "qwen2-no-window": ("qwen2", {}, {"layer_types": KINDS, "sliding_window": 5}, "use_sliding_window"),
-    "qwen2-nested": ("qwen2", {}, {"rope_parameters": {"full_attention": LINEAR}}, "rotary embedding"),
+    "qwen2-nested": ("qwen2", {}, {"rope_parameters": {"full_attention": LINEAR}}, "one rope for all layers"),
     "mistral-no-window": ("mistral", {}, {"layer_types": KINDS, "sliding_window": None}, "sliding_window"),
     "gemma3-no-window": ("gemma3_text", GEMMA, {"sliding_window": None}, "sliding_window"),
     "phi3-linear": ("phi3", {}, {"rope_parameters": LINEAR}, "rope type 'linear'"),

@@ -224,6 +224,14 @@ def test_products_of_inputs_with_more_dimensions(label: str) -> None:
         near(op(x[0], **given), expected[0])
 
 
+@pytest.mark.parametrize("label", ["linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"])
+def test_weights_that_are_not_packed_take_the_reference(label: str) -> None:
+    (case,) = (case for case in CASES if str(case) == f"{label}-bias")
+    arguments, _ = judge.asked(case, dict(REFERENCE)[case.op], F32)
+    plain = judge.given(case, REFERENCE, arguments, "cpu", F32)
+    assert torch.equal(dict(FAST)[case.op](**plain), dict(REFERENCE)[case.op](**plain))
+
+
 def test_projections_take_inputs_in_their_order_and_lie_side_by_side() -> None:
     x, weight, shift, order = numbers(3, 8), numbers(5, 8, seed=1), numbers(5, seed=2), torch.randperm(8)
     ordered, plain = Product("dense", weight[:, order], shift, order), Product("dense", weight[:2])
