@@ -74,9 +74,9 @@ def test_one_revision_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_kept_goes_alone() -> None:
     snapshot = make("org/m", WHOLE)
     with pytest.raises(ModelNotFound, match="nothing is kept of org/m"):
-        hub.plan_unpacking("org/m")
+        hub.plan_packed_removal("org/m")
     folder = keep(snapshot, 100)
-    plan = hub.plan_unpacking("org/m")
+    plan = hub.plan_packed_removal("org/m")
     assert plan.frees == 100
     plan.execute()
     assert (folder.exists(), snapshot.exists()) == (False, True)

@@ -319,7 +319,7 @@ def test_steps_that_keep_the_device_busy_are_not_recorded(tmp_path: Path) -> Non
 
 
 def test_a_forward_that_looks_at_a_length_is_refused() -> None:
-    with pytest.raises(SettingRefused, match="23 tokens only, by test_graphs_split") as refused:
+    with pytest.raises(SettingRefused, match="only 23 tokens, because of test_graphs_split") as refused:
         cutting.traced(lambda x: x.view(len(x), 1) + 1, torch.zeros(23))
     assert "breakable" in refused.value.hint
 
@@ -360,7 +360,7 @@ def test_where_it_looked_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None
     guard = SimpleNamespace(sloc=SimpleNamespace(framework_loc=None))
     shapes = SimpleNamespace(replacements={"s0": 23}, guards=[guard])
     monkeypatch.setattr(cutting, "make_fx", lambda *_, **__: lambda *_: SimpleNamespace(shape_env=shapes))
-    with pytest.raises(SettingRefused, match="23 tokens only"):
+    with pytest.raises(SettingRefused, match="only 23 tokens$"):
         cutting.traced(lambda x: x, torch.zeros(23))
 
 

@@ -47,8 +47,9 @@ def traced(forward: Callable[..., Tensor], *examples: Tensor) -> Graph:
         frames = [guard.sloc.framework_loc for guard in shapes.guards]
         places = {f"{Path(frame.filename).name}, line {frame.lineno}" for frame in frames if frame}
         lengths = ", ".join(map(str, fixed.values()))
+        reason = f", because of {'; '.join(sorted(places))}" if places else ""
         raise SettingRefused(
-            f"graphs split: the model supports only {lengths} tokens, because of {'; '.join(sorted(places))}",
+            f"graphs split: the model supports only {lengths} tokens{reason}",
             "set graphs to breakable, full or off",
         )
     graph.graph.eliminate_dead_code()
