@@ -73,7 +73,7 @@ def test_one_revision_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_kept_goes_alone() -> None:
     snapshot = make("org/m", WHOLE)
-    with pytest.raises(ModelNotFound, match="nothing is kept of org/m"):
+    with pytest.raises(ModelNotFound, match="org/m has no cached quantised weights"):
         hub.plan_packed_removal("org/m")
     folder = keep(snapshot, 100)
     plan = hub.plan_packed_removal("org/m")

@@ -360,7 +360,7 @@ def test_where_it_looked_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None
     guard = SimpleNamespace(sloc=SimpleNamespace(framework_loc=None))
     shapes = SimpleNamespace(replacements={"s0": 23}, guards=[guard])
     monkeypatch.setattr(cutting, "make_fx", lambda *_, **__: lambda *_: SimpleNamespace(shape_env=shapes))
-    with pytest.raises(SettingRefused, match="only 23 tokens$"):
+    with pytest.raises(SettingRefused, match=r"only 23 tokens$"):
         cutting.traced(lambda x: x, torch.zeros(23))
 
 
