@@ -17,10 +17,10 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Choice:
-    """Feed deltas until `done`; then nothing more is said and the engine's request should be cancelled, if it runs.
+    """Feed deltas until `done`. No piece follows; the caller cancels the engine's request if it still runs.
 
-    Tokens are reported with the text they make; those after a stop string and a final stop token count as generated
-    (`generated`) but have neither text nor log-probabilities.
+    Each token is reported in the piece that has its text. The final stop token, and tokens after a stop string, count
+    in `generated`, but have neither text nor log-probabilities.
     """
 
     def __init__(
@@ -34,7 +34,10 @@ class Choice:
         stop_ids: frozenset[int] = frozenset(),
         parallel_tool_calls: bool = True,
     ) -> None:
-        self._id, self._index, self._tokenizer, self._stop_ids = request_id, index, tokenizer, stop_ids
+        self._id = request_id
+        self._index = index
+        self._tokenizer = tokenizer
+        self._stop_ids = stop_ids
         marks = {tokenizer.id_of(mark) for mark in (THINK, END_THINK, CALL, END_CALL)}
         hidden = frozenset(tokenizer.special_ids - marks)
         before = prompt.ids if prompt.goes_on else ()
@@ -45,7 +48,7 @@ class Choice:
             inside_reasoning=prompt.inside_reasoning,
             one_call=not parallel_tool_calls,
         )
-        self._logprobs: deque[TokenLogprobs] = deque()  # of tokens whose text is still held back
+        self._logprobs: deque[TokenLogprobs] = deque()  # of tokens whose text is not reported yet
         self.generated = 0
         self.cached = 0
         self.done = False
@@ -55,7 +58,7 @@ class Choice:
         return Piece(id=self._id, choice=self._index, text=text)
 
     def take(self, delta: Delta) -> Piece | None:
-        """What the delta added; None where nothing can be said yet."""
+        """The new output after this delta; None if no text is complete yet."""
         if self.done:
             return None
         self.generated += len(delta.tokens)
@@ -72,10 +75,11 @@ class Choice:
         if not self.done or delta.finish == "cancelled":
             return self._piece(parts, count, None) if parts or count else None
         if not self._parser.over:
-            rest = self._text.finish()
-            count += rest.tokens
-            parts += self._parser.feed(rest.text) + self._parser.finish()
-        return self._piece(parts, count, "length" if delta.finish == "length" and not ended else "stop")
+            last = self._text.finish()
+            count += last.tokens
+            parts += self._parser.feed(last.text) + self._parser.finish()
+        cut = delta.finish == "length" and not ended
+        return self._piece(parts, count, "length" if cut else "stop")
 
     def _piece(self, parts: list[Part], count: int, finish: Finish | None) -> Piece:
         logprobs = [self._logprobs.popleft() for _ in range(min(count, len(self._logprobs)))]

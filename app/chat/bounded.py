@@ -1,7 +1,7 @@
-"""Work that somebody else's input makes unpredictable, done in a child process bounded in time and memory.
+"""Runs work on untrusted input in a child process with limits on time and memory.
 
-Parent's half: `BoundedChild`. Child's half: `serve`. They exchange bytes, each after 4 bytes of big-endian length; the
-length's top bit marks a child's last answer.
+The parent uses `BoundedChild`, the child `serve`. A message is 4 bytes of big-endian length and its bytes. The top bit
+of the length marks the last answer of a child.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ import time
 from collections.abc import Callable
 
 LAST = 1 << 31
-# Thread pools reserve address space for every core, which on a large machine would be all that is allowed.
+# A thread pool reserves address space for every core; on a large machine that alone would exceed the memory limit.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 START_BOUND = 60.0  # seconds of wall time for starting and the first message, on a busy machine
 
 
 class ChildLost(Exception):
-    """The child ended, or took too long and was ended; the next call starts another. Says which in words."""
+    """The child crashed, or was killed at a limit; the message says which. The next call starts a new child."""
 
 
 class BoundedChild:
-    """One process running `module`, started at the first use and after every loss. Thread-safe; calls queue up.
+    """One child process that runs `module`. The first call, and the first call after a ChildLost, starts it.
 
-    `cpu` bounds the processor time of one call, which a busy machine does not shorten; `wall` the time anyone waits.
-    `hello` is sent first to each new process and answered without counting.
+    Thread-safe; calls run one after the other. `cpu`: limit of the processor time of a call, in seconds, which does not
+    depend on the load of the machine. `wall`: limit of the elapsed time of a call, in seconds. `memory`: limit of the
+    address space, in bytes. `hello` makes the first message to a new process; the limits do not apply to it.
     """
 
     def __init__(self, module: str, *, cpu: float, wall: float, memory: int, hello: Callable[[], bytes]) -> None:
         self._arguments = [sys.executable, "-P", "-m", module, str(cpu), str(memory)]
-        self._cpu, self._wall, self._hello = cpu, wall, hello
+        self._cpu = cpu
+        self._wall = wall
+        self._hello = hello
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -61,16 +64,16 @@ class BoundedChild:
             self._drop()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # Nothing of our environment (tokens, keys, proxies) but what the interpreter needs to find the package.
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
-        kept |= dict.fromkeys(_POOLS, "1")
+        # The child gets no secrets (tokens, keys, proxies): only the variables that Python needs to import the package.
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+        environment |= dict.fromkeys(_POOLS, "1")
         child = subprocess.Popen(
             self._arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            env=kept,
+            env=environment,
             cwd="/",
         )
         for pipe in (child.stdin, child.stdout):
@@ -88,12 +91,13 @@ class BoundedChild:
         return body
 
     def _drop(self) -> int | None:
-        """End the child; the status it ended with."""
-        child, self._child = self._child, None
+        """End the child; its exit status, None if there is no child."""
+        child = self._child
+        self._child = None
         if child is None:
             return None
         try:
-            child.wait(0.05)  # one that ended by itself has something to tell
+            child.wait(0.05)  # a child that ended by itself has its own exit status
         except subprocess.TimeoutExpired:
             child.kill()
         with child:  # closes the pipes and waits
@@ -128,20 +132,21 @@ def _wait(descriptor: int, event: int, deadline: float) -> None:
 
 
 class Spent(Exception):
-    """Raised by a handler with its answer: memory or stack ran out, so this process should not go on."""
+    """A handler ran out of memory or stack: the child sends `answer` and exits."""
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
 
 
 def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> None:
-    """The child's main loop: bounds itself by the command line, then answers until end of input."""
+    """The child's main loop: set the limits of the command line, then answer requests until the end of the input."""
     cpu, memory = float(sys.argv[1]), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us by closing the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process by closing the pipe
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    source = sys.stdin.buffer
+    sink = sys.stdout.buffer
 
     def answer(body: bytes, flag: int = 0) -> None:
         sink.write((len(body) | flag).to_bytes(4, "big") + body)
@@ -155,7 +160,7 @@ def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> N
             greeted = True
             answer(b"")
             continue
-        signal.setitimer(signal.ITIMER_PROF, cpu)  # its default action ends the process, whatever it is doing
+        signal.setitimer(signal.ITIMER_PROF, cpu)  # the default action of SIGPROF ends the process, also in native code
         try:
             body = handle(request)
         except Spent as spent:

@@ -1,4 +1,5 @@
-"""Schemas that no value fits at once: oneOf of these means what anyOf means, which a grammar can express."""
+"""Finds schemas that no value can match at the same time. oneOf of such schemas is equal to anyOf, which a grammar can
+express."""
 
 from __future__ import annotations
 
@@ -6,9 +7,8 @@ from typing import Any
 
 
 def are_disjoint(one: object, other: object) -> bool:
-    """Whether the types of two schemas tell, their constant texts, or a required property that both constrain to texts.
-
-    False where nothing of this tells. References are not followed.
+    """True if no value can match both schemas: they have no type in common, or no constant text, or a property that
+    both require has no constant text in common. False if none of these proves it. Does not follow references.
     """
     if not isinstance(one, dict) or not isinstance(other, dict):
         return one is False or other is False
@@ -23,14 +23,14 @@ def are_disjoint(one: object, other: object) -> bool:
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    """The types that fit; integers count as numbers. All where the schema names none."""
+    """The types that the schema allows, integer as number; all types if it names none."""
     named = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
     names = [named] if isinstance(named, str) else named
     return {"number" if name == "integer" else name for name in names if isinstance(name, str)}
 
 
 def _required(schema: dict[str, Any]) -> set[str]:
-    """Properties that every object that fits has, and that the schema constrains."""
+    """Names that are in `required` and in `properties`."""
     required, properties = schema.get("required"), schema.get("properties")
     if not isinstance(required, list) or not isinstance(properties, dict):
         return set()
@@ -38,13 +38,13 @@ def _required(schema: dict[str, Any]) -> set[str]:
 
 
 def _apart(one: object, other: object) -> bool:
-    """Both name the texts that fit, and none of them in common."""
+    """True if both schemas list their constant texts and the lists have no text in common."""
     texts = _texts(one), _texts(other)
     return bool(texts[0]) and bool(texts[1]) and not texts[0] & texts[1]
 
 
 def _texts(schema: object) -> set[str]:
-    """The only values that fit; empty where the schema does not name them, or not only texts."""
+    """The texts of const or enum; empty if there is neither, or if one value is not a string."""
     if not isinstance(schema, dict):
         return set()
     values = [schema["const"]] if "const" in schema else schema.get("enum", [])

@@ -1,12 +1,12 @@
-"""Patterns of the string formats of JSON Schema, in ECMA-262, where those of llguidance take texts that are no such
-thing: February 29 of every year, a leap second at any time, host names of any length.
+"""ECMA-262 patterns of the string formats of JSON Schema that llguidance checks too loosely.
 
-A leap second is taken only where it can be: before midnight UTC, of a day that may have one.
+llguidance accepts February 29 of every year, a leap second at any time, and host names of any length. Here, a leap
+second is valid only at 23:59:60 UTC of June 30 or December 31 (in `time`, of any day).
 """
 
 from __future__ import annotations
 
-# llguidance's own patterns are right for these.
+# Formats for which llguidance has a correct pattern.
 BUILT_IN = frozenset({"duration", "ipv4", "uri", "uuid"})
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
@@ -27,7 +27,7 @@ _IPV4 = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
 
 _H16 = "[0-9A-Fa-f]{1,4}"
 _LS32 = f"(?:{_H16}:{_H16}|{_IPV4})"
-_IPV6 = "|".join(  # RFC 3986, 3.2.2: groups before the ::, and as many after it as there is room for
+_IPV6 = "|".join(  # RFC 3986, section 3.2.2: one line per number of groups after the ::
     [
         f"(?:{_H16}:){{6}}{_LS32}",
         f"::(?:{_H16}:){{5}}{_LS32}",
@@ -40,7 +40,7 @@ _IPV6 = "|".join(  # RFC 3986, 3.2.2: groups before the ::, and as many after it
     ]
 )
 
-# Patterns that a text must match all of.
+# Format → patterns; a valid text matches all of them.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "date": (f"^{_DATE}$",),
     "time": (f"^(?:{_TIME}|{_LEAP_SECOND})$",),

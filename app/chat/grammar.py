@@ -1,7 +1,7 @@
 """Structured output: a response format compiled to the tokens that may come next, by `llguidance`.
 
-Nothing is cached on disk, schemas are never fetched, and every bound below turns into an InvalidRequest. The library's
-own limits let some inputs run for minutes, so a bounded child process (grammar_child) tries each one first.
+Nothing is cached on disk, and no schema is fetched. A grammar beyond a limit below raises InvalidRequest. The limits of
+the library let some inputs run for minutes, so a child process (grammar_child) tries each grammar first.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choi
 MAX_DEPTH = 64  # nested objects and arrays in a schema
 MAX_NODES = 20_000  # values in a schema
 MAX_CHOICES = 4096
-MAX_COMPARED = 4096  # tokens whose bytes are compared with the library's
+MAX_COMPARED = 4096  # tokens whose bytes are compared with the bytes that the library has for them
 CPU_BOUND, WALL_BOUND = 0.4, 5.0  # seconds of one trial
-MEMORY_BOUND = 2 * 2**30  # bytes of address space, the vocabulary's tables counted in
+MEMORY_BOUND = 2 * 2**30  # bytes of address space, with the tables of the vocabulary
 
-# One space, or a line break and indentation: a small model may otherwise write blanks for ever.
-# No \\u: the grammar compares names as they are spelled, so that "\\u0061" would pass by what is said of "a".
+# Only one space, or a line break and indentation: a small model may otherwise write blanks for ever.
+# No \\u escapes: the grammar compares the spelling of names, so the constraints of "a" would not apply to "\\u0061".
 _JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})", "json_allowed_escapes": 'nrbtf\\"'}
 
-# As OpenAI has it: a tool without parameters takes none.
+# As in OpenAI's API, a tool without `parameters` has no arguments.
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 class TokenGrammar:
-    """engine.grammar.Grammar of one request. Raises ValueError with the reason when a limit is reached on the way."""
+    """engine.grammar.Grammar of one request. The methods raise ValueError with the reason at a limit of the library."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
+        self._matcher = matcher
+        self._vocab_size = vocab_size
 
     def copy(self) -> TokenGrammar:
         """Another matcher in the same state."""
         return TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
 
     def allowed(self) -> NDArray[np.uint32]:
-        """[ceil(vocab / 32)]; the end-of-sequence ids are allowed where the text may end."""
+        """Allowed-token mask, [ceil(vocab / 32)] uint32. It allows the end-of-sequence ids where the text may end."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
         self._check()
         return mask[: -(-self._vocab_size // 32)]
@@ -75,10 +76,10 @@ class TokenGrammar:
 
 
 class GrammarCompiler:
-    """Compiles for one tokenizer. Thread-safe: a compiled grammar belongs to its request alone."""
+    """Compiles grammars for one tokenizer. Thread-safe; a compiled grammar is for one request and one thread."""
 
     def __init__(self, tokenizer: ChatTokenizer, vocab_size: int) -> None:
-        """`vocab_size` is the model's, which may be padded beyond the tokenizer's. Takes a while for large ones."""
+        """`vocab_size` is the model's, which may be padded beyond the tokenizer's. Slow for a large vocabulary."""
         if not tokenizer.eos_ids:
             raise InvalidRequest("structured output is not supported for this model: it has no end-of-sequence token")
         self._vocab_size = vocab_size
@@ -91,7 +92,7 @@ class GrammarCompiler:
         self._call_marks = [
             mark if tokenizer.id_of(mark) is not None else json.dumps(mark) for mark in (CALL, END_CALL)
         ]
-        # What text cannot hold as characters and yet may hold, such as <think>.
+        # Special tokens that text may contain, such as <think>; a rule for characters does not match them.
         self._other_marks = sorted(
             token
             for token in tokenizer.added_ids - tokenizer.eos_ids - {tokenizer.id_of(CALL)}
@@ -106,7 +107,7 @@ class GrammarCompiler:
         )
 
     def _compare_bytes(self, tokenizer: ChatTokenizer) -> None:
-        """A decoder that the library reads otherwise would let through text that the grammar forbids."""
+        """Raises UnsupportedParameter if the library has other bytes for a token: it could let forbidden text pass."""
         for token in range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // MAX_COMPARED):
             if token in tokenizer.added_ids or self._tokens.is_special_token(token):
                 continue
@@ -118,7 +119,7 @@ class GrammarCompiler:
         self._trials.close()
 
     def compile(self, wanted: ResponseFormat) -> TokenGrammar:
-        """Raises InvalidRequest: malformed, unsupported keyword (by name), or too large."""
+        """Raises InvalidRequest if the format is malformed, too large, or has an unsupported keyword."""
         match wanted.kind:
             case "json_object":
                 return self._compile(_json_grammar({"type": "object"}, "response_format"), "response_format")
@@ -138,19 +139,21 @@ class GrammarCompiler:
                 return self._compile(_choice_grammar(wanted.choices or []), "choice")
 
     def compile_tool_calls(self, tools: Sequence[dict[str, Any]], *, parallel: bool) -> TokenGrammar:
-        """One call (more, where `parallel`) of one of the tools in Hermes' form, its arguments by the tool's schema."""
+        """One call of one of the tools (`parallel`: one or more), in the format of Hermes, with arguments that match
+        the schema of the tool."""
         more = '("\\n" call)*' if parallel else ""
         lark = [f"start: call {more}", f"call: {self._call_marks[0]} rest_of_call", *self._rest_of_call(tools)]
         return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
 
     def compile_text_with_calls(self, tools: Sequence[dict[str, Any]]) -> TokenGrammar:
-        """Any text, in which whatever begins as a call is one of these tools', its arguments by the schema of a strict
-        one and any object for another."""
-        opening, others = self._call_marks[0], ",".join(map(str, self._other_marks))
+        """Free text with any number of tool calls. The arguments of a strict tool match its schema; the arguments of
+        another tool are any object."""
+        opening = self._call_marks[0]
+        others = ",".join(map(str, self._other_marks))
         text = ["text: TEXT? (other TEXT?)*", f"other: <[{others}]>"] if others else ["text: TEXT?"]
-        if opening == CALL:  # a token; spelled out it is no way round, as TEXT cannot hold it
+        if opening == CALL:  # one token; TEXT excludes its spelling
             begin = ["begin: text opening", f"opening: {opening}"]
-        else:  # a lexeme that ends with it, or the text before would be taken for one that goes on
+        else:  # one lexeme of the text and the mark: with two, the lexer would continue TEXT across the mark
             begin = [f"begin: {'(text other)?' if others else ''} opening", f"opening[lazy]: /(?s:.*){CALL}/"]
         no_opening = f"TEXT: /(?s:.+)/ & ~/(?s:.*){CALL}(?s:.*)/"
         rest = self._rest_of_call(tools, only_strict=True)
@@ -158,7 +161,7 @@ class GrammarCompiler:
         return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
 
     def _rest_of_call(self, tools: Sequence[dict[str, Any]], *, only_strict: bool = False) -> list[str]:
-        """Rules of what follows the opening mark; `only_strict`: other tools take any object."""
+        """Rules of a call after its opening mark. `only_strict`: tools that are not strict take any object."""
         rules = []
         for index, tool in enumerate(tools):
             function = tool["function"]
@@ -198,7 +201,7 @@ def _json_grammar(schema: object, where: str) -> str:
     whole = {"$defs": parts.definitions} | (parts.root if isinstance(parts.root, dict) else {})
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(whole), defaults=_JSON)
-    except ValueError as error:  # a name that is no Unicode text
+    except ValueError as error:  # a property name is not valid Unicode
         raise _unusable(where, error) from None
 
 
@@ -222,7 +225,7 @@ def _choice_grammar(choices: Sequence[str]) -> str:
 
 
 def _call_schema(name: str, parameters: object, where: str) -> dict[str, Any]:
-    """The object between the tool-call markers."""
+    """The schema of the JSON object between the tool-call markers."""
     parts = _self_contained(parameters, where)
     return {
         "type": "object",
@@ -235,13 +238,14 @@ def _call_schema(name: str, parameters: object, where: str) -> dict[str, Any]:
 
 
 def check_schema(schema: object, where: str) -> None:
-    """Bounds on size and depth, before a compiler sees it."""
+    """Raises InvalidRequest if the schema is too large or too deep for the compiler."""
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{where} must be a JSON schema object", param=where)
     layer: list[object] = [schema]
     nodes = depth = 0
     while layer:
-        nodes, depth = nodes + len(layer), depth + 1
+        nodes += len(layer)
+        depth += 1
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"{where} is nested deeper than {MAX_DEPTH} levels", param=where)
         if nodes > MAX_NODES:

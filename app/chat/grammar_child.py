@@ -1,4 +1,4 @@
-"""The process that tries a grammar before the engine's process compiles it: some inputs take minutes or gigabytes."""
+"""The child process that tries a grammar before the worker compiles it: some inputs take minutes or gigabytes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llguidance import LLTokenizer
 from .bounded import serve
 from .matcher import make_matcher, make_tokens
 
-STEPS = 16  # masks computed for a trial: the first ones build the lexer's states
+STEPS = 16  # masks of one trial; the first masks are the slowest, they build the states of the lexer
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The first message."""
+    """The first message to the child."""
 
     tokenizer_json: str
     vocab_size: int
@@ -23,7 +23,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 def find_problem(tokens: LLTokenizer, grammar: str) -> str:
-    """What is wrong with the grammar; empty when a random walk of a few tokens goes well."""
+    """The problem of the grammar, found by a random walk of STEPS tokens; empty if there is none."""
     matcher, problem = make_matcher(tokens, grammar)
     chance = random.Random(0)
     for step in range(STEPS):

@@ -1,11 +1,11 @@
-"""The one way a grammar's text becomes an `llguidance` matcher, here and in the process that tries it first."""
+"""Makes `llguidance` matchers, with the same limits in the worker and in the child process that tries a grammar."""
 
 from __future__ import annotations
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance import LLParserLimits as Limits
 
-# Fuel is regex work: about 50,000 units to the millisecond while compiling, 14,000 in a step.
+# Fuel counts the work of the regex engine: about 50,000 units per millisecond while compiling, 14,000 in a step.
 LIMITS = Limits(
     initial_lexer_fuel=4_000_000,
     step_lexer_fuel=300_000,
@@ -24,13 +24,13 @@ def make_tokens(tokenizer_json: str, vocab_size: int, eos_ids: list[int]) -> LLT
     try:
         return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos_ids)
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of the library's Rust, which is no Exception
+        if type(error).__name__ != "PanicException":  # a Rust panic derives from BaseException
             raise
         raise ValueError(str(error)) from None
 
 
 def make_matcher(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
-    """The matcher and what is wrong with it; empty when nothing is."""
+    """The matcher, and the problem of the grammar in at most 500 characters; empty if there is none."""
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         return matcher, " ".join(matcher.get_error().split())[:500]

@@ -1,4 +1,4 @@
-"""What clients send as messages, checked and brought into the one shape that chat templates expect."""
+"""Checks the messages of clients and converts them to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def for_template(messages: Sequence[object], *, knows_developer: bool) -> list[dict[str, Any]]:
-    """Messages with text contents, tool-call arguments as objects and a role the template knows.
+    """Messages with text as content, objects as tool-call arguments, and roles that the template supports.
 
-    Text parts are joined by newlines, a missing content becomes "", `developer` becomes `system` unless the template
-    knows it. Raises InvalidRequest or UnsupportedParameter with the place of the first fault.
+    Joins text parts with newlines; a missing content becomes "". The role `developer` becomes `system` unless
+    `knows_developer`. Raises InvalidRequest or UnsupportedParameter, with the path of the first wrong value.
     """
     if not messages:
         raise InvalidRequest("messages must have at least one message", param="messages")
@@ -98,7 +98,7 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
 
 
 def _arguments(arguments: object) -> object:
-    """Templates print arguments as JSON, so text that holds an object becomes it; models also produce other text."""
+    """Templates print arguments as JSON, so the text of a JSON object becomes that object. Other text stays text."""
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -1,7 +1,8 @@
-"""Turns a model's text into answer, reasoning and tool calls while it streams.
+"""Splits the streamed text of a model into answer, reasoning and tool calls.
 
-Reasoning is Qwen's and DeepSeek's `<think>…</think>` at the start of an answer; tool calls are Hermes' and Qwen's
-`<tool_call>{"name": …, "arguments": …}</tool_call>` anywhere after it. Markers may be split over any number of pieces.
+Reasoning is `<think>…</think>` at the start of an answer (Qwen, DeepSeek). A tool call is
+`<tool_call>{"name": …, "arguments": …}</tool_call>` anywhere after it (Hermes, Qwen). A marker may be split over any
+number of pieces of text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # of JSON, whole
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # a complete string of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ReasoningPart:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A whole tool call; `arguments` is JSON text as the model wrote it."""
+    """A complete tool call; `arguments` is the JSON text of the model, unchanged."""
 
     index: int
     id: str
@@ -51,26 +52,27 @@ def _new_id() -> str:
 
 
 class OutputParser:
-    """Feed text, get parts; `finish` gives what was held back.
+    """`feed` takes text and returns parts; `finish` returns the parts of the text that `feed` kept back.
 
-    Nothing is lost: what turns out to be no marker, and a call that is not JSON with a name, comes out as text. Only
-    white space beside the reasoning markers and after a tool call is dropped.
+    The start of a marker that does not complete, and a tool call that is not JSON with a name, become text. The parser
+    drops only the markers, and white space beside the reasoning markers and after a tool call.
     """
 
     def __init__(self, *, reasoning: bool, tools: bool, inside_reasoning: bool = False, one_call: bool = False) -> None:
-        """`inside_reasoning`: the prompt already ends in an opened `<think>`. `one_call`: the first call is the end."""
-        self.calls = 0  # tool calls given so far
-        self._tools, self._one_call = tools, one_call
+        """`inside_reasoning`: the prompt ends with an open `<think>`. `one_call`: drop text after the first call."""
+        self.calls = 0  # number of tool calls so far
+        self._tools = tools
+        self._one_call = one_call
         self._state: Literal["start", "reasoning", "text", "call", "over"] = "start" if reasoning else "text"
         if inside_reasoning:
             self._state = "reasoning"
         self._skip_space = inside_reasoning
-        self._held = ""
-        self._looked = 0  # where in it the end marker of a call may begin
+        self._held = ""  # text of no part yet
+        self._looked = 0  # first position in `_held` where the end marker of a call may start
 
     @property
     def over(self) -> bool:
-        """The only call that is wanted was given: what follows is dropped."""
+        """True after the only call of `one_call`; the parser drops the text that follows."""
         return self._state == "over"
 
     def feed(self, text: str) -> list[Part]:
@@ -81,20 +83,21 @@ class OutputParser:
         return _merged(parts)
 
     def finish(self) -> list[Part]:
-        """The rest at the end of the output. A tool call that only lacks its end marker still is one."""
+        """The last parts, at the end of the output. A tool call that lacks only its end marker counts as a call."""
         parts: list[Part] = []
         while self._state == "call":
             self._end_call(len(self._held), parts)
             parts += self.feed("")
-        held, self._held = self._held, ""
-        if not held or self.over:
+        text = self._held
+        self._held = ""
+        if not text or self.over:
             return _merged(parts)
         if self._state == "reasoning":
-            return [ReasoningPart(held)] if held.strip() else []
-        return _merged([*parts, TextPart(held)])
+            return [ReasoningPart(text)] if text.strip() else []
+        return _merged([*parts, TextPart(text)])
 
     def _advance(self, parts: list[Part]) -> bool:
-        """One transition over what is held; False when more text is needed."""
+        """One transition of the state machine; False when it needs more text."""
         if self._skip_space:
             self._held = self._held.lstrip()
             if not self._held:
@@ -120,7 +123,9 @@ class OutputParser:
     def _start(self) -> bool:
         opening = self._held.lstrip()
         if opening.startswith(THINK):
-            self._held, self._state, self._skip_space = opening[len(THINK) :], "reasoning", True
+            self._held = opening[len(THINK) :]
+            self._state = "reasoning"
+            self._skip_space = True
         elif THINK.startswith(opening):
             return False
         else:
@@ -128,47 +133,54 @@ class OutputParser:
         return True
 
     def _reasoning(self, parts: list[Part]) -> bool:
-        thought, found, rest = self._held.partition(END_THINK)
-        if found:
-            self._held, self._state, self._skip_space = rest, "text", True
+        thought, marker, after = self._held.partition(END_THINK)
+        if marker:
+            self._held = after
+            self._state = "text"
+            self._skip_space = True
             thought = thought.rstrip()
-        else:  # trailing white space goes with the end marker, should that follow
-            keep = _marker_start(thought, END_THINK)
-            keep = len(thought[:keep].rstrip())
-            thought, self._held = thought[:keep], thought[keep:]
+        else:  # keep back trailing white space: the parser drops it if the end marker follows
+            complete = _marker_start(thought, END_THINK)
+            complete = len(thought[:complete].rstrip())
+            self._held = thought[complete:]
+            thought = thought[:complete]
         if thought:
             parts.append(ReasoningPart(thought))
-        return bool(found)
+        return bool(marker)
 
     def _text(self, parts: list[Part]) -> bool:
-        if not self._tools:
-            text, found, self._held = self._held, "", ""
-        else:
-            text, found, rest = self._held.partition(CALL)
-            if found:
-                self._held, self._state = rest, "call"
-            else:
-                keep = _marker_start(text, CALL)
-                text, self._held = text[:keep], text[keep:]
+        text = self._held
+        marker = after = ""
+        if self._tools:
+            text, marker, after = text.partition(CALL)
+        if marker:
+            self._state = "call"
+        elif self._tools:
+            complete = _marker_start(text, CALL)
+            after = text[complete:]
+            text = text[:complete]
+        self._held = after
         if text:
             parts.append(TextPart(text))
-        return bool(found)
+        return bool(marker)
 
     def _end_call(self, end: int, parts: list[Part]) -> None:
-        """What is held up to `end` is a call; if not, it is text up to the first end marker."""
-        called = self._call(self._held[:end])
-        if called is None and END_CALL in self._held:
+        """Take the held text up to `end` as a call. If it is none, the text up to the first end marker is text."""
+        call = self._call(self._held[:end])
+        if call is None and END_CALL in self._held:
             end = self._held.index(END_CALL)
-        whole, self._held = self._held[: end + len(END_CALL)], self._held[end + len(END_CALL) :]
-        parts.append(TextPart(CALL + whole) if called is None else called)
-        self._skip_space, self._looked = called is not None, 0
+        after = end + len(END_CALL)
+        parts.append(TextPart(CALL + self._held[:after]) if call is None else call)
+        self._held = self._held[after:]
+        self._skip_space = call is not None
+        self._looked = 0
         self._state = "over" if self.calls and self._one_call else "text"
 
     def _call(self, body: str) -> CallPart | None:
         try:
             call = msgspec.json.decode(body.strip(), type=_Call)
             arguments = bytes(call.arguments).decode()
-            if arguments.startswith('"'):  # some models quote the object once more
+            if arguments.startswith('"'):  # some models write the object as a JSON string
                 arguments = msgspec.json.decode(arguments, type=str)
             msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -178,8 +190,7 @@ class OutputParser:
 
 
 def _call_end(text: str, start: int) -> int:
-    """Where the end marker of a call begins, at `start` or later; -1: nowhere yet. One inside a JSON string is part of
-    it."""
+    """Index of the first end marker of a call at `start` or later, outside JSON strings; -1 if there is none yet."""
     end = text.find(END_CALL, start)
     while end >= 0 and '"' in _STRING.sub("", text[:end]):
         end = text.find(END_CALL, end + 1)
@@ -187,7 +198,7 @@ def _call_end(text: str, start: int) -> int:
 
 
 def _marker_start(text: str, marker: str) -> int:
-    """Where a beginning of `marker` at the end of `text` starts; len(text) when there is none."""
+    """Index where `text` ends with an incomplete `marker`; len(text) if it does not."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-size:]):
             return len(text) - size
@@ -195,7 +206,7 @@ def _marker_start(text: str, marker: str) -> int:
 
 
 def _merged(parts: list[Part]) -> list[Part]:
-    """Neighbouring texts as one."""
+    """Join text parts that follow each other."""
     merged: list[Part] = []
     for part in parts:
         if merged and isinstance(part, TextPart) and isinstance(merged[-1], TextPart):

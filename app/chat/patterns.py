@@ -1,8 +1,8 @@
-"""Regular expressions of clients, translated into the syntax of llguidance (Rust's) with the meaning of ECMA-262.
+"""Translates the regular expressions of clients from ECMA-262, which JSON Schema prescribes, to Rust's syntax.
 
-JSON Schema prescribes ECMA-262. The two syntaxes overlap, and where they differ Rust's reads another meaning silently:
-`\\d` takes digits of every script there, `[a&&b]` is an intersection and `(?P<stop>…)` a look-ahead. The output spells
-every character but ASCII letters and digits as `\\u{…}`, so that none has a meaning of its own.
+llguidance uses Rust's syntax. The same text may have another meaning there, without an error: `\\d` matches the digits
+of every script, `[a&&b]` is an intersection, and `(?P<stop>…)` is a look-ahead. The output writes every character
+except ASCII letters and digits as `\\u{…}`, so that no character of a client has a special meaning.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ _PROPERTY = re.compile(r"\{[A-Za-z_0-9=]+\}")
 
 
 class PatternProblem(ValueError):
-    """The pattern is broken, or has a construct that a grammar cannot express; says which."""
+    """The pattern is malformed, or has a construct that a grammar cannot express; the message says which."""
 
 
 def translate(pattern: str) -> str:
-    """The same language in Rust's syntax, ASCII only. Raises PatternProblem."""
+    """The pattern in Rust's syntax, in ASCII; it matches the same strings. Raises PatternProblem."""
     return _Translation(pattern).text
 
 
 class _Translation:
     def __init__(self, pattern: str) -> None:
-        self._pattern, self._at = pattern, 0
-        self._outer: list[str] = []  # the flags around each open group
+        self._pattern = pattern
+        self._at = 0  # index of the next character
+        self._outer: list[str] = []  # for each open group, the flags outside of it
         self._flags = ""
         parts = []
         while self._at < len(pattern):
@@ -112,7 +113,7 @@ class _Translation:
         return "(?:"
 
     def _quantifier(self) -> str:
-        """What repeats the item before; greedy or lazy is the same language."""
+        """The quantifier of the item before it, or "". Drops a lazy mark: lazy and greedy match the same strings."""
         match = self._match(_QUANTIFIER)
         if match is None:
             if self._pattern.startswith("{,", self._at):
@@ -126,7 +127,7 @@ class _Translation:
         return _class(self._cases([(code, code)])) if "i" in self._flags else _literal(code)
 
     def _cases(self, ranges: Ranges) -> Ranges:
-        """With the other case of every ASCII letter, or of a single character of another alphabet."""
+        """The ranges and, with the flag i, the other case of each ASCII letter and of each single other character."""
         if "i" not in self._flags:
             return ranges
         more: Ranges = []
@@ -150,7 +151,7 @@ class _Translation:
         return parsed
 
     def _escaped(self) -> int | str:
-        """The code point after a backslash, or a class in Rust's syntax."""
+        """An escape after its backslash: a code point, or a class in Rust's syntax."""
         char = self._take()
         if char.lower() in _CLASSES:
             return _class(_CLASSES[char.lower()], negated=char.isupper())
@@ -187,7 +188,7 @@ class _Translation:
         return code
 
     def _set(self) -> str:
-        """A set of characters, from behind its opening bracket."""
+        """A set of characters, after its opening bracket."""
         negated = self._pattern.startswith("^", self._at)
         self._at += negated
         if self._pattern.startswith("]", self._at):
@@ -200,7 +201,7 @@ class _Translation:
             elif self._pattern.startswith("-", self._at) and not self._pattern.startswith("-]", self._at):
                 self._at += 1
                 last = self._member()
-                if isinstance(last, str):  # as in [a-\d]: three members
+                if isinstance(last, str):  # [a-\d] has the members a, - and \d
                     ranges += [(item, item), (0x2D, 0x2D)]
                     classes.append(last)
                 elif last is None or last < item:
@@ -212,7 +213,7 @@ class _Translation:
         return _class(self._cases(ranges), negated=negated, classes=classes)
 
     def _member(self) -> int | str | None:
-        """One character or class of a set; None at its end."""
+        """The next character or class of a set; None at the closing bracket."""
         char = self._take()
         if char == "]":
             return None

@@ -1,4 +1,4 @@
-"""From what a client sent to the ids the engine starts with."""
+"""Converts the messages or the text of a request to the token ids of the prompt."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .parsers import CALL, END_THINK, THINK
 from .template import TemplateRenderer
 from .tokenizer import ChatTokenizer
 
-# Written at the end of the message to continue and looked for in the rendering: a private-use character.
+# Marks the end of the message to continue, to cut the rendered prompt there: a private-use character.
 _CUT = "\U000fff02"
 _OURS = ("messages", "tools", "add_generation_prompt")  # variables that no client may set
 
-# Of a text much longer than so many characters a token of the context, the beginning is tokenized first.
+# Characters per token of the context. Of a text more than twice as long, the beginning is tokenized first.
 CHARACTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt in ids, and how the answer to it is to be read."""
+    """The token ids of a prompt, and the options to parse its answer."""
 
     ids: tuple[int, ...]
     reasoning: bool = False  # the answer may start with <think>…</think>
-    inside_reasoning: bool = False  # the prompt already opened <think>
+    inside_reasoning: bool = False  # the prompt ends with an open <think>
     tools: bool = False  # <tool_call>…</tool_call> in the answer is a call
     goes_on: bool = False  # the answer continues the prompt's text: its first token keeps a space in front
 
@@ -35,12 +35,13 @@ class PromptMaker:
     """Renders and tokenizes for one model. Thread-safe."""
 
     def __init__(self, tokenizer: ChatTokenizer, renderer: TemplateRenderer) -> None:
-        self.tokenizer, self._renderer = tokenizer, renderer
+        self.tokenizer = tokenizer
+        self._renderer = renderer
 
     def from_text(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, context: int | None = None
     ) -> Prompt:
-        """A raw prompt: special tokens in its text become their ids. Ids are taken as they are.
+        """A raw prompt. Special tokens in a text become their ids; token ids stay unchanged.
 
         `context`: as in from_messages.
         """
@@ -59,20 +60,20 @@ class PromptMaker:
         close_reasoning: bool = False,
         context: int | None = None,
     ) -> Prompt:
-        """A conversation through the model's template.
+        """A conversation, rendered with the chat template of the model.
 
-        `close_reasoning`: what follows must be the answer itself (structured output), so a `<think>` that the template
-        opened is closed. `context`: tokens the model can take; a text far beyond may be refused before all of it is
-        tokenized. Raises TemplateFailed, InvalidRequest (ContextTooLong among them) or UnsupportedParameter.
+        `close_reasoning`: the answer must be structured output, so close the `<think>` that the template opened.
+        `context`: the context of the model in tokens; a much longer text is refused before all of it is tokenized.
+        Raises TemplateFailed, InvalidRequest (or its subclass ContextTooLong), or UnsupportedParameter.
         """
         template = self._template(bool(tools))
         shaped = for_template(messages, knows_developer="developer" in template)
         shaped = self.tokenizer.protect(shaped)
         if continue_final_message:
             _mark_end(shaped[-1])
-        taken = sorted(set(kwargs or {}) & {*_OURS, *self.tokenizer.special_tokens})
-        if taken:
-            param = f"chat_template_kwargs.{taken[0]}"
+        reserved = sorted(set(kwargs or {}) & {*_OURS, *self.tokenizer.special_tokens})
+        if reserved:
+            param = f"chat_template_kwargs.{reserved[0]}"
             raise UnsupportedParameter(f"{param} is set by localllm", param=param)
         text = self._renderer.render(
             template,
@@ -85,15 +86,16 @@ class PromptMaker:
             },
         )
         if continue_final_message:
-            text, found, _ = text.rpartition(_CUT)
-            if not found:
+            text, mark, _ = text.rpartition(_CUT)
+            if not mark:
                 raise UnsupportedParameter(
                     "continue_final_message: the chat template of this model changes the final message",
                     param="continue_final_message",
                 )
         opened = text.rstrip().endswith(THINK)
         if opened and close_reasoning:
-            text, opened = text.rstrip() + f"\n\n{END_THINK}\n\n", False
+            text = text.rstrip() + f"\n\n{END_THINK}\n\n"
+            opened = False
         self._refuse_early(text, context, "messages")
         return Prompt(
             ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
@@ -104,12 +106,12 @@ class PromptMaker:
         )
 
     def _refuse_early(self, text: str, context: int | None, where: str) -> None:
-        """Raises ContextTooLong where the beginning alone has too many tokens: 10 MB would take seconds."""
+        """Raises ContextTooLong if the beginning alone has too many tokens: to tokenize 10 MB takes seconds."""
         if context is None or len(text) <= 2 * CHARACTERS * context:
             return
         beginning = text[: CHARACTERS * context]
         tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
-        if tokens > 1.25 * context:  # a word that is cut may count for more than it does in the whole
+        if tokens > 1.25 * context:  # the cut may split a word into more tokens
             raise too_long(context, round(tokens * len(text) / len(beginning)), where, about=True)
 
     def _template(self, with_tools: bool) -> str:
@@ -124,7 +126,7 @@ class PromptMaker:
 
 
 def too_long(context: int, tokens: int, where: str, *, about: bool = False) -> ContextTooLong:
-    """A prompt that leaves no room for an answer; `about`: its tokens were estimated."""
+    """The error of a prompt that fills the context; `about`: `tokens` is an estimate."""
     return ContextTooLong(
         f"this model's maximum context length is {context} tokens, "
         f"but the prompt has {'about ' if about else ''}{tokens}",

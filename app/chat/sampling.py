@@ -1,4 +1,4 @@
-"""A request's sampling parameters, completed with the model's own defaults."""
+"""The sampling parameters of a request, completed with the defaults of the model."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..errors import InvalidRequest
 
 MAX_BIAS = 100.0
 
-# Where neither the request nor the model's generation_config.json says anything: what OpenAI's clients expect.
+# Defaults of OpenAI's API, for fields that neither the request nor the model's generation_config.json has.
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def sampling_of(asked: Generate, recommended: Mapping[str, float], *, seed: int, vocab_size: int) -> Sampling:
-    """`recommended` is what the model's authors say, by field name (ModelFiles.generation).
+    """`recommended`: defaults of the model by field name (ModelFiles.generation).
 
     Raises InvalidRequest naming the parameter.
     """
-    asked_for = msgspec.structs.asdict(asked)
-    values: dict[str, Any] = {
-        name: next(value for value in (asked_for[name], recommended.get(name), neutral) if value is not None)
-        for name, neutral in NEUTRAL.items()
-    }
+    fields = msgspec.structs.asdict(asked)
+    values: dict[str, Any] = {}
+    for name, neutral in NEUTRAL.items():
+        candidates = (fields[name], recommended.get(name), neutral)
+        values[name] = next(value for value in candidates if value is not None)
     values["top_k"] = int(values["top_k"])
     try:
         return Sampling(
@@ -38,7 +38,7 @@ def sampling_of(asked: Generate, recommended: Mapping[str, float], *, seed: int,
             seed=seed % 2**64,
             logprobs=asked.logprobs,
         )
-    except ValueError as error:  # every message starts with the field's name
+    except ValueError as error:  # the message starts with the name of the field
         raise InvalidRequest(str(error), param=str(error).split()[0]) from None
 
 

@@ -1,8 +1,8 @@
-"""A client's JSON schema, rewritten so that the grammar which llguidance makes of it means what the schema says.
+"""Rewrites the JSON schema of a client so that llguidance enforces the meaning that JSON Schema defines.
 
-The result stands on its own: every reference leads to `#/$defs/<number>`, wherever the schema is put, and keywords
-that constrain nothing are gone. What llguidance would read in another way than JSON Schema does is written in another
-way where there is one, and refused by name where there is none.
+The result contains all that it refers to: every reference is `#/$defs/<number>`, also inside another schema. Keywords
+that constrain nothing are removed. A keyword that llguidance interprets differently is replaced by an equal form, or
+refused by name if there is no equal form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urljoin
 from . import formats, patterns
 from .disjoint import are_disjoint
 
-# Values of a schema with a copy of each definition for every reference that names it in another way.
+# Limit of subschemas after the rewrite; each different spelling of a $ref adds a copy of its definition.
 MAX_REWRITTEN = 20_000
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -33,7 +33,7 @@ BOUNDS = {
     "exclusiveMaximum": "maximum",
 }
 
-# Keywords, of any draft, that a grammar cannot express, and the values with which they constrain nothing.
+# Keywords of any draft that a grammar cannot express → their values that constrain nothing, which are accepted.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "$dynamicRef": (),
     "$recursiveRef": (),
@@ -54,22 +54,22 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "extends": ([], {}),
 }
 
-_OLD_DRAFT = re.compile(r"/draft-0[467]/")  # in these, what stands beside $ref has no meaning
-_SAFE_FLOAT = 2**53  # integers up to here, and their neighbours, are exact in double precision, which llguidance uses
+_OLD_DRAFT = re.compile(r"/draft-0[467]/")  # these drafts ignore the keywords beside $ref
+_SAFE_FLOAT = 2**53  # llguidance uses double precision, which is exact for integers up to this one
 _SAFE_INT = 2**63
 _MAX_INT = _SAFE_INT - 1
 _MAX_COEFFICIENT = 2**32
-_LONGEST_CHAIN = 16  # references that lead to one another
-_SMALLEST = 1e-30  # the neighbour of 0, which has nearer ones, but llguidance makes a deep regex of every digit
+_LONGEST_CHAIN = 16  # references followed one after the other
+_SMALLEST = 1e-30  # used as the number next to 0: llguidance makes a deep regex of the digits of a smaller one
 
 
 class SchemaProblem(ValueError):
-    """The schema is malformed, or asks for something that a grammar cannot express; says what, and where."""
+    """The schema is malformed, or has a keyword that a grammar cannot express; the message has its JSON pointer."""
 
 
 @dataclass
 class SelfContained:
-    """`root` refers to `definitions` as `#/$defs/<name>`; both may be put into another schema."""
+    """A schema and its definitions. `root` refers to them as `#/$defs/<name>`; both may move into another schema."""
 
     root: dict[str, Any] | bool
     definitions: dict[str, dict[str, Any] | bool]
@@ -82,7 +82,7 @@ def rewrite(schema: dict[str, Any]) -> SelfContained:
 
 @dataclass
 class _Place:
-    """A subschema: the URI that its references are relative to, and its JSON pointer, for messages."""
+    """A subschema, the base URI of its references, and its JSON pointer for error messages."""
 
     value: object
     base: str
@@ -91,13 +91,13 @@ class _Place:
 
 @dataclass
 class _Index:
-    """What references may name: resources by URI, and subschemas by URI and anchor."""
+    """The targets of references: resources by URI, and subschemas by URI and anchor."""
 
-    old_draft: bool  # what stands beside $ref has no meaning
-    old_id: bool  # draft 4, which says id for $id
+    old_draft: bool  # the draft ignores the keywords beside $ref
+    old_id: bool  # draft 4, where $id is spelled id
     resources: dict[str, _Place] = field(default_factory=dict)
     anchors: dict[tuple[str, str], _Place] = field(default_factory=dict)
-    bases: dict[int, str] = field(default_factory=dict)  # by id() of a schema object
+    bases: dict[int, str] = field(default_factory=dict)  # base URI by id() of a schema object
 
     def add(self, place: _Place) -> None:
         schema = place.value
@@ -110,7 +110,7 @@ class _Index:
             if uri:
                 base = _join(base, uri)
                 self.resources.setdefault(base, _Place(schema, base, place.pointer))
-            if fragment:  # an anchor, as old drafts write it
+            if fragment:  # old drafts write an anchor as $id: "#anchor"
                 self.anchors.setdefault((base, fragment), _Place(schema, base, place.pointer))
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(anchor := schema.get(keyword), str):
@@ -150,8 +150,8 @@ class _Rewriter:
         place = _Place(schema, self._index.bases.get(id(schema), place.base), place.pointer)
         if self._old_draft and "$ref" in schema:
             return {"$ref": self._reference(place)}
-        # The simple keywords stay together: llguidance judges them in groups between the applicators, and
-        # additionalProperties would not see a patternProperties of another group.
+        # Keep the simple keywords together: llguidance evaluates each run of keywords between applicators alone, and
+        # additionalProperties must be in one run with patternProperties.
         before: dict[str, Any] = {}
         simple: dict[str, Any] = {}
         after: dict[str, Any] = {}
@@ -176,7 +176,8 @@ class _Rewriter:
         if "type" in schema:
             rewritten = {"type": schema["type"]} | rewritten
         if patterns_of_format:
-            rewritten["allOf"] = [*rewritten.get("allOf", ()), *({"pattern": each} for each in patterns_of_format)]
+            more = [{"pattern": pattern} for pattern in patterns_of_format]
+            rewritten["allOf"] = [*rewritten.get("allOf", ()), *more]
         return rewritten
 
     def _count(self, place: _Place) -> None:
@@ -185,7 +186,7 @@ class _Rewriter:
             _refuse(place.pointer, f"the schema with its references has more than {MAX_REWRITTEN} subschemas")
 
     def _kinds(self, place: _Place) -> tuple[str, ...]:
-        """The types that the schema names itself; all where it names none."""
+        """The types in the keyword `type`; all types if the schema has none."""
         assert isinstance(place.value, dict)
         named = place.value.get("type", TYPES)
         kinds = (named,) if isinstance(named, str) else named
@@ -202,7 +203,8 @@ class _Rewriter:
 
     def _applicator(self, place: _Place, keyword: str) -> object:
         assert isinstance(place.value, dict)
-        value, pointer = place.value[keyword], f"{place.pointer}/{keyword}"
+        value = place.value[keyword]
+        pointer = f"{place.pointer}/{keyword}"
         if keyword == "$ref":
             return self._reference(place)
         if keyword == "const":
@@ -217,7 +219,8 @@ class _Rewriter:
         return self._list(value, place.base, pointer)
 
     def _is_choice(self, place: _Place) -> bool:
-        """No value fits two of oneOf, and anyOf is free: llguidance does not look behind references to see it."""
+        """True if oneOf may become anyOf: its options are disjoint, and the schema has no anyOf. llguidance itself does
+        not follow references to find disjoint options."""
         assert isinstance(place.value, dict)
         options = place.value["oneOf"]
         if not isinstance(options, list) or "anyOf" in place.value:
@@ -229,7 +232,7 @@ class _Rewriter:
         return all(are_disjoint(one, other) for one, other in combinations(targets, 2))
 
     def _target(self, place: _Place) -> object:
-        """The schema that a chain of references leads to; a value that fits the chain fits it."""
+        """The schema at the end of a chain of references; a value that matches the place also matches this schema."""
         for _ in range(_LONGEST_CHAIN):
             if not isinstance(place.value, dict) or not isinstance(reference := place.value.get("$ref"), str):
                 break
@@ -238,7 +241,7 @@ class _Rewriter:
         return place.value
 
     def _list(self, value: list[object], base: str, pointer: str) -> list[dict[str, Any] | bool]:
-        return [self._schema(_Place(each, base, f"{pointer}/{index}")) for index, each in enumerate(value)]
+        return [self._schema(_Place(child, base, f"{pointer}/{index}")) for index, child in enumerate(value)]
 
     def _simple(self, place: _Place, keyword: str, kinds: tuple[str, ...]) -> dict[str, Any]:
         """What a keyword becomes; empty for one that constrains nothing."""
@@ -287,7 +290,7 @@ class _Rewriter:
         return {}
 
     def _check_object(self, place: _Place) -> None:
-        """A grammar cannot count the different names among free ones: a model may write one of them twice."""
+        """Raises if minProperties needs more than one optional property: a grammar cannot count distinct names."""
         assert isinstance(place.value, dict)
         least = place.value.get("minProperties", 0)
         if isinstance(least, int | float) and least > len(set(place.value.get("required", ()))) + 1:
@@ -298,7 +301,7 @@ class _Rewriter:
             )
 
     def _check_steps(self) -> None:
-        """llguidance multiplies the steps of schemas that it merges in 32 bits, and does not notice an overflow."""
+        """Raises if the product of two multipleOf exceeds 32 bits: llguidance overflows when it merges the schemas."""
         if not self._merges:
             return
         digits = max((step.digits for step in self._steps), default=0)
@@ -309,7 +312,8 @@ class _Rewriter:
 
     def _reference(self, place: _Place) -> str:
         assert isinstance(place.value, dict)
-        reference, pointer = place.value["$ref"], f"{place.pointer}/$ref"
+        reference = place.value["$ref"]
+        pointer = f"{place.pointer}/$ref"
         if not isinstance(reference, str):
             _refuse(pointer, "must be a string")
         target = self._resolve(reference, place.base, pointer)
@@ -360,7 +364,7 @@ def _join(base: str, reference: str) -> str:
 
 
 def _subschemas(schema: dict[str, Any], pointer: str) -> Iterator[tuple[object, str]]:
-    """The subschemas right below, by the keywords that hold some; `enum` and the like hold none."""
+    """The direct subschemas and their pointers; the values of `enum` and `const` are no schemas."""
     for keyword in ("properties", "patternProperties", "$defs", "definitions"):
         if isinstance(children := schema.get(keyword), dict):
             for name, child in children.items():
@@ -375,18 +379,18 @@ def _subschemas(schema: dict[str, Any], pointer: str) -> Iterator[tuple[object, 
 
 
 def _check_literal(value: object, pointer: str) -> None:
-    """Raises for a const that the grammar could not write, or would write as another."""
+    """Raises for a value of const or enum that the grammar cannot write, or would write as another value."""
     if isinstance(value, str):
         if unwritable := re.search("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]", value):
             _refuse(pointer, f"the character U+{ord(unwritable[0]):04X} cannot be encoded")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         _check_exact(value, pointer)
     elif isinstance(value, list):
-        for index, each in enumerate(value):
-            _check_literal(each, f"{pointer}/{index}")
+        for index, item in enumerate(value):
+            _check_literal(item, f"{pointer}/{index}")
     elif isinstance(value, dict):
-        for name, each in value.items():
-            _check_literal(each, f"{pointer}/{_escape(name)}")
+        for name, item in value.items():
+            _check_literal(item, f"{pointer}/{_escape(name)}")
 
 
 def _number(value: object, pointer: str) -> int | float:
@@ -398,7 +402,7 @@ def _number(value: object, pointer: str) -> int | float:
 
 
 def _check_exact(value: object, pointer: str, *, limit: int = _SAFE_INT) -> int | float:
-    """The number, where double precision holds it, and its whole part fits in 64 bits."""
+    """The number. Raises if double precision cannot represent it, or if its absolute value is `limit` or more."""
     number = _number(value, pointer)
     if abs(number) >= limit or float(number) != number or _parsed(float(number)) != number:
         _refuse(pointer, f"the number cannot be enforced exactly; the limit is {_SAFE_FLOAT} (2^53)")
@@ -406,20 +410,21 @@ def _check_exact(value: object, pointer: str, *, limit: int = _SAFE_INT) -> int 
 
 
 def _bound(schema: dict[str, Any], side: str, fractions: bool, pointer: str) -> dict[str, Any]:
-    """The minimum or maximum, as `side` names it, of both keywords for it. `fractions`: the schema takes numbers, not
-    integers alone. An exclusive bound becomes an inclusive one but where numbers end there that are farther from 0:
-    llguidance lets 0 pass as a number above 0 and up to 0.5.
+    """The bound of one side ("minimum" or "maximum"), from its inclusive and its exclusive keyword.
+
+    `fractions`: the schema also allows numbers that are not integers. An exclusive bound becomes inclusive,
+    except a negative minimum or positive maximum of such a schema: llguidance accepts 0 as a number greater than 0.
     """
     outwards, tighter = (-1, max) if side == "minimum" else (1, min)
     exclusive = "exclusive" + side.capitalize()
     bounds: dict[str, int | float] = {}
     if side in schema and schema[side] == _MAX_INT and side == "maximum" and not fractions:
-        bounds[side] = _MAX_INT  # is read as 2^63, and that as the greatest integer there is
+        bounds[side] = _MAX_INT  # llguidance reads it as 2^63, which means no limit for integers
     elif side in schema:
         number = _check_exact(schema[side], f"{pointer}/{side}")
         bounds[side] = number if fractions else _whole_within(number, outwards)
     limit = schema.get(exclusive)
-    if limit is True and bounds:  # draft 4: the other keyword's value is excluded
+    if limit is True and bounds:  # draft 4: true makes the inclusive keyword exclusive
         limit = schema[side]
     if limit is None or isinstance(limit, bool):
         return bounds
@@ -435,7 +440,7 @@ def _bound(schema: dict[str, Any], side: str, fractions: bool, pointer: str) -> 
 
 
 def _neighbour(number: float, direction: int) -> float:
-    """The next number, up or down, of double precision, between which and this one no JSON number is parsed to."""
+    """The next number of double precision, up (1) or down (-1), that llguidance parses without a change."""
     if not number:
         return direction * _SMALLEST
     neighbour = math.nextafter(number, direction * math.inf)
@@ -445,7 +450,7 @@ def _neighbour(number: float, direction: int) -> float:
 
 
 def _parsed(number: float) -> float:
-    """As llguidance reads it: with two roundings, which may give another one than the text says."""
+    """The number as llguidance parses it: it rounds twice, so the result may differ from the text."""
     _, digits, exponent = Decimal(repr(number)).as_tuple()
     assert isinstance(exponent, int)
     whole = float(int("".join(map(str, digits))))
@@ -465,7 +470,7 @@ def _whole(value: object, pointer: str) -> int:
 
 @dataclass
 class _Step:
-    """A multipleOf: `coefficient` / 10 ** `digits`, as llguidance has it."""
+    """A multipleOf as llguidance stores it: `coefficient` / 10 ** `digits`."""
 
     coefficient: int
     digits: int
@@ -473,26 +478,27 @@ class _Step:
 
 
 def _step(value: object, pointer: str) -> _Step:
-    """Raises where llguidance would round it."""
+    """Raises if llguidance would round the value."""
     number = _number(value, pointer)
     if number <= 0:
         _refuse(pointer, "must be greater than 0")
     if number >= _MAX_COEFFICIENT:
         _refuse(pointer, "must be less than 2^32")
-    scaled, digits = float(number), 0
+    scaled = float(number)
+    digits = 0
     while scaled != int(scaled):
-        scaled, digits = scaled * 10, digits + 1
+        scaled *= 10
+        digits += 1
     if scaled >= _MAX_COEFFICIENT or Fraction(int(scaled), 10**digits) != Fraction(str(number)):
         _refuse(pointer, f"{number} cannot be enforced exactly: it has too many digits")
     return _Step(int(scaled), digits, pointer)
 
 
 def _narrow_to_multiples(simple: dict[str, Any], whole: bool, pointer: str) -> dict[str, Any]:
-    """The bounds moved to the outermost multiples, which have no more digits than the step. `whole`: the schema takes
-    integers alone.
+    """Move the bounds of a multipleOf to its first and last multiple between them. `whole`: integers only.
 
-    llguidance writes numbers near a bound with all of the bound's digits, and a multiple only with those of the step;
-    and it looks for a multiple between the bounds in double precision. Raises where that is mistaken.
+    Near a bound, llguidance writes all digits of the bound, so a bound must not have more digits than the multiples. It
+    also searches a multiple between the bounds in double precision; raises if rounding hides the multiples.
     """
     bounds = simple.keys() & BOUNDS.keys()
     if "multipleOf" not in simple or not bounds:

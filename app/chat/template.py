@@ -1,7 +1,7 @@
 """Chat templates, rendered in a bounded child process.
 
-Templates are programs that came with somebody's weights. jinja2's sandbox keeps them from reaching Python's insides;
-the process keeps endless loops, huge strings and whatever the sandbox misses away from the engine.
+A chat template is a program that comes with the weights. jinja2's sandbox denies it access to Python's internals. The
+child process limits endless loops and huge strings, and contains an escape from the sandbox.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .bounded import BoundedChild, ChildLost
 from .template_child import Job, Rendered
 
 MAX_TEMPLATE = 256 * 1024  # characters; the longest in use have about 20,000
-MAX_TEXT = 64 * 2**20  # characters of one rendering at the very most
+MAX_TEXT = 64 * 2**20  # characters of one rendering, whatever its variables
 CPU_BOUND, WALL_BOUND = 1.0, 2.0  # seconds
-MEMORY_BOUND = 512 * 2**20  # bytes of address space; about 60 MB of it are the interpreter's
+MEMORY_BOUND = 512 * 2**20  # bytes of address space; the interpreter takes about 60 MB
 
 
 class TemplateRenderer:
-    """Thread-safe. The process starts at the first rendering and again after one that broke a bound."""
+    """Thread-safe. The first rendering, and the first one after an exceeded limit, starts the child process."""
 
     def __init__(self) -> None:
         self._child = BoundedChild(
@@ -29,10 +29,10 @@ class TemplateRenderer:
         )
 
     def render(self, template: str, variables: dict[str, Any]) -> str:
-        """The template's text for JSON-like variables. Raises TemplateFailed with the reason."""
+        """Render the template with JSON-like variables. Raises TemplateFailed with the reason."""
         if len(template) > MAX_TEMPLATE:
             raise _failed(f"it has {len(template)} characters; the limit is {MAX_TEMPLATE}")
-        # Conversations may be long, so what may come out grows with what goes in.
+        # Conversations may be long, so the limit of the output grows with the input.
         max_chars = min(2**20 + 4 * len(msgspec.msgpack.encode(variables)), MAX_TEXT)
         try:
             answer = self._child.call(msgspec.msgpack.encode(Job(template, variables, max_chars)))

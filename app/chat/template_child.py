@@ -1,4 +1,4 @@
-"""The process that renders chat templates. It holds nothing worth stealing and may be ended at any moment.
+"""The child process that renders chat templates. It has no secrets, and the parent may kill it at any time.
 
 Imports only jinja2, msgspec and the standard library.
 """
@@ -28,7 +28,7 @@ class Job(msgspec.Struct, frozen=True):
 
 class Rendered(msgspec.Struct, frozen=True):
     text: str = ""
-    problem: str = ""  # empty: text is the answer
+    problem: str = ""  # empty: `text` is complete
 
 
 class _Raised(jinja2.TemplateError):
@@ -36,7 +36,7 @@ class _Raised(jinja2.TemplateError):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks answers for training; to us it is its body."""
+    """`{% generation %}…{% endgeneration %}` marks answers for training; here it renders its body."""
 
     tags = {"generation"}
 
@@ -56,7 +56,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja's own filter would escape for HTML."""
+    """JSON without the HTML escapes of jinja's filter of this name."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -65,16 +65,16 @@ def _strftime_now(form: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """What transformers gives chat templates, less jinja's helpers that none of them needs."""
-    made = ImmutableSandboxedEnvironment(
+    """The environment in which transformers renders chat templates, without jinja helpers that no template needs."""
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
     )
     for name in ("lipsum", "cycler", "joiner"):
-        del made.globals[name]
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = _strftime_now
-    return made
+        del sandbox.globals[name]
+    sandbox.filters["tojson"] = _tojson
+    sandbox.globals["raise_exception"] = _raise_exception
+    sandbox.globals["strftime_now"] = _strftime_now
+    return sandbox
 
 
 @lru_cache(maxsize=8)
@@ -83,8 +83,9 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def render(job: Job) -> Rendered:
-    """Raises MemoryError and RecursionError; every other failure is a problem in words."""
-    parts, size = [], 0
+    """Raises MemoryError and RecursionError; any other failure becomes the `problem` of the result."""
+    parts = []
+    size = 0
     try:
         for part in _compiled(job.template).generate(job.variables):
             size += len(part)
@@ -102,7 +103,7 @@ def render(job: Job) -> Rendered:
         return Rendered(problem=f"forbidden operation: {_short(str(error))}")
     except jinja2.TemplateSyntaxError as error:
         return Rendered(problem=f"line {error.lineno}: {_short(str(error.message))}")
-    except Exception as error:  # whatever a template provokes is the template's fault
+    except Exception as error:  # any exception here comes from the template
         return Rendered(problem=f"{type(error).__name__}: {_short(str(error))}")
 
 

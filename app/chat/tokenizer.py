@@ -1,4 +1,5 @@
-"""A model's tokenizer, read from the files beside its weights. Rust `tokenizers` does the work; no code is imported."""
+"""The tokenizer of a model, from the files beside its weights, on top of the Rust library `tokenizers`. Runs no code
+of the model."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from tokenizers import Tokenizer as RustTokenizer
 from ...engine.errors import ModelRefused
 from ...engine.text import BROKEN
 
-# Wrapped around a special token that stands in somebody's message, so that it is encoded as the text it is.
-# Private-use characters of plane 15: no message needs them, so `protect` may drop those that come in.
+# Put around a special token in the text of a message, so that `encode` treats it as plain text.
+# Private-use characters of plane 15: no message needs them, so `protect` removes them from messages.
 PROTECT, RELEASE = "\U000fff00", "\U000fff01"
 _PROTECTED = re.compile(f"{PROTECT}([^{PROTECT}{RELEASE}]*){RELEASE}")
 
@@ -28,16 +29,17 @@ MAX_JSON = 128 * 2**20  # bytes; the largest tokenizer.json in use is about 35 M
 
 
 class ChatTokenizer:
-    """Text to ids and back, and what the files say about chatting.
+    """Converts text to ids and back, and has the special tokens and chat templates of the model.
 
-    As in transformers, special tokens written in a *rendered prompt* (a raw prompt, or what the template wrote) become
-    their ids. Unlike its default, those inside a *message* do not: `protect` marks them before the template runs and
-    `encode` takes marked ones as plain text, so a document in a message cannot end its turn or open another role's.
-    Added tokens that are not special (`<think>`, `<tool_call>`) keep their ids everywhere: histories hold them.
+    As in transformers, special tokens in a raw prompt, or in the text of the template, become their ids. Unlike the
+    default of transformers, special tokens inside a *message* do not: `protect` marks them before the template runs,
+    and `encode` treats marked tokens as plain text. So a document in a message cannot end the message or start one of
+    another role. Added tokens that are not special (`<think>`, `<tool_call>`) always become their ids: earlier answers
+    contain them.
     """
 
     def __init__(self, folder: Path, eos_ids: Iterable[int] = ()) -> None:
-        """`eos_ids` are those of the model's configuration; tokenizer_config.json's eos_token joins them.
+        """`eos_ids`: end-of-sequence ids of the model's configuration; the eos_token of tokenizer_config.json is added.
 
         Raises ModelRefused naming the file that is missing or broken.
         """
@@ -67,14 +69,13 @@ class ChatTokenizer:
         self._special = re.compile("|".join(map(re.escape, sorted(self._specials, key=len, reverse=True))) or "(?!)")
 
     def id_of(self, token: str) -> int | None:
-        """The id of one token's exact text, None when the vocabulary has no such token."""
+        """The id of the token with this exact text; None if the vocabulary has no such token."""
         return self._rust.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a rendered prompt; text marked by `protect` becomes no special token.
+        """Ids of a rendered prompt. Text that `protect` marked becomes no special token.
 
-        `add_special_tokens` lets the tokenizer add what it puts around a raw prompt (as a rule its BOS). Chat templates
-        write those themselves.
+        `add_special_tokens`: add the tokens around a raw prompt (usually BOS). A chat template writes them itself.
         """
         if PROTECT not in text and RELEASE not in text:
             return _encode(self._rust, text, add_special_tokens)
@@ -85,7 +86,8 @@ class ChatTokenizer:
         unknown = self._rust.token_to_id(self.special_tokens.get("unk_token", ""))
         ids: list[int] = []
         for token, added in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
-            if token in self.special_ids and token != unknown and not added:  # Unigram models know their texts
+            # A Unigram vocabulary contains the texts of its special tokens.
+            if token in self.special_ids and token != unknown and not added:
                 letters = self._rust.id_to_token(token) or ""
                 ids += [piece.id for letter in letters for piece in guarded.model.tokenize(letter)]
             else:
@@ -94,9 +96,10 @@ class ChatTokenizer:
 
     @cached_property
     def _guarded(self) -> tuple[RustTokenizer, dict[int, int]]:
-        """A second tokenizer, to which special tokens are text: it knows them by names that no message can hold.
+        """A second tokenizer that encodes special tokens as text, and a map of ids.
 
-        With it come the special tokens' ids by those of their names.
+        It has one more token per special token, named with characters that `protect` removes from messages. The map
+        leads from the id of such a name to the id of the special token.
         """
         rust = RustTokenizer.from_str(self._text)
         rust.no_truncation()
@@ -112,7 +115,7 @@ class ChatTokenizer:
         return rust, {name: token for name, token in named.items() if name is not None}
 
     def _named(self, text: str) -> str:
-        """With the names of special tokens in their place. A token of single words is text within others."""
+        """Replace special tokens by their names. A single-word token inside a longer word stays text."""
 
         def name(match: re.Match[str]) -> str:
             token = self._specials[match[0]]
@@ -128,7 +131,7 @@ class ChatTokenizer:
         return frozenset(token for token, entry in added.items() if entry.single_word)
 
     def protect(self, value: Any) -> Any:
-        """A copy of JSON-like data with special tokens in its strings marked as plain text."""
+        """A copy of JSON-like data; special tokens in its strings are marked as plain text."""
         if isinstance(value, str):
             value = value.replace(PROTECT, "").replace(RELEASE, "")
             return self._special.sub(lambda match: f"{PROTECT}{match[0]}{RELEASE}", value)
@@ -137,11 +140,11 @@ class ChatTokenizer:
         return [self.protect(item) for item in value] if isinstance(value, list) else value
 
     def decode(self, ids: Sequence[int], *, hidden: frozenset[int] = frozenset()) -> str:
-        """Text of ids, `hidden` ones left out. Nothing cleans up spaces afterwards.
+        """The text of the ids, without `hidden` ids. Spaces are not cleaned up.
 
-        `tokenizers` decodes, except where that destroys text. Its ByteFallback writes U+FFFD for every byte of a run
-        of byte tokens if one of them is broken; here the characters of the run stay, as in sentencepiece. Its ByteLevel
-        takes an added token such as `é` for a byte; here it is its text.
+        Differs from `tokenizers` where that library loses text. If one byte of a run of byte tokens is invalid, its
+        ByteFallback writes U+FFFD for each byte of the run; here the valid characters stay, as in sentencepiece. Its
+        ByteLevel decodes an added token such as `é` as a byte; here it is text.
         """
         ids = [token for token in ids if token not in hidden]
         if "ByteFallback" in self.decoders:
@@ -157,7 +160,7 @@ class ChatTokenizer:
 
     @cached_property
     def _respelled(self) -> dict[int, str]:
-        """Added tokens that a ByteLevel decoder would take for bytes that no text has, in its spelling."""
+        """Added tokens that the ByteLevel decoder would decode as invalid bytes: id → text in ByteLevel spelling."""
         if "ByteLevel" not in self.decoders:
             return {}
         added = {token: entry.content for token, entry in self._rust.get_added_tokens_decoder().items()}
@@ -169,13 +172,13 @@ class ChatTokenizer:
         }
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes one token adds to a text: a part of a character for some. Unknown ids give nothing."""
+        """The bytes that one token adds to a text, possibly a part of a character; empty for an unknown id."""
         text = self._respelled.get(token) or self._rust.id_to_token(token)
         if text is None:
             return b""
         if "ByteFallback" in self.decoders and (byte := _BYTE_TOKEN.fullmatch(text)):
             return bytes([int(byte[1], 16)])
-        before = "a"  # any text: a first token may lose its space
+        before = "a"  # any text: the decoder may drop the space of a first token
         more = self._decode_tokens([before, text])[len(before) :]
         if BROKEN in more and "ByteLevel" in self.decoders and all(letter in _BYTE_OF for letter in text):
             return bytes(_BYTE_OF[letter] for letter in text)
@@ -183,15 +186,15 @@ class ChatTokenizer:
 
     @cached_property
     def added_ids(self) -> frozenset[int]:
-        """Tokens that the files add to the vocabulary's own: the special ones, and marks such as `<tool_call>`."""
+        """Ids of the added tokens: special tokens, and others such as `<tool_call>`."""
         return frozenset(self._rust.get_added_tokens_decoder())
 
     def to_json(self) -> str:
-        """The tokenizer as tokenizer.json text, without truncation or padding, for the grammar compiler.
+        """The text of tokenizer.json, without truncation or padding, changed for the grammar compiler.
 
-        That takes added tokens for bytes as the ByteLevel decoder does, and would write them itself: they become bytes
-        that no text has, or special tokens. And it knows no Metaspace: it gets a chain of the same meaning (but for a
-        text's first space).
+        The compiler reads an added token as ByteLevel bytes and could generate it. Such a token is removed if the
+        vocabulary also has it, and becomes a special token otherwise. The compiler does not support the Metaspace
+        decoder, so an equal sequence of decoders replaces it (equal except for the first space of a text).
         """
         text = self._rust.to_str()
         if not self._respelled and "Metaspace" not in self.decoders:
@@ -215,15 +218,16 @@ def _name(token: int) -> str:
 
 
 def _encode(rust: RustTokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """A batch of one: unlike `encode`, it lets other threads run, and long texts take seconds."""
+    """Encode as a batch of one text: unlike `encode`, that releases the GIL; a long text takes seconds."""
     return rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for every byte, reversed: the unprintable ones follow code point 255."""
+    """Character → byte, as in GPT-2: a printable byte is itself, the others are the characters after code point 255."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    rest = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(rest)}
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shifted
 
 
 _BYTE_OF = _byte_alphabet()
@@ -231,7 +235,7 @@ _LETTER_OF = {byte: letter for letter, byte in _BYTE_OF.items()}
 
 
 def _in_utf8(part: bytes) -> bool:
-    """Some text has these bytes side by side."""
+    """True if the bytes occur in the UTF-8 encoding of some text."""
     start = next((at for at, byte in enumerate(part[:4]) if byte & 0xC0 != 0x80), 4)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(part[start:])
@@ -241,21 +245,21 @@ def _in_utf8(part: bytes) -> bool:
 
 
 def _kinds(decoder: dict[str, Any]) -> tuple[str, ...]:
-    """The decoder's type, or those of a chain."""
+    """The type of a decoder, or the types of a sequence of decoders."""
     if decoder["type"] == "Sequence":
         return tuple(kind for part in decoder["decoders"] for kind in _kinds(part))
     return (decoder["type"],)
 
 
 def _mark_broken(tokens: list[str]) -> list[str]:
-    """Byte tokens that belong to no UTF-8 character become U+FFFD; the others stay as they are."""
+    """Replace byte tokens that belong to no UTF-8 character by U+FFFD; keep all others."""
     marked: list[str] = []
     for is_byte, group in groupby(tokens, key=lambda token: _BYTE_TOKEN.fullmatch(token) is not None):
         run = list(group)
         if is_byte:
             at = 0
             for character in bytes(int(token[3:5], 16) for token in run).decode("utf-8", "surrogateescape"):
-                if "\udc80" <= character <= "\udcff":  # one of these for each byte that cannot be decoded
+                if "\udc80" <= character <= "\udcff":  # surrogateescape writes one such character per invalid byte
                     run[at] = BROKEN
                     at += 1
                 else:
@@ -299,7 +303,8 @@ def _token_text(value: object) -> str | None:
 
 
 def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name ("default", and for some models "tool_use"). A file beats tokenizer_config.json."""
+    """Chat templates by name: "default", and "tool_use" for some models. A template file precedes
+    tokenizer_config.json."""
     jinja, wrapped = folder / "chat_template.jinja", folder / "chat_template.json"
     value: object = config.get("chat_template")
     source = folder / "tokenizer_config.json"
