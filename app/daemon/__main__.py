@@ -1,6 +1,6 @@
-"""The daemon in the background, as `background.start` runs it: settings come as JSON on stdin.
+"""The entry point of the background daemon, which `background.start` runs. It reads the settings as JSON from stdin.
 
-The start's outcome goes to --ready-fd: READY, or a Fault; the end of file without either means that it died.
+It writes the result of the start to --ready-fd: READY or a Fault. An end of file without either means that it died.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .background import READY
 from .frames import Fault
 from .lifecycle import LOG_FORMAT, run
 
-LOG_BYTES = 2**21  # twice: the running file and the one before
+LOG_BYTES = 2**21  # of one log file; there are two, the current one and the previous one
 
 
 def main() -> int:
@@ -29,8 +29,8 @@ def main() -> int:
     ready_fd: int = parser.parse_args().ready_fd
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     if os.fork():
-        os._exit(0)  # whoever started us need not wait for our end, nor keep our remains
-    os.chdir("/")  # nor is a folder held busy
+        os._exit(0)  # the child is the daemon; the process that started it has only this parent to wait for
+    os.chdir("/")  # or else the daemon would keep the start folder busy
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=[_log_file()])
     try:
         run(settings, lambda _: _tell(ready_fd, READY))
@@ -53,8 +53,8 @@ def _log_file() -> logging.Handler:
         return logging.NullHandler()
 
 
-def _tell(ready_fd: int, words: bytes) -> None:
-    os.write(ready_fd, words)
+def _tell(ready_fd: int, outcome: bytes) -> None:
+    os.write(ready_fd, outcome)
     os.close(ready_fd)
 
 

@@ -1,4 +1,4 @@
-"""What our own client and the daemon say to each other beside OpenAI's routes."""
+"""Request and reply bodies of the /admin routes, which the command line uses."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .body import WireBody
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that could be used now: bundled, or in the Hugging Face cache."""
+    """A model on this machine: bundled, or in the Hugging Face cache."""
 
     id: str
     bundled: bool = False
     loaded: bool = False
     size: int = 0  # bytes on disk
-    context: int = 0  # of the model; 0: unknown
+    context: int = 0  # in tokens; 0: unknown
     description: str = ""
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with an engine process."""
+    """A model that a worker process loads or has loaded."""
 
     id: str
     state: Literal["loading", "ready"]
@@ -30,17 +30,17 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     device: str = ""
     dtype: str = ""
-    quant: str = ""  # the weights' format where they are quantised
+    quant: str = ""  # format of quantised weights; empty: not quantised
     context: int = 0
     memory: int = 0  # bytes: weights and KV cache
-    token_bytes: int = 0  # of weights that one token reads; 0: unknown
-    cache_tokens: int = 0
-    cache_used: int = 0
-    requests: int = 0
+    token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
+    cache_tokens: int = 0  # capacity of the KV cache
+    cache_used: int = 0  # tokens in the KV cache
+    requests: int = 0  # unfinished
     idle: float = 0.0  # seconds since the last request ended
-    unload_in: float | None = None  # seconds; None: never, or busy
+    unload_in: float | None = None  # seconds until it is unloaded; None: never, or it is busy
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
-    options: tuple[str, ...] = ()  # of the call that loaded it, where they differ from the settings: "--quant int8"
+    options: tuple[str, ...] = ()  # load options that differ from the settings, such as "--quant int8"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +48,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     pid: int
-    url: str  # of the TCP endpoint
+    url: str  # URL of the TCP endpoint
     stopping: bool = False
-    settings: dict[str, Any] = {}  # as config.loading: how models are loaded
+    settings: dict[str, Any] = {}  # the result of config.loading: settings for loading models
 
 
 class LoadBody(WireBody):
-    """POST /admin/load, answered by server-sent events: LoadProgress…, then a LoadedModel or an error."""
+    """POST /admin/load. The reply is server-sent events: any number of LoadProgress, then a LoadedModel or an error."""
 
     model: str
     backend: str | None = None

@@ -1,4 +1,4 @@
-"""A worker's pieces as OpenAI's answers: whole, or as server-sent events."""
+"""Builds OpenAI's replies from the pieces of a worker: one JSON document, or server-sent events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf
 
-# Line breaks to some clients' line splitters, though not to JSON.
+# Characters that some clients split lines at; JSON allows them unescaped in strings.
 _BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
 _encode = msgspec.json.Encoder().encode
 
@@ -56,7 +56,7 @@ def error_event(error: AppError) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every part of one answer carries."""
+    """The fields that every event of one answer has."""
 
     id: str
     model: str
@@ -68,7 +68,8 @@ class Head:
 
 
 class Answer(Protocol):
-    """Takes in pieces and gives bytes: `opening`, `part`… and `closing` of a stream, or `take`… and `whole`."""
+    """Converts pieces to bytes. A stream calls `opening`, `part` for each piece, and `closing`; a single document calls
+    `take` for each piece, and `whole`."""
 
     def opening(self) -> bytes: ...
 
@@ -87,7 +88,7 @@ class _Choice:
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, ToolCallReport] = field(default_factory=dict)
     logprobs: list[PieceLogprob] = field(default_factory=list)
-    offset: int = 0  # characters of the tokens reported so far
+    offset: int = 0  # text_offset of the next token, in characters
     finish: str | None = None
 
     def take(self, piece: Piece) -> None:
@@ -95,10 +96,10 @@ class _Choice:
         self.reasoning.append(piece.reasoning)
         self.logprobs += piece.logprobs
         for call in piece.tool_calls:
-            known = self.calls.setdefault(call.index, ToolCallReport(id="", function=FunctionCall("", "")))
-            known.id += call.id
-            known.function.name += call.name
-            known.function.arguments += call.arguments
+            report = self.calls.setdefault(call.index, ToolCallReport(id="", function=FunctionCall("", "")))
+            report.id += call.id
+            report.function.name += call.name
+            report.function.arguments += call.arguments
         self.finish = piece.finish or self.finish
 
 
@@ -114,7 +115,7 @@ class ChatAnswer:
         return b"".join(self._chunk(ChunkChoice(index, role)) for index in range(len(self._choices)))
 
     def part(self, choice: int, piece: Piece) -> bytes:
-        out = b""
+        events = b""
         if piece.text or piece.reasoning or piece.tool_calls or piece.logprobs:
             delta = Delta()
             if piece.text or piece.logprobs:
@@ -123,11 +124,12 @@ class ChatAnswer:
                 delta.reasoning = delta.reasoning_content = piece.reasoning
             if piece.tool_calls:
                 delta.tool_calls = [_call_delta(call) for call in piece.tool_calls]
-            out = self._chunk(ChunkChoice(choice, delta, _chat_logprobs(piece.logprobs) if self._logprobs else None))
+            logprobs = _chat_logprobs(piece.logprobs) if self._logprobs else None
+            events = self._chunk(ChunkChoice(choice, delta, logprobs))
         if piece.finish:
             self._choices[choice].finish = piece.finish
-            out += self._chunk(ChunkChoice(choice, Delta(), None, piece.finish))
-        return out
+            events += self._chunk(ChunkChoice(choice, Delta(), None, piece.finish))
+        return events
 
     def closing(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
@@ -145,7 +147,8 @@ class ChatAnswer:
         return event(Chunk(**self._head, choices=[choice], usage=None if self._usage else UNSET))
 
     def _whole_choice(self, index: int, choice: _Choice) -> ChatChoice:
-        text, reasoning = "".join(choice.text), "".join(choice.reasoning)
+        text = "".join(choice.text)
+        reasoning = "".join(choice.reasoning)
         message = ChatMessage(content=text if text or not choice.calls else None)
         if reasoning:
             message.reasoning = message.reasoning_content = reasoning
@@ -201,7 +204,7 @@ class CompletionAnswer:
         return TextLogprobs(
             tokens=[entry.token for entry in logprobs],
             token_logprobs=[_finite(entry.logprob) for entry in logprobs],
-            top_logprobs=[  # the chosen token is always among them, as OpenAI has it
+            top_logprobs=[  # OpenAI always includes the chosen token
                 {top.token: _finite(top.logprob) for top in entry.top} | {entry.token: _finite(entry.logprob)}
                 for entry in logprobs
             ],
@@ -210,13 +213,13 @@ class CompletionAnswer:
 
 
 def _check_finished(choices: list[_Choice]) -> None:
-    """Every choice must have ended for a reason; a worker that gave none broke the contract."""
+    """Raises AppError if a choice has no finish reason, which a worker must always send."""
     if not all(choice.finish for choice in choices):
         raise AppError("the engine ended an answer without a finish reason")
 
 
 def _call_delta(call: ToolCallPiece) -> ToolCallDelta:
-    """Id, type and name stand in the first delta of a call only."""
+    """One delta of a tool call; only the first one has id, type and name."""
     first = bool(call.id or call.name)
     return ToolCallDelta(
         index=call.index,

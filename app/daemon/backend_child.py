@@ -1,7 +1,7 @@
-"""Whether a backend can run a model here: `python -m localllm.app.daemon.backend_child BACKEND MODEL FOLDER`.
+"""Probes if a backend can run a model: `python -m localllm.app.daemon.backend_child BACKEND MODEL FOLDER`.
 
-Prints a Fault as JSON where it cannot, and nothing where it can. A process of its own, as the daemon imports no
-backend: some of them start a driver to look at the machine.
+Prints nothing if it can, and a Fault as JSON if it cannot. This is a process, because the daemon imports no backend:
+some backends start a driver to probe the machine.
 """
 
 from __future__ import annotations

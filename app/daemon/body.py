@@ -1,4 +1,4 @@
-"""A request's JSON body, read and decoded under limits; what is wrong with it is said by name."""
+"""Reads and decodes the JSON body of a request, with limits. Errors name the wrong field."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from starlette.types import Receive, Scope
 
 from ..errors import BodyTooLarge, InvalidRequest, UnsupportedMedia, UnsupportedParameter
 
-MAX_DEPTH = 64  # of what a client nests in tools, schemas and template variables
-READ_SECONDS = 60.0  # the longest silence while a body arrives
-MAX_DISCARDED = 2**23  # bytes of a body that is too large, and for how long, before its sender is cut off
+MAX_DEPTH = 64  # nested values in tools, schemas and template variables
+READ_SECONDS = 60.0  # longest pause while a body arrives
+# A body that is too large is read and dropped up to these limits, before the connection closes.
+MAX_DISCARDED = 2**23  # bytes
 DISCARD_SECONDS = 2.0
 
 
 class WireBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the bodies clients send: unknown names are refused."""
+    """Base of the bodies that clients send. Unknown fields are refused."""
 
-    REFUSED: ClassVar[dict[str, str]] = {}  # names that clients know, and why a value for them is refused
+    REFUSED: ClassVar[dict[str, str]] = {}  # field → reason why its values are refused
 
 
 Body = TypeVar("Body", bound=WireBody)
@@ -33,16 +34,16 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 
 
 class ClientGone(Exception):
-    """The client hung up: nobody is left to answer."""
+    """The client closed its connection, so there is no reply to send."""
 
 
 async def read_json(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> Body:
-    """The body as `kind`. Raises an AppError naming what is wrong, or ClientGone."""
+    """Read the body and decode it as `kind`. Raises an AppError that names the wrong field, or ClientGone."""
     return decode(await _read(scope, receive, limit), kind)
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
-    """Strict: no unknown names, no type is coerced, every range holds."""
+    """Decode strictly: refuse unknown fields, other types (without coercion) and values out of range."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -52,7 +53,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 
 def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
-    """Raises InvalidRequest when a free-form value nests deeper than `limit`."""
+    """Raises InvalidRequest if a JSON value nests deeper than `limit`."""
     if limit < 0:
         raise InvalidRequest(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
     if isinstance(value, Mapping):
@@ -99,19 +100,20 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 async def _discard(receive: Receive, size: int) -> None:
-    """Let a little of a body go by that is too large: a client still sending would meet a reset, not our answer."""
-    left = min(size, MAX_DISCARDED)
+    """Read and drop the start of a body that is too large. Without this, the connection is reset while the client
+    sends, and the client does not see the error."""
+    remaining = min(size, MAX_DISCARDED)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):
-            while left > 0:
+            while remaining > 0:
                 message = await receive()
                 if message["type"] == "http.disconnect" or not message["more_body"]:
                     return
-                left -= len(message["body"])
+                remaining -= len(message["body"])
 
 
 def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:
-    """msgspec's sentence as an error with the JSON path of what it is about."""
+    """The error for a message of msgspec, with the JSON path of the wrong field."""
     where = _WHERE.search(text)
     path = where[1] if where else ""
     sentence = text[: where.start()] if where else text
@@ -120,9 +122,8 @@ def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:
         name = unknown[1][:100]
         full = f"{path}.{name}" if path else name
         near = [] if path else difflib.get_close_matches(name, kind.__struct_fields__, n=1)
-        return UnsupportedParameter(
-            f"unknown parameter {full!r}", hint=f"did you mean {near[0]!r}?" if near else "", param=full
-        )
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        return UnsupportedParameter(f"unknown parameter {full!r}", hint=hint, param=full)
     top = re.split(r"[.\[]", path, maxsplit=1)[0]
     if top in kind.REFUSED:
         return UnsupportedParameter(f"{top}: {kind.REFUSED[top]}", param=top)

@@ -1,4 +1,4 @@
-"""One client's connection: who may connect to the unix socket, how long a request may take to arrive."""
+"""HTTP connections with limits on the size and the arrival time of a request head; the unix socket is for one user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..errors import InvalidRequest
 from .replies import error_body
 
 MAX_HEAD = 2**15  # bytes of request line and headers
-HEAD_SECONDS = 30.0  # in which request line and headers must have come
+HEAD_SECONDS = 30.0  # limit for request line and headers to arrive
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user at the other end of a unix socket."""
+    """The user id of the process at the other end of a unix socket."""
     if sys.platform == "linux":
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[1])
@@ -29,7 +29,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 connection with our limits; what is not HTTP is answered in our error shape."""
+    """uvicorn's HTTP/1.1 connection with our limits. Malformed HTTP gets an error body in OpenAI's format."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -51,7 +51,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-            self._expect_head()  # part of the next one came with the request before
+            self._expect_head()  # a part of the next head has arrived already
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
@@ -64,7 +64,7 @@ class Connection(H11Protocol):
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
-        if self.conn.our_state is h11.IDLE:  # else an answer is on its way already
+        if self.conn.our_state is h11.IDLE:  # otherwise a response has started
             for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

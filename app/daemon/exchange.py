@@ -1,4 +1,4 @@
-"""One request for text, from its body to its last byte: whole or streamed, given up when the client hangs up."""
+"""Serves one chat or completion request: one JSON document or a stream. Cancels it when the client disconnects."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ KEEP_ALIVE_SECONDS = 10.0
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies that would collect the stream
+    (b"x-accel-buffering", b"no"),  # tells proxies not to buffer the stream
 ]
 
 
 class Exchange:
-    """The endpoint of chats (`body=ChatBody`) or of completions (`body=CompletionBody`), an ASGI app."""
+    """ASGI app for chats (`body=ChatBody`) or completions (`body=CompletionBody`)."""
 
     def __init__(self, host: Host, metrics: Metrics, body: type[ChatBody] | type[CompletionBody], version: str) -> None:
-        self.host, self.metrics, self.body, self.version = host, metrics, body, version
+        self.host = host
+        self.metrics = metrics
+        self.body = body
+        self.version = version
         self.limit = host.settings.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,15 +73,16 @@ class Exchange:
 
 
 class _Tally:
-    """Reads a stream as (number of the choice, piece), and adds up what it cost."""
+    """Reads pieces with the numbers of their choices from a stream, and counts tokens."""
 
     def __init__(self, requests: list[Generate], stream: Stream, watch: Watch) -> None:
         self.usage = UsageReport()
-        self._stream, self._watch = stream, watch
+        self._stream = stream
+        self._watch = watch
         self._first_choice = {request.id: index * request.n for index, request in enumerate(requests)}
 
     async def take(self) -> list[tuple[int, Piece]]:
-        """What is new; empty at the end. Raises what ended it."""
+        """New pieces as (number of the choice, piece); empty at the end. Raises the error that ended the stream."""
         while replies := await self._stream.take():
             pieces = [reply for reply in replies if isinstance(reply, Piece)]
             self._watch.pieces(pieces)
@@ -90,7 +94,7 @@ class _Tally:
         return []
 
     def _add(self, end: Finished) -> None:
-        if end.cancelled:  # not by us: we would not be reading any more
+        if end.cancelled:  # by the engine: after a cancel of this process, nobody reads the stream
             raise Stopping("the engine cancelled the request")
         self._watch.tokens(end.prompt_tokens, end.completion_tokens)
         prompt = self.usage.prompt_tokens + end.prompt_tokens
@@ -113,12 +117,13 @@ async def _collect(answer: Answer, tally: _Tally) -> bytes:
 
 
 def _fingerprint(version: str, info: ModelInfo) -> str:
-    """What computes the answers: an earlier call may have loaded the model with another backend or quant."""
+    """Version, backend, dtype and quant of the loaded model; they may differ from the settings."""
     return "-".join(filter(None, ("localllm", version, info.backend, info.dtype, info.quant)))
 
 
 async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
-    """Server-sent events to the end. Errors become an event, as the status is sent already; returns the outcome."""
+    """Send server-sent events to the end; returns the outcome for the metrics. An error becomes an event, because the
+    status is already sent."""
 
     async def write(data: bytes, *, more: bool = True) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": more})
@@ -143,14 +148,15 @@ async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; cancel it and raise ClientGone as soon as the client hangs up. The body must have been read."""
+    """Await `work`. If the client disconnects first, cancel it and raise ClientGone. The body must be read before."""
 
     async def gone() -> None:
         message: Message = {"type": ""}
         while message["type"] != "http.disconnect":
             message = await receive()
 
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(gone())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

@@ -1,4 +1,4 @@
-"""What the engine and the backends refuse, in the app's words. The only place where one becomes the other."""
+"""Translates errors of the engine and the backends to the errors of the app; no other file does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..errors import (
 
 
 def app_error(error: Exception) -> AppError | None:
-    """None for an exception nobody raised on purpose: its text is for the log, not for a client."""
+    """The app's error for an exception; None for an unexpected one, whose text goes to the log, not to a client."""
     match error:
         case AppError():
             return error
@@ -38,11 +38,11 @@ def app_error(error: Exception) -> AppError | None:
             return ConfigError(str(error), hint=error.hint)
         case BackendUnavailable():
             return NoBackend(str(error), hint=error.hint)
-        case EngineError():  # RunnerFailed, or asked of an engine that was closed by it
+        case EngineError():  # RunnerFailed, or a call to an engine after its runner failed
             return WorkerDied(f"the engine failed and restarts: {error}")
     return None
 
 
 def internal_error() -> AppError:
-    """Said to a client instead of a stack trace."""
+    """The error that a client gets for an unexpected exception."""
     return AppError("internal error in localllm", hint="see the log of the worker in the log folder")

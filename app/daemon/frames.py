@@ -1,7 +1,7 @@
-"""What daemon and worker say to each other: msgpack frames of this fixed schema, each after its length.
+"""The messages between daemon and worker: msgpack frames with a fixed schema.
 
-A frame is 4 bytes of big-endian length and one tagged struct. Nothing is ever unpickled. Every frame about a
-request carries its id; a request ends with exactly one Finished or Failed.
+A frame is 4 bytes of big-endian length and one tagged struct. Nothing is unpickled. Every frame about a request has
+its id; a request ends with exactly one Finished or Failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An AppError on its way through a process border."""
+    """An AppError in a form that goes from one process to another."""
 
     code: str
     message: str
@@ -46,16 +46,16 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Load(Frame):
-    """First frame a worker gets; answered by Loading…, then Loaded or LoadFailed."""
+    """The first frame to a worker. The replies are any number of Loading, then Loaded or LoadFailed."""
 
-    model: str  # the id clients use
+    model: str  # the id that clients use
     path: str
     backend: str = "auto"
     options: LoadOptions = LoadOptions()
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Structured output: what the text must match."""
+    """Structured output: the constraint of the text."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice"]
     schema: dict[str, Any] | None = None
@@ -64,7 +64,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Generate(Frame):
-    """One request; exactly one of messages and prompt is set. Answered by Started, Pieces, then Finished or Failed."""
+    """One request; either messages or prompt is set. Replies: Started, any number of Piece, then Finished or Failed."""
 
     id: str
     messages: list[dict[str, Any]] | None = None
@@ -76,8 +76,8 @@ class Generate(Frame):
     continue_final_message: bool = False
     adapter: str | None = None
     n: int = 1
-    max_tokens: int | None = None  # None: what is left of the context
-    temperature: float | None = None  # None: the model's generation_config.json, else 1.0
+    max_tokens: int | None = None  # None: until the context is full
+    temperature: float | None = None  # None: value of the model's generation_config.json, or 1.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -85,7 +85,7 @@ class Generate(Frame):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] = {}
-    seed: int | None = None  # None: drawn by the worker; choice i uses seed + i
+    seed: int | None = None  # None: random; choice i uses seed + i
     stop: list[str] = []
     stop_ids: list[int] = []
     ignore_eos: bool = False
@@ -95,7 +95,7 @@ class Generate(Frame):
 
 
 class Cancel(Frame):
-    """Ends in Finished (or Failed, if that was on its way)."""
+    """Cancel a request. The reply is Finished, or Failed if the request failed before."""
 
     id: str
 
@@ -117,16 +117,16 @@ class AskStats(Frame):
 
 
 class Shutdown(Frame):
-    """Finish nothing more: stop and exit 0."""
+    """Stop at once, without finishing requests, and exit with status 0."""
 
 
 # worker → daemon
 
 
 class Loading(Frame):
-    stage: str  # words for people
+    stage: str  # shown to the user
     done: float = 0.0  # 0…1
-    more: float = 0.0  # seconds that this stage may take beyond what any may
+    more: float = 0.0  # seconds that this stage may take beyond the limit of every stage
 
 
 class ModelInfo(Frame):
@@ -139,10 +139,10 @@ class ModelInfo(Frame):
     weight_bytes: int
     cache_bytes: int
     cache_tokens: int
-    quant: str = ""  # the weights' format where they are quantised
-    token_bytes: int = 0  # of weights that one token reads; 0: unknown
-    reason: str = ""  # why this backend, for the log
-    step_seconds: float = 0.0  # a step that takes longer hangs; 0: its length tells nothing
+    quant: str = ""  # format of quantised weights; empty: not quantised
+    token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
+    reason: str = ""  # why this backend was selected, for the log
+    step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
 
@@ -155,7 +155,7 @@ class LoadFailed(Frame):
 
 
 class Started(Frame):
-    """Accepted: from here on errors come inside the stream."""
+    """The request is valid and runs; later errors arrive inside the stream."""
 
     id: str
     prompt_tokens: int
@@ -184,7 +184,7 @@ class Piece(Frame):
     text: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallPiece] = []
-    tokens: int = 0  # how many tokens this piece stands for
+    tokens: int = 0  # number of tokens whose text is in this piece
     logprobs: list[PieceLogprob] = []
     finish: Literal["stop", "length", "tool_calls"] | None = None
 
@@ -235,7 +235,7 @@ FromWorker = Loading | Loaded | LoadFailed | Started | Piece | Finished | Failed
 
 
 def _encoded(value: Any) -> str:
-    """msgspec has no Path."""
+    """A Path as its text: msgspec does not encode Path."""
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(f"a frame cannot carry a {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""One Generate frame from arrival to its last frame."""
+"""Prepares a Generate frame for the engine, and converts the deltas of its choices to frames."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .opening import OpenModel
 
 @dataclass(slots=True)
 class Generation:
-    """The choices of one request that was prepared; fed by request id."""
+    """A prepared request and its choices. Each choice is one request of the engine, with its own id."""
 
     asked: Generate
     prompt: Prompt
     requests: list[Request]
-    choices: dict[str, Choice]  # by request id
+    choices: dict[str, Choice]  # by id of the engine's request
 
     @property
     def live(self) -> list[str]:
-        """Requests the engine may still hold."""
+        """Ids of the engine's requests that may still run."""
         return [name for name, choice in self.choices.items() if not choice.done]
 
     def echo(self, text: str) -> list[Piece]:
         return [choice.echo(text) for choice in self.choices.values()]
 
     def take(self, delta: Delta) -> Piece | None:
-        """Raises InvalidRequest when the request fails by its own doing, OutOfMemory when its step had none."""
+        """The new output of one choice. Raises InvalidRequest if the request failed, OutOfMemory if the step did."""
         if delta.finish == "failed":
             raise InvalidRequest(f"the answer was stopped: {delta.error}")
         if delta.finish == "no_memory":
@@ -46,7 +46,7 @@ class Generation:
         return self.choices[delta.request_id].take(delta)
 
     def finished(self, *, cancelled: bool = False) -> Finished:
-        """The last frame. The prompt counts once, and as cached as far as every choice found it in the cache."""
+        """The last frame. Its prompt tokens count once; the cached tokens are the minimum over the choices."""
         return Finished(
             id=self.asked.id,
             prompt_tokens=len(self.prompt.ids),
@@ -57,7 +57,7 @@ class Generation:
 
 
 def prepare(asked: Generate, model: OpenModel) -> Generation:
-    """Render, tokenize, check, compile: all that needs no engine. May block; raises AppError."""
+    """Render, tokenize, check and compile: all work before the engine. Blocks; raises AppError."""
     tools, forced = _tools(asked)
     if asked.adapter is not None:
         raise UnsupportedParameter("adapter: adapters are not supported in this version", param="adapter")
@@ -79,7 +79,7 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     compiled = _grammar(asked, model, prompt, tools, forced)
     if asked.response_format is not None:
-        prompt = replace(prompt, goes_on=True)  # a first space that a regex asks for is no decoration
+        prompt = replace(prompt, goes_on=True)  # keep the first space: a regex may require it
     generation = Generation(asked, prompt, [], {})
     for index in range(asked.n):
         name = f"{asked.id}/{index}"
@@ -117,7 +117,7 @@ def _prompt(asked: Generate, model: OpenModel, tools: Sequence[dict[str, Any]], 
 
 
 def _tools(asked: Generate) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The tools to tell the model about, and those of which one must be called."""
+    """The tools for the prompt, and the tools of which the model must call one."""
     tools = asked.tools or []
     names = [tool.get("function", {}).get("name") for tool in tools]
     for index, name in enumerate(names):

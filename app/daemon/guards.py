@@ -1,15 +1,15 @@
-"""The layers around the routes, each with one worry. Outermost first:
+"""The middleware around the routes. Outermost first:
 
-    Traced     a request id, a line in the log
-    Errors     every error becomes OpenAI's error body
-    Heads      request line and headers are of bounded size
-    Paths      /v1//models/ is /v1/models
-    Hosts      the Host header names this machine            (against DNS rebinding)
-    Origins    a web page is let in only where it is listed  (against cross-site requests)
-    Keys       the API key, where one is set
+    Traced     adds a request id, writes a line to the log
+    Errors     converts exceptions to OpenAI's error body
+    Heads      limits the size of request line and headers
+    Paths      normalises slashes: /v1//models/ is /v1/models
+    Hosts      accepts only names of this machine in the Host header  (against DNS rebinding)
+    Origins    accepts only listed origins of web pages               (against cross-site requests)
+    Keys       checks the API key, if one is set
 
-The unix socket is not for browsers or other users: its file mode and the peer's user id guard it, and the last
-three let it pass.
+Hosts, Origins and Keys do not check requests over the unix socket. File mode and user id of the peer protect it, and
+browsers cannot use it.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ CORS_HEADERS = (
 
 
 def is_local(scope: Scope) -> bool:
-    """The request came over the unix socket."""
+    """True if the request came over the unix socket."""
     return scope["server"] is not None and scope["server"][1] is None
 
 
 def error_response(error: AppError, headers: dict[str, str] | None = None) -> Response:
-    """An error as a whole response, with what tells clients whether to try again."""
-    sent = dict(headers or {})
+    """An error as a complete response; its headers say if the client should try again."""
+    fields = dict(headers or {})
     if isinstance(error, Overloaded | OutOfMemory | Stopping):
-        sent["retry-after"] = RETRY_AFTER_SECONDS
+        fields["retry-after"] = RETRY_AFTER_SECONDS
     elif error.status >= 500 and not isinstance(error, WorkerDied):
-        sent["x-should-retry"] = "false"
+        fields["x-should-retry"] = "false"
     if isinstance(error, Unauthorized):
-        sent["www-authenticate"] = "Bearer"
+        fields["www-authenticate"] = "Bearer"
     if error.status == 413:
-        sent["connection"] = "close"  # the rest of the body is not read
-    return Response(error_body(error), error.status, sent, "application/json")
+        fields["connection"] = "close"  # the body is not read to its end
+    return Response(error_body(error), error.status, fields, "application/json")
 
 
 class Traced:
-    """Gives every request an id (the client's, where it sent a sane one) and every response its header."""
+    """Adds the header X-Request-Id to responses: the id of the client if it is valid, otherwise a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = REQUEST_ID.fullmatch(_header(scope, b"x-request-id") or b"")
-        request_id = given[0].decode() if given else f"req-{uuid.uuid4().hex}"
+        match = REQUEST_ID.fullmatch(_header(scope, b"x-request-id") or b"")
+        request_id = match[0].decode() if match else f"req-{uuid.uuid4().hex}"
         started = time.perf_counter()
-        status = 499  # nothing was sent: the client had gone
+        status = 499  # logged if no response is sent because the client disconnected
 
         async def traced_send(message: Message) -> None:
             nonlocal status
@@ -84,12 +84,12 @@ class Traced:
         try:
             await self.app(scope, receive, traced_send)
         finally:
-            took = (time.perf_counter() - started) * 1000
-            log.info("%s %s %.200r %d %.1f ms", request_id, scope["method"], scope["path"], status, took)
+            milliseconds = (time.perf_counter() - started) * 1000
+            log.info("%s %s %.200r %d %.1f ms", request_id, scope["method"], scope["path"], status, milliseconds)
 
 
 class Errors:
-    """Turns what is raised inside into a response; our own bugs are logged and answered without detail."""
+    """Converts exceptions to responses. An unexpected exception goes to the log; the client sees no detail of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -117,7 +117,7 @@ class Errors:
 
 
 class Heads:
-    """Refuses a head over the limit that arrived at once; the connection bounds what it waits for."""
+    """Refuses request line and headers above MAX_HEAD that arrived in one piece; the connection limits the others."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -131,7 +131,7 @@ class Heads:
 
 
 class Paths:
-    """Repeated slashes count as one, a trailing one as none."""
+    """Replaces repeated slashes of the path by one, and removes a trailing slash."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -142,8 +142,8 @@ class Paths:
 
 
 class Hosts:
-    """Refuses a Host header that does not name this machine: loopback, the address the request came in by, or
-    one that was allowed. A name that a hostile page made resolve to this machine is none of them."""
+    """Refuses a Host header unless it is a loopback name or address, the local address of the connection, or an allowed
+    name. A web page whose name resolves to this machine (DNS rebinding) sends another name."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self.app = app
@@ -175,7 +175,7 @@ class Hosts:
 
 
 class Origins:
-    """Requests of web pages (those that carry Origin) are refused unless their origin is listed."""
+    """Refuses requests of web pages (requests with the header Origin) unless their origin is allowed."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self.app = app
@@ -208,24 +208,25 @@ class Origins:
 
         try:
             await self.app(scope, receive, cors_send)
-        except AppError as error:  # answered here, so that the page may read why
+        except AppError as error:  # with CORS headers, so that the page can read the error
             await error_response(error)(scope, receive, cors_send)
 
 
 class Keys:
-    """Asks for the API key, as a Bearer token or in X-Api-Key, on every route but the public ones."""
+    """Requires the API key, as Bearer token or in X-Api-Key, on all routes except PUBLIC."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
-        self.app, self.key = app, key.encode()
+        self.app = app
+        self.key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.key and not is_local(scope) and scope["path"] not in PUBLIC:
-            given = [*_headers(scope, b"x-api-key"), *map(_bearer, _headers(scope, b"authorization"))]
-            if not given:
+            keys = [*_headers(scope, b"x-api-key"), *map(_bearer, _headers(scope, b"authorization"))]
+            if not keys:
                 raise Unauthorized(
                     "an API key is required", hint="send it in the header Authorization: Bearer or X-Api-Key"
                 )
-            if not all(hmac.compare_digest(key, self.key) for key in given):
+            if not all(hmac.compare_digest(key, self.key) for key in keys):
                 raise Unauthorized("the API key is wrong")
         await self.app(scope, receive, send)
 
@@ -240,6 +241,6 @@ def _headers(scope: Scope, name: bytes) -> list[bytes]:
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
-    """The header's value; None when it is missing or given more than once."""
+    """The value of a header; None if it is missing or occurs more than once."""
     values = _headers(scope, name)
     return values[0] if len(values) == 1 else None
