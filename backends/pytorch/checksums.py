@@ -1,4 +1,4 @@
-"""Checksums of a file of ours: CRC-32 of its header and of each block of its data, found and checked block by block."""
+"""Checksums of packed files: CRC-32 of the header and of each block of data, computed and checked block by block."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ BLOCK = 2**24  # bytes of data
 
 
 def count(size: int) -> int:
-    """How many checksums `size` bytes of data have, with that of the header."""
+    """Number of checksums of `size` bytes of data, including that of the header."""
     return 1 + -(-size // BLOCK)
 
 
 class Checksums:
-    """Of a file that is being written: of its header, and then of its data in any pieces."""
+    """Computes the checksums of a file while it is written: first the header, then the data in pieces of any size."""
 
     def __init__(self, header: bytes) -> None:
         self.values = [zlib.crc32(header)]
-        self._left = 0  # bytes that the last block still takes
+        self._left = 0  # bytes missing in the last block
 
     def add(self, data: memoryview) -> None:
         while len(data):
@@ -34,14 +34,17 @@ class Checksums:
 
 
 def read_checked(file: int, start: int, into: memoryview, expected: Sequence[int], threads: int) -> bool:
-    """Fill `into` from a descriptor's byte `start` on, by several threads; whether all was there and as `expected`."""
+    """Read the file descriptor `file` from byte `start` into `into`, on several threads.
+
+    Returns False if the file is too short or a block differs from its checksum in `expected` (without the header's).
+    """
 
     def right(block: int) -> bool:
         part = into[block * BLOCK : (block + 1) * BLOCK]
-        done = 0
-        while done < len(part) and (found := os.preadv(file, [part[done:]], start + block * BLOCK + done)):
-            done += found
-        return done == len(part) and zlib.crc32(part) == expected[block]
+        filled = 0
+        while filled < len(part) and (count_read := os.preadv(file, [part[filled:]], start + block * BLOCK + filled)):
+            filled += count_read
+        return filled == len(part) and zlib.crc32(part) == expected[block]
 
     with ThreadPoolExecutor(threads) as pool:
         return all(pool.map(right, range(-(-len(into) // BLOCK))))

@@ -16,12 +16,12 @@ from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 # Errors that torch raises when a kernel, an index or an allocation fails.
 _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
 
-# Words of out-of-memory errors that are no torch.OutOfMemoryError: of CUDA, its libraries, the CPU.
+# Words in out-of-memory errors of CUDA, its libraries and the CPU, which torch raises as plain RuntimeError.
 _SHORTAGES = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 
 
 class failures:
-    """Translates an error within to OutOfMemory or RunnerFailed. The message begins with `what`.
+    """Translates an error in the block to OutOfMemory or RunnerFailed. The message begins with `what`.
 
     A device may report the failure of a step at a later step. After a broken context every call fails.
     """

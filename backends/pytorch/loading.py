@@ -1,4 +1,4 @@
-"""Opening a model's weights on a device: how much memory they take, and whether they were made smaller before."""
+"""Loads the weights of a model on a device: estimates their memory, and reads or writes the packed file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .quant.choose import ON_LOAD, scheme
 from .quant.floats import STORED
 from .weights import Weights
 
-WORTH_KEEPING = 64 * 2**20  # bytes as stored; less is made anew sooner than it is read
+WORTH_KEEPING = 64 * 2**20  # bytes as stored; a smaller model is quantised faster than its packed file is read
 EMBEDDING = "model.embed_tokens.weight"
 _SAMPLE = (64, 256)
 
@@ -27,8 +27,8 @@ Model = TypeVar("Model")
 
 
 class Loader:
-    """For one model, options and device; activations are of `dtype`. Raises ModelRefused for a format of weights that
-    cannot be loaded."""
+    """Loads the weights of one model with these options on one device, for activations of `dtype`. Raises ModelRefused
+    for an unsupported weight format."""
 
     def __init__(self, files: ModelFiles, options: LoadOptions, device: Device, dtype: torch.dtype) -> None:
         self._files = files
@@ -43,11 +43,11 @@ class Loader:
             self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", mark, type(sample))
 
     def expected_bytes(self) -> int:
-        """What the weights will take in memory, within a few percent."""
+        """Estimated bytes of the loaded weights, correct within a few percent."""
 
         @cache
         def share(stored: str) -> float:
-            """Bytes held for each value of a weight stored so."""
+            """Bytes in memory per value of a weight stored as this dtype."""
             return held_bytes(self._sample(DTYPES[stored])) / prod(_SAMPLE)
 
         total = 0.0
@@ -59,17 +59,17 @@ class Loader:
         return round(total)
 
     def load(self, build: Callable[[Weights], Model]) -> tuple[Model, Weights]:
-        """What `build` makes of the weights, and what was taken. Raises ModelRefused for those that do not fit."""
-        kept = None if self._packed is None else self._packed.read()
-        weights = Weights(self._files, self._device, self._dtype, self._scheme, kept or {})
+        """The model that `build` returns, and its weights. Raises ModelRefused if the weights do not fit the model."""
+        products = None if self._packed is None else self._packed.read()
+        weights = Weights(self._files, self._device, self._dtype, self._scheme, products or {})
         model = build(weights)
         weights.close()
-        if self._packed is not None and kept is None:
+        if self._packed is not None and products is None:
             self._packed.write(weights.products)
         return model, weights
 
     def _sample(self, stored: torch.dtype) -> Any:
-        """A small weight, gone the way that every weight stored so goes."""
+        """A small weight of dtype `stored`, quantised and packed as all weights of this dtype."""
         plain = torch.linspace(-1.0, 1.0, prod(_SAMPLE)).view(_SAMPLE).to(stored)
         quantise = ON_LOAD[self._quant]
         weight = plain if quantise is None else quantise(plain)

@@ -1,4 +1,4 @@
-"""Ops replaced by their references, to find a wrong kernel."""
+"""Replaces ops by their references, to find a wrong kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ...kernels.ops import Ops
 
 
 def with_references(ops: Ops, names: Sequence[str]) -> Ops:
-    """These ops, the named ones ("family.op", "family" or "all") computed by their references; see kernels/ops.
+    """`ops` with the named ops ("family.op", "family" or "all") replaced by their references; see kernels/ops.
 
-    Raises SettingRefused for a name there is not.
+    Raises SettingRefused for an unknown name.
     """
     try:
         return ops.with_references(names)
@@ -21,8 +21,8 @@ def with_references(ops: Ops, names: Sequence[str]) -> Ops:
 
 
 def _unknown(name: str) -> SettingRefused:
-    every = [op for op, _ in Ops()]
-    known = ["all", *dict.fromkeys(op.partition(".")[0] for op in every), *every]
+    names = [op for op, _ in Ops()]
+    known = ["all", *dict.fromkeys(op.partition(".")[0] for op in names), *names]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
     return SettingRefused(f"reference_ops: unknown op {name!r}", hint)

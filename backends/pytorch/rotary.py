@@ -1,4 +1,4 @@
-"""Tables of cosines and sines for rotary embeddings, with all scalings of config.json."""
+"""Tables of cosines and sines for rotary embeddings, with every scaling of config.json."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Rotary:
 def frequencies(rope: Rope, context: int) -> Tensor:
     """[rotary_dim / 2] radians per position, float32.
 
-    LongRoPE has factors for short and for long texts. Switching between them under a cached prefix would mix keys of
-    both, so the context that was asked for decides once: long factors if it exceeds the original training's.
+    LongRoPE has factors for short and for long texts. A change of factors would make cached keys wrong. So `context`,
+    the configured maximum, decides once: long factors if it exceeds the context length of the original training.
     """
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     plain = 1.0 / rope.theta**exponents
@@ -44,14 +44,14 @@ def frequencies(rope: Rope, context: int) -> Tensor:
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Low frequencies are slowed by the factor, high ones kept, those between blended (Llama 3.1)."""
-    periods = rope.original_positions * plain / (2 * math.pi)  # over the original context
+    """Divides low frequencies by the factor, keeps high ones and blends those between (Llama 3.1)."""
+    periods = rope.original_positions * plain / (2 * math.pi)  # rotations over the original context
     share = ((periods - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
     return plain / rope.factor * (1 - share) + plain * share
 
 
 def _yarn(rope: Rope, plain: Tensor) -> Tensor:
-    """The same idea with a ramp over dimensions (Peng et al., 2023)."""
+    """Divides the low frequencies by the factor, with a linear ramp over dimensions (Peng et al., 2023)."""
 
     def dimension(periods: float) -> float:
         """The dimension that rotates `periods` times over the original context."""
@@ -66,6 +66,6 @@ def _yarn(rope: Rope, plain: Tensor) -> Tensor:
         high = math.ceil(high)
     low = max(low, 0)
     high = min(high, rope.rotary_dim - 1)
-    width = high - low or 0.001  # one dimension wide: a step
+    width = high - low or 0.001  # not 0: the ramp becomes a step
     slowed = ((torch.arange(rope.rotary_dim // 2) - low) / width).clamp(0.0, 1.0)
     return plain / rope.factor * slowed + plain * (1 - slowed)

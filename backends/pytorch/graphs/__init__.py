@@ -1,1 +1,1 @@
-"""Captured steps: kernels that are launched one by one once, and replayed together afterwards."""
+"""Captured steps: a graph records the kernel launches of a step once and replays them with one launch."""

@@ -1,8 +1,8 @@
-"""Steps of many tokens, captured in pieces: everything except attention, which depends on the rows.
+"""Prefill and mixed steps, captured in pieces: everything except attention, which depends on the rows.
 
-A capture depends on the number of tokens alone, padded to one of a few sizes. At every attention one capture ends and
-the next begins. A replay runs the captures in order, with the attention of its own rows between them (SGLang's
-breakable graphs). Nothing is compiled.
+A capture depends only on the number of tokens, padded to a bucket. At every attention one capture ends and the next
+begins. A replay runs the captures in order and, between them, the attention of the batch's rows (SGLang's breakable
+graphs). Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Break:
     """An attention between two captures: its query, its pages, and the memory for its output."""
 
     attend: Callable[..., Tensor]
-    query: Tensor  # [tokens of the size, heads, dim]
-    out: Tensor  # the same
+    query: Tensor  # [captured tokens, heads, dim]
+    out: Tensor  # [captured tokens, heads, dim]
     key_pages: Tensor
     value_pages: Tensor
     options: tuple[Any, ...]
@@ -41,13 +41,13 @@ class Break:
 
 
 class AttentionOutputs:
-    """Memory for outputs of attention, shared by all layers and sizes: each is read before the next is written."""
+    """Memory for attention outputs, shared by all layers and sizes: a layer uses its output before the next one writes."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
     def place(self, query: Tensor) -> Tensor:
-        """Memory of the shape of `query`. The first call must be for the largest."""
+        """Memory of the shape of `query`. The first call must have the largest number of tokens."""
         key = tuple(query.shape[1:]), query.dtype
         if key not in self._places:
             self._places[key] = torch.zeros_like(query, memory_format=torch.contiguous_format)
@@ -55,7 +55,7 @@ class AttentionOutputs:
 
 
 class Pieces:
-    """A capture in pieces: captures, and a break between each two of them."""
+    """A step captured in pieces: a list of captures with a break between two neighbours."""
 
     def __init__(self, recorder: Recorder, outputs: AttentionOutputs) -> None:
         self._recorder = recorder
@@ -64,19 +64,19 @@ class Pieces:
         self._breaks: list[Break] = []
 
     def record(self, work: Callable[[Ops], Tensor], ops: Ops) -> Tensor:
-        """The result of `work(ops)`, whose attention breaks the capture."""
+        """Capture `work(ops)`, with a break at each attention, and return its result."""
         attention = replace(ops.attention, paged=partial(self._break, ops.attention.paged))
         self._recorder.begin()
-        made = work(replace(ops, attention=attention))
+        result = work(replace(ops, attention=attention))
         self._replays.append(self._recorder.end())
-        assert self._breaks, "an op that holds whole layers left no attention to break at: the rows would be recorded"
-        return made
+        assert self._breaks, "no attention to break at: an op that computes whole layers would capture the rows"
+        return result
 
     def replay(self, rows: Rows, tokens: int) -> None:
         first, *others = self._replays
         first()
-        for between, piece in zip(self._breaks, others, strict=True):
-            between.run(rows, tokens)
+        for pause, piece in zip(self._breaks, others, strict=True):
+            pause.run(rows, tokens)
             piece()
 
     def _break(
@@ -96,8 +96,8 @@ class Pieces:
 
 
 class BreakableReplay:
-    """See engine.runner.Replay, for batches of up to `tokens` tokens, whatever their rows. It owns its recordings and
-    the hidden states that a replay leaves until the next one."""
+    """See engine.runner.Replay, for batches of up to `tokens` tokens in any rows. It owns its captures and the hidden
+    states of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
     def __init__(self, runner: TorchRunner, tokens: int, outputs: AttentionOutputs) -> None:
@@ -108,9 +108,9 @@ class BreakableReplay:
         self._tokens = tokens
         step = runner.inputs.token_frame(tokens)
         ops = runner.device.ops
-        unasked = Attention(paged=lambda query, *_: outputs.place(query))
+        no_attention = Attention(paged=lambda query, *_: outputs.place(query))
         with failures("capturing a step failed"), recorder.session():
-            runner.prompts(step, replace(ops, attention=unasked))  # compiles and allocates before the capture
+            runner.prompts(step, replace(ops, attention=no_attention))  # compiles and allocates before the capture
             self._pieces = Pieces(recorder, outputs)
             self._hidden = self._pieces.record(partial(runner.prompts, step), ops)
 

@@ -1,4 +1,4 @@
-"""Compiling the pieces of a cut forward, each once and for any number of tokens, and noticing what is compiled late."""
+"""Compiles the pieces of a split forward pass once, for any number of tokens, and counts later recompilations."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"  # read by Inductor whenever it compiles
 
 
 class Compiler:
-    """Pieces as they are ("eager"), or as torch.compile's Inductor makes them, which are kept in `folder` from one
-    start to the next (None: where Inductor keeps everybody's)."""
+    """Runs pieces uncompiled ("eager") or compiled by Inductor ("inductor"). The compiled code is cached in `folder`
+    for later starts; None: in Inductor's default folder."""
 
     def __init__(self, how: How, folder: Path | None = None) -> None:
         self.fuses = how == "inductor"
-        self.late = 0  # pieces that had to be compiled once more, while people waited
+        self.late = 0  # pieces that were compiled again during requests
         self._folder = folder
         self._kinds: dict[str, Compiled] = {}
 
     def piece(self, part: Part) -> Compiled:
-        """Pieces of one kind are compiled together, at the first call of one."""
+        """The callable of a piece. All pieces of one kind share it; its first call compiles."""
         assert part.graph is not None
         if part.kind not in self._kinds:
             self._kinds[part.kind] = self._fused(part.graph, list(part.changing())) if self.fuses else part.graph
@@ -40,39 +40,39 @@ class Compiler:
 
     @property
     def kinds(self) -> int:
-        """How many different pieces there are."""
+        """Number of distinct pieces."""
         return len(self._kinds)
 
     def _fused(self, graph: fx.GraphModule, changing: Sequence[tuple[int, int]]) -> Compiled:
-        """By Inductor, at the first call; `changing` says which dimensions of which arguments will differ later."""
+        """The piece compiled by Inductor at its first call. `changing` lists dynamic sizes: (argument, dimension)."""
         times = 0
 
-        def backend(traced: fx.GraphModule, given: Sequence[Tensor]) -> Any:
-            """Called by torch.compile at first, and again where what it took for granted does not hold."""
+        def backend(traced: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
+            """torch.compile calls this once, and again when a call breaks one of its guards."""
             nonlocal times
             if times:
                 self.late += 1
                 log.warning("a part of the model was compiled again; TORCH_LOGS=recompiles shows the reason")
-            made = self._inductor(traced, given)
-            times += 1  # not where that failed: the next call is still the first
-            return made
+            compiled_piece = self._inductor(traced, examples)
+            times += 1  # after success only: a failed compilation does not count
+            return compiled_piece
 
         compiled: Any = torch.compile(graph, backend=backend, fullgraph=True)
 
-        def call(*given: Tensor) -> tuple[Tensor, ...]:
+        def call(*inputs: Tensor) -> tuple[Tensor, ...]:
             if times == 0:
                 for at, dim in changing:
-                    torch._dynamo.mark_dynamic(given[at], dim)
-            made: tuple[Tensor, ...] = compiled(*given)
-            return made
+                    torch._dynamo.mark_dynamic(inputs[at], dim)
+            outputs: tuple[Tensor, ...] = compiled(*inputs)
+            return outputs
 
         return call
 
-    def _inductor(self, traced: fx.GraphModule, given: Sequence[Tensor]) -> Any:
+    def _inductor(self, traced: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
-        with self._cached(), torch._inductor.config.patch(compile_threads=1):  # so few need no processes of their own
-            return compile_fx(traced, list(given))
+        with self._cached(), torch._inductor.config.patch(compile_threads=1):  # few pieces: worker processes cost more
+            return compile_fx(traced, list(examples))
 
     @contextmanager
     def _cached(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Captures on CUDA devices, and on devices whose torch module has the same graphs (HIP)."""
+"""Captures graphs on CUDA devices, and on HIP devices, whose torch module has the same graphs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """One capture stream per device: libraries keep a workspace, and kernels counters, for each stream that they have
-    seen. So replays of one device's recorders follow one another; work beside them is forked (streams.py)."""
+    """One capture stream per device: libraries allocate a workspace, and kernels counters, for every stream that they
+    run on. Replays of all recorders of a device are therefore serial; parallel work forks a stream (streams.py)."""
     return torch.cuda.Stream(device)
 
 
@@ -69,7 +69,7 @@ class CudaRecorder:
         return function(*inputs)
 
     def weak(self, tensor: Tensor) -> Tensor:
-        """The same memory without a reference: later captures may use it."""
+        """A view that does not keep the memory alive: later captures may reuse it."""
         internals = cast(Any, torch._C)
         size = tensor.untyped_storage().nbytes()
         storage = internals._construct_storage_from_data_pointer(

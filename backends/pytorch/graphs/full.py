@@ -1,8 +1,8 @@
-"""Decode steps, captured whole: one capture for each number of rows, replayed with new numbers at the same addresses.
+"""Decode steps, captured whole: one capture per number of rows, replayed with new values at the same addresses.
 
-The capture has all work of a step, from the carried tokens to the draw: one launch, and one copy back. A filter that
-is off costs a row nothing, so one capture serves all plain draws. Penalties, masks, log-probabilities and the like are
-computed after the replay, from its logits.
+The capture has all work of a step, from the carried tokens to the draw: one launch, and one copy back to the host.
+Sampling filters that are off cost nothing, so one capture serves all plain draws. Penalties, masks and
+log-probabilities are computed after the replay, from its logits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..sampler import Drawn, draw_plainly, is_plain, sample
 
 
 class _Answers(NamedTuple):
-    """The answers of batches with these arrays, which the engine reuses while the same rows decode."""
+    """The rows with an answer, for batches with these arrays. The engine reuses them while the same rows decode."""
 
     wants: NDArray[np.uint8]
     drafts: Ints
     starts: Ints  # Batch.answer_starts
-    some: NDArray[np.int64] | None  # the rows that are answered, where not all are
+    some: NDArray[np.int64] | None  # the rows with an answer; None: all rows
 
     @classmethod
     def of(cls, batch: Batch) -> _Answers:
@@ -37,7 +37,7 @@ class _Answers(NamedTuple):
 
 class FullReplay:
     """See engine.runner.Replay, for batches of up to `rows` rows with one token each. It owns the frame that a batch is
-    copied to, and the logits that a replay leaves until the next one."""
+    copied to, and the logits of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
     def __init__(self, runner: TorchRunner, rows: int) -> None:
@@ -46,9 +46,9 @@ class FullReplay:
         assert recorder is not None
         self._runner = runner
         self._frame = runner.inputs.frame(rows)
-        self._answers: _Answers | None = None  # of the step before
+        self._answers: _Answers | None = None  # of the previous step
         with failures("capturing a step failed"), recorder.session():
-            self._work()  # compiles, loads and allocates at its first call, which a capture does not allow
+            self._work()  # the first call compiles, loads and allocates, which a capture does not allow
             recorder.begin()
             logits = self._work()
             self._replay = recorder.end()

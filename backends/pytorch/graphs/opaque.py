@@ -1,7 +1,7 @@
-"""Ops that a traced forward holds without looking inside: attention, which depends on the rows, and products.
+"""Ops that are opaque to tracing: attention, which depends on the rows, and products with packed weights.
 
-Tracing sees tensors only, and rows, pages and packed weights are no tensors that all steps share: attention is where
-the forward is cut (SGLang's piecewise graphs), and products find their packed weights in the model under way.
+Tracing follows tensors only. Rows, pages and packed weights are not tensors that all steps share. The forward pass is
+therefore cut at attention (SGLang's piecewise graphs), and products look up their packed weights in the current Model.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ....kernels.ops.projection import Product
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One attention of a model: what stays the same from step to step. Fields as in kv.append and attention.paged."""
+    """The constant arguments of the attention of one layer. Fields as in kv.append and attention.paged."""
 
-    head_norms: tuple[Any, ...]  # of queries, of keys, eps and offset
+    head_norms: tuple[Any, ...]  # query norm, key norm, eps, offset
     rotation: str
     key_pages: Tensor
     value_pages: Tensor
     options: tuple[Any, ...]
 
     def attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, ops: Ops, slots: Tensor, rows: Rows) -> Tensor:
-        """Store keys and values, and the answers to the queries [tokens, heads, dim]."""
+        """Write keys and values to the cache; the attention outputs [tokens, heads, dim]."""
         pages = self.key_pages, self.value_pages
         query = ops.kv.append(qkv, *self.head_norms, cos, sin, self.rotation, slots, *pages)
         return ops.attention.paged(query, *pages, rows, *self.options)
@@ -39,7 +39,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What ops find of a model."""
+    """The parts of a model that opaque ops look up."""
 
     products: Mapping[int, Product]  # by the address of their weight's first tensor
     ops: Ops
@@ -50,7 +50,7 @@ _MODEL: ContextVar[Model] = ContextVar("model")
 
 @contextmanager
 def computing(model: Model) -> Iterator[None]:
-    """Within, ops that were traced find their model."""
+    """Within this context, traced ops look up `model`."""
     before = _MODEL.set(model)
     try:
         yield
@@ -58,7 +58,7 @@ def computing(model: Model) -> Iterator[None]:
         _MODEL.reset(before)
 
 
-# It computes nothing: what was traced is cut at it, and its site computes in its place.
+# A placeholder without an implementation: the traced graph is cut at it, and Site.attend computes the attention.
 torch.library.define(
     "localllm_graphs::attend", "(Tensor(a!) qkv, Tensor cos, Tensor sin, Tensor(b!) out, int site) -> ()"
 )

@@ -19,7 +19,7 @@ from .full import FullReplay
 
 log = logging.getLogger(__name__)
 
-HIDDEN = int(Want.HIDDEN)  # a number is compared faster than a member of an enumeration
+HIDDEN = int(Want.HIDDEN)  # comparing an int is faster than comparing an enum member
 
 
 class GraphRunner:
@@ -74,9 +74,9 @@ class GraphRunner:
 
 
 def _captured(sizes: Sequence[int], capture: Callable[[int], Replay]) -> dict[int, Replay]:
-    """A replay of each size that the memory suffices for."""
-    made = {}
+    """A replay for each size whose capture fits in memory."""
+    replays = {}
     for size in reversed(sizes):  # the largest first: smaller sizes reuse its memory
         with suppress(OutOfMemory):
-            made[size] = capture(size)
-    return made
+            replays[size] = capture(size)
+    return replays

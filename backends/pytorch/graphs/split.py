@@ -1,10 +1,10 @@
-"""Prompts through a forward that was traced, cut at its attentions, and compiled (SGLang's piecewise graphs).
+"""Prefill with a forward pass that is traced, cut at each attention, and compiled (SGLang's piecewise graphs).
 
     tokens -> [piece] -> attend 0 -> [piece] -> attend 1 -> … -> [piece] -> hidden        2 · layers + 1 parts
 
-It computes what the model does, for any number of tokens; recorded by what records breakable steps, its pieces become
-graphs, and attention runs between them with the rows of each step. The weights are inputs of the pieces, so that those
-of most layers are one kind and are compiled once.
+The parts compute the same as the model, for any number of tokens. The recorder of breakable steps captures the pieces
+as graphs, and attention runs between them with the rows of each step. The weights are inputs of the pieces, so the
+pieces of most layers are of one kind, which is compiled once.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .compiling import Compiled, Compiler
 from .cutting import Part
 from .opaque import Model, Site, computing
 
-EXAMPLE = (23, 5)  # tokens and answers of the step that is traced: any will do that are no sizes of a model
+EXAMPLE = (23, 5)  # tokens and answers of the traced step; any numbers that are not sizes of a model
 FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
 
-Forwards = Callable[[Step, Ops, Any], Tensor]  # as runner.Model is called
+Forwards = Callable[[Step, Ops, Any], Tensor]  # the call of runner.Model
 Call = Callable[..., tuple[Tensor, ...]]
 
 
 class SplitModel:
-    """See runner.Model, of which it is made; `call` is Recorder.call. A compiler that fuses is given what ops mean,
-    another one the ops themselves, as far as torch dispatches them."""
+    """See runner.Model; it is traced from one. `call` is Recorder.call. A fusing compiler traces the reference ops,
+    another one the device's ops, as far as torch dispatches them."""
 
     @torch.inference_mode()
     def __init__(self, model: Forwards, kv: PagedKV, ops: Ops, compiler: Compiler, call: Call) -> None:
@@ -49,31 +49,32 @@ class SplitModel:
         self._graph = cutting.traced(tracing.forward(model), *tracing.example())
         self._model = Model(tracing.products, ops)
         nodes = self._graph.graph.nodes
-        self._given = [node for node in nodes if node.op == "placeholder"]
-        self._held = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
-        (answer,) = (node for node in nodes if node.op == "output")
-        (self._hidden,) = answer.all_input_nodes
+        self._inputs = [node for node in nodes if node.op == "placeholder"]
+        self._constants = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
+        (output,) = (node for node in nodes if node.op == "output")
+        (self._hidden,) = output.all_input_nodes
         self.parts: list[tuple[Part, Compiled | Site]] = [
             (part, compiler.piece(part) if part.op is None else tracing.sites[_site(part.op)])
             for part in cutting.cut(self._graph, _is_attention, _answers)
         ]
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
-        """Hidden states [answers, hidden], with keys and values in the cache the model was traced with."""
+        """Hidden states [answers, hidden]. Keys and values go to the cache of the traced model, not to `kv`."""
         answers = len(step.last)
-        last = F.pad(step.last, (0, max(0, 2 - answers)))  # a single one would be compiled on its own,
-        given = step.tokens.clone(), step.positions.clone(), last  # and so would one that lies elsewhere in its memory
-        values = self._held | dict(zip(self._given, given, strict=True))
-        made: tuple[Tensor, ...]
-        for part, does in self.parts:
+        # Inductor compiles again for a dimension of size 1 and for inputs of another alignment: pad and clone.
+        last = F.pad(step.last, (0, max(0, 2 - answers)))
+        inputs = step.tokens.clone(), step.positions.clone(), last
+        values = self._constants | dict(zip(self._inputs, inputs, strict=True))
+        outputs: tuple[Tensor, ...]
+        for part, work in self.parts:
             read = [values[node] for node in part.inputs]
-            if isinstance(does, Site):
+            if isinstance(work, Site):
                 qkv, cos, sin = read
-                made = (does.attend(qkv, cos, sin, ops, step.slots, step.rows).contiguous(),)
+                outputs = (work.attend(qkv, cos, sin, ops, step.slots, step.rows).contiguous(),)
             else:
-                made = self._call(partial(self.computed, does), *read)
-            values.update(zip(part.outputs, made, strict=True))
-            del read, made
+                outputs = self._call(partial(self.computed, work), *read)
+            values.update(zip(part.outputs, outputs, strict=True))
+            del read, outputs  # so that the tensors of part.spent are freed
             for node in part.spent:
                 del values[node]
         hidden: Tensor = values[self._hidden]
@@ -84,10 +85,10 @@ class SplitModel:
         """See runner.Split."""
         return self.compiler.late
 
-    def computed(self, piece: Compiled, *given: Tensor) -> tuple[Tensor, ...]:
-        """What one piece makes of its inputs."""
+    def computed(self, piece: Compiled, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of one piece."""
         with computing(self._model):
-            return piece(*given)
+            return piece(*inputs)
 
 
 def _is_attention(node: fx.Node) -> bool:
@@ -107,11 +108,11 @@ def _site(attention: fx.Node) -> int:
 
 
 class _Tracing:
-    """Ops for one trace, which notes what the opaque ones will need."""
+    """Ops for one trace. It records the arguments that the opaque ops need later."""
 
     def __init__(self, ops: Ops, kv: PagedKV) -> None:
         self._device = kv.keys.device
-        self.cache = kv.cache  # the model reads nothing else of a PagedKV; views made while tracing would not be real
+        self.cache = kv.cache  # the only field of PagedKV that the model reads; page views would be fake tensors
         self.sites: list[Site] = []
         self.products: dict[int, Product] = {}
         self._appended: tuple[Any, ...] = ()
@@ -128,7 +129,7 @@ class _Tracing:
         return tuple(torch.zeros(size, dtype=torch.int32, device=self._device) for size in (tokens, tokens, answers))
 
     def forward(self, model: Forwards) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Of tokens, positions and last, as in Step; nothing else of a step is looked at."""
+        """`model` as a function of Step's tokens, positions and last, the only tensors that tracing reads."""
         none = torch.empty(0, dtype=torch.int32, device=self._device)
         rows = Rows(none, none, none.view(0, 0), (), ())
 
@@ -138,7 +139,7 @@ class _Tracing:
         return forward
 
     def _append(self, qkv: Tensor, *others: Any) -> Tensor:
-        """Noted until attention, which comes next, and whose op it is a part of."""
+        """Store the arguments: the next attention includes the append in its op."""
         self._appended = qkv, *others
         return qkv.narrow(1, 0, qkv.shape[1] - 2 * others[-1].shape[2])
 
@@ -150,7 +151,7 @@ class _Tracing:
         return out
 
     def _product(self, name: str) -> Callable[..., Tensor]:
-        """Plain weights are torch's to multiply; packed ones are known to their device's product only."""
+        """torch multiplies plain weights; packed weights need the product of their device, an opaque op."""
 
         def product(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
             if isinstance(weight, Tensor):
@@ -158,7 +159,7 @@ class _Tracing:
             first = parts(weight)[0]
             self.products[first.data_ptr()] = Product(name, weight, bias)
             outs = len(first) if first.dim() == 2 else weight.outs
-            answer: Tensor = opaque.product(x, first, outs, dtype or x.dtype)
-            return answer
+            output: Tensor = opaque.product(x, first, outs, dtype or x.dtype)
+            return output
 
         return product

@@ -1,6 +1,6 @@
-"""One file per architecture, named as config.json's model_type; each has build(weights, config, context).
+"""One file per architecture, named after config.json's model_type, with build(weights, config, context).
 
-Looking at which there are imports none of them, and no torch.
+`architectures` and `accepts` import none of these files, and no torch.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from ....engine.modelfiles import ModelFiles
 
 
 def architectures() -> list[str]:
-    """The model types that have a file here."""
+    """The supported values of model_type."""
     return sorted(module.name for module in iter_modules(__path__))
 
 
 def accepts(files: ModelFiles) -> str:
-    """Why the torch family cannot load these files; empty when it can."""
+    """The reason why the torch backends cannot load these files; empty if they can."""
     known = architectures()
     quantised = files.config.quantization
     if files.config.model_type not in known:

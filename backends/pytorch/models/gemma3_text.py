@@ -1,4 +1,4 @@
-"""Gemma 3, text only: norms before and after each block, their weights stored less 1; layers of two kinds."""
+"""Gemma 3, text only: norms before and after each block, with weights stored minus 1; local and global layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama with, in some releases, a sliding window on every layer (config.json says)."""
+"""Mistral: Llama; some releases set a sliding window for every layer in config.json."""
 
 from __future__ import annotations
 

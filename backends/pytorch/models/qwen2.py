@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: Llama with biases on queries, keys and values (config.json's defaults say)."""
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values (the default of ModelConfig)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3: Llama with normalised query and key heads."""
+"""Qwen 3: Llama with a norm on each query and key head."""
 
 from __future__ import annotations
 

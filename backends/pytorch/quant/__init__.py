@@ -1,4 +1,4 @@
-"""Weight formats, one file each: made while loading (int8, int4, fp8), or read as others made them."""
+"""Weight formats, one file each: quantised while loading (int8, int4, fp8), or read from a quantised checkpoint."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from ....kernels.ops.linear import PANEL, Fp8, Int4, Int8, Weight, changed, part
 
 
 class Tensors(Protocol):
-    """The stored tensors of a model, each taken once."""
+    """The stored tensors of a model. Each may be read once."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def dtype(self, name: str) -> str:
-        """As the file's header says, e.g. "BF16"; empty where there is no such tensor."""
+        """The dtype in the file's header, e.g. "BF16"; empty if the tensor is missing."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As the file's header says; (0,) where there is no such tensor."""
+        """The shape in the file's header; (0,) if the tensor is missing."""
         ...
 
     def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
-        """A view of the file. Raises ModelRefused where it is missing or of another shape or type."""
+        """A view of the file. Raises ModelRefused if the tensor is missing or has another shape or dtype."""
         ...
 
 
-AT_ONCE = 2**21  # values of a weight made at a time: their float32 copies stay small, and in the caches
-EIGHT = 8  # formats that pack eight outputs together give no fewer
+AT_ONCE = 2**21  # values of a weight that are converted at a time: their float32 copies fit in the CPU caches
+EIGHT = 8  # smallest number of outputs to load: some formats pack eight outputs in a word
 
 
 class Loaded(NamedTuple):
-    """A weight in the form its product takes, made a number of outputs at a time: a large one is never there whole."""
+    """A weight in the format of its product, converted by slices of outputs: the whole weight is never in memory."""
 
     outs: int
     ins: int
-    rows: Callable[[int, int], Weight]  # outputs start … stop, multiples of EIGHT or the end; it may raise ModelRefused
-    wide: bool = False  # int4: activations are not rounded, since the weights were made for that
-    order: Tensor | None = None  # [ins] int64: the product takes the inputs in this order
+    rows: Callable[[int, int], Weight]  # outputs start … stop, multiples of EIGHT or the end; may raise ModelRefused
+    wide: bool = False  # int4: activations are not rounded, as the checkpoint expects
+    order: Tensor | None = None  # [ins] int64: permutation of the inputs; None: natural order
 
     @property
     def product(self) -> str:
-        """The field of kernels.ops.Linear."""
-        match self._some():
+        """The name of the field of kernels.ops.Linear that multiplies this weight."""
+        match self._sample():
             case Int8():
                 return "int8"
             case Int4():
@@ -55,67 +55,68 @@ class Loaded(NamedTuple):
         return "dense"
 
     def joins(self, other: Loaded) -> bool:
-        """Whether one product can do the work of both."""
+        """Whether one product can compute both weights, one below the other."""
         if self.product != other.product or (self.order is None) != (other.order is None):
             return False
         if self.order is not None and other.order is not None and not torch.equal(self.order, other.order):
             return False
-        return _kind(self._some()) == _kind(other._some())
+        return _kind(self._sample()) == _kind(other._sample())
 
-    def _some(self) -> Weight:
+    def _sample(self) -> Weight:
         return self.rows(0, min(EIGHT, self.outs))
 
 
 class Scheme(Protocol):
-    """How the projections of a model become weights."""
+    """Loads the projections of a model from one weight format."""
 
     @property
     def zero_biases(self) -> bool:
-        """Whether a bias that the model does not have may be stored, if it is all zeros."""
+        """Whether the files may have a bias of zeros for a projection that has no bias in the model."""
         ...
 
     def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
         """The weight [outs, ins] of the projection `name` ("model.layers.0.mlp.up_proj"). Raises ModelRefused.
 
-        What its rows take from files at each call lies there in the order of outputs: pages are let go in between.
+        `rows` of the result must read mapped tensors in the order of outputs: the caller releases the pages of the
+        file between two calls. Other tensors must be copied.
         """
         ...
 
 
 def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
-    """Weights that join one below the other, as kernels.ops.linear.pack_slices takes them; a slice may lie in two."""
-    total = sum(one.outs for one in loaded)
+    """Slices of the weights, joined along the outputs, for kernels.ops.linear.pack_slices. A slice may span two weights."""
+    total = sum(weight.outs for weight in loaded)
     ins = loaded[0].ins
     step = max(1, AT_ONCE // max(1, ins) // PANEL) * PANEL
     for start in range(0, total, step):
         pieces = []
         before = 0
-        for one in loaded:
+        for weight in loaded:
             begin = max(0, start - before)
-            end = min(one.outs, start + step - before)
+            end = min(weight.outs, start + step - before)
             if begin < end:
-                pieces.append(one.rows(begin, end))
-            before += one.outs
+                pieces.append(weight.rows(begin, end))
+            before += weight.outs
         yield _joined(pieces)
 
 
 def _joined(weights: Sequence[Weight]) -> Weight:
     first = weights[0]
-    rest = [parts(weight) for weight in weights[1:]]
-    if not rest:
+    others = [parts(weight) for weight in weights[1:]]
+    if not others:
         return first
-    columns = iter(zip(parts(first), *rest, strict=True))
+    columns = iter(zip(parts(first), *others, strict=True))
     joined: Weight = changed(first, lambda _: torch.cat(next(columns)))
     return joined
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:
-    """Equal for weights of one width that differ in their numbers alone."""
+    """A key that is equal for weights of one format, group size and number of inputs, whatever their values."""
     if isinstance(weight, Tensor):
         return (weight.dtype,)
     return tuple(part.dtype if isinstance(part, Tensor) else part for part in weight)
 
 
 def held_bytes(weight: Any) -> int:
-    """Memory that a weight, packed or not, takes."""
+    """Bytes of memory of a weight, packed or not."""
     return sum(part.nbytes for part in parts(weight))

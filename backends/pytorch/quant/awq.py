@@ -1,6 +1,6 @@
-"""AWQ checkpoints (Lin et al., 2023), 4 bits, in the order of AutoAWQ's "gemm" kernels.
+"""AWQ checkpoints (Lin et al., 2023), 4 bits, in the layout of AutoAWQ's "gemm" kernels.
 
-qweight [ins, outs / 8] int32, qzeros [groups, outs / 8] int32    eight outputs each: 0 2 4 6 1 3 5 7, lowest first
+qweight [ins, outs / 8] int32, qzeros [groups, outs / 8] int32    eight outputs a word: 0 2 4 6 1 3 5 7, lowest bits first
 scales [groups, outs] float16
 """
 
@@ -22,7 +22,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """Without zero points numbers are from -8."""
+    """AWQ weights; symmetric ones store no zero points, their zero point is 8."""
 
     config: Quantization
     zero_biases: bool = False
@@ -34,7 +34,9 @@ class Awq:
             raise ModelRefused(f"{name}: AWQ packs groups of 8 outputs, but the weight has {outs}")
         group = self.config.group or -(-ins // 32) * 32
         groups = -(-ins // group)
-        packed = tensors.read(f"{name}.qweight", (ins, outs // 8), ("I32",)).clone()  # outputs lie across the file
+        packed = tensors.read(
+            f"{name}.qweight", (ins, outs // 8), ("I32",)
+        ).clone()  # a copy: a slice of outputs is strided in the file
         scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
         check_finite(f"{name}.scales", scales)
         if self.config.symmetric:

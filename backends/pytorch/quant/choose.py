@@ -1,4 +1,4 @@
-"""Which scheme a model's weights are loaded with."""
+"""Selects the scheme that loads the weights of a model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ STORED: Mapping[Method, Callable[[Quantization], Scheme]] = MappingProxyType(
 
 
 def scheme(quant: Quant, files: ModelFiles) -> Scheme:
-    """Raises ModelRefused for weights that are to be made smaller, but already were."""
-    found = files.config.quantization
-    if found is None:
+    """The scheme for `quant` and the files. Raises ModelRefused if `quant` is set and the weights are quantised."""
+    stored = files.config.quantization
+    if stored is None:
         return Floats(ON_LOAD[quant])
     if quant != "none":
         raise ModelRefused(
-            f"{files.name}: its weights are already quantised ({found.title}) and cannot be converted to {quant}",
+            f"{files.name}: its weights are already quantised ({stored.title}) and cannot be converted to {quant}",
             "omit --quant, or use the bf16 version of the model",
         )
-    return STORED[found.method](found)
+    return STORED[stored.method](stored)

@@ -1,9 +1,9 @@
 """compressed-tensors checkpoints, as llm-compressor writes them.
 
-int4  weight_packed [outs, ins / 8] int32, eight inputs each; weight_scale [outs, groups];
-      weight_zero_point [outs / 8, groups] int32, eight outputs each; weight_g_idx [ins]; weight_shape [2]
+int4  weight_packed [outs, ins / 8] int32, eight inputs a word; weight_scale [outs, groups];
+      weight_zero_point [outs / 8, groups] int32, eight outputs a word; weight_g_idx [ins]; weight_shape [2]
 int8  weight [outs, ins] int8, weight_scale [outs, 1] or [1]
-fp8   weight [outs, ins] e4m3, weight_scale [outs, 1] or [1] or one for each block
+fp8   weight [outs, ins] e4m3, weight_scale [outs, 1], [1] or [blocks, blocks]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .nibbles import grouped, half_scales, sorted_inputs, unpacked
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """int4 weights are taken with activations as they are; so are int8 ones that were made for that, as floats."""
+    """int4 products do not round activations. int8 weights for float activations are loaded as bfloat16."""
 
     config: Quantization
     zero_biases: bool = False
@@ -46,9 +46,9 @@ class CompressedTensors:
         scale = tensors.read(f"{name}.weight_scale", (outs, groups), STORED)
         check_finite(f"{name}.weight_scale", scale)
         if f"{name}.weight_shape" in tensors:
-            told = tensors.read(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
-            if told != [outs, ins]:
-                raise ModelRefused(f"{name}.weight_shape is {told}, but config.json needs {[outs, ins]}")
+            shape = tensors.read(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
+            if shape != [outs, ins]:
+                raise ModelRefused(f"{name}.weight_shape is {shape}, but config.json needs {[outs, ins]}")
         zero = torch.full((outs, groups), 8, dtype=torch.uint8)
         if not self.config.symmetric:
             zeros = tensors.read(f"{name}.weight_zero_point", (-(-outs // 8), groups), ("I32",))
@@ -59,7 +59,9 @@ class CompressedTensors:
             order = grouped(f"{name}.weight_g_idx", tensors.read(f"{name}.weight_g_idx", (ins,), ("I32", "I64")), group)
 
         def rows(start: int, stop: int) -> Int4:
-            data = packed[start:stop].view(torch.uint8)[:, : -(-ins // 2)]  # little-endian: pairs, the even one low
+            data = packed[start:stop].view(torch.uint8)[
+                :, : -(-ins // 2)
+            ]  # little-endian: a byte has two inputs, the even one in the low bits
             if ins % 2:
                 data = data.clone()
                 data[:, -1] &= 15

@@ -1,4 +1,4 @@
-"""Weights stored as ordinary floats: kept, or made smaller while loading."""
+"""Weights stored as floats: loaded unchanged, or quantised while loading."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ....kernels.ops.linear import Weight
 from . import Loaded, Tensors
 
 STORED = ("BF16", "F16", "F32")
-SLAB = 2**20  # values summed up at a time
+SLAB = 2**20  # values summed at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """Takes `name.weight` as it is, or through `quantise`."""
+    """Loads `name.weight` unchanged, or quantised by `quantise`."""
 
     quantise: Callable[[Tensor], Weight] | None = None
     zero_biases: bool = False
@@ -27,15 +27,15 @@ class Floats:
         weight = tensors.read(f"{name}.weight", (outs, ins), STORED)
 
         def rows(start: int, stop: int) -> Weight:
-            some = weight[start:stop]
-            check_finite(f"{name}.weight", some)
-            return some if self.quantise is None else self.quantise(some)
+            part = weight[start:stop]
+            check_finite(f"{name}.weight", part)
+            return part if self.quantise is None else self.quantise(part)
 
         return Loaded(outs, ins, rows)
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Raises ModelRefused where there is a NaN or an infinity: sums are of float32, and none hides in them."""
+    """Raises ModelRefused for a NaN or an infinity: either one makes the float32 sum of its slab not finite."""
     slabs = values.flatten().split(SLAB)
     if not all(slab.sum(dtype=torch.float32).isfinite() for slab in slabs):
         raise ModelRefused(f"tensor {name!r} has a NaN or an infinity", "the file is corrupt: download it again")

@@ -1,4 +1,4 @@
-"""fp8 (e4m3) made while loading: the largest magnitude of each output becomes 448, the largest there is."""
+"""fp8 (e4m3) quantised while loading: the largest magnitude of each output becomes 448, the largest e4m3 value."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""fp8 checkpoints (e4m3): a scale for each block of outputs and inputs, for each output, or for the whole weight.
+"""fp8 checkpoints (e4m3): one scale per block of outputs and inputs, per output, or per weight.
 
-weight [outs, ins] e4m3, and weight_scale_inv [blocks, blocks], [outs, 1] or [1]: despite its name, a factor.
+weight [outs, ins] e4m3; weight_scale_inv [blocks, blocks], [outs, 1] or [1]: despite its name, the values are
+multiplied by it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .floats import STORED, Floats, check_finite
 
 @dataclass(frozen=True, slots=True)
 class Fp8Stored:
-    """Activations stay as they are, whatever scale for them is stored."""
+    """Activations are not quantised: scales for them in the files are ignored."""
 
     config: Quantization
     zero_biases: bool = False
@@ -27,12 +28,13 @@ class Fp8Stored:
     def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
         if tensors.dtype(f"{name}.weight") in STORED:
             return Floats().load(tensors, name, outs, ins)
-        scale = next((each for each in ("weight_scale_inv", "weight_scale") if f"{name}.{each}" in tensors), None)
-        return read_fp8(tensors, name, outs, ins, self.config, scale or "weight_scale_inv")
+        other_name = f"{name}.weight_scale_inv" not in tensors and f"{name}.weight_scale" in tensors
+        scale = "weight_scale" if other_name else "weight_scale_inv"
+        return read_fp8(tensors, name, outs, ins, self.config, scale)
 
 
 def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantization, scale_name: str) -> Loaded:
-    """Raises ModelRefused for NaN among the values and for scales that are missing or of another shape."""
+    """The weight of `name`. Raises ModelRefused for a NaN and for scales that are missing or have another shape."""
     data = tensors.read(f"{name}.weight", (outs, ins), ("F8_E4M3",))
     for unused in ("input_scale", "activation_scale"):
         if f"{name}.{unused}" in tensors:
@@ -48,18 +50,18 @@ def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantizat
         group = ins
 
     def rows(start: int, stop: int) -> Fp8:
-        some = data[start:stop]
-        if (some.view(torch.uint8) & 0x7F == 0x7F).any():
+        part = data[start:stop]
+        if (part.view(torch.uint8) & 0x7F == 0x7F).any():
             raise ModelRefused(f"tensor '{name}.weight' has a NaN", "the file is corrupt: download it again")
-        return Fp8(some, scale[start:stop], group)
+        return Fp8(part, scale[start:stop], group)
 
     return Loaded(outs, ins, rows)
 
 
 def scales(tensors: Tensors, name: str, outs: int) -> Tensor:
-    """[outs, 1] float32 from one for each output or one for all."""
-    found = tensors.shape(name)
-    known = (), (1,), (1, 1), (outs,)
-    stored = tensors.read(name, found if found in known else (outs, 1), STORED)
+    """Scales [outs, 1] float32, from one scale per output or one for the whole weight."""
+    shape = tensors.shape(name)
+    flat = (), (1,), (1, 1), (outs,)
+    stored = tensors.read(name, shape if shape in flat else (outs, 1), STORED)
     check_finite(name, stored)
     return stored.float().flatten().expand(outs).contiguous().unsqueeze(1)

@@ -1,7 +1,7 @@
 """GPTQ checkpoints (Frantar et al., 2022), 4 bits, as AutoGPTQ and GPTQModel write them.
 
-qweight [ins / 8, outs] int32    eight inputs each      scales [groups, outs] float16
-qzeros [groups, outs / 8] int32  eight outputs each     g_idx [ins] int32, which group an input belongs to
+qweight [ins / 8, outs] int32    eight inputs a word    scales [groups, outs] float16
+qzeros [groups, outs / 8] int32  eight outputs a word   g_idx [ins] int32, the group of each input
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from . import Loaded, Tensors
 from .floats import STORED, Floats, check_finite
 from .nibbles import grouped, half_scales, sorted_inputs, unpacked
 
-ONES = 0x11111111  # 1 in each of a word's eight numbers
+ONES = 0x11111111  # 1 in each of the eight 4-bit numbers of a word
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """Version 1 stores zero points less one, version 2 as they are."""
+    """GPTQ weights. Version 1 of the format stores zero points minus 1, version 2 unchanged."""
 
     config: Quantization
-    zero_biases: bool = True  # early writers gave every projection a bias, of zeros where the model has none
+    zero_biases: bool = True  # early exporters store a bias of zeros for projections without a bias
 
     def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
         if tensors.dtype(f"{name}.weight"):
@@ -37,10 +37,10 @@ class Gptq:
         packed = tensors.read(f"{name}.qweight", (ins // 8, outs), ("I32",))
         zeros = tensors.read(f"{name}.qzeros", (groups, outs // 8), ("I32",))
         if self.config.zeros_less_one:
-            zeros = zeros + ONES  # of the word, not of each number: a zero point of 0 borrowed from the next
+            zeros = zeros + ONES  # one sum per word: a stored zero point of -1 has borrowed from the next number
         scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
         check_finite(f"{name}.scales", scales)
-        # A copy, as outputs lie across the file; little-endian: already pairs of inputs, the even one low.
+        # A copy: a slice of outputs is strided in the file. Little-endian: a byte has two inputs, the even one low.
         data = packed.t().contiguous().view(torch.uint8)
         zero = unpacked(zeros).t().contiguous()
         scale = half_scales(f"{name}.scales", scales.t().contiguous())

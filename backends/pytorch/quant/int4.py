@@ -1,4 +1,4 @@
-"""int4 made while loading: each group of 64 inputs from its smallest to its largest value in 15 steps."""
+"""int4 quantised while loading: each group of 64 inputs has 16 values, from its minimum to its maximum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUP = 64
 def quantise(weight: Tensor) -> Int4:
     """weight [outs, ins] of any float type, finite.
 
-    Zero is always a value. The scale is rounded to float16 first and the weights by what it became.
+    Zero is always representable. The scale is rounded to float16 first; the weights are divided by the rounded scale.
     """
     outs, ins = weight.shape
     grouped = F.pad(weight.float(), (0, -ins % GROUP)).view(outs, -1, GROUP)

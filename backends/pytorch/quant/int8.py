@@ -1,4 +1,4 @@
-"""int8 made while loading: the largest magnitude of each output becomes 127."""
+"""int8 quantised while loading: the largest magnitude of each output becomes 127."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight 4-bit numbers in an int32, as several formats store them, and what becomes of them here."""
+"""Converts the layout of several formats, eight 4-bit numbers in an int32, to the layout of Int4."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ IN_ORDER = range(8)
 
 
 def unpacked(packed: Tensor, order: Sequence[int] = IN_ORDER) -> Tensor:
-    """[rows, columns / 8] int32 -> [rows, columns] uint8: the lowest four bits are column order[0] of each eight."""
+    """[rows, columns / 8] int32 -> [rows, columns] uint8: the lowest four bits of a word are column order[0]."""
     place = torch.tensor([order.index(column) * 4 for column in range(8)], dtype=torch.int32)
     return (packed.unsqueeze(-1) >> place & 15).to(torch.uint8).flatten(-2)
 
 
 def paired(nibbles: Tensor) -> Tensor:
-    """[outs, ins] uint8 of 0…15 -> [outs, ceil(ins / 2)] uint8 as Int4 has them."""
+    """[outs, ins] uint8 of 0…15 -> [outs, ceil(ins / 2)] uint8, the layout of Int4.data."""
     even = F.pad(nibbles, (0, nibbles.shape[1] % 2))
     return even[:, 0::2] | even[:, 1::2] << 4
 
 
 def half_scales(name: str, scales: Tensor) -> Tensor:
-    """Scales [outs, groups] as Int4 has them. Raises ModelRefused where float16 cannot hold them."""
-    made = scales.half()
-    lost = (made.float() - scales.float()).abs()
-    # One of bfloat16 that float16 rounds may lose an eighth of a step; the smallest of all do not matter.
+    """Scales [outs, groups] as float16, for Int4. Raises ModelRefused if float16 cannot represent them."""
+    halves = scales.half()
+    errors = (halves.float() - scales.float()).abs()
+    # An error of 2**-7 is at most an eighth of a quantisation step. Scales near 0 may lose more: they matter little.
     allowed = (scales.float().abs() * 2.0**-7).clamp(min=1e-6 * scales.abs().max().item() if scales.numel() else 0.0)
-    if not (lost <= allowed).all():
+    if not (errors <= allowed).all():
         raise ModelRefused(f"tensor {name!r} has scales beyond float16: up to {scales.abs().max().item():g}")
-    return made
+    return halves
 
 
 def grouped(name: str, groups: Tensor | None, group: int) -> Tensor | None:
-    """The order of inputs in which those of one group lie together; None where they do so already.
+    """The permutation [ins] that makes the inputs of each group contiguous; None if they are contiguous already.
 
-    `groups` [ins] says which group each input belongs to (activation order: Frantar et al., GPTQ, 2022). Raises
-    ModelRefused where groups are not of `group` inputs each.
+    `groups` [ins] is the group of each input (activation order: Frantar et al., GPTQ, 2022). Raises ModelRefused if a
+    group does not have `group` inputs.
     """
     if groups is None:
         return None
@@ -55,6 +55,6 @@ def grouped(name: str, groups: Tensor | None, group: int) -> Tensor | None:
 
 
 def sorted_inputs(weight: Int4, order: Tensor) -> Int4:
-    """The weight for inputs in that order."""
+    """The weight with its inputs permuted by `order` [ins]."""
     nibbles = torch.stack((weight.data & 15, weight.data >> 4), dim=-1).flatten(-2)[:, : weight.ins]
     return weight._replace(data=paired(nibbles[:, order]))
