@@ -1,8 +1,7 @@
-"""What self-tests of kernels found, as it is kept between starts: a file for each device, number format and set of
-versions. Reading it takes no tensor library.
+"""Cached verdicts of the kernels' self-tests: one file per device, dtype and set of versions. Uses no tensor library.
 
-Beside it, while a process tests, a file names the kernel under test: a process that ends over it leaves the name there.
-Once, it may have been stopped from outside; a kernel that is left twice in a row is to blame.
+While a process tests, a second file names the kernel under test. A process that crashes leaves the name there. After
+one crash the kernel may be right, as somebody may have killed the process. After two in a row it counts as broken.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from typing import Self
 
 @dataclass(slots=True)
 class Findings:
-    """Verdicts by op and implementation, kept in a file; an empty one is a pass."""
+    """Verdicts by "op: implementation", cached in a file. An empty verdict is a pass."""
 
     file: Path
-    device: str  # for people
+    device: str  # display name
     verdicts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path, device: str) -> Findings:
-        """What the file holds; nothing where there is none, or none that can be read."""
+        """The contents of the file; no verdicts if the file is missing or not readable."""
         try:
             verdicts = json.loads(file.read_text("utf-8"))["verdicts"]
             return cls(file, device, {str(key): str(reason) for key, reason in verdicts.items()})
@@ -37,13 +36,13 @@ class Findings:
             return cls(file, device)
 
     def write(self, fallbacks: Sequence[str] = ()) -> None:
-        """Where the folder cannot be written, the next start tests again."""
+        """Write the file atomically. If the folder is not writable, the next start tests again."""
         date = datetime.now(UTC).date().isoformat()
-        told = {"device": self.device, "date": date, "fallbacks": list(fallbacks), "verdicts": self.verdicts}
+        contents = {"device": self.device, "date": date, "fallbacks": list(fallbacks), "verdicts": self.verdicts}
         beside = self.file.with_suffix(".new")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(told, indent=1), "utf-8")
+            beside.write_text(json.dumps(contents, indent=1), "utf-8")
             beside.replace(self.file)
         except OSError:
             with suppress(OSError):
@@ -51,13 +50,13 @@ class Findings:
 
 
 class UnderTest:
-    """The name of what this process tests just now, on the disk before the test begins and gone when it ends, as long
-    as no other process has its own there. `left` is what a process tested when it ended, empty: none did; `twice`:
-    so did the one before it."""
+    """A file with the name of the kernel under test: written before the test, deleted after the last test. If another
+    process has locked the file, this process writes no name. `left` is the kernel in whose test an earlier process
+    crashed, empty: none. `twice` says whether two processes in a row crashed in the test of this kernel."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._lock: int | None = None  # the kernel gives it up with the process, however that ends
+        self._lock: int | None = None  # the system releases the lock when the process ends or crashes
         self.left = ""
         self.twice = False
 
@@ -73,7 +72,7 @@ class UnderTest:
         return self
 
     def name(self, title: str) -> None:
-        """Where the folder cannot be written, nothing is."""
+        """Write the name of the kernel under test; do nothing if the folder is not writable."""
         with suppress(OSError):
             if self._lock is None:
                 self._lock = self._locked()
@@ -87,7 +86,7 @@ class UnderTest:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(descriptor), self._file.stat()):
-                raise OSError("another process removed it meanwhile")
+                raise OSError("another process deleted the file")
         except OSError:
             os.close(descriptor)
             raise
@@ -96,22 +95,22 @@ class UnderTest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """An error that was raised did not end the process."""
+        """Delete the file, also after an error: the process did not crash."""
         if self._lock is not None or self.left:
             with suppress(OSError):
                 if self._lock is not None:
-                    os.ftruncate(self._lock, 0)  # for a process that has opened it and waits for the lock
+                    os.ftruncate(self._lock, 0)  # for a process that has opened the deleted file
                 self._file.unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)
 
 
 def told(folder: Path) -> dict[str, str]:
-    """For people: the outcome of the newest self-test on each device, by its name."""
-    found: list[tuple[float, str, str]] = []
+    """For doctor: device name -> outcome of its newest self-test."""
+    outcomes: list[tuple[float, str, str]] = []
     for file in folder.glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # broken, or gone meanwhile
-            kept = json.loads(file.read_text("utf-8"))
-            outcome = "; ".join(kept["fallbacks"]) or f"all {len(kept['verdicts'])} kernels are right"
-            found.append((file.stat().st_mtime, str(kept["device"]), f"{outcome} ({kept['date']})"))
-    return {device: outcome for _, device, outcome in sorted(found)}
+        with suppress(OSError, ValueError, KeyError, TypeError):  # corrupt, or deleted in the meantime
+            contents = json.loads(file.read_text("utf-8"))
+            outcome = "; ".join(contents["fallbacks"]) or f"all {len(contents['verdicts'])} kernels are right"
+            outcomes.append((file.stat().st_mtime, str(contents["device"]), f"{outcome} ({contents['date']})"))
+    return {device: outcome for _, device, outcome in sorted(outcomes)}

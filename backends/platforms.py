@@ -1,4 +1,4 @@
-"""Which implementation of each op every torch device has: the matrix op × platform, for doctor and the docs."""
+"""The implementation of each op on each torch device: the matrix op × platform, for doctor and the docs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from .pytorch.references import with_references
 
 
 def platforms() -> dict[str, Ops]:
-    """By name, the backends that have ops: those with a `device` module. Imports torch, and no vendor's library."""
+    """Backend name -> ops, for backends with a `device` module. Imports torch, and no vendor library."""
     modules = {name: f"{__package__}.{name}.device" for name in ORDER}
     return {name: import_module(module).OPS for name, module in modules.items() if find_spec(module)}
 
 
 def matrix(reference_ops: Sequence[str] = ()) -> list[MultiPlatformOp]:
-    """Every op by platform, those named back at their references. Raises SettingRefused for a name there is not."""
+    """Every op by platform, with the ops in `reference_ops` reset to their references. Raises SettingRefused for an
+    unknown name."""
     return MultiPlatformOp.matrix({name: with_references(ops, reference_ops) for name, ops in platforms().items()})

@@ -1,4 +1,4 @@
-"""The CPU: always here. Looking at it needs no torch; opening a model does."""
+"""The CPU backend. `probe` imports no torch; `open` does."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from .machine import cpu_flags, cpu_name, features, memory
 
 name = "cpu"
 
-# How long torch's threads spin before they sleep, where it computes instead of the kernels. OpenMP's own choice
-# (300,000 turns) is ruinous as soon as another program wants a core: on 2 busy cores 8 tokens a second instead of 60.
-# On 16 idle cores this costs 8 % of a tiny model's speed, while sleeping at once would cost 45 %.
+# Iterations that torch's OpenMP threads spin before they sleep, for ops without a kernel. The default of OpenMP,
+# 300,000, makes decode many times slower if another program uses a core. No spinning at all makes small models slower.
 SPIN = "5000"
 
 
@@ -34,7 +33,7 @@ def accepts(files: ModelFiles) -> str:
 
 def open(files: ModelFiles, options: LoadOptions) -> Runner:
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # read once, when torch is imported
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # OpenMP reads it once, when torch is imported
     from .device import open_on_cpu
 
     return open_on_cpu(files, options, memory()[1])

@@ -1,4 +1,4 @@
-"""What this machine's processor and memory are, as the system tells; no tensor library is asked."""
+"""The processor and memory of this machine, read from the system. Uses no tensor library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-# For people, in the order of interest: what the kernel calls it -> what doctor shows.
+# Linux flag -> title in doctor, the most important first.
 FEATURES: Mapping[str, str] = {
     "amx_tile": "AMX",
     "amx_bf16": "AMX BF16",
@@ -27,10 +27,10 @@ FEATURES: Mapping[str, str] = {
     "i8mm": "Arm I8MM",
 }
 
-# Matrix products of bfloat16 in hardware.
+# Flags of processors with bfloat16 matrix instructions.
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 
-# The kernels' lanes (kernels/cpu/dispatch.cpp) and what each needs, the fastest first.
+# ISA variants of the kernels (kernels/cpu/dispatch.cpp) and the flags that they need, the fastest first.
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
 LANES: Mapping[str, frozenset[str]] = {
@@ -47,7 +47,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
-    """The kernel's names of what the processor can do; empty where there is no such file."""
+    """The processor flags, as named by Linux; empty if the file does not exist."""
     for line in _lines(cpuinfo):
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
@@ -56,14 +56,14 @@ def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
 
 
 def features(flags: frozenset[str]) -> dict[str, str]:
-    """Title -> yes or no, for everything the processor's family could have."""
+    """Title -> "yes" or "no", for every feature of this architecture (x86 or Arm)."""
     arm = "asimd" in flags or platform.machine() in ("aarch64", "arm64")
     of_arm = ("asimd", "sve", "bf16", "i8mm")
     return {title: "yes" if flag in flags else "no" for flag, title in FEATURES.items() if (flag in of_arm) == arm}
 
 
 def lane(flags: frozenset[str]) -> str:
-    """What the kernels run on such a processor, unless LOCALLLM_CPU_LANE says otherwise."""
+    """The ISA variant for a processor with these flags; LOCALLLM_CPU_LANE overrides it."""
     return os.environ.get("LOCALLLM_CPU_LANE") or next(name for name, needs in LANES.items() if needs <= flags)
 
 
@@ -76,14 +76,14 @@ def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def cores() -> int:
-    """Physical cores this process may use: a second thread on a core adds nothing to matrix products."""
+    """Physical cores that this process may use: a second thread per core adds no speed to matrix products."""
     physical = psutil.cpu_count(logical=False) or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
     return max(1, min(physical, allowed))
 
 
 def memory(cgroup: Path = _CGROUP) -> tuple[int, int]:
-    """(total, free) bytes, within the limit of the container there may be."""
+    """(total, free) bytes, limited by the cgroup of a container."""
     system = psutil.virtual_memory()
     limit, used = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
     if limit is None or used is None:

@@ -1,4 +1,4 @@
-"""The roof over decoding: how fast this machine reads its memory; no tensor library is asked."""
+"""Measures the memory read bandwidth, the roofline of decode. Uses numpy only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from .machine import cores
 
-PER_THREAD = 256 * 2**20  # bytes; far more than caches hold
+PER_THREAD = 256 * 2**20  # bytes, far larger than the caches
 PASSES = 4
 
 
 def read_bandwidth() -> float:
-    """Bytes per second that all physical cores together read, the best of a few passes."""
+    """Bytes per second that all physical cores read together, the best of PASSES passes."""
     threads = cores()
     blocks = [np.ones(PER_THREAD // 4, np.float32) for _ in range(threads)]
     best = float("inf")

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs. Looking at them needs no torch: the driver's own libraries answer."""
+"""NVIDIA GPUs. `probe` calls the driver's libraries and imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .driver import Driver, DriverFailed
 
 name = "cuda"
 
-OLDEST = (8, 0)  # bfloat16 in hardware, and what the kernels are compiled for
+OLDEST = (8, 0)  # minimum compute capability: bfloat16 instructions, and the oldest target of the kernels
 
 
 def probe() -> DeviceInfo | Unavailable:
@@ -22,13 +22,14 @@ def probe() -> DeviceInfo | Unavailable:
         gpu = Driver().first()
     except DriverFailed as error:
         return Unavailable(name, str(error))
+    capability = _version(gpu.capability)
     if gpu.capability < OLDEST:
-        found, least = (".".join(map(str, version)) for version in (gpu.capability, OLDEST))
-        return Unavailable(name, f"{gpu.name} has compute capability {found}; the minimum is {least}")
-    lacking = _lacking()
-    if lacking:
-        return Unavailable(name, f"{gpu.name} is present, but {lacking}")
-    features = {"compute capability": ".".join(map(str, gpu.capability)), "GPUs": f"{gpu.count}, the first is used"}
+        least = _version(OLDEST)
+        return Unavailable(name, f"{gpu.name} has compute capability {capability}; the minimum is {least}")
+    reason = _lacking()
+    if reason:
+        return Unavailable(name, f"{gpu.name} is present, but {reason}")
+    features = {"compute capability": capability, "GPUs": f"{gpu.count}, the first is used"}
     return DeviceInfo(name, gpu.name, gpu.memory, gpu.free, features | _kernels())
 
 
@@ -50,8 +51,12 @@ def read_bandwidth() -> float | None:
     return measured()
 
 
+def _version(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
+
+
 def _lacking() -> str:
-    """What is missing to compute on it; empty: nothing."""
+    """The reason why torch cannot use the GPU; empty: it can."""
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
         return "torch is not installed"
@@ -64,8 +69,8 @@ def _lacking() -> str:
 def _kernels() -> dict[str, str]:
     triton = find_spec("triton") is not None
     try:
-        find_library()  # without which they are not loaded
+        find_library()  # the CUDA library needs it
         kernels = str(find_cuda_library())
     except LibraryMissing as error:
-        kernels = f"none, {'Triton computes' if triton else 'references compute'} what they would, slower: {error}"
-    return {"kernels": kernels, "Triton": "yes" if triton else "no, references compute what it would"}
+        kernels = f"none, {'Triton' if triton else 'references'} instead (slower): {error}"
+    return {"kernels": kernels, "Triton": "yes" if triton else "no, references instead"}

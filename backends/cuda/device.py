@@ -35,8 +35,8 @@ def _flashinfer(ops: Ops) -> Ops:
         )
     from ...kernels.flashinfer.attention import attention
 
-    own = Layer(decoder=ops.layer.decoder, prepare=ops.layer.prepare)  # more layers in one go have their own attention
-    return replace(ops, attention=attention(ops.attention), layer=own)
+    layer = Layer(decoder=ops.layer.decoder, prepare=ops.layer.prepare)  # `decoders` has a built-in attention
+    return replace(ops, attention=attention(ops.attention), layer=layer)
 
 
 DEVICE = Device(
@@ -53,19 +53,19 @@ DEVICE = Device(
     fp8_cache=True,
     recorder=CudaRecorder,
     streams=partial(SideStream, torch.cuda),
-    graphs="breakable",  # as fast as split with prompts of 128 to 2,048 tokens of 0.6B, and open 5 s sooner
-    # An H200 in 0.24 ms, hosts need 0.23 to 0.48 to launch a layer: prompts of 2,048 tokens of 0.6B, of 160 of 8B.
+    graphs="breakable",  # as fast as split, and models open sooner
+    # An H200 computes these multiplications while the host launches a layer: a larger prefill gains nothing by a graph.
     layer_work=3.5e10,
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
-    step_seconds=120.0,  # the longest take a second, but for kernels that are compiled at their first use
+    step_seconds=120.0,  # the longest steps take a second, except first steps, which may compile kernels
 )
 
-# For what steps make on the way, the libraries' workspaces and captured graphs.
-WORKSPACE = 2**30  # bytes
+# Bytes of GPU memory for intermediate results, workspaces of libraries and captured graphs.
+WORKSPACE = 2**30
 
 
 def _versions() -> Iterator[str]:
-    """What kernels' answers depend on, beside torch and the GPU."""
+    """Versions that the results of kernels depend on, besides torch and the GPU."""
     yield Driver().version()
     if find_spec("triton") is None:
         yield "no Triton"
@@ -81,13 +81,13 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model. Raises ModelRefused, SettingRefused or RunnerFailed."""
     torch.cuda.init()
     free, _ = torch.cuda.mem_get_info()
-    # float32 is stored so where it matters to somebody: those models are small or experiments.
+    # A model stored as float32 keeps it: such models are small or need the precision.
     dtype = torch.float32 if files.config.dtype == "float32" else torch.bfloat16
     warnings = (f"the CUDA C++ kernels are not used (slower): {MISSING}",) if MISSING else ()
     device = replace(DEVICE, dtype=dtype, warnings=warnings)
     if options.self_test_dir is not None:
         gpu = torch.cuda.get_device_name()
-        own = DTYPES.get(options.dtype, dtype)
-        ops, told = self_tested(LANES, device.type, own, options.self_test_dir, gpu, _versions())
-        device = replace(device, ops=ops, warnings=warnings + told)
+        tested = DTYPES.get(options.dtype, dtype)
+        ops, replacements = self_tested(LANES, device.type, tested, options.self_test_dir, gpu, _versions())
+        device = replace(device, ops=ops, warnings=warnings + replacements)
     return open_runner(files, options, device, max(0, free - WORKSPACE))

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of the GPUs, through its own libraries: no tensor library, no context on the device."""
+"""Queries the GPUs through the libraries of NVIDIA's driver: no tensor library, no context on the device."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _MINOR = 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
 
 
 class DriverFailed(Exception):
-    """Why no GPU can be used, in words a person can act on."""
+    """No GPU can be used. The message is for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     name: str
-    count: int  # of GPUs in all
+    count: int  # number of GPUs
     capability: tuple[int, int]
     memory: int  # bytes
-    free: int
+    free: int  # bytes
 
 
 class _MemoryInfo(ctypes.Structure):
@@ -28,7 +28,7 @@ class _MemoryInfo(ctypes.Structure):
 
 
 class Driver:
-    """Raises DriverFailed where there is none, or none that starts."""
+    """The CUDA driver. Raises DriverFailed if it is missing or does not start."""
 
     def __init__(self) -> None:
         try:
@@ -40,18 +40,18 @@ class Driver:
             raise DriverFailed(f"the NVIDIA driver does not start (cuInit gave error {status})")
 
     def version(self) -> str:
-        """Of the driver; of the CUDA that it speaks where the management library does not tell."""
+        """The version of the driver; without NVML, the CUDA version that the driver supports."""
         text = ctypes.create_string_buffer(96)
-        spoken = ctypes.c_int()
+        cuda = ctypes.c_int()
         with suppress(OSError):
             nvml = ctypes.CDLL("libnvidia-ml.so.1")
             if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
                 return text.value.decode(errors="replace")
-        self._cuda.cuDriverGetVersion(ctypes.byref(spoken))
-        return f"CUDA {spoken.value}"
+        self._cuda.cuDriverGetVersion(ctypes.byref(cuda))
+        return f"CUDA {cuda.value}"
 
     def first(self) -> Gpu:
-        """The GPU that CUDA counts as 0. Raises DriverFailed where there is none."""
+        """GPU 0 of CUDA. Raises DriverFailed if there is none."""
         count = ctypes.c_int()
         self._cuda.cuDeviceGetCount(ctypes.byref(count))
         if count.value == 0:
@@ -69,7 +69,7 @@ class Driver:
         return value.value
 
     def _free(self, total: int) -> int:
-        """Bytes that nobody uses now; all of them where the management library does not tell."""
+        """Bytes of free memory; `total` without NVML."""
         address = ctypes.create_string_buffer(32)
         info = _MemoryInfo()
         device = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""What NVIDIA GPUs compute with: CUDA C++ where it was built, Triton where it is installed, else references."""
+"""The ops of NVIDIA GPUs: CUDA C++ if it is built, Triton if it is installed, else references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...kernels.ops.rope import Rope
 
 
 def _with_library(ops: Ops) -> Ops:
-    """Raises LibraryMissing where the CUDA C++ kernels were not built."""
+    """`ops` with the CUDA C++ kernels. Raises LibraryMissing if they are not built."""
     from ...kernels.cuda import attention, kv, layer, linear, step
     from ...kernels.elements import activation, embedding, norm, rope
 
@@ -46,7 +46,7 @@ def _with_library(ops: Ops) -> Ops:
 
 
 def _lanes() -> tuple[tuple[Ops, ...], str]:
-    """(ops, the best first and references last; why the library's are not among them)"""
+    """(lanes of ops, the fastest first and references last; the reason why the CUDA C++ kernels are missing, or "")"""
     lanes = [Ops()]
     missing = ""
     if find_spec("triton") is not None:

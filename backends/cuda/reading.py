@@ -1,4 +1,4 @@
-"""The roof over decoding: how fast the GPU reads its memory."""
+"""Measures the memory read bandwidth of the GPU, the roofline of decode."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 from ...kernels.benchmark import device_ceilings
 
-SIZE = 2**30  # bytes: far more than caches hold, and free beside a model
+SIZE = 2**30  # bytes: far larger than the caches, small enough to fit beside a model
 
 
 def read_bandwidth() -> float | None:
-    """Bytes per second; None where too little memory is free to find out."""
+    """Bytes per second; None if SIZE bytes of memory are not free."""
     try:
         return device_ceilings.read_bandwidth(SIZE)
     except torch.OutOfMemoryError:

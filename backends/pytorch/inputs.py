@@ -23,18 +23,18 @@ class Step:
 
     tokens: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
-    slots: Tensor  # [tokens] int64, where each token's key and value go
-    last: Tensor  # [answers] int32, index of the last token of each row that wants an answer
+    slots: Tensor  # [tokens] int64, index in the cache of each token's key and value
+    last: Tensor  # [answers] int32, index of the last token of each row with an answer
     rows: Rows
-    last_rows: Rows | None = None  # of the tokens `last`, if the last layer computes only them
+    last_rows: Rows | None = None  # the rows of the tokens `last`, if the last layer computes only these tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The source of tokens that the host does not know yet."""
+    """Sources of the input tokens that the previous step draws, which the host does not know yet."""
 
     ends: Tensor  # [rows] int32, index of each row's last token
-    carry: Tensor  # [rows] int32, row of the step before that draws this row's last token; -1: known
+    carry: Tensor  # [rows] int32, row of the previous step that draws this row's last token; -1: the host knows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Sent:
 
     step: Step
     carried: Carried | None
-    answers: NDArray[np.int64]  # [answers] those rows, on the host
-    answer_rows: Tensor  # the same
+    answers: NDArray[np.int64]  # [answers] indices of the rows with an answer, on the host
+    answer_rows: Tensor  # [answers] int64, the same indices on the device
     settings: dict[str, Tensor]  # per answer: the columns of AnswerSampling that have one value per row
 
     def last_only(self) -> Step:
@@ -66,7 +66,7 @@ class Sent:
         return replace(self, answers=self.answers[:rows], answer_rows=self.answer_rows[:rows], settings=settings)
 
     def some(self, answers: NDArray[np.int64], rows: Tensor) -> Sent:
-        """The same where only the rows `answers`, on the device `rows`, are answered."""
+        """The same step with answers for some rows only: `answers` on the host, `rows` on the device."""
         settings = {name: column[rows] for name, column in self.settings.items()}
         return replace(self, answers=answers, answer_rows=rows, settings=settings)
 
@@ -79,7 +79,7 @@ _SETTINGS = (*_FLOATS, *_INTEGERS)
 class Inputs:
     """Buffers at fixed addresses, which every step fills.
 
-    Two host buffers alternate: the host packs a step while the copy of the step before runs. The device buffer is
+    Two host buffers alternate: the host packs a step while the copy of the previous step runs. The device buffer is
     written and read in the order of the device's queue.
     """
 
@@ -127,8 +127,8 @@ class Inputs:
         for name, part in parts.items():
             part.fill_(_FRAME.get(name, 0))
         order = torch.arange(rows + 1, dtype=torch.int32, device=where)
-        own = order[:rows]
-        parts |= {"row_starts": order, "last": own, "ends": own, "answers": own.long()}
+        row_order = order[:rows]
+        parts |= {"row_starts": order, "last": row_order, "ends": row_order, "answers": row_order.long()}
         parts["page_table"] = self._tables[:rows]
         return _read(parts, (1,) * rows, (self._context,) * rows, np.arange(rows), carried=True, exact=False)
 
@@ -136,9 +136,9 @@ class Inputs:
         """Start the copy of a step into the `frame` of `rows` rows, padded with inert rows."""
         assert self._tables is not None
         host = next(self._hosts)
-        own = batch.num_rows
+        count = batch.num_rows
         table = batch.page_tables[0]
-        page = table[np.arange(own), batch.positions // self._page_size].astype(np.int64)
+        page = table[np.arange(count), batch.positions // self._page_size].astype(np.int64)
         slots = page * self._page_size + batch.positions % self._page_size
         columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_of_rows(batch)]
         fixed = (2 + len(columns)) * rows
@@ -147,13 +147,13 @@ class Inputs:
         for at, (column, inert) in enumerate(zip(columns, _INERT, strict=True), start=2):
             _put(numbers[at * rows : (at + 1) * rows], column, inert)
         # Page tables are never written in place: the same array has the same numbers.
-        known = self._in_tables is not None and self._in_tables[0] is table and self._in_tables[1] == rows
-        size = fixed if known else fixed + rows * table.shape[1]
-        if not known:
+        unchanged = self._in_tables is not None and self._in_tables[0] is table and self._in_tables[1] == rows
+        size = fixed if unchanged else fixed + rows * table.shape[1]
+        if not unchanged:
             _put(numbers[fixed:size].reshape(rows, -1), table, 0)
         copied = self._device[:size]
         copied.copy_(host[:size], non_blocking=True)
-        if not known:
+        if not unchanged:
             self._tables[:rows, : table.shape[1]].copy_(copied[fixed:].view(rows, -1))
             self._in_tables = table, rows
 
@@ -164,11 +164,11 @@ class Inputs:
     def token_frame(self, tokens: int) -> Step:
         """Views at fixed addresses for a captured step of up to `tokens` tokens. Arrays that depend on the rows are not
         part of it. `fill_tokens` writes the numbers of a step to them; this call writes zeros, which are inert."""
-        slots, _, own, positions, last = self._device[: self._fixed(tokens)].split(self._fixed_sizes(tokens))
+        slots, _, token_ids, positions, last = self._device[: self._fixed(tokens)].split(self._fixed_sizes(tokens))
         none = self._device[:0]
-        for part in (slots, own, positions, last):
+        for part in (slots, token_ids, positions, last):
             part.zero_()
-        return Step(own, positions, slots.view(torch.int64), last, Rows(none, none, none.view(0, 0), (), ()))
+        return Step(token_ids, positions, slots.view(torch.int64), last, Rows(none, none, none.view(0, 0), (), ()))
 
     def fill_tokens(self, batch: Batch, tokens: int) -> Sent:
         """Start the copy of a step into its `token_frame`, padded with inert tokens."""
@@ -179,9 +179,9 @@ class Inputs:
         for name, size in filled.items():
             columns[name].append(np.zeros(size - sum(map(len, columns[name])), np.int32))
         parts = self._copy(columns, batch.page_tables[0].shape[1])
-        own = {"slots": 2 * batch.num_tokens, "answers": 2 * len(answers), "last": len(answers)}
+        lengths = {"slots": 2 * batch.num_tokens, "answers": 2 * len(answers), "last": len(answers)}
         for name in filled:
-            parts[name] = parts[name][: own.get(name, batch.num_tokens)]
+            parts[name] = parts[name][: lengths.get(name, batch.num_tokens)]
         sent = _read(parts, lens.query_lens, lens.contexts, answers, carried)
         self.take_in(sent)
         return sent
@@ -252,7 +252,7 @@ _INERT = (*_FRAME.values(), *[0] * len(_SETTINGS))
 
 
 def _put(place: NDArray[Any], values: NDArray[Any], inert: int) -> None:
-    """Write the values, and the inert value to the rest."""
+    """Write `values` to the front of `place`, and `inert` to all other elements."""
     place[: len(values)] = values
     place[len(values) :] = inert
 
@@ -265,7 +265,7 @@ def _read(
     carried: bool,
     exact: bool = True,
 ) -> Sent:
-    """The copied columns as a record."""
+    """The copied columns as a Sent."""
     rows = Rows(parts["row_starts"], parts["context_lens"], parts["page_table"], query_lens, contexts, exact)
     step = Step(parts["tokens"], parts["positions"], parts["slots"].view(torch.int64), parts["last"], rows)
     floats = parts["floats"].view(torch.float32)
@@ -281,7 +281,7 @@ def _read(
 
 
 def _of_rows(batch: Batch) -> list[NDArray[Any]]:
-    """[rows] settings of a step with one token per row; those of a row without an answer are inert."""
+    """[rows] sampling settings of a step with one token per row; inert for rows without an answer."""
     columns = _settings(batch)
     answers = batch.wants.nonzero()[0]
     if len(answers) == batch.num_rows:
@@ -293,13 +293,13 @@ def _of_rows(batch: Batch) -> list[NDArray[Any]]:
 
 
 def _of_answers(batch: Batch) -> dict[str, list[NDArray[Any]]]:
-    """Settings of all answers."""
+    """Sampling settings of all answers, as columns `floats` and `integers`."""
     columns = _settings(batch)
     return {"floats": columns[: len(_FLOATS)], "integers": columns[len(_FLOATS) :]}
 
 
 def _settings(batch: Batch) -> list[NDArray[Any]]:
-    """In the order of _SETTINGS, floats by their bits."""
+    """Columns in the order of _SETTINGS as int32; floats by their bits."""
     rows = batch.sampling
     halves = rows.seed.astype("<u8").view("<i4").reshape(-1, 2).T
     return [*(getattr(rows, name).view(np.int32) for name in _FLOATS), rows.top_k, rows.draw, *halves]

@@ -1,4 +1,4 @@
-"""Weight files in memory as the system maps them: read when touched, and let go when no longer wanted."""
+"""Memory-mapped weight files: the system reads pages at their first access; `drop` releases them."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 
 class MappedFiles:
-    """Safetensors files, opened at the first tensor asked of each."""
+    """Safetensors files. Each is mapped when its first tensor is read."""
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def tensor(self, stored: StoredTensor) -> Tensor:
-        """A view of the file, which stays mapped for as long as the view lives. Never write to it."""
+        """A view of the file. The file stays mapped while the view exists. Do not write to the view."""
         dtype = DTYPES[stored.dtype]
         if not math.prod(stored.shape):
             return torch.empty(stored.shape, dtype=dtype)
-        whole = self._map(stored.file)
-        if stored.start % dtype.itemsize:  # torch wants elements where the processor likes them
-            return torch.frombuffer(bytearray(whole[stored.start : stored.stop]), dtype=dtype).view(stored.shape)
-        return torch.frombuffer(whole, dtype=dtype, count=math.prod(stored.shape), offset=stored.start).view(
+        mapped = self._map(stored.file)
+        if stored.start % dtype.itemsize:  # torch needs aligned elements: copy
+            return torch.frombuffer(bytearray(mapped[stored.start : stored.stop]), dtype=dtype).view(stored.shape)
+        return torch.frombuffer(mapped, dtype=dtype, count=math.prod(stored.shape), offset=stored.start).view(
             stored.shape
         )
 
     def drop(self, stored: StoredTensor) -> None:
-        """The pages of a tensor no longer count as this process's memory; a view would read them from the file anew."""
+        """Release the pages of a tensor from the memory of this process. A later access reads the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._advise(stored, mmap.MADV_DONTNEED)
 
     def _advise(self, stored: StoredTensor, advice: int) -> None:
         start = stored.start - stored.start % mmap.PAGESIZE
-        with suppress(KeyError, OSError):  # never mapped, or a system that takes no such advice: only slower
+        with suppress(KeyError, OSError):  # not mapped, or the system ignores the advice: only slower
             self._maps[stored.file].madvise(advice, start, stored.stop - start)
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:
             try:
-                with file.open("rb") as opened:  # a private copy on paper: torch asks for memory it may write
+                with file.open("rb") as opened:  # copy on write: torch needs writable memory
                     self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
                 raise ModelRefused(f"{file.name} cannot be read: {error}") from error

@@ -1,8 +1,8 @@
-"""Weights as a device packed them, kept in a file for the next time: read straight into the memory they are used from.
+"""Caches packed weights in a file. Later starts read the file directly into the memory that the kernels read.
 
-One safetensors file for each format. Its fingerprint is of everything it was made from, the packing itself included,
-so that it is never mistaken for another model's, another version's or another layout's. Its checksums are of all the
-rest of it, and are its last tensor, so that damage to it is found.
+One safetensors file per quantisation. Its fingerprint covers the model files, the quantisation and the layout of the
+device, so a file of another model, version or layout is not used. The last tensor has checksums of all other bytes, so
+a corrupt file is detected.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ...kernels.ops.projection import Product
 from .checksums import Checksums, count, read_checked
 from .mapped import DTYPES
 
-VERSION = 2  # of this file's own format
-ALIGNMENT = 64  # of every tensor, as the widest loads want it
-SPARE = 2**30  # bytes that a disk keeps free
+VERSION = 2  # of the file format
+ALIGNMENT = 64  # bytes, for every tensor: the width of the widest vector loads
+SPARE = 2**30  # bytes of disk space that stay free
 SUMS = "~sums"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 
 def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
-    """Of the model's files, of how weights are made smaller, and of how the device lays them out: `sample` is a fixed
-    weight that has gone the same way."""
+    """SHA-256 of the model files' headers, sizes and times, of `quant`, and of `sample`: a constant weight, quantised
+    and packed by this device, which stands for the layout."""
     digest = hashlib.sha256(f"{VERSION} {quant}".encode())
     digest.update((files.path / "config.json").read_bytes())
     for file in sorted({tensor.file for tensor in files.tensors.values()}):
@@ -60,15 +60,15 @@ def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
 
 @runtime_checkable
 class Placed(Protocol):
-    """A packed weight that says itself where its memory should lie, before that is written."""
+    """A packed weight that sets the placement of its memory (NUMA) before the memory is written."""
 
     def place(self) -> None: ...
 
 
 class PackedFile:
-    """The products of one model in one format. What is wrong with the file costs time only: it is made anew.
+    """The products of one model in one quantisation. An unreadable or corrupt file is written again.
 
-    `kind` is the named tuple in which the device holds a weight, beside those of kernels.ops.
+    `kind` is the device's named tuple of a packed weight. Weights may also have the types of kernels.ops.
     """
 
     def __init__(self, file: Path, fingerprint: str, kind: type[Any]) -> None:
@@ -77,8 +77,7 @@ class PackedFile:
         self._kinds: dict[str, type[Any]] = {known.__name__: known for known in (Int8, Int4, Fp8, kind)}
 
     def read(self) -> Mapping[str, Product] | None:
-        """Products by name, without their biases; None where there is no such file, it is of something else, or it is
-        not as it was written."""
+        """Products by name, without their biases. None if the file is missing, corrupt or has another fingerprint."""
         try:
             tensors = read_header(self._file)
             with self._file.open("rb") as opened:
@@ -105,13 +104,13 @@ class PackedFile:
     def _products(
         self, about: Mapping[str, str], tensors: Mapping[str, StoredTensor], arena: mmap.mmap, start: int
     ) -> dict[str, Product]:
-        """Views of what is still to be read: `tensors` of the file, whose byte `start` is the first of the arena."""
+        """Products as views of the arena, which is read later. Its first byte is byte `start` of the file."""
         views = {
             name: torch.frombuffer(
-                arena, dtype=DTYPES[found.dtype], count=math.prod(found.shape), offset=found.start - start
-            ).view(found.shape)
-            for name, found in tensors.items()
-            if found.num_bytes and not name.startswith("~")
+                arena, dtype=DTYPES[stored.dtype], count=math.prod(stored.shape), offset=stored.start - start
+            ).view(stored.shape)
+            for name, stored in tensors.items()
+            if stored.num_bytes and not name.startswith("~")
         }
         products = {name: self._product(name, entry, views) for name, entry in json.loads(about["weights"]).items()}
         for product in products.values():
@@ -124,7 +123,7 @@ class PackedFile:
         return Product(entry["op"], self._kinds[entry["kind"]](*fields))
 
     def write(self, products: Mapping[str, Product]) -> None:
-        """All at once, or not at all. Raises nothing: the model runs without it."""
+        """Write the file atomically. Logs errors and does not raise: the model runs without the file."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             needed = sum(part.nbytes for product in products.values() for part in parts(product.weight))
@@ -144,7 +143,7 @@ class PackedFile:
             log.warning("cannot cache the packed weights in %s: %s", self._file.parent, error.strerror or error)
 
     def _blocks(self, products: Mapping[str, Product]) -> Iterator[Any]:
-        """The file's contents, from front to back."""
+        """The contents of the file, in order."""
         tensors: list[tuple[str, Tensor]] = []
         weights: dict[str, object] = {}
         end = 0
@@ -182,7 +181,7 @@ class PackedFile:
 
 
 def _entry(dtype: str, shape: Sequence[int], start: int, stop: int) -> dict[str, object]:
-    """What a header says of a tensor."""
+    """The header entry of a tensor."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
 
 
@@ -192,9 +191,9 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _arena(size: int) -> mmap.mmap:
-    """Memory in pages as large as the system has them: the weights of one token lie all over it."""
+    """Memory in huge pages if the system has them: every decode step reads all of it."""
     arena = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system built without them
+        with suppress(OSError):  # a kernel without huge pages
             arena.madvise(mmap.MADV_HUGEPAGE)
     return arena

@@ -1,14 +1,14 @@
-"""The kernels' self-test: before a model is served, every op of a device computes its small cases, and one that is
-wrong, fails or answers NaN is left to the next lane that is right, at last to the reference.
+"""The self-test of the kernels. Before a model is served, every op of a device computes its small test cases. An op
+that is wrong, fails or returns NaN is replaced by the next lane that is right; the last lane is the reference.
 
     lanes    CUDA C++   Triton   reference
     op a        ok
-    op b      wrong       ok                   -> Triton computes b, and the runner says why
-    op c      wrong      fails    (judges)
+    op b      wrong       ok                   -> Triton computes b; the runner warns
+    op c      wrong      fails    (not tested)
 
-What was found is kept in a file, named after all that could change it, so that later starts test nothing. A kernel that
-ends the process, or does not end within TEST_SECONDS, is known by what UnderTest kept: after the second time in a row
-it is left out, as the first may have been a stop from outside.
+The verdicts are cached in a file, whose name has a hash of all versions that they depend on: later starts test nothing.
+UnderTest records a kernel that crashes the process or hangs longer than TEST_SECONDS. It is replaced after two crashes
+in a row, because somebody may have killed the process during the first test.
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ from ..findings import Findings, UnderTest
 from .failures import is_shortage
 
 LONGEST_REASON = 160  # characters
-SECONDS = 0.2  # that an op's cases may take, but for the one under way
-TEST_SECONDS = 120.0  # after which an op's test hangs; the process ends then, as nothing else gets out of a kernel
-STDERR = 2  # whatever became of sys.stderr
-MOST_CASES = 8  # of an op, spread over all: a kernel that works here at all has its tests elsewhere
+SECONDS = 0.2  # an op starts no further case after this time
+TEST_SECONDS = 120.0  # a longer test hangs: the process ends, because a kernel cannot be interrupted
+STDERR = 2  # the descriptor: sys.stderr may be replaced
+MOST_CASES = 8  # tested cases per op, evenly spread; the test suite has all cases
 
-Verify = Callable[[str, Ops], str]  # an op of these, by name -> what is wrong with it; empty: nothing
+Verify = Callable[[str, Ops], str]  # (name of an op, ops) -> the defect of this op; empty: none
 
 
 def choose(lanes: Sequence[Ops], verify: Verify) -> tuple[Ops, tuple[str, ...]]:
-    """The first lane's ops, each that fails replaced by the first lane's that does not, and for people what was
-    replaced and why. The last lane is the references, which `verify` finds right."""
+    """The ops of the first lane, where the first other lane that passes replaces an op that fails, and a warning for
+    each replacement. The last lane is the references, which `verify` must accept."""
     ops, *others = lanes
-    told = []
+    warnings = []
     for name, _ in lanes[0]:
         reason = verify(name, ops)
         if reason:
             instead = next(trial for lane in others if not verify(name, trial := ops.with_ops_of(lane, [name])))
-            told.append(f"{name}: {instead.title(name)} instead of {ops.title(name)}, which {reason}")
+            warnings.append(f"{name}: {instead.title(name)} instead of {ops.title(name)}, which {reason}")
             ops = instead
-    return ops, tuple(told)
+    return ops, tuple(warnings)
 
 
 def self_tested(
     lanes: Sequence[Ops], device: str, dtype: torch.dtype, folder: Path, on: str, versions: Iterable[str]
 ) -> tuple[Ops, tuple[str, ...]]:
-    """`choose` by the cases, or by what an earlier start found in the folder: for torch's `device`, models of `dtype`.
+    """The result of `choose` on the test cases, for torch's `device` and models of `dtype`. The verdicts of an earlier
+    start are read from `folder`.
 
-    `on` is the device for people; `versions` say what else the outcome depends on. Raises ModelRefused when a kernel
-    breaks the device; the next start does without it, as without one that ended the process twice.
+    `on` is the display name of the device; `versions` are further versions that the verdicts depend on. Raises
+    ModelRefused if a kernel breaks the device. The next start replaces this kernel, and any that crashed twice.
     """
     key = hashlib.sha256("\n".join([on, str(dtype), torch.__version__, _sources(), *versions]).encode()).hexdigest()
     findings = Findings.read(folder / f"{device}-{key[:16]}.json", on)
@@ -75,7 +76,7 @@ def self_tested(
 def _self_tested(
     lanes: Sequence[Ops], device: str, dtype: torch.dtype, findings: Findings, under_test: UnderTest
 ) -> tuple[Ops, tuple[str, ...]]:
-    """What was found so far grows, and is written."""
+    """`choose`, with verdicts from `findings`. Runs the missing tests, adds their verdicts and writes the file."""
     known = dict(findings.verdicts)
 
     def verify(name: str, ops: Ops) -> str:
@@ -87,7 +88,7 @@ def _self_tested(
             try:
                 with _watched():
                     findings.verdicts[title] = _fault(name, ops, device, dtype)
-            except OutOfMemory as error:  # says nothing of the kernel: the next start tests it again
+            except OutOfMemory as error:  # no verdict on the kernel: the next start tests it again
                 return str(error)
             if not _usable(device):
                 reason = findings.verdicts[title] = findings.verdicts[title] or "leaves nothing that can be computed on"
@@ -106,7 +107,7 @@ def _self_tested(
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """Ends the process, with a word to its log, when this takes longer than TEST_SECONDS."""
+    """Ends the process, with a stack trace on stderr, if the block takes longer than TEST_SECONDS."""
     faulthandler.dump_traceback_later(TEST_SECONDS, exit=True, file=STDERR)
     try:
         yield
@@ -115,34 +116,34 @@ def _watched() -> Iterator[None]:
 
 
 def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
-    """What is wrong with the op; empty: nothing. Raises OutOfMemory where its cases find too little."""
+    """The defect of the op; empty: none. Raises OutOfMemory if a case does not fit in memory."""
     start = time.perf_counter()
     for case in _few([case for case in CASES if case.op == name]):
-        own = dtype if dtype in case.tolerances else next(iter(case.tolerances))
-        arguments, expected = asked(case, dict(Ops())[name], own)
+        case_dtype = dtype if dtype in case.tolerances else next(iter(case.tolerances))
+        arguments, expected = asked(case, dict(Ops())[name], case_dtype)
         try:
-            found = answer(case, dict(ops)[name], given(case, ops, arguments, device, own))
-            wrong = fault(found, expected, case.tolerances[own])
-        except Exception as error:  # whatever a compiler or a driver says
-            wrong = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:LONGEST_REASON]
+            output = answer(case, dict(ops)[name], given(case, ops, arguments, device, case_dtype))
+            defect = fault(output, expected, case.tolerances[case_dtype])
+        except Exception as error:  # any error of a compiler or a driver
+            defect = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:LONGEST_REASON]
             if is_shortage(error):
-                raise OutOfMemory(wrong) from error
-        if wrong:
-            return f"{wrong} (case {case.label})"
-        if time.perf_counter() - start > SECONDS:  # kernels that are compiled at their first use
+                raise OutOfMemory(defect) from error
+        if defect:
+            return f"{defect} (case {case.label})"
+        if time.perf_counter() - start > SECONDS:  # e.g. kernels that are compiled at their first use
             break
     return ""
 
 
 def _few(cases: list[Case]) -> list[Case]:
-    """The first, the last, then some in between."""
+    """At most MOST_CASES cases: the first, the last, then some between them."""
     most = min(len(cases), MOST_CASES)
     chosen = [cases[at * (len(cases) - 1) // max(most - 1, 1)] for at in range(most)]
     return [*chosen[:1], *chosen[:0:-1]]
 
 
 def _usable(device: str) -> bool:
-    """After some errors a device answers nothing any more."""
+    """Whether the device still computes: after some errors every call fails."""
     try:
         return torch.ones(1, device=device).item() == 1.0
     except RuntimeError as error:
@@ -151,7 +152,7 @@ def _usable(device: str) -> bool:
 
 @cache
 def _sources() -> str:
-    """Of all kernels and cases that are Python."""
+    """SHA-256 of the Python sources of all kernels and cases."""
     digest = hashlib.sha256()
     for folder in map(Path, kernels.__path__):
         for file in sorted(folder.rglob("*.py")):

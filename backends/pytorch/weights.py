@@ -1,4 +1,4 @@
-"""Weights out of safetensors files: each asked for by name and shape, nothing padded, cut or passed over."""
+"""Reads weights from safetensors files by name and exact shape. A tensor that the model does not read is an error."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .mapped import MappedFiles
 from .quant import AT_ONCE, Loaded, Scheme, held_bytes, slices
 from .quant.floats import STORED, check_finite
 
-# Buffers that old exports carry along; they follow from config.json.
+# Buffers in the files of old exporters. They are computed from config.json instead.
 _DERIVED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
 class StoredTensors:
-    """The tensors of a model's files, memory-mapped; each is taken once."""
+    """The tensors of a model's files, memory-mapped. Each may be read once."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
@@ -49,7 +49,7 @@ class StoredTensors:
         return self._maps.tensor(stored)
 
     def pass_over(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> StoredTensor:
-        """Take it as `read` does, but leave its data in the file."""
+        """Check and mark a tensor as `read` does, without reading its data."""
         stored = self._left.pop(name, None)
         if stored is None:
             raise ModelRefused(f"{self._files.name}: tensor {name!r} is missing, expected {list(shape)}")
@@ -62,21 +62,21 @@ class StoredTensors:
         return stored
 
     def put_back(self, name: str) -> None:
-        """It may be taken once more."""
+        """Allow the tensor to be read once more."""
         self._left[name] = self._files.tensors[name]
 
     def drop_pages(self) -> None:
-        """What was touched so far has been copied: its part of the files need not stay in memory."""
+        """Release the file pages of all tensors read so far. Their views stay valid: an access reads the file again."""
         for stored in self._read:
             self._maps.drop(stored)
 
     def forget_read(self) -> None:
-        """Nothing that was read so far will be touched again."""
+        """Release the pages of all tensors read so far, for the last time: their views are not used again."""
         self.drop_pages()
         self._read.clear()
 
     def close(self) -> None:
-        """Every tensor must have been taken: one left over means that these are another model's files."""
+        """Raises ModelRefused if a tensor was not read: the files are of another model."""
         unexpected = sorted(name for name in self._left if not _DERIVED.search(name))
         if unexpected:
             first = unexpected[0]
@@ -87,10 +87,10 @@ class StoredTensors:
 
 
 class Weights:
-    """What a model file builds itself from. Weights of products are packed by the device, a number of outputs at a
-    time, and the files' pages let go after each: there are never two copies of a weight, however large it is.
+    """The weights of a model under construction. The device packs the weights of products slice by slice and releases
+    the file pages after each slice, so memory never has two copies of a weight.
 
-    Products that are in `kept`, by the names of what they are made of, are taken from there.
+    `kept` has products that are packed already, by the names of their projections joined with "+".
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Weights:
         kept: Mapping[str, Product] = MappingProxyType({}),
     ) -> None:
         self.dtype = dtype  # of activations
-        self.products: dict[str, Product] = {}  # all so far, by the same names as in `kept`
-        self.bytes = 0  # of everything so far
-        self.token_bytes = 0  # of that, what one token reads: all but rows of the embedding
+        self.products: dict[str, Product] = {}  # all products so far, named as in `kept`
+        self.bytes = 0  # of all weights so far
+        self.token_bytes = 0  # bytes that a decode step reads: all weights except the embedding table
         self._files = files
         self._device = device
         self._scheme = scheme
@@ -112,32 +112,32 @@ class Weights:
         self._tensors = StoredTensors(files)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """A small tensor as it is stored, copied to the device; it must have exactly this shape."""
-        found = self._tensors.read(name, shape, STORED)
-        check_finite(name, found)
-        self.bytes += found.nbytes
-        self.token_bytes += found.nbytes
-        return found.to(self._device.type, copy=True)
+        """A small tensor, copied to the device in its stored dtype. Raises ModelRefused if its shape is not `shape`."""
+        tensor = self._tensors.read(name, shape, STORED)
+        check_finite(name, tensor)
+        self.bytes += tensor.nbytes
+        self.token_bytes += tensor.nbytes
+        return tensor.to(self._device.type, copy=True)
 
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
-        """As stored and, where the device computes from main memory, left in the file: only rows in use are read."""
-        found = self._tensors.read(f"{name}.weight", shape, STORED)
-        for some in found.split(max(1, AT_ONCE // max(1, shape[1]))):
-            check_finite(f"{name}.weight", some)
+        """The embedding table in its stored dtype. On the CPU it stays memory-mapped: only the rows in use are read."""
+        tensor = self._tensors.read(f"{name}.weight", shape, STORED)
+        for part in tensor.split(max(1, AT_ONCE // max(1, shape[1]))):
+            check_finite(f"{name}.weight", part)
             self._tensors.drop_pages()
         self._tensors.forget_read()
-        self.bytes += found.nbytes
-        return found.to(self._device.type)
+        self.bytes += tensor.nbytes
+        return tensor.to(self._device.type)
 
     def linear(self, names: Sequence[str], outs: Sequence[int], ins: int, bias: bool = False) -> Projection:
-        """One projection, or several with the same input side by side, as one product where their formats allow it."""
+        """One projection, or several with the same input side by side, as one product if their formats allow it."""
         sizes = list(zip(names, outs, strict=True))
         biases = [self.take(f"{name}.bias", (out,)).float() for name, out in sizes] if bias else []
-        kept = self._kept.get("+".join(names))
-        if kept is not None:
+        packed = self._kept.get("+".join(names))
+        if packed is not None:
             for name, out in sizes:
                 self._tensors.pass_over(f"{name}.weight", (out, ins), STORED)
-            return self._product(names, kept.op, kept.weight, biases)
+            return self._product(names, packed.op, packed.weight, biases)
         loaded = [self._scheme.load(self._tensors, name, out, ins) for name, out in sizes]
         if self._scheme.zero_biases and not bias:
             for name, out in sizes:
@@ -149,7 +149,7 @@ class Weights:
         return SideBySide(tuple(self._pack([name], [one], shift) for name, one, shift in parts))
 
     def tied_head(self, embedding: str, head: str, outs: int, ins: int) -> Projection:
-        """The head whose weight is the embedding's; a second copy may be stored, if it is a copy."""
+        """The output head with the weight of the embedding. Raises ModelRefused if the files have a different head."""
         self._tensors.put_back(f"{embedding}.weight")
         if f"{head}.weight" in self._tensors:
             copy, original = (self._tensors.read(f"{name}.weight", (outs, ins), STORED) for name in (head, embedding))
@@ -161,22 +161,22 @@ class Weights:
         return self.linear([embedding], [outs], ins)
 
     def prepare(self, layer: DecoderLayer) -> Any:
-        """The layer as the device's `layer.decoder` takes it."""
+        """The argument of the device's op `layer.decoder` for this layer."""
         return self._device.ops.layer.prepare(layer)
 
     def prepare_stack(self, layers: Sequence[Any]) -> Any:
-        """All of a model's, each as `prepare` made it, as the device's `layer.decoders` takes them."""
+        """The argument of the device's op `layer.decoders`, from the results of `prepare` for all layers."""
         return self._device.ops.layer.prepare_stack(layers)
 
     def close(self) -> None:
-        """Raises ModelRefused for tensors that the model did not ask for."""
+        """Raises ModelRefused if the files have tensors that the model did not read."""
         self._tensors.close()
 
     def _equal(self, one: Tensor, other: Tensor) -> bool:
-        """Of two large tensors of one shape, whatever their types."""
+        """Whether two large tensors of one shape have equal values, in any dtypes."""
         wider = torch.promote_types(one.dtype, other.dtype)
-        some = max(1, AT_ONCE // max(1, one.shape[1]))
-        for left, right in zip(one.split(some), other.split(some), strict=True):
+        rows = max(1, AT_ONCE // max(1, one.shape[1]))
+        for left, right in zip(one.split(rows), other.split(rows), strict=True):
             if not torch.equal(left.to(wider), right.to(wider)):
                 return False
             self._tensors.drop_pages()
@@ -184,7 +184,7 @@ class Weights:
 
     def _pass_over_zeros(self, name: str, size: int) -> None:
         if name in self._tensors and self._tensors.read(name, (size,), STORED).any():
-            self._tensors.put_back(name)  # to be refused as one that the model does not have
+            self._tensors.put_back(name)  # `close` refuses it: the model has no such bias
 
     def _pack(self, names: Sequence[str], loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
         first = loaded[0]
@@ -194,7 +194,7 @@ class Weights:
         return self._product(names, first.product, packed, biases, first.order)
 
     def _sent(self, loaded: Sequence[Loaded]) -> Iterator[Weight]:
-        """Slice by slice, where the device computes."""
+        """Slices of the weight on the device."""
         for plain in slices(loaded):
             yield changed(plain, lambda part: part.to(self._device.type))
             self._tensors.drop_pages()
@@ -203,10 +203,10 @@ class Weights:
         self, names: Sequence[str], product: str, weight: Any, biases: Sequence[Tensor], order: Tensor | None = None
     ) -> Product:
         device = self._device.type
-        held = changed(weight, lambda part: part.to(device))
+        placed = changed(weight, lambda part: part.to(device))
         bias = torch.cat(list(biases)) if biases else None
-        made = Product(product, held, bias, None if order is None else order.to(device))
-        self.products["+".join(names)] = made
-        self.bytes += held_bytes(held)
-        self.token_bytes += held_bytes(held)
-        return made
+        result = Product(product, placed, bias, None if order is None else order.to(device))
+        self.products["+".join(names)] = result
+        self.bytes += held_bytes(placed)
+        self.token_bytes += held_bytes(placed)
+        return result

@@ -255,7 +255,7 @@ def test_an_nvidia_gpu_needs_a_torch_with_cuda(tmp_path: Path, monkeypatch: pyte
     assert found.features["GPUs"] == "2, the first is used"
     library = tmp_path / "localllm_cuda.so"
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(library))
-    said = f"none, references compute what they would, slower: LOCALLLM_CUDA_LIBRARY names {library}, which is no file"
+    said = f"none, references instead (slower): LOCALLLM_CUDA_LIBRARY names {library}, which is no file"
     assert features(cuda.probe())["kernels"] == said
     library.touch()
     assert features(cuda.probe())["kernels"] == str(library)
@@ -344,7 +344,7 @@ def test_nvidia_gpus_without_torch_or_triton(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "lib" / "libtorch_cuda.so").touch()
     found = features(cuda.probe())
     assert found["compute capability"] == "8.0"
-    assert found["Triton"] == "no, references compute what it would"
+    assert found["Triton"] == "no, references instead"
     assert cuda.read_bandwidth() is None
     modules["triton"] = object()
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "absent.so"))

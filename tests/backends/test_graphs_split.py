@@ -140,12 +140,12 @@ def test_values_are_kept_until_their_last_reader(tmp_path: Path) -> None:
     """No longer, or prompts would take the memory of all layers."""
     split = prompts(opened("llama", tmp_path))
     parts = [part for part, _ in split.parts]
-    there = {*split._held, *split._given}
+    there = {*split._constants, *split._inputs}
     for at, part in enumerate(parts):
         assert there.issuperset(part.inputs)
         there = (there | {*part.outputs}) - {*part.spent}
         later = {node for other in parts[at + 1 :] for node in other.inputs} | {split._hidden}
-        assert there - {*split._held, *split._given} == later & there - {*split._held, *split._given}
+        assert there - {*split._constants, *split._inputs} == later & there - {*split._constants, *split._inputs}
     assert there == {split._hidden}
 
 
@@ -245,8 +245,8 @@ def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     talk.submit("a", range(2, 30), 3)
     talk.finish()
     assert talk.engine.stats().late_compiles == 0
-    for node, held in split._held.items():  # norms of another kind than when they were compiled
-        split._held[node] = held.clone() if held.is_floating_point() else held
+    for node, tensor in split._constants.items():  # norms of another kind than when they were compiled
+        split._constants[node] = tensor.clone() if tensor.is_floating_point() else tensor
     talk.submit("b", range(30, 2, -1), 3)
     talk.finish()
     assert talk.engine.stats().late_compiles > 0

@@ -41,7 +41,7 @@ class Break:
 
 
 class AttentionOutputs:
-    """Memory for attention outputs, shared by all layers and sizes: a layer uses its output before the next one writes."""
+    """Memory for attention outputs, shared by all layers and sizes: a layer reads its output before the next writes."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}

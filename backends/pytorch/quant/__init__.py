@@ -84,7 +84,7 @@ class Scheme(Protocol):
 
 
 def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
-    """Slices of the weights, joined along the outputs, for kernels.ops.linear.pack_slices. A slice may span two weights."""
+    """Slices of the weights, joined along the outputs, for linear.pack_slices. A slice may span two weights."""
     total = sum(weight.outs for weight in loaded)
     ins = loaded[0].ins
     step = max(1, AT_ONCE // max(1, ins) // PANEL) * PANEL

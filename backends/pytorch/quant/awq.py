@@ -1,6 +1,6 @@
 """AWQ checkpoints (Lin et al., 2023), 4 bits, in the layout of AutoAWQ's "gemm" kernels.
 
-qweight [ins, outs / 8] int32, qzeros [groups, outs / 8] int32    eight outputs a word: 0 2 4 6 1 3 5 7, lowest bits first
+qweight [ins, outs / 8] int32, qzeros [groups, outs / 8] int32    eight outputs a word: 0 2 4 6 1 3 5 7, low bits first
 scales [groups, outs] float16
 """
 
@@ -34,9 +34,8 @@ class Awq:
             raise ModelRefused(f"{name}: AWQ packs groups of 8 outputs, but the weight has {outs}")
         group = self.config.group or -(-ins // 32) * 32
         groups = -(-ins // group)
-        packed = tensors.read(
-            f"{name}.qweight", (ins, outs // 8), ("I32",)
-        ).clone()  # a copy: a slice of outputs is strided in the file
+        # A copy: a slice of outputs is strided in the file.
+        packed = tensors.read(f"{name}.qweight", (ins, outs // 8), ("I32",)).clone()
         scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
         check_finite(f"{name}.scales", scales)
         if self.config.symmetric:

@@ -59,9 +59,8 @@ class CompressedTensors:
             order = grouped(f"{name}.weight_g_idx", tensors.read(f"{name}.weight_g_idx", (ins,), ("I32", "I64")), group)
 
         def rows(start: int, stop: int) -> Int4:
-            data = packed[start:stop].view(torch.uint8)[
-                :, : -(-ins // 2)
-            ]  # little-endian: a byte has two inputs, the even one in the low bits
+            # Little-endian: a byte has two inputs, the even one in its low bits.
+            data = packed[start:stop].view(torch.uint8)[:, : -(-ins // 2)]
             if ins % 2:
                 data = data.clone()
                 data[:, -1] &= 15
