@@ -87,8 +87,8 @@ class StoredTensors:
 
 
 class Weights:
-    """The weights of a model under construction. The device packs the weights of products slice by slice and releases
-    the file pages after each slice, so memory never has two copies of a weight.
+    """The weights of a model under construction. The device packs the weights of products slice by slice. The file
+    pages of a slice are released after it, so memory never has two copies of a weight.
 
     `kept` has products that are packed already, by the names of their projections joined with "+".
     """

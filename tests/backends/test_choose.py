@@ -350,7 +350,7 @@ def test_nvidia_gpus_without_torch_or_triton(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "absent.so"))
     found = features(cuda.probe())
     assert found["Triton"] == "yes"
-    assert found["kernels"].startswith("none, Triton computes what they would")
+    assert found["kernels"].startswith("none, Triton instead (slower)")
 
 
 def test_names_far_from_all_get_the_list() -> None:
