@@ -48,7 +48,7 @@ class Sent:
     settings: dict[str, Tensor]  # per answer: the columns of AnswerSampling that have one value per row
 
     def last_only(self) -> Step:
-        """The step in a form whose last layer computes only the answers."""
+        """The same step, with a last layer that computes only the rows with an answer."""
         rows = self.step.rows
         count = len(self.answers)
         lens = rows.context_lens
@@ -115,7 +115,7 @@ class Inputs:
 
     def frame(self, rows: int) -> Sent:
         """Views at fixed addresses for a captured step of up to `rows` rows with one token and one answer each. `fill`
-        writes the numbers of a step to them; this call writes inert rows."""
+        writes the values of a step to them; this call writes inert rows."""
         where = self._device.device
         if self._tables is None:
             self._tables = torch.zeros(self._most_rows, self._pages, dtype=torch.int32, device=where)
@@ -146,7 +146,7 @@ class Inputs:
         _put(numbers[: 2 * rows].view(np.int64), slots, 0)
         for at, (column, inert) in enumerate(zip(columns, _INERT, strict=True), start=2):
             _put(numbers[at * rows : (at + 1) * rows], column, inert)
-        # Page tables are never written in place: the same array has the same numbers.
+        # Page tables are never written in place: the same array has the same values.
         unchanged = self._in_tables is not None and self._in_tables[0] is table and self._in_tables[1] == rows
         size = fixed if unchanged else fixed + rows * table.shape[1]
         if not unchanged:
@@ -163,12 +163,12 @@ class Inputs:
 
     def token_frame(self, tokens: int) -> Step:
         """Views at fixed addresses for a captured step of up to `tokens` tokens. Arrays that depend on the rows are not
-        part of it. `fill_tokens` writes the numbers of a step to them; this call writes zeros, which are inert."""
+        part of it. `fill_tokens` writes the values of a step to them; this call writes zeros, which are inert."""
         slots, _, token_ids, positions, last = self._device[: self._fixed(tokens)].split(self._fixed_sizes(tokens))
-        none = self._device[:0]
+        empty = self._device[:0]
         for part in (slots, token_ids, positions, last):
             part.zero_()
-        return Step(token_ids, positions, slots.view(torch.int64), last, Rows(none, none, none.view(0, 0), (), ()))
+        return Step(token_ids, positions, slots.view(torch.int64), last, Rows(empty, empty, empty.view(0, 0), (), ()))
 
     def fill_tokens(self, batch: Batch, tokens: int) -> Sent:
         """Start the copy of a step into its `token_frame`, padded with inert tokens."""

@@ -54,8 +54,10 @@ class Loader:
         for name, tensor in self._files.tensors.items():
             packed = len(tensor.shape) == 2 and tensor.dtype in STORED
             head = name != EMBEDDING or self._files.config.tie_embeddings
-            total += prod(tensor.shape) * share(tensor.dtype) if packed and head else 0
-            total += tensor.num_bytes if not packed or name == EMBEDDING else 0
+            if packed and head:
+                total += prod(tensor.shape) * share(tensor.dtype)
+            if not packed or name == EMBEDDING:
+                total += tensor.num_bytes
         return round(total)
 
     def load(self, build: Callable[[Weights], Model]) -> tuple[Model, Weights]:

@@ -76,12 +76,12 @@ class Compiler:
 
     @contextmanager
     def _cached(self) -> Iterator[None]:
-        before = os.environ.get(CACHE)
+        previous = os.environ.get(CACHE)
         if self._folder is not None:
             os.environ[CACHE] = str(self._folder)
         try:
             yield
         finally:
             os.environ.pop(CACHE, None)
-            if before is not None:
-                os.environ[CACHE] = before
+            if previous is not None:
+                os.environ[CACHE] = previous

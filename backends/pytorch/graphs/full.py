@@ -71,13 +71,13 @@ class FullReplay:
             runner.inputs.fill(batch, len(self._frame.answers))
             self._replay()
             rows = batch.num_rows
-            known = self._answers
-            if known is None or known.wants is not batch.wants or known.drafts is not batch.drafts:
-                known = self._answers = _Answers.of(batch)
-            some = known.some
+            lists = self._answers
+            if lists is None or lists.wants is not batch.wants or lists.drafts is not batch.drafts:
+                lists = self._answers = _Answers.of(batch)
+            some = lists.some
             if is_plain(batch):
                 drawn = Drawn(runner.inputs.drawn(rows), None)
-                return TorchPending(known.starts, drawn, None, runner.device, answers=some)
+                return TorchPending(lists.starts, drawn, None, runner.device, answers=some)
             part = self._frame.first(rows)
             logits = self._logits[:rows]
             if some is not None:
@@ -85,4 +85,4 @@ class FullReplay:
                 logits = logits[part.answer_rows]
             drawn = sample(logits, batch, part, runner.device)
             runner.inputs.keep(part, drawn.tokens)
-            return TorchPending(known.starts, drawn, None, runner.device)
+            return TorchPending(lists.starts, drawn, None, runner.device)

@@ -51,11 +51,11 @@ _MODEL: ContextVar[Model] = ContextVar("model")
 @contextmanager
 def computing(model: Model) -> Iterator[None]:
     """Within this context, traced ops look up `model`."""
-    before = _MODEL.set(model)
+    token = _MODEL.set(model)
     try:
         yield
     finally:
-        _MODEL.reset(before)
+        _MODEL.reset(token)
 
 
 # A placeholder without an implementation: the traced graph is cut at it, and Site.attend computes the attention.

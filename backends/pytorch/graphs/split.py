@@ -130,11 +130,11 @@ class _Tracing:
 
     def forward(self, model: Forwards) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """`model` as a function of Step's tokens, positions and last, the only tensors that tracing reads."""
-        none = torch.empty(0, dtype=torch.int32, device=self._device)
-        rows = Rows(none, none, none.view(0, 0), (), ())
+        empty = torch.empty(0, dtype=torch.int32, device=self._device)
+        rows = Rows(empty, empty, empty.view(0, 0), (), ())
 
         def forward(tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
-            return model(Step(tokens, positions, none, last, rows), self._ops, self)
+            return model(Step(tokens, positions, empty, last, rows), self._ops, self)
 
         return forward
 

@@ -90,13 +90,13 @@ def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
     step = max(1, AT_ONCE // max(1, ins) // PANEL) * PANEL
     for start in range(0, total, step):
         pieces = []
-        before = 0
+        offset = 0
         for weight in loaded:
-            begin = max(0, start - before)
-            end = min(weight.outs, start + step - before)
+            begin = max(0, start - offset)
+            end = min(weight.outs, start + step - offset)
             if begin < end:
                 pieces.append(weight.rows(begin, end))
-            before += weight.outs
+            offset += weight.outs
         yield _joined(pieces)
 
 
