@@ -1,4 +1,4 @@
-"""Which models are loaded: one worker process for each, started at the first request, ended when idle."""
+"""Manages the loaded models: one worker process per model, started at the first request, stopped when idle."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .stream import Stream
 
 STOPPING = "the daemon is stopping"
 CHECK = (sys.executable, "-P", "-m", "localllm.app.daemon.backend_child")
-CHECK_SECONDS = 60.0  # for a backend to look at its machine: a driver that is broken may never answer
-STATS_SECONDS = 1.0  # a worker that has not told its figures by then is reported without
+CHECK_SECONDS = 60.0  # limit of a backend's probe: a broken driver may never return
+STATS_SECONDS = 1.0  # limit for a worker to send its statistics; after it, they are omitted
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +36,22 @@ class _Slot:
     ref: catalog.ModelRef
     worker: Worker
     loading: asyncio.Task[object]
-    leaving: asyncio.Task[None] | None = None  # set once it is being unloaded
+    leaving: asyncio.Task[None] | None = None  # the task that unloads the model, if one runs
 
 
 class Host:
-    """The loaded models. `deaths` counts, by model, the workers that ended without being asked."""
+    """The loaded models. `deaths` counts the workers that ended unexpectedly, by model."""
 
     def __init__(self, settings: Settings, *, command: Sequence[str] = COMMAND, log_dir: Path | None = None) -> None:
         self.settings = settings
         self.stopping = False
         self.deaths: dict[str, int] = {}
-        self._command, self._log_dir = command, log_dir or paths.log_dir()
+        self._command = command
+        self._log_dir = log_dir or paths.log_dir()
         self._slots: dict[str, _Slot] = {}
-        self._over_now: list[Worker] = []  # of these a process may remain, with memory that the next would miss
-        self._turn = asyncio.Lock()  # two models that load at once would each count on the same free memory
+        # Their processes may still exist and use memory; the next load waits for them.
+        self._over_now: list[Worker] = []
+        self._turn = asyncio.Lock()  # one load at a time: two would plan with the same free memory
         self._janitor: asyncio.Task[None] | None = None
 
     async def worker(
@@ -61,10 +63,10 @@ class Host:
         quant: Quant | None = None,
         progress: Progress | None = None,
     ) -> Worker:
-        """The ready worker of a model, started if need be; all who ask meanwhile wait for the same one.
+        """The ready worker of a model, started if necessary. Concurrent calls wait for the same worker.
 
-        `local`: the client is our own, on the unix socket, and may name a folder. Raises ModelNotFound, what the
-        worker said when it cannot load, Stopping, or InvalidRequest when the model is busy, loaded in another way.
+        `local`: the request came over the unix socket and may name a folder. Raises ModelNotFound, the error of a
+        failed load, Stopping, or InvalidRequest if the model is busy with another backend or quant.
         """
         ref = await self._resolve(name, local)
         checked = False
@@ -79,14 +81,14 @@ class Host:
             await asyncio.shield(slot.loading)
             info = slot.worker.info
             other = info is not None and backend not in (None, "auto", info.backend)
-            made = slot.worker.load_frame.options.quant
+            loaded_quant = slot.worker.load_frame.options.quant
             if backend is not None and other and not checked:
-                await check_backend(backend, ref)  # before anything makes way for it
+                await check_backend(backend, ref)  # before the loaded worker is stopped
                 checked = True
                 continue
-            if info is not None and (other or quant not in (None, made)):
+            if info is not None and (other or quant not in (None, loaded_quant)):
                 if slot.worker.held:
-                    how = f"on {info.backend}" if other else f"with quant {made}"
+                    how = f"on {info.backend}" if other else f"with quant {loaded_quant}"
                     raise InvalidRequest(
                         f"{ref.id} is busy {how}; unload it first (localllm stop)",
                         param="backend" if other else "quant",
@@ -97,9 +99,10 @@ class Host:
                 return slot.worker
 
     def open(self, worker: Worker, requests: Sequence[Request], weight: int = 1) -> Stream:
-        """Send requests to a worker; `weight` is how many answers they ask for.
+        """Send requests to a worker; `weight` is their number of answers.
 
-        Raises Overloaded when the worker would hold more than `max_queue` of them, InvalidRequest when these are more.
+        Raises InvalidRequest if `weight` exceeds the setting max_queue, Overloaded if it does with the unfinished
+        answers of the worker.
         """
         self._refuse_when_stopping()
         limit = self.settings.max_queue
@@ -117,7 +120,7 @@ class Host:
         return worker.open(requests, weight)
 
     def only(self) -> str:
-        """The one loaded model's id. Raises InvalidRequest when there is not exactly one."""
+        """The id of the only loaded model. Raises InvalidRequest unless exactly one model is loaded."""
         if len(self._slots) != 1:
             loaded = ", ".join(self._slots) or "none"
             raise InvalidRequest(
@@ -126,15 +129,15 @@ class Host:
         return next(iter(self._slots))
 
     def find(self, model_id: str) -> Worker | None:
-        """The worker of a loaded or loading model."""
+        """The worker of a loaded or loading model; None if there is none."""
         slot = self._slots.get(model_id)
         return slot.worker if slot else None
 
     async def stats(self) -> list[tuple[Worker, Stats | None]]:
-        """Every worker and what it says of itself; None while it loads or does not answer."""
+        """Every worker and its statistics; None while it loads or does not respond."""
         workers = [slot.worker for slot in self._slots.values()]
-        said = await asyncio.gather(*(worker.stats(STATS_SECONDS) for worker in workers))
-        return list(zip(workers, said, strict=True))
+        stats = await asyncio.gather(*(worker.stats(STATS_SECONDS) for worker in workers))
+        return list(zip(workers, stats, strict=True))
 
     async def loaded(self) -> list[LoadedModel]:
         limit = self.settings.idle_unload
@@ -145,7 +148,8 @@ class Host:
         ]
 
     async def unload(self, name: str) -> None:
-        """End a model's worker, giving its requests `drain` seconds. Raises ModelNotFound when it is not loaded."""
+        """Stop the worker of a model. Its requests have `drain` seconds to finish. Raises ModelNotFound if it is not
+        loaded."""
         slot = self._slots.get(name)
         if slot is None:
             loaded = ", ".join(self._slots) or "none"
@@ -153,12 +157,12 @@ class Host:
         await asyncio.shield(self._leave(slot, self.settings.drain))
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests; returns when none is running, or after so many seconds."""
+        """Accept no more requests; returns when none is running, or after `seconds`."""
         self.stopping = True
         await asyncio.gather(*(slot.worker.quiet(seconds) for slot in self._slots.values()))
 
     async def close(self) -> None:
-        """End every worker; requests still running get Stopping."""
+        """Stop all workers; running requests get the error Stopping."""
         self.stopping = True
         if self._janitor is not None:
             self._janitor.cancel()
@@ -184,7 +188,8 @@ class Host:
             step_timeout=settings.step_timeout,
         )
         loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
-        loading.add_done_callback(lambda task: task.exception())  # those who wait get it; there may be none left
+        # Read the exception, so that asyncio does not log it if no caller waits any more.
+        loading.add_done_callback(lambda task: task.exception())
         slot = self._slots[ref.id] = _Slot(ref, worker, loading)
         if self._janitor is None and settings.idle_unload:
             self._janitor = asyncio.create_task(self._unload_idle())
@@ -192,10 +197,11 @@ class Host:
 
     async def _load(self, worker: Worker) -> None:
         async with self._turn:
-            if worker.state == "over":  # unloaded before its turn came
+            if worker.state == "over":  # unloaded while it waited for the lock
                 raise worker.end_error
-            over, self._over_now = self._over_now, []
-            await asyncio.gather(*(other.gone() for other in over))
+            ended = self._over_now
+            self._over_now = []
+            await asyncio.gather(*(other.gone() for other in ended))
             log.info("loading %s", worker.model)
             info = await worker.start()
         log.info("loaded %s on %s (%s): %s", worker.model, info.backend, info.device, info.reason)
@@ -203,7 +209,7 @@ class Host:
             log.warning("%s: %s", worker.model, warning)
 
     def _leave(self, slot: _Slot, drain: float) -> asyncio.Task[None]:
-        """The one task that unloads this slot; requests that come meanwhile wait for it and load anew."""
+        """The task that unloads this slot; the first call starts it. New requests wait for it, then load the model."""
         if slot.leaving is None:
             log.info("unloading %s", slot.worker.model)
             slot.leaving = asyncio.create_task(self._unload(slot.worker, drain))
@@ -214,7 +220,8 @@ class Host:
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
     def _over(self, worker: Worker) -> None:
-        del self._slots[worker.model]  # a worker is over once, and until then no other has its place
+        # The slot still has this worker: it ends once, and before that no other worker takes the slot.
+        del self._slots[worker.model]
         self._over_now.append(worker)
         if worker.expected_end is None and worker.info is not None:
             self.deaths[worker.model] = self.deaths.get(worker.model, 0) + 1
@@ -229,8 +236,8 @@ class Host:
 
 
 async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
-    """Raises what a worker would say that is to run this model on a backend that cannot, and NoBackend where even
-    looking at the machine ends badly or not at all."""
+    """Raises the load error of a worker if the backend cannot run the model, and NoBackend if the probe process crashes
+    or hangs."""
     process = await asyncio.create_subprocess_exec(
         *CHECK,
         backend,
@@ -244,29 +251,29 @@ async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
     )
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         raise NoBackend(f"cannot probe backend {backend}: no result within {CHECK_SECONDS:g} s") from None
     finally:
-        if process.returncode is None:  # it hangs, or who asked is gone
+        if process.returncode is None:  # it hangs, or this task was cancelled
             process.kill()
-            with suppress(TimeoutError):  # a driver may keep it from dying
+            with suppress(TimeoutError):  # a driver may delay its end
                 async with asyncio.timeout(1.0):
                     await process.communicate()
-    if said:
-        raise msgspec.json.decode(said, type=Fault).error()
+    if output:
+        raise msgspec.json.decode(output, type=Fault).error()
     if process.returncode:
         raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {process.returncode}")
 
 
 def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:
-    """The frame that makes a worker load this model; backend and quant of a request precede those of the settings."""
+    """The frame that loads a model. `backend` and `quant` of a request precede the settings."""
     options = load_options(settings, ref.path, quant or settings.quant)
     return Load(model=ref.id, path=str(ref.path), backend=backend or settings.backend, options=options)
 
 
 def load_options(settings: Settings, model: Path, quant: Quant) -> LoadOptions:
-    """The settings as a runner takes them: 0 in the settings means automatic."""
+    """The load options for a runner. 0 in the settings means automatic and becomes None."""
     return LoadOptions(
         context=settings.context or None,
         cache_bytes=settings.cache_mib * 2**20 or None,
@@ -287,9 +294,9 @@ def load_options(settings: Settings, model: Path, quant: Quant) -> LoadOptions:
 
 
 def _options(load: Load, settings: Settings) -> tuple[str, ...]:
-    """Options of the call that loaded the model, where they differ from the settings."""
+    """The load options that differ from the settings, as flags of the command line."""
     options = (("--backend", load.backend, settings.backend), ("--quant", load.options.quant, settings.quant))
-    return tuple(f"{flag} {value}" for flag, value, usual in options if value != usual)
+    return tuple(f"{flag} {value}" for flag, value, setting in options if value != setting)
 
 
 def _describe(worker: Worker, stats: Stats | None, idle_limit: float, options: tuple[str, ...]) -> LoadedModel:

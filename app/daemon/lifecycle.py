@@ -1,4 +1,4 @@
-"""The daemon's life: bound, announced, served, drained, gone."""
+"""Runs the daemon: bind the sockets, announce the address, serve, drain the requests, stop."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .process import COMMAND
 from .server import Door, build
 
 BACKLOG = 512
-KEEP_ALIVE_SECONDS = 75  # of an idle connection
-CLOSING_SECONDS = 2  # for the last bytes of answers that were cut short
+KEEP_ALIVE_SECONDS = 75  # an idle connection closes after this time
+CLOSING_SECONDS = 2  # time to send the last bytes of interrupted answers
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Where a daemon that takes requests can be reached."""
+    """The address of a daemon that accepts requests, and the file of its API key."""
 
     url: str
-    key_file: str = ""  # of the generated key, where clients need it
+    key_file: str = ""  # file of the generated key; empty: no key, or the key of the settings
 
     def __str__(self) -> str:
         key = f"; clients need the API key in {self.key_file}" if self.key_file else ""
@@ -44,9 +44,9 @@ class Announcement:
 
 
 def serve(settings: Settings) -> int:
-    """Be the daemon in the foreground until a signal ends it; returns the exit code.
+    """Run the daemon in the foreground until a signal; returns the exit code.
 
-    Raises PortTaken, ConfigError or StorageFailed when it cannot start.
+    Raises PortTaken, ConfigError or StorageFailed if it cannot start.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     run(settings, lambda announcement: print(announcement, flush=True))
@@ -56,7 +56,7 @@ def serve(settings: Settings) -> int:
 def run(
     settings: Settings, on_ready: Callable[[Announcement], None], *, worker_command: Sequence[str] = COMMAND
 ) -> None:
-    """Be the daemon until SIGTERM, SIGINT or our client's shutdown. `on_ready` is called once requests are taken."""
+    """Run the daemon until SIGTERM, SIGINT or POST /admin/shutdown. Calls `on_ready` when it accepts requests."""
     owner = Owner()
     try:
         with bind_tcp(settings) as tcp, bind_unix() as unix:
@@ -78,7 +78,8 @@ async def _serve(
     url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     key = tcp_key(settings, address)
     announcement = Announcement(url, key_file="" if key == settings.api_key else str(paths.api_key_file()))
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop = asyncio.Event()
+    hurry = asyncio.Event()  # set by the second signal: do not wait for running answers
     host = Host(settings, command=worker_command)
     door = Door(url=url, key=key, names=(settings.host,), stop=stop.set)
 
@@ -110,21 +111,21 @@ async def _serve(
     await _first(asyncio.shield(serving), stop.wait())
     log.info("stopping: running answers have %.0f s to finish", settings.drain)
     await _first(host.drain(settings.drain), hurry.wait())
-    await host.close()  # requests that are still open learn why, while their connections stand
+    await host.close()  # before the server: open requests get the error Stopping while their connections are open
     server.should_exit = True
     await serving
 
 
-async def _first(*things: Awaitable[object]) -> None:
-    """Returns when one of them is done; the others are cancelled."""
-    tasks = [asyncio.ensure_future(thing) for thing in things]
+async def _first(*awaitables: Awaitable[object]) -> None:
+    """Wait for the first of several awaitables; cancel the others."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
 
 
 class _Server(Server):
-    """uvicorn's server, which tells when it listens and leaves signals to us."""
+    """uvicorn's server, with a callback after its start and without its signal handlers."""
 
     def __init__(self, config: Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)

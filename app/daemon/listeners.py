@@ -1,4 +1,4 @@
-"""The two places the daemon listens at: TCP, and a unix socket for our own client; and the key TCP clients need."""
+"""Binds the TCP socket and the unix socket of the daemon, and finds the API key for TCP clients."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .. import paths
 from ..config import Settings
 from ..errors import ConfigError, PortTaken, StorageFailed
 
-UNREAD_SECONDS = 120  # a TCP peer that takes no byte for so long is dropped by the kernel
-LONGEST_SOCKET_PATH = 103  # bytes, on the strictest system
+UNREAD_SECONDS = 120  # the kernel closes a TCP connection whose peer acknowledges no data for this time
+LONGEST_SOCKET_PATH = 103  # bytes; the limit of macOS, the lowest of all systems
 
 
 def bind_tcp(settings: Settings) -> socket.socket:
-    """Bound to the settings' host and port. Raises PortTaken or ConfigError."""
-    host, port = settings.host, settings.port
+    """A listening socket at the host and port of the settings. Raises PortTaken or ConfigError."""
+    host = settings.host
+    port = settings.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
@@ -32,7 +33,7 @@ def bind_tcp(settings: Settings) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1000)
     try:
         listener.bind(address)
-        listener.listen()  # only now is the port surely ours
+        listener.listen()  # bind alone does not reserve the port
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -45,7 +46,7 @@ def bind_tcp(settings: Settings) -> socket.socket:
 
 
 def bind_unix() -> socket.socket:
-    """Bound in our runtime folder with mode 0600; the caller must be the one owner. Raises StorageFailed."""
+    """A unix socket in the runtime folder, with mode 0600. The caller must be the `Owner`. Raises StorageFailed."""
     file = paths.socket_file()
     if len(os.fsencode(file)) > LONGEST_SOCKET_PATH:
         raise StorageFailed(
@@ -55,7 +56,7 @@ def bind_unix() -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        file.unlink(missing_ok=True)  # left by a daemon that was killed
+        file.unlink(missing_ok=True)  # a killed daemon leaves its file
         listener.bind(str(file))
     except OSError as error:
         listener.close()
@@ -66,9 +67,9 @@ def bind_unix() -> socket.socket:
 
 
 def tcp_key(settings: Settings, address: str) -> str:
-    """The key that clients at this bound address must send: the setting's; beyond loopback else a generated one.
+    """The API key that TCP clients must send: the setting, or empty for a loopback address, or a generated key.
 
-    Raises StorageFailed when the key file cannot be made or is not private.
+    Raises StorageFailed if the key file cannot be created or is not private.
     """
     if settings.api_key or ip_address(address.split("%")[0]).is_loopback:
         return settings.api_key
@@ -94,7 +95,7 @@ def tcp_key(settings: Settings, address: str) -> str:
 
 
 def _by_whom(port: int) -> str:
-    """by NAME (pid N), where this user may know."""
+    """The process that listens at the port, as text " by NAME (pid N)"; empty if this user may not see it."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:

@@ -1,4 +1,4 @@
-"""Messages and tools as clients send them, and the same as chat templates know them."""
+"""Messages and tools: the types that clients send, and their conversion for chat templates."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class CalledFunction(WireBody):
 
 
 class MadeToolCall(WireBody):
-    """A call an assistant made earlier in the conversation."""
+    """A tool call in an earlier message of the assistant."""
 
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: int | None = None  # clients that join streamed deltas send it back; the order says the same
+    index: int | None = None  # ignored: some clients copy it from streamed deltas
 
 
 class AssistantMessage(WireBody, tag_field="role", tag="assistant"):
     content: Content | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same under its other name
+    reasoning: str | None = None  # another name of reasoning_content
     tool_calls: list[MadeToolCall] | None = None
     name: str | None = None
     refusal: None = None
@@ -73,7 +73,7 @@ class FunctionSpec(WireBody):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # calls follow the schema; those that tool_choice forces do so anyway
+    strict: bool | None = None  # enforce the schema; calls that tool_choice forces always follow it
 
 
 class Tool(WireBody):
@@ -91,7 +91,7 @@ class NamedTool(WireBody):
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """A message as chat templates know it: what was left out is absent, content is always there."""
+    """A message for chat templates: without fields that are None, but always with `content`."""
     plain = {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
     plain.setdefault("content", None)
     if isinstance(message, AssistantMessage):

@@ -1,4 +1,4 @@
-"""What /metrics tells Prometheus."""
+"""The Prometheus metrics of /metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COUNTERS = {
 
 
 class Metrics:
-    """Counts of one daemon, in a registry of its own. Labels hold loaded models and statuses only."""
+    """The counters of one daemon, in one registry. The only labels are loaded models and statuses."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -56,7 +56,7 @@ class Metrics:
         )
 
     def watch(self, model: str) -> Watch:
-        """A stopwatch for a request that arrived now."""
+        """A Watch for a request that arrived now."""
         return Watch(
             first=self._first.labels(model),
             between=self._between.labels(model),
@@ -65,20 +65,23 @@ class Metrics:
         )
 
     def render(self, stats: Mapping[str, Stats], deaths: Mapping[str, int]) -> bytes:
-        """The page: what was counted here, what each worker says of itself, and workers that died."""
-        own = CollectorRegistry()
-        own.register(_Now(stats, deaths))
-        return generate_latest(self._registry) + generate_latest(own)
+        """The text of /metrics: counters of the daemon, statistics of each worker, and unexpected ends of workers."""
+        workers = CollectorRegistry()
+        workers.register(_Now(stats, deaths))
+        return generate_latest(self._registry) + generate_latest(workers)
 
 
 class Watch:
-    """Times one request's pieces."""
+    """Measures the times between the pieces of one request, and counts its tokens."""
 
     def __init__(self, *, first: Histogram, between: Histogram, tokens_in: Counter, tokens_out: Counter) -> None:
-        self._first, self._between, self._tokens_in, self._tokens_out = first, between, tokens_in, tokens_out
+        self._first = first
+        self._between = between
+        self._tokens_in = tokens_in
+        self._tokens_out = tokens_out
         self._arrived = time.perf_counter()
-        self._choices: dict[tuple[str, int], float] = {}  # when each choice last got a piece
-        self._began = 0.0  # when the first piece came
+        self._choices: dict[tuple[str, int], float] = {}  # (frame id, choice) → time of its last piece
+        self._began = 0.0  # time of the first piece
 
     def pieces(self, pieces: Iterable[Piece]) -> None:
         now = time.perf_counter()
@@ -96,7 +99,7 @@ class Watch:
 
     @property
     def decode_seconds(self) -> float:
-        """From the first piece to the last so far."""
+        """Seconds from the first piece to the last one so far."""
         return max(self._choices.values(), default=0.0) - self._began
 
     def tokens(self, prompt: int, generated: int) -> None:
@@ -105,10 +108,11 @@ class Watch:
 
 
 class _Now:
-    """The figures workers keep, read at the moment of asking."""
+    """Collects the current statistics of the workers."""
 
     def __init__(self, stats: Mapping[str, Stats], deaths: Mapping[str, int]) -> None:
-        self._stats, self._deaths = stats, deaths
+        self._stats = stats
+        self._deaths = deaths
 
     def collect(self) -> Iterator[Metric]:
         for name, words in _GAUGES.items():

@@ -1,7 +1,7 @@
-"""What clients ask in OpenAI's words, and the same as frames for a worker.
+"""The request bodies of OpenAI's API, and their conversion to frames for a worker.
 
-Every field is honoured, or refused by name. The few that change nothing here say so. Besides OpenAI's own names
-there are those that vLLM and llama.cpp made common (top_k, min_p, repetition_penalty, guided_json, …).
+Every field has its effect, or is refused by name; a comment marks the few fields without effect. The fields are those
+of OpenAI, and common ones of vLLM and llama.cpp (top_k, min_p, repetition_penalty, guided_json, …).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .messages import AssistantMessage, Message, NamedTool, Tool, message_dict, 
 SEED_BITS = 63
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
-# Variables a client may hand to the chat template; names the renderer itself uses must never be among them.
+# Variables of the chat template that a client may set; they must not include names that the renderer sets.
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string")
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -57,9 +57,9 @@ class StreamOptions(WireBody):
 
 
 class SamplingBody(WireBody, kw_only=True):
-    """What chats and completions share."""
+    """The fields of both chats and completions."""
 
-    model: Name | None = None  # may be left out while exactly one is loaded
+    model: Name | None = None  # optional while exactly one model is loaded
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1: off
@@ -82,18 +82,18 @@ class SamplingBody(WireBody, kw_only=True):
     guided_json: dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
-    # Who asks, and where the asker files it: accepted, and without effect here.
+    # Labels for the provider's accounting: accepted, without effect here.
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None  # every request shares the prefix cache already
+    prompt_cache_key: str | None = None  # without effect: all requests share the prefix cache
 
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def check(self) -> None:
-        """What no single field's type can say. Raises InvalidRequest."""
+        """Check rules that the type of a single field cannot express. Raises InvalidRequest."""
         if self.stream_options is not None:
             if not self.stream:
                 raise InvalidRequest("stream_options needs stream: true", param="stream_options")
@@ -107,8 +107,8 @@ class SamplingBody(WireBody, kw_only=True):
                 raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
 
     def sampling(self) -> dict[str, Any]:
-        """These fields as keyword arguments of a Generate frame; a field left out keeps the frame's default."""
-        given = {
+        """Keyword arguments for a Generate frame; an omitted field keeps the default of the frame."""
+        arguments = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": None if self.top_k is None else max(self.top_k, 0),
@@ -124,7 +124,7 @@ class SamplingBody(WireBody, kw_only=True):
             "ignore_eos": self.ignore_eos,
             "response_format": self._response_format(),
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def _response_format(self) -> ResponseFormat | None:
         formats = {
@@ -135,10 +135,10 @@ class SamplingBody(WireBody, kw_only=True):
             "guided_regex": self.guided_regex,
             "guided_choice": self.guided_choice,
         }
-        asked = {name: value for name, value in formats.items() if value is not None}
-        if len(asked) > 1:
-            raise InvalidRequest(f"only one of {', '.join(asked)} may be given", param=list(asked)[1])
-        for name, value in asked.items():
+        present = {name: value for name, value in formats.items() if value is not None}
+        if len(present) > 1:
+            raise InvalidRequest(f"only one of {', '.join(present)} may be given", param=list(present)[1])
+        for name, value in present.items():
             if isinstance(value, JsonObjectFormat):
                 return ResponseFormat(kind="json_object")
             if isinstance(value, JsonSchemaFormat):
@@ -199,8 +199,8 @@ class ChatBody(SamplingBody, kw_only=True):
             raise UnsupportedParameter("store: answers are not stored", param="store")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) > 1:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
             raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_tokens")
         self._check_tools()
         for name, value in (self.chat_template_kwargs or {}).items():
@@ -238,7 +238,7 @@ class ChatBody(SamplingBody, kw_only=True):
             raise InvalidRequest(f"there is no tool {self.tool_choice.function.name!r}", param="tool_choice")
 
     def frames(self, request_id: str) -> list[Generate]:
-        """What a worker is to do: one frame. Raises InvalidRequest."""
+        """The request as one frame for a worker. Raises InvalidRequest."""
         self.check()
         choice = self.tool_choice
         return [
@@ -281,7 +281,10 @@ class CompletionBody(SamplingBody, kw_only=True):
             raise UnsupportedParameter("logprobs of an echoed prompt are not supported", param="logprobs")
 
     def prompts(self) -> list[str | list[int]]:
-        """One or many. A list is of strings, of token ids, or of lists of token ids; raises InvalidRequest."""
+        """All prompts. `prompt` is a string or a list of strings, of token ids, or of lists of token ids.
+
+        Raises InvalidRequest for a mixed list or too many prompts.
+        """
         if isinstance(self.prompt, str):
             return [self.prompt]
         texts = [item for item in self.prompt if isinstance(item, str)]
@@ -297,7 +300,7 @@ class CompletionBody(SamplingBody, kw_only=True):
         return [tokens] if tokens else [*texts, *lists]
 
     def frames(self, request_id: str) -> list[Generate]:
-        """What a worker is to do: one frame for each prompt. Raises InvalidRequest."""
+        """The request as one frame per prompt for a worker. Raises InvalidRequest."""
         self.check()
         prompts = self.prompts()
         if any(not prompt for prompt in prompts):
@@ -332,7 +335,7 @@ class DetokenizeBody(WireBody):
 
 
 def check_tokens(requests: Iterable[Generate], vocab: int) -> None:
-    """Raises InvalidRequest naming the parameter whose token ids the model does not have."""
+    """Raises InvalidRequest if a parameter has a token id that is not in the vocabulary."""
     for request in requests:
         ids = {
             "prompt": request.prompt if isinstance(request.prompt, list) else [],

@@ -1,4 +1,4 @@
-"""The OpenAPI description, made from the types that decode and encode the bodies."""
+"""Generates the OpenAPI description from the types of the request and response bodies."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ READS = {
 
 
 def describe(version: str) -> dict[str, Any]:
-    """The whole document."""
+    """The OpenAPI document."""
     types: list[type[msgspec.Struct]] = [replies.ErrorBody]
-    for body, _, given in BODIES.values():
-        types += [body, *given.values()]
+    for body, _, responses in BODIES.values():
+        types += [body, *responses.values()]
     _, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
     paths: dict[str, Any] = {}
-    for path, (body, words, given) in BODIES.items():
-        content = {media: {"schema": _ref(kind)} for media, kind in given.items()} or {"application/json": {}}
+    for path, (body, words, responses) in BODIES.items():
+        content = {media: {"schema": _ref(kind)} for media, kind in responses.items()} or {"application/json": {}}
         request = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
         paths[path] = {"post": _operation(words, content) | {"requestBody": request}}
     for path, words in READS.items():

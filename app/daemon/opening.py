@@ -1,4 +1,4 @@
-"""From a Load frame to a model that can answer."""
+"""Opens the model of a Load frame: weights, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from ..chat.template import TemplateRenderer
 from ..chat.tokenizer import ChatTokenizer
 from .frames import Load, ModelInfo
 
-# Bytes of weights a second that are read, and made smaller where that is asked for, on the slowest machine.
+# Bytes of weights per second that the slowest machine reads and, if necessary, quantises.
 SLOWEST = 20e6
 
-Progress = Callable[[str, float, float], None]  # as a Loading frame: words, 0…1, seconds beyond what any stage may take
+Progress = Callable[[str, float, float], None]  # stage, done and more of a Loading frame
 
 
 @dataclass(slots=True)
 class OpenModel:
-    """Weights, tokenizer and template of one model, ready."""
+    """A loaded model: weights, tokenizer and chat template."""
 
     info: ModelInfo
     runner: Runner
     tokenizer: ChatTokenizer
     renderer: TemplateRenderer
     prompts: PromptMaker
-    recommended: Mapping[str, float]  # sampling parameters of generation_config.json
+    recommended: Mapping[str, float]  # sampling parameters of the model's generation_config.json
     _grammars: GrammarCompiler | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def grammars(self) -> GrammarCompiler:
-        """Built at the first structured request: large vocabularies take a second."""
+        """The grammar compiler. The first call builds it, which takes a second for a large vocabulary."""
         with self._lock:
             if self._grammars is None:
                 self._grammars = GrammarCompiler(self.tokenizer, self.runner.spec.vocab_size)
             return self._grammars
 
     def close(self) -> None:
-        """The helper processes; the runner belongs to the engine."""
+        """Stop the child processes. The engine closes the runner."""
         self.renderer.close()
         if self._grammars is not None:
             self._grammars.close()
 
 
 def open_model(load: Load, progress: Progress) -> OpenModel:
-    """Blocks while the weights are read. Raises EngineError: ModelRefused, SettingRefused or BackendUnavailable."""
+    """Load a model; blocks. Raises EngineError: ModelRefused, SettingRefused or BackendUnavailable."""
     progress("reading the model files", 0.0, 0.0)
     files = read_model(Path(load.path), load.model)
     tokenizer = ChatTokenizer(files.path, files.eos_ids)

@@ -1,6 +1,7 @@
-"""Who is the daemon: one process of this user holds the lock on the pid file; pid and port say how to find it.
+"""Makes sure that a user has one daemon: the daemon holds a lock on the pid file. Two files have its pid and port.
 
-The lock, not the files' being there, is the truth: the kernel gives it up with the process, however that ended.
+Only the lock counts, not the existence of the files: the kernel releases the lock when the process ends, also by a
+crash.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..errors import PortTaken, StorageFailed
 
 
 class Owner:
-    """This process is the daemon, until `release`. Raises PortTaken when another one is, or StorageFailed."""
+    """The lock of the daemon, held until `release`. Raises PortTaken if another process has it, or StorageFailed."""
 
     def __init__(self) -> None:
         self._pid_file = _pid_file()
@@ -33,21 +34,21 @@ class Owner:
         os.ftruncate(self._lock, 0)
 
     def publish(self, port: int) -> None:
-        """Say where it listens; call once it does."""
+        """Write pid and port to their files. Call it when the daemon listens."""
         self._port_file.write_text(f"{port}\n")
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Remove the files and let another process be the daemon."""
+        """Remove the files and release the lock."""
         for file in (self._port_file, self._pid_file):
             file.unlink(missing_ok=True)
         os.close(self._lock)
 
 
 def owner_pid() -> int | None:
-    """The running daemon's pid; 0 while it starts; None when there is none, whatever files say.
+    """The pid of the running daemon; 0 while it starts; None if no process has the lock.
 
-    Raises StorageFailed when the runtime folder is not ours alone.
+    Raises StorageFailed if other users can access the runtime folder.
     """
     file = _pid_file()
     try:
@@ -70,12 +71,12 @@ def _pid_file() -> Path:
 
 
 def _take(file: Path) -> int:
-    """Open and lock the file that stands at this path. Raises BlockingIOError when it is locked."""
+    """Open and lock the file at this path; returns its descriptor. Raises BlockingIOError if it is locked."""
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(descriptor)
-            # The owner before may have removed the file between our open and our lock.
+            # The previous owner may have removed the file between open and lock.
             if os.path.samestat(os.fstat(descriptor), file.stat()):
                 return descriptor
         except FileNotFoundError:
@@ -87,7 +88,7 @@ def _take(file: Path) -> int:
 
 
 def _lock(descriptor: int) -> None:
-    """Raises BlockingIOError when a daemon has the lock; whoever only asks has it for a moment."""
+    """Lock the file. Raises BlockingIOError if a daemon has the lock; waits while `owner_pid` of a process tests it."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

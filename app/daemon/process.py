@@ -1,12 +1,12 @@
-"""One worker process: started, spoken to over a socket pair, watched, stopped.
+"""Starts, watches and stops one worker process, and exchanges frames with it over a socket pair.
 
-What ends it unasked, and what shows it:
+Unexpected ends, and how the daemon detects them:
 
-    killed, crashed, out of its protocol    the socket closes, or says what no frame is
-    the engine failed                       it tells its requests so and exits at once
-    its load hangs                          it says nothing of it for longer than the stage may take
-    a step hangs (a kernel that never ends) its figures say how long the step has run
-    it hangs itself                         it gives no figures
+    killed, crashed, protocol broken         the socket closes, or has bytes that are no frame
+    engine failed                            Failed frames with the code of WorkerDied; the worker exits
+    load hangs                               no Loading frame within the limit of the stage
+    step hangs (a kernel that never ends)    the statistics have a step_age above the limit
+    event loop of the worker hangs           no reply with statistics
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from .stream import Stream
 
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.daemon.worker")
 STOP_SECONDS = 5.0  # from Shutdown to SIGKILL
-GONE_SECONDS = 10.0  # from SIGKILL until it is waited for no longer: a driver may hold a process for a while
-WATCH_SECONDS = 5.0  # between two looks at a worker that holds requests
-LOAD_SECONDS = 300.0  # for a stage of its load, kernels that are compiled included; one names how much more it may take
-ANSWER_SECONDS = 30.0  # within which it gives its figures: its loop computes nothing, so a slow step is no excuse
-LOG_BYTES = 2**20  # of a worker's log, twice: the running file and the one before
-LOG_READ = 2**16  # bytes at a time; a longer line is broken
+GONE_SECONDS = 10.0  # longest wait for the process after SIGKILL: a driver may delay its end
+WATCH_SECONDS = 5.0  # between two checks of a worker with requests
+LOAD_SECONDS = 300.0  # limit of one stage of a load, with compilation; `Loading.more` extends it
+ANSWER_SECONDS = 30.0  # limit for a reply with statistics; a slow step does not delay it, the engine has its own thread
+LOG_BYTES = 2**20  # of one log file; a worker has two, the current one and the previous one
+LOG_READ = 2**16  # bytes per read; a longer line is split
 
 log = logging.getLogger(__name__)
 
 Request = Generate | Tokenize | Detokenize | AskStats
-Progress = Callable[[str, float], None]  # words for people, 0…1
+Progress = Callable[[str, float], None]  # stage and done of a Loading frame
 
 
 class Worker:
-    """An engine process for one model.
+    """A worker process for one model.
 
-    Once it is over, for whatever reason, every open stream has its error, `state` is "over" and `on_over` was called.
-    One that hangs is ended: its load makes no progress, a step has taken longer than `step_timeout` seconds (0: than
-    the model's backend allows), or it does not answer.
+    After its end, expected or not, every open stream has an error, `state` is "over", and `on_over` was called once.
+    A worker that hangs is killed: its load makes no progress, a step takes more than `step_timeout` seconds (0: the
+    limit of the backend), or it does not respond.
     """
 
     def __init__(
@@ -70,15 +70,17 @@ class Worker:
         self.state: Literal["loading", "ready", "over"] = "loading"
         self.info: ModelInfo | None = None
         self.listeners: list[Progress] = []
-        self.expected_end: AppError | None = None  # set when we end it: what open requests are told
-        self.held = 0  # answers it has still to give
+        self.expected_end: AppError | None = None  # the error for open requests, set when the daemon ends the worker
+        self.held = 0  # unfinished answers
         self._streams: dict[str, Stream] = {}  # by frame id
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._idle_since = time.monotonic()
-        self._command, self._log_dir, self._on_over = command, log_dir, on_over
+        self._command = command
+        self._log_dir = log_dir
+        self._on_over = on_over
         self._step_timeout = step_timeout
-        self._stage: Loading | None = None  # of its load, that it told last
+        self._stage: Loading | None = None  # the last Loading frame
         self._told = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -96,7 +98,7 @@ class Worker:
 
     @property
     def idle(self) -> float:
-        """Seconds since the last request ended; 0 while it loads or holds any."""
+        """Seconds since the last request ended; 0 while it loads or has requests."""
         return 0.0 if self.held or self.state == "loading" else time.monotonic() - self._idle_since
 
     @property
@@ -104,7 +106,7 @@ class Worker:
         return f"worker-{re.sub(r'[^A-Za-z0-9._-]+', '--', self.model).strip('-')[-100:]}.log"
 
     async def start(self) -> ModelInfo:
-        """Start the process and load the model. Raises the worker's reason when it cannot; the process is gone then."""
+        """Start the process and load the model. Raises the error of a failed load, after the end of the process."""
         ours, theirs = socket.socketpair()
         with theirs:
             reader, self._writer = await asyncio.open_connection(sock=ours)
@@ -118,13 +120,13 @@ class Worker:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
                     env=worker_environment(),
-                    process_group=0,  # Ctrl-C at the daemon's terminal is the daemon's to handle
+                    process_group=0,  # Ctrl-C in the terminal must reach the daemon only
                 )
             except OSError as error:
                 self._end(WorkerDied(f"cannot start the engine process: {error}"))
                 raise WorkerDied(f"cannot start the engine process: {error}") from None
         loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
-        loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
+        loaded.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._tasks = [
             asyncio.create_task(self._read(reader, loaded)),
             asyncio.create_task(self._keep_log(self._process)),
@@ -140,7 +142,7 @@ class Worker:
             watching.cancel()
 
     def open(self, requests: Sequence[Request], weight: int = 1) -> Stream:
-        """Send frames; their replies come through the stream. Raises an AppError when they cannot be sent."""
+        """Send frames; the stream returns their replies. Raises an AppError if they cannot be sent."""
         if self.state != "ready" or self._writer is None:
             raise self.end_error
         try:
@@ -158,7 +160,7 @@ class Worker:
         return stream
 
     async def stats(self, seconds: float) -> Stats | None:
-        """What it says of itself; None when it is not ready, or does not say so within so many seconds."""
+        """The statistics of the worker; None if it is not ready, or does not reply within `seconds`."""
         if self.state != "ready":
             return None
         try:
@@ -168,7 +170,7 @@ class Worker:
             return None
 
     async def quiet(self, seconds: float) -> None:
-        """Returns when it holds no request, or after so many seconds."""
+        """Wait until it has no requests, at most `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
@@ -176,7 +178,7 @@ class Worker:
             log.info("%s still has %d requests after %.1f s", self.model, self.held, seconds)
 
     async def stop(self, error: AppError) -> None:
-        """End it in good order; requests still open get `error`."""
+        """Shut the worker down, and kill it after STOP_SECONDS. Open requests get `error`."""
         self.expected_end = self.expected_end or error
         for stream in set(self._streams.values()):
             stream.fail(self.expected_end)
@@ -190,7 +192,7 @@ class Worker:
         await self.kill()
 
     async def kill(self) -> None:
-        """End it at once; returns when the process is gone, or after GONE_SECONDS."""
+        """Kill the process; returns after its end, or after GONE_SECONDS."""
         if self._process is not None:
             self._kill_group(self._process.pid)
             await self.gone()
@@ -200,7 +202,7 @@ class Worker:
                 await asyncio.wait([task], timeout=STOP_SECONDS)
 
     async def gone(self) -> None:
-        """Returns when its process is no more, and so what it held of the device is free; or after GONE_SECONDS."""
+        """Wait until the process has ended, which frees its device memory; at most GONE_SECONDS."""
         if self._process is not None:
             try:
                 async with asyncio.timeout(GONE_SECONDS):
@@ -209,22 +211,23 @@ class Worker:
                 log.warning("worker of %s (pid %d) has ended, but its process remains", self.model, self.pid)
 
     async def _watch_load(self, loaded: asyncio.Future[ModelInfo]) -> None:
-        """End it when its load hangs. The second look is for a daemon that was itself stopped for a while."""
+        """End the worker if its load hangs. Checks twice, because the daemon itself may have been suspended."""
         while True:
             self._told.clear()
-            stage, more = (self._stage.stage, self._stage.more) if self._stage else ("starting", 0.0)
-            limit = LOAD_SECONDS + more
+            stage = self._stage or Loading(stage="starting")
+            limit = LOAD_SECONDS + stage.more
             if await self._tells_within(limit) or await self._tells_within(WATCH_SECONDS):
                 continue
-            hung = f"{stage} took more than {limit:g} s"
-            log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, hung)
-            error = WorkerDied(f"the engine process of {self.model} hung: {hung}", hint=self._last_words)
+            problem = f"{stage.stage} took more than {limit:g} s"
+            log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, problem)
+            error = WorkerDied(f"the engine process of {self.model} hung: {problem}", hint=self._log_hint)
             self._end(error)
             if not loaded.done():
                 loaded.set_exception(error)
             return
 
     async def _tells_within(self, seconds: float) -> bool:
+        """True if a Loading frame arrives within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._told.wait()
@@ -232,32 +235,32 @@ class Worker:
             return False
 
     async def _watch(self, info: ModelInfo) -> None:
-        """End it when it hangs. Two looks in a row must say so: the first may follow a stop of the whole machine."""
+        """Kill the worker if two checks in a row say that it hangs: a suspend of the machine makes one check fail."""
         limit = self._step_timeout or info.step_seconds
         pause = min(WATCH_SECONDS, limit / 4) if limit else WATCH_SECONDS
         before = ""
         while self.state == "ready":
             await asyncio.sleep(pause)
-            hung = await self._look(limit) if self.held else ""
-            if hung and before and self.state == "ready":
-                log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, hung)
+            problem = await self._look(limit) if self.held else ""
+            if problem and before and self.state == "ready":
+                log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, problem)
                 self._end(
-                    WorkerDied(f"the engine process of {self.model} hung: {hung}; the next request starts a new one")
+                    WorkerDied(f"the engine process of {self.model} hung: {problem}; the next request starts a new one")
                 )
                 await self.kill()
-            before = hung
+            before = problem
 
     async def _look(self, limit: float) -> str:
-        """How it hangs; empty: it does not."""
+        """The reason why the worker counts as hung; empty if it does not."""
         stats = await self.stats(ANSWER_SECONDS)
         if stats is None:
             return f"it did not respond for {ANSWER_SECONDS:.0f} s"
         return f"a step took more than {limit:g} s" if 0 < limit < stats.step_age else ""
 
     def _close(self, stream: Stream) -> None:
-        """The reader of a stream is done: cancel what runs, forget it."""
+        """Close a stream: cancel its running requests and forget it."""
         if stream.ids[0] not in self._streams:
-            return  # closed before, or the worker is over
+            return  # the stream is closed, or the worker has ended
         for name in stream.ids:
             del self._streams[name]
             if name in stream.running and self._writer is not None:
@@ -268,7 +271,7 @@ class Worker:
             self._quiet.set()
 
     async def _read(self, reader: asyncio.StreamReader, loaded: asyncio.Future[ModelInfo]) -> None:
-        """Hand out frames until the worker is gone."""
+        """Distribute the frames of the worker until its end."""
         reason: AppError | None = None
         try:
             while True:
@@ -279,10 +282,11 @@ class Worker:
                         self._told.set()
                         for listener in self.listeners:
                             listener(frame.stage, frame.done)
-                    case frames.Loaded() if loaded.done():  # it was ended meanwhile, or given up
+                    case frames.Loaded() if loaded.done():  # the load was cancelled, or exceeded its limit
                         break
                     case frames.Loaded():
-                        self.state, self.info = "ready", frame.info
+                        self.state = "ready"
+                        self.info = frame.info
                         self._idle_since = time.monotonic()
                         loaded.set_result(frame.info)
                         self._watching = asyncio.create_task(self._watch(frame.info))
@@ -290,8 +294,8 @@ class Worker:
                         reason = self.expected_end = frame.fault.error()
                         break
                     case frames.Failed() if frame.fault.code == WorkerDied.code:
-                        # It leaves, and must get no more requests in the time that takes.
-                        reason = self.expected_end or WorkerDied(frame.fault.message, hint=self._last_words)
+                        # The worker exits, and must get no more requests until then.
+                        reason = self.expected_end or WorkerDied(frame.fault.message, hint=self._log_hint)
                         break
                     case _:
                         stream = self._streams.get(frame.id)
@@ -299,9 +303,9 @@ class Worker:
                             stream.put(frame)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        except (msgspec.DecodeError, ValueError) as broken:
-            log.error("worker of %s broke the protocol: %s", self.model, broken)
-        # Tell its requests first: a process that was killed hard can take a while to be reaped.
+        except (msgspec.DecodeError, ValueError) as problem:
+            log.error("worker of %s broke the protocol: %s", self.model, problem)
+        # End the requests first: the process may take a while to exit.
         error = reason or self.end_error
         self._end(error)
         if not loaded.done():
@@ -309,7 +313,7 @@ class Worker:
         await self._reap()
 
     async def _reap(self) -> None:
-        """Wait for the process to be gone, and leave none of its children behind."""
+        """Wait for the end of the process, and kill its children."""
         assert self._process is not None
         try:
             async with asyncio.timeout(STOP_SECONDS):
@@ -324,28 +328,30 @@ class Worker:
 
     @staticmethod
     def _kill_group(pid: int) -> None:
-        """A worker leads a process group of its own: its helpers go with it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone (macOS: PermissionError of a zombie)
+        """Kill the process group of a worker, which has the worker and its child processes."""
+        # No process of the group is left; macOS raises PermissionError for a zombie.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
     @property
     def end_error(self) -> AppError:
-        """Why it is over, or would be if it ended now."""
+        """The error for open requests if the worker has ended or ends now."""
         return self.expected_end or WorkerDied(
             f"the engine process of {self.model} ended unexpectedly; the next request starts a new one",
-            hint=self._last_words,
+            hint=self._log_hint,
         )
 
     @property
-    def _last_words(self) -> str:
+    def _log_hint(self) -> str:
         return f"see {self.log_name} in the log folder"
 
     def _end(self, error: AppError) -> None:
-        """It is over: tell every open request, and the host. Only the first call does anything."""
+        """Mark the worker as ended: fail every open stream and call `on_over`. Only the first call has an effect."""
         if self.state == "over":
             return
         self.state = "over"
-        streams, self._streams = set(self._streams.values()), {}
+        streams = set(self._streams.values())
+        self._streams = {}
         for stream in streams:
             stream.fail(error)
         if self._writer is not None:
@@ -358,7 +364,7 @@ class Worker:
         self._on_over(self)
 
     async def _keep_log(self, process: asyncio.subprocess.Process) -> None:
-        """Copy what the process prints to a log of bounded size."""
+        """Copy the output of the process to a log of limited size."""
         assert process.stdout is not None
         sink: logging.Handler
         try:
@@ -369,21 +375,21 @@ class Worker:
         except OSError as error:
             log.warning("cannot open the log of the worker of %s: %s", self.model, error)
             sink = logging.NullHandler()
-        rest = b""  # of a line whose end has not come
+        start = b""  # of the last line, which is not complete
         while data := await process.stdout.read(LOG_READ):
-            lines, ended, rest = (rest + data).rpartition(b"\n")
-            if ended:
+            lines, newline, start = (start + data).rpartition(b"\n")
+            if newline:
                 _log_to(sink, lines)
-            if len(rest) > LOG_READ:
-                _log_to(sink, rest)
-                rest = b""
-        if rest:
-            _log_to(sink, rest)
+            if len(start) > LOG_READ:
+                _log_to(sink, start)
+                start = b""
+        if start:
+            _log_to(sink, start)
         sink.close()
 
 
 def worker_environment() -> dict[str, str]:
-    """The daemon's, without the key that it asks of its clients."""
+    """The environment of the daemon without its API key."""
     return {name: value for name, value in os.environ.items() if name != f"{PREFIX}API_KEY"}
 
 

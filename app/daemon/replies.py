@@ -1,4 +1,4 @@
-"""What clients get, as types: OpenAI's answers, the events of its streams, and errors."""
+"""The types of replies to clients: OpenAI's answers, the events of its streams, and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: CachedTokens = CachedTokens()
-    decode_seconds: float = 0.0  # ours: from the first piece to the last, whenever the client came to read them
+    # Not in OpenAI's API. Time from the first piece to the last, however slowly the client reads.
+    decode_seconds: float = 0.0
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -119,7 +120,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class TextLogprobs(msgspec.Struct):
-    """OpenAI's older shape: parallel lists; text_offset counts characters of the answer."""
+    """The log-probabilities of /v1/completions: lists of equal length; text_offset is in characters of the answer."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -135,7 +136,7 @@ class TextChoice(msgspec.Struct):
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of a completion, and each event of a streamed one."""
+    """The whole answer of a completion; also each event of a streamed completion."""
 
     id: str
     object: str = "text_completion"
@@ -154,13 +155,13 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct):
-    """Numbers that mend the request, and a hint, stand beside the four fields where there are any."""
+    """An error. Some errors have more fields: a hint, and numbers such as n_ctx."""
 
     error: ErrorDetail
 
 
 def error_body(error: AppError) -> bytes:
-    """An error in OpenAI's shape, with its hint and numbers as further fields."""
+    """An error as JSON in OpenAI's format, with its hint and numbers as additional fields."""
     detail: dict[str, Any] = {
         "message": error.message,
         "type": error.type,

@@ -1,4 +1,4 @@
-"""The daemon's routes."""
+"""The routes of the daemon, as an ASGI app."""
 
 from __future__ import annotations
 
@@ -68,14 +68,15 @@ def build(host: Host, door: Door) -> ASGIApp:
 
 class _Api:
     def __init__(self, host: Host, door: Door) -> None:
-        self.host, self.door = host, door
+        self.host = host
+        self.door = door
         self.metrics = Metrics()
         self.limit = host.settings.max_body_mib * 2**20
 
     def routes(self) -> list[Route]:
         chat = Exchange(self.host, self.metrics, ChatBody, VERSION)
         completion = Exchange(self.host, self.metrics, CompletionBody, VERSION)
-        public: list[tuple[str, str, Any]] = [
+        openai_routes: list[tuple[str, str, Any]] = [
             ("POST", "/chat/completions", chat),
             ("POST", "/completions", completion),
             ("GET", "/models", self.models),
@@ -83,7 +84,7 @@ class _Api:
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
         ]
-        own: list[tuple[str, str, Any]] = [
+        daemon_routes: list[tuple[str, str, Any]] = [
             ("GET", "/health", self.health),
             ("GET", "/metrics", self.figures),
             ("GET", "/openapi.json", self.openapi),
@@ -94,11 +95,12 @@ class _Api:
             ("POST", "/admin/unload", self.for_us(self.unload)),
             ("POST", "/admin/shutdown", self.for_us(self.shutdown)),
         ]
-        both = [(method, prefix + path, endpoint) for method, path, endpoint in public for prefix in ("/v1", "")]
-        return [Route(path, endpoint, methods=[method]) for method, path, endpoint in both + own]
+        routes = daemon_routes + openai_routes
+        routes += [(method, f"/v1{path}", endpoint) for method, path, endpoint in openai_routes]
+        return [Route(path, endpoint, methods=[method]) for method, path, endpoint in routes]
 
     def for_us(self, endpoint: Endpoint) -> Endpoint:
-        """Only over the unix socket, or with the key."""
+        """The endpoint for requests over the unix socket or with the API key; Forbidden for others."""
 
         async def guarded(request: Request) -> Response:
             check_admin(request.scope, self.door)
@@ -110,7 +112,7 @@ class _Api:
         return _json({"status": "stopping" if self.host.stopping else "ok", "version": VERSION})
 
     async def figures(self, request: Request) -> Response:
-        stats = {worker.model: said for worker, said in await self.host.stats() if said is not None}
+        stats = {worker.model: stats for worker, stats in await self.host.stats() if stats is not None}
         return Response(self.metrics.render(stats, self.host.deaths), media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
@@ -169,7 +171,7 @@ class _Api:
     async def _ask(
         self, request: Request, model: str | None, frame: frames.Tokenize | frames.Detokenize
     ) -> tuple[object, frames.ModelInfo]:
-        """A worker's one reply."""
+        """Send one frame to the worker of a model; its reply, and the info of the model."""
         worker = await self.host.worker(model or self.host.only(), local=is_local(request.scope))
         assert worker.info is not None
         if isinstance(frame, frames.Detokenize) and frame.tokens and max(frame.tokens) >= worker.info.vocab:
@@ -217,10 +219,11 @@ class _Api:
 
 
 class _Load:
-    """POST /admin/load: the load's progress as events, then the model or the error as the last."""
+    """POST /admin/load. Replies with events: the progress of the load, then the model or an error."""
 
     def __init__(self, host: Host, door: Door) -> None:
-        self.host, self.door = host, door
+        self.host = host
+        self.door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope, self.door)
@@ -234,23 +237,23 @@ class _Load:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self, body: LoadBody, local: bool) -> AsyncIterator[bytes]:
-        news: asyncio.Queue[bytes | None] = asyncio.Queue()
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
         load = asyncio.create_task(
             self.host.worker(
                 body.model,
                 local=local,
                 backend=body.backend,
                 quant=body.quant,
-                progress=lambda stage, done: news.put_nowait(event(LoadProgress(stage, done))),
+                progress=lambda stage, done: events.put_nowait(event(LoadProgress(stage, done))),
             )
         )
-        load.add_done_callback(lambda _: news.put_nowait(None))
+        load.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            while data := await news.get():
+            while data := await events.get():
                 yield data
             worker = load.result()
-            loaded = {model.id: model for model in await self.host.loaded()}
-            yield event(loaded[worker.model])
+            models = {model.id: model for model in await self.host.loaded()}
+            yield event(models[worker.model])
         except AppError as error:
             yield error_event(error)
         finally:
@@ -258,7 +261,7 @@ class _Load:
 
 
 def check_admin(scope: Scope, door: Door) -> None:
-    """What is ours is ours: the unix socket, or a client that has shown the key. Raises Forbidden."""
+    """Raises Forbidden if a request came over TCP and the daemon has no API key. `Keys` has checked the key."""
     if not is_local(scope) and not door.key:
         raise Forbidden("this route needs the unix socket or an API key")
 

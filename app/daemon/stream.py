@@ -1,4 +1,4 @@
-"""What a worker answers to one client request, on its way to that client: bounded, cancellable, ended once."""
+"""Buffers the replies of a worker to one client request, with a limit, until the client reads them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Self
 from ..errors import AppError, Overloaded
 from .frames import Failed, Finished, FromWorker, Piece, Started, Stats, Text, Tokens
 
-# Pieces and log-probabilities a client may leave unread. What a sleeping client costs is bounded by this.
+# Limit of unread pieces and log-probabilities, so that a slow client cannot use more memory.
 MAX_UNREAD = 32_768
 
 Reply = Piece | Finished | Tokens | Text | Stats
 
 
 class Stream:
-    """Replies to a group of frames sent together. One reader; use as an async context manager.
+    """The replies to a group of frames, for one reader. Use it as an async context manager.
 
-    Leaving the context cancels what still runs.
+    At exit, the requests that still run are cancelled.
     """
 
     def __init__(self, ids: Sequence[str], weight: int, on_close: Callable[[Stream], None]) -> None:
-        self.ids, self.weight = tuple(ids), weight
-        self.running = set(ids)  # frames whose last reply has not come
-        self.prompt_tokens = 0  # of all that have started
+        self.ids = tuple(ids)
+        self.weight = weight
+        self.running = set(ids)  # ids without their last reply
+        self.prompt_tokens = 0  # of all started requests
         self._unstarted = set(ids)
         self._replies: list[Reply] = []
         self._unread = 0
@@ -39,25 +40,27 @@ class Stream:
         self._on_close(self)
 
     async def started(self) -> None:
-        """Returns once every frame was accepted. Raises the error of one that was not."""
+        """Wait until the worker has started every request. Raises the error of a refused request."""
         while self._unstarted and not self._error and not self._replies:
             await self._wait()
         if self._error and not self._replies:
             raise self._error
 
     async def take(self) -> list[Reply]:
-        """All replies there are, at least one; empty when everything has ended. Raises the error that ended it."""
+        """All unread replies; waits for one. Empty after the end of all requests. Raises the error of the stream."""
         while not self._replies:
             if self._error:
                 raise self._error
             if not self.running:
                 return []
             await self._wait()
-        replies, self._replies, self._unread = self._replies, [], 0
+        replies = self._replies
+        self._replies = []
+        self._unread = 0
         return replies
 
     def put(self, frame: FromWorker) -> None:
-        """Take in a worker's frame about one of the ids."""
+        """Add a frame of the worker about one of the ids."""
         match frame:
             case Started():
                 self._unstarted.discard(frame.id)
@@ -78,7 +81,7 @@ class Stream:
         self._news.set()
 
     def fail(self, error: AppError) -> None:
-        """End it with an error; the first one counts."""
+        """End the stream with an error. Later errors have no effect."""
         self._error = self._error or error
         self._news.set()
 

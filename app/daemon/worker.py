@@ -1,14 +1,13 @@
-"""The engine process of one model: `python -m localllm.app.daemon.worker --fd N`.
+"""The worker process of one model: `python -m localllm.app.daemon.worker --fd N`.
 
-Speaks frames.py over the socket it inherits. The event loop reads, writes and turns tokens into text; rendering,
-tokenizing and compiling run in threads; the engine has a thread of its own and wakes the loop once per step.
+It exchanges the frames of frames.py over an inherited socket. The event loop reads, writes and converts tokens to text.
+Threads render, tokenize and compile. The engine has its own thread and wakes the loop once per step.
 
     daemon ──frames──► loop ──prepare──► threads ──submit──► engine thread
     daemon ◄──frames── loop ◄──────── deltas, one wake-up per step ────┘
 
-Exit codes: 0 when told to stop or when the daemon is gone, 1 when the engine failed, did not end its last step or the
-model could not be loaded, 2 when the daemon broke the protocol. With the last two it leaves at once: a broken device
-may hang whoever closes it.
+Exit codes: 0 after Shutdown or the end of the daemon; 1 if the load or the engine failed, or the last step did not end;
+2 if the daemon broke the protocol. With 1 and 2 it exits at once, because closing a broken device may hang.
 """
 
 from __future__ import annotations
@@ -37,33 +36,35 @@ from .generation import Generation, prepare
 from .opening import OpenModel, open_model
 from .outbox import Outbox
 
-CLOSE_SECONDS = 10.0  # for the step under way to end; a daemon that lives waits less
+CLOSE_SECONDS = 10.0  # longest wait for the current step; a running daemon kills the worker earlier
 
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Serves one connection. `serve` returns the exit code."""
+    """Serves the connection to the daemon. `serve` returns the exit code."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._outbox = reader, Outbox(writer)
+        self._reader = reader
+        self._outbox = Outbox(writer)
         self._loop = asyncio.get_running_loop()
         self._preparing: dict[str, frames.Generate] = {}
         self._running: dict[str, Generation] = {}  # by frame id
         self._by_request: dict[str, Generation] = {}  # by engine request id
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[int] = self._loop.create_future()
-        self._loading = self._broken = False
+        self._loading = False
+        self._broken = False
         self._model: OpenModel | None = None
         self._engine: Engine | None = None
 
     async def serve(self) -> int:
-        """Load, answer until told to stop, close, but for what a failed engine leaves behind."""
+        """Load the model, serve requests until the end, and close everything unless the engine failed."""
         self._spawn(self._read())
         code = await self._over
         await self._outbox.flush()
         if self._loading:
-            os._exit(code)  # a thread may read weights for minutes yet, and nobody waits for them any more
+            os._exit(code)  # a thread may read weights for minutes, which nobody needs now
         if self._broken:
             self._outbox.close()
             return code
@@ -78,7 +79,8 @@ class Worker:
 
     @staticmethod
     async def _closed(engine: Engine) -> bool:
-        """Whether it could be: a step that never ends must not keep the process, which nobody may be left to kill."""
+        """Close the engine; False if its step does not end. The process must exit even then: without a daemon, nobody
+        kills it."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.to_thread(engine.close)
@@ -88,7 +90,7 @@ class Worker:
         return True
 
     async def _read(self) -> None:
-        """The daemon's frames, until there are no more."""
+        """Read and handle frames until the daemon closes the connection."""
         try:
             first = await frames.read_to_worker(self._reader)
             if not isinstance(first, frames.Load):
@@ -103,7 +105,8 @@ class Worker:
             self._end(2)
 
     def _handle(self, frame: frames.ToWorker) -> None:
-        model, engine = self._model, self._engine
+        model = self._model
+        engine = self._engine
         match frame:
             case frames.Shutdown():
                 self._end(0)
@@ -135,25 +138,26 @@ class Worker:
             engine = Engine(model.runner, on_deltas=self._on_deltas, on_failure=self._on_failure)
             engine.start()
             gc.collect()
-            gc.freeze()  # or else looking through all that was imported delays a step by 0.2 s every now and then
-        except Exception as error:  # whatever a model's files provoke
+            gc.freeze()  # a full collection scans all imported modules and would delay a step
+        except Exception as error:  # the files of a model may cause any exception
             self._outbox.send(frames.LoadFailed(fault=self._fault(error)))
             self._end(1)
             return
         finally:
             self._loading = False
-        self._model, self._engine = model, engine
+        self._model = model
+        self._engine = engine
         self._outbox.send(frames.Loaded(info=model.info))
 
     async def _start(self, frame: frames.Generate, model: OpenModel, engine: Engine) -> None:
-        """Prepare a request in a thread and give it to the engine."""
+        """Prepare a request in a thread and submit it to the engine."""
         try:
             generation = await asyncio.to_thread(prepare, frame, model)
         except Exception as error:
             if self._preparing.pop(frame.id, None):
                 self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
             return
-        if self._preparing.pop(frame.id, None) is None:  # cancelled meanwhile
+        if self._preparing.pop(frame.id, None) is None:  # cancelled during the preparation
             return
         self._running[frame.id] = generation
         try:
@@ -203,7 +207,7 @@ class Worker:
             self._outbox.send(generation.finished(cancelled=True))
 
     def _on_deltas(self, deltas: Sequence[Delta]) -> None:
-        """On the engine's thread, once per step. Waits while the daemon does not take what there is."""
+        """Pass the deltas of a step to the loop. Runs on the engine's thread; waits while the daemon does not read."""
         self._outbox.enter()
         self._loop.call_soon_threadsafe(self._take, deltas)
 
@@ -211,7 +215,7 @@ class Worker:
         out: list[frames.Frame] = []
         for delta in deltas:
             generation = self._by_request.get(delta.request_id)
-            if generation is None:  # cancelled or failed meanwhile
+            if generation is None:  # the request was cancelled or has failed
                 continue
             try:
                 piece = generation.take(delta)
@@ -226,13 +230,13 @@ class Worker:
                     self._engine.cancel(delta.request_id)
                 if not generation.live:
                     del self._running[generation.asked.id]
-                    # Our own cancels are forgotten above: this one means that the engine closes.
+                    # A request that this process cancelled is not in `_by_request`: here, the engine closes.
                     out.append(generation.finished(cancelled=delta.finish == "cancelled"))
         self._outbox.send(*out)
         self._outbox.leave()
 
     def _on_failure(self, error: RunnerFailed) -> None:
-        """On the engine's thread: the engine takes no more, and everything in it is lost."""
+        """Fail all requests, after a failure of the engine. The engine's thread calls it."""
         self._loop.call_soon_threadsafe(self._die, error)
 
     def _die(self, error: RunnerFailed) -> None:
@@ -247,7 +251,7 @@ class Worker:
         self._end(1)
 
     def _fail(self, generation: Generation, error: Exception, out: list[frames.Frame] | None = None) -> None:
-        """End a request with a fault; in `out`, if given, in order with what is to be sent."""
+        """End a request with a fault. Sends the frame, or appends it to the unsent frames `out`."""
         self._forget(generation)
         failed = frames.Failed(id=generation.asked.id, fault=self._fault(error))
         if out is None:
@@ -256,19 +260,19 @@ class Worker:
             out.append(failed)
 
     def _forget(self, generation: Generation) -> None:
-        """Nothing more is said about it, and the engine stops working on it."""
+        """Forget a request and cancel it in the engine; no more frames about it follow."""
         self._running.pop(generation.asked.id, None)
         for name in generation.choices:
             if self._by_request.pop(name, None) is not None and self._engine is not None:
                 self._engine.cancel(name)
 
     def _fault(self, error: Exception) -> Fault:
-        """What the daemon is told. An unexpected error goes to the log, without its text: that may hold a prompt."""
-        known = app_error(error)
-        if known is None:
+        """The fault for the daemon. Logs the traceback of an unexpected error without its text (maybe a prompt)."""
+        reported = app_error(error)
+        if reported is None:
             log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
-            known = internal_error()
-        return Fault.of(known)
+            reported = internal_error()
+        return Fault.of(reported)
 
     def _end(self, code: int) -> None:
         if not self._over.done():
@@ -282,7 +286,7 @@ class Worker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):  # a bug of ours: better restarted than half alive
+        if isinstance(error, Exception):  # a bug: a restart is better than a worker that lost a task
             self._fault(error)
             self._end(2)
 
@@ -291,7 +295,7 @@ async def _serve(descriptor: int) -> int:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
     code = await Worker(reader, writer).serve()
     if code:
-        os._exit(code)  # no thread is waited for, and nothing of the device is closed
+        os._exit(code)  # without waiting for threads or closing the device
     return code
 
 
