@@ -1,7 +1,8 @@
-"""The kernels of the CPU: C++ built into one library of torch ops (`torch.ops.localllm`), and their wrappers here.
+"""The CPU kernels: a C++ library of torch ops (`torch.ops.localllm`), and their Python wrappers.
 
-Importing this package loads the library, or raises LibraryMissing where there is none: it is built at installation if
-a C++ compiler is at hand. Wrappers have the signatures of kernels/ops and call the reference for what no kernel covers.
+Importing this package loads the library, or raises LibraryMissing if there is none. The installation builds the library
+if it finds a C++ compiler. Wrappers have the signatures of kernels/ops; for arguments that no kernel supports they call
+the reference.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from ..library import find_library, load_ops
 
-# The ops that answer in tensors they are handed: tracing them leaves nothing to make up.
+# Ops that write into output tensors passed in and return nothing: their fake implementations can be empty.
 WRITING = (
     "rms_norm add_rms_norm layer_norm gate rope store copy_pages append attention pack linear embedding greedy draw "
     "mask logprob layer first_touch"

@@ -1,4 +1,4 @@
-"""Attention over the paged cache (attention.cpp); see kernels/ops/attention.py for what it means."""
+"""Attention over the paged cache (attention.cpp); kernels/ops/attention.py defines it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Queries and cache may be of different types, and queries lie among other heads (as a view of one product)."""
+    """Queries and cache may have different dtypes. Queries may be a view of a fused qkv projection."""
     if query.dtype not in FLOATS or key_pages.dtype not in FLOATS:
         return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
     if query.stride(2) != 1 or (query.shape[1] > 1 and query.stride(1) != query.shape[2]):

@@ -1,4 +1,4 @@
-"""Writing the paged cache on the CPU (kv.cpp, append.cpp); see kernels/ops/kv.py for what it means."""
+"""Writes to the paged cache on the CPU (kv.cpp, append.cpp); kernels/ops/kv.py defines them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def append(
     key_pages: Tensor,
     value_pages: Tensor,
 ) -> Tensor:
-    """Queries stay in qkv, of which the answer is a view."""
+    """The returned queries are a view of qkv, rotated in place."""
     if qkv.dtype not in FLOATS or key_pages.dtype not in FLOATS:
         return reference.append(
             qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages

@@ -1,4 +1,4 @@
-"""A decoder layer in one call of layer.cpp, where all its weights are packed; see kernels/ops/layer.py."""
+"""A decoder layer in one call of layer.cpp, if all its weights are packed; kernels/ops/layer.py defines it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _NONE = torch.empty(0)
 
 
 class Prepared(NamedTuple):
-    """A layer, and the arguments of the op that stay the same: those before and after the arguments of the step."""
+    """A layer, and the arguments of its op that are the same in every step."""
 
     layer: DecoderLayer
-    weights: tuple[Any, ...]
+    weights: tuple[Any, ...]  # arguments before those of the step
     heads: int
-    numbers: tuple[Any, ...]
+    numbers: tuple[Any, ...]  # arguments after those of the step
     sinks: Tensor | None
 
 
 def prepare(layer: DecoderLayer) -> Any:
-    """The arguments of the op where it computes the whole layer, else the layer, whose parts are then composed."""
+    """Prepared if one op can compute the whole layer; else the layer itself, which the reference composes."""
     packed = _packed(layer)
     quarter = {product.op for product in packed if product.op.startswith("int4")}
     if len(packed) < 4 or any(product.order is not None for product in packed) or len(quarter) > 1:
@@ -58,7 +58,7 @@ def prepare(layer: DecoderLayer) -> Any:
 
 
 def _packed(layer: DecoderLayer) -> list[Product]:
-    """qkv, out, gate_up and down, if all are single products with packed weights; else fewer."""
+    """The products qkv, out, gate_up and down that are single products with packed weights; empty for another MLP."""
     if not isinstance(layer.mlp, GatedMlp):
         return []
     projections = layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down
@@ -67,17 +67,17 @@ def _packed(layer: DecoderLayer) -> list[Product]:
 
 
 def decoder(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py; a step with adapters is composed of its parts."""
+    """As kernels/ops/layer.py defines it. The reference composes a step with adapters from smaller ops."""
     if not isinstance(layer, Prepared):
         return reference.decoder(ops, layer, x, stream, step)
-    whole, weights, heads, numbers, sinks = layer
+    plain, weights, heads, numbers, sinks = layer
     if step.adapters is not None:
-        return reference.decoder(ops, whole, x, stream, step)
-    rotation = step.rotations[whole.rotation_index]
-    pages = step.cache.layers[whole.cache_index]
+        return reference.decoder(ops, plain, x, stream, step)
+    rotation = step.rotations[plain.rotation_index]
+    pages = step.cache.layers[plain.cache_index]
     rows = step.rows
-    where = step.slots, *pages, rows.row_starts, rows.context_lens, rows.page_table
-    _layer(x, stream, *weights, *rotation, *where, sinks, heads, *numbers)
+    places = step.slots, *pages, rows.row_starts, rows.context_lens, rows.page_table
+    _layer(x, stream, *weights, *rotation, *places, sinks, heads, *numbers)
     if step.answers is not None:  # the op computes every token
         tokens = step.answers.tokens
         return x.index_select(0, tokens), stream.index_select(0, tokens)

@@ -1,4 +1,4 @@
-"""Products with packed weights of every format (linear*.cpp); see kernels/ops/linear.py for what they mean."""
+"""Products with packed weights of every format (linear*.cpp); kernels/ops/linear.py defines them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _pack = torch.ops.localllm.pack.default
 _packed_bytes = torch.ops.localllm.packed_bytes.default
 _first_touch = torch.ops.localllm.first_touch.default
 
-# The numbers of Format in layout.h.
+# Values of the enumeration Format in layout.h.
 _PLAIN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _INT8 = 3
 _INT4 = 4
@@ -28,22 +28,23 @@ _HUGE_PAGE = 2 << 20  # bytes
 
 
 class Packed(NamedTuple):
-    """A weight [outs, ins] as layout.h says. Its bytes are the same on every CPU."""
+    """A weight [outs, ins] in the layout of layout.h. Its bytes are the same on every CPU."""
 
     data: Tensor  # uint8
     format: int
     outs: int
     ins: int
-    group: int  # inputs that share a scale; ins where there is none, or one
+    group: int  # inputs that share a scale; ins if an output has one scale or none
 
     def place(self) -> None:
-        """Before `data` is first written: every worker touches what products will have it read, so it lies near."""
+        """Call before the first write to `data`: each thread touches the part that it will read in products, so the
+        system allocates that part on the thread's NUMA node."""
         _first_touch(self.data, _packed_bytes(self.format, 1, self.ins, self.group))
 
 
 def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
-    """The weight as products read it, in its own type: activations of any float type meet it. What no kernel covers is
-    left to the reference."""
+    """The weight as Packed, in its own dtype; activations may have any float dtype. The reference packs formats that no
+    kernel supports."""
     slices = iter(slices)
     first = next(slices)
     layout = _layout(first)
@@ -60,8 +61,8 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
 
 
 def _untouched(size: int) -> Tensor:
-    """Memory that begins where a huge page does: a third of these weights would else lie in small ones, which are
-    slower to read. What fits into a single one lies as it comes, and scripts/sanitize sees where it ends."""
+    """[size] uint8 aligned to a huge page, because unaligned weights lie partly in small pages, which are slower to
+    read. Tensors smaller than a huge page use plain memory, so scripts/sanitize can check their bounds."""
     if size < _HUGE_PAGE:
         return torch.empty(size, dtype=torch.uint8)
     pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -99,7 +100,7 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
 
 
 def _layout(weight: Weight) -> tuple[int, int, int] | None:
-    """(format, ins, group) as the kernels number them; None for what they do not cover."""
+    """(format, ins, group), format as in layout.h; None if no kernel supports the weight."""
     match weight:
         case Int8():
             return _INT8, weight.data.shape[1], weight.data.shape[1]
@@ -113,7 +114,7 @@ def _layout(weight: Weight) -> tuple[int, int, int] | None:
 
 
 def _fill(packed: Tensor, weight: Weight, layout: tuple[int, int, int]) -> None:
-    """The panels of a number of outputs; those after a last one that is not full need no others."""
+    """Write the panels of one slice. Only the last slice of a weight may end in a partly filled panel."""
     data, *scales = (part.contiguous() for part in parts(weight))
     _pack(packed, data, *scales, *[None] * (2 - len(scales)), layout[0], layout[2])
 

@@ -1,4 +1,4 @@
-"""Drawing tokens on the CPU (sampling.cpp, draw.cpp); see kernels/ops/sampling.py for what it means."""
+"""Drawing tokens on the CPU (sampling.cpp, draw.cpp); kernels/ops/sampling.py defines it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     if logits.dtype != torch.float32:
         return reference.draw(logits, draws)
     tokens = logits.new_empty(len(logits), dtype=torch.int64)
-    _draw(tokens, logits, *draws[:-1])  # the kernel finds out itself how many values it needs
+    _draw(tokens, logits, *draws[:-1])  # the kernel does not need `most`
     return tokens
 
 
@@ -50,7 +50,7 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
 
 
 def _likeliest(row: Tensor, k: int) -> Tensor:
-    """The k likeliest of logits [vocab], the smallest id first among equals, which topk leaves open."""
+    """The k likeliest tokens of logits [vocab]; among equal logits the smallest id first, unlike topk."""
     least = row.topk(k).values[-1]
-    ids = (~(row < least)).nonzero().squeeze(1)  # ascending; NaN are the likeliest, as topk has it
+    ids = (~(row < least)).nonzero().squeeze(1)  # ascending; NaN counts as the largest, as in topk
     return ids[row[ids].argsort(descending=True, stable=True)[:k]]

@@ -1,6 +1,6 @@
-"""Arguments of the compiled kernels: dtypes, layouts and the numbers of their enumerations.
+"""Arguments of the compiled kernels: dtypes, layouts and the values of their enumerations.
 
-Wrappers use the references for other dtypes.
+For other dtypes the wrappers call the references.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
 
 
 def heads_dense(x: Tensor) -> Tensor:
-    """x [tokens, heads, dim] with the heads of a token side by side; a copy only where they are not."""
+    """x [tokens, heads, dim] with the heads of a token contiguous; copies x only if they are not."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

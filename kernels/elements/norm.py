@@ -43,7 +43,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x as [rows, dim] or, where that needs no copy, [rows, heads, dim] of which rows may lie apart."""
+    """x as [rows, dim], or as [rows, heads, dim] if that needs no copy. The rows may have a stride."""
     if x.dim() == 2 and x.stride(1) == 1:
         return x
     if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]:

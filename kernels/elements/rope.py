@@ -24,7 +24,7 @@ def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tu
 
 
 def _covered(x: Tensor, cos: Tensor) -> bool:
-    """Heads lie side by side; from token to token there may be other things."""
+    """True if the heads of a token are contiguous. Tokens may have a larger stride."""
     return (
         x.dtype in FLOATS
         and cos.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""The ops of the torch family: for each its meaning in plain torch, its test cases, and who implements it where."""
+"""The ops of the torch backends: for each op its reference in plain torch, its test cases and its implementations."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CASES: tuple[Case, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """What a torch device computes with. Every field defaults to the plain torch reference, so a new device is right
-    on its first day; `replace(OPS, norm=Norm())` bisects a wrong one."""
+    """The implementations that a torch device uses. Every field defaults to the plain torch reference, so a new device
+    computes correctly without kernels. `replace(ops, norm=Norm())` helps to find a wrong kernel."""
 
     norm: Norm = field(default_factory=Norm)
     activation: Activation = field(default_factory=Activation)
@@ -39,30 +39,30 @@ class Ops:
     def __iter__(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         """("family.name", implementation) of every op."""
         for family in fields(self):
-            held = getattr(self, family.name)
-            for op in fields(held):
-                yield f"{family.name}.{op.name}", getattr(held, op.name)
+            implementations = getattr(self, family.name)
+            for op in fields(implementations):
+                yield f"{family.name}.{op.name}", getattr(implementations, op.name)
 
     def title(self, name: str) -> str:
-        """Who computes "family.name", for people."""
-        found = dict(self)[name]
-        if found is dict(Ops())[name]:
+        """Module and function that compute "family.name", or "reference"; for display."""
+        implementation = dict(self)[name]
+        if implementation is dict(Ops())[name]:
             return "reference"
-        return f"{found.__module__.split('.kernels.')[-1]}.{found.__name__}"
+        return f"{implementation.__module__.split('.kernels.')[-1]}.{implementation.__name__}"
 
     def with_references(self, names: Iterable[str]) -> Ops:
-        """These ops, but the named ones ("family.name", "family" or "all") back at their references.
+        """These ops, with the named ones ("family.name", "family" or "all") reset to their references.
 
-        Raises KeyError with a name that there is not.
+        Raises KeyError with a name that does not exist.
         """
         return self.with_ops_of(Ops(), names)
 
     def with_ops_of(self, other: Ops, names: Iterable[str]) -> Ops:
-        """These ops, but the named ones ("family.name", "family" or "all") from `other`.
+        """These ops, with the named ones ("family.name", "family" or "all") from `other`.
 
-        An op made of others in one go goes with any of them, or the one that was named would still be in there. One
-        set of ops cannot read what another packed or prepared: that goes with it. Raises KeyError with a name that
-        there is not.
+        A fused op contains its parts, so replacing a part replaces the fused op as well. Packed weights and prepared
+        layers are private to a set of ops, so `pack_slices` and `prepare` are replaced together with their readers.
+        Raises KeyError with a name that does not exist.
         """
         changed = self
         for name in names:
@@ -80,14 +80,16 @@ class Ops:
                 chosen.setdefault("kv", set()).add("append")
             if family != "sampling" and name not in ("linear.embedding", "kv.copy_pages"):
                 chosen["layer"] = {part.name for part in fields(other.layer)}
-            for held, ops in chosen.items():
-                taken = {one: getattr(getattr(other, held), one) for one in ops}
-                changed = replace(changed, **{held: replace(getattr(changed, held), **taken)})
+            for part, ops in chosen.items():
+                source = getattr(other, part)
+                implementations = {name: getattr(source, name) for name in ops}
+                changed = replace(changed, **{part: replace(getattr(changed, part), **implementations)})
         return changed
 
 
 class MultiPlatformOp:
-    """One op by platform, read-only: the matrix op × platform read by rows, for doctor and the docs."""
+    """The implementations of one op on all platforms, read-only: a row of the matrix op × platform, for doctor and the
+    docs."""
 
     def __init__(self, name: str, platforms: Mapping[str, Ops]) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Attention over a paged cache: one op for any mixture of rows that read one token or many."""
+"""Attention over a paged cache: one op for any mixture of decode rows and prefill rows."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from .case import Case, Make
 
 @dataclass(frozen=True)
 class Part:
-    """Neighbouring rows that read equally many tokens, and what they see of the cache: the last `length` positions
-    of each row, the newest last. A row with fewer sees its first position again, masked."""
+    """Neighbouring rows with equally many queries, and the cache slots that they read: the last `length` positions of
+    each row, the newest last. A row with a shorter context is padded with its first position, masked."""
 
     rows: int
-    tokens: slice
-    slots: Tensor  # [rows * length] where those positions lie
-    allowed: Tensor | None  # [rows, 1, queries, length]; None: all of it
+    tokens: slice  # of the step
+    slots: Tensor  # [rows * length], the cache slots of those positions
+    allowed: Tensor | None  # [rows, 1, queries, length] bool; None: nothing is masked
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Which tokens and which pages each row of a step has. The last tokens of a row's context are its queries.
+    """The tokens and pages of each row of a step. The queries of a row are the last tokens of its context.
 
-    The tensors are on the device; the tuples are the same numbers on the host, for implementations that shape their
-    launch by them. In a step that is captured to be replayed with other numbers, `contexts` are no more than bounds.
+    The tensors are on the device. The tuples are the same values on the host, for implementations that choose their
+    launch by them. A captured step is replayed with other values, so its `contexts` are only upper bounds.
     """
 
     row_starts: Tensor  # [rows + 1] int32
-    context_lens: Tensor  # [rows] int32, this step's tokens included
+    context_lens: Tensor  # [rows] int32, including the tokens of this step
     page_table: Tensor  # [rows, pages] int32
     query_lens: tuple[int, ...]
     contexts: tuple[int, ...]
-    exact: bool = True  # contexts are those of context_lens
+    exact: bool = True  # contexts equals context_lens; False: upper bounds
 
     @cached_property
     def plans(self) -> dict[Any, Any]:
-        """What implementations derive from these rows, once for all layers, under keys of their own. Of rows that are
-        not exact only what the host knows: the tensors' numbers change between replays."""
+        """Results that implementations derive from these rows once for all layers, each under its own key. For rows
+        that are not exact, derive from the tuples only: the values of the tensors change between replays."""
         return {}
 
     def parts(self, page_size: int, window: int) -> list[Part]:
-        """The step cut up for the reference; made once for all layers with the same window. In a step that is captured
-        every layer makes its own: parts that were made before the capture would stay what they were."""
+        """The parts of the step for the reference, computed once for all layers with the same window. In a captured
+        step every layer computes them again, because cached parts would not change between replays."""
         if not self.exact:
             return list(self._cut(page_size, window))
         key = page_size, window
@@ -72,13 +72,13 @@ class Rows:
             position = self.context_lens[rows, None] - length + place  # [rows, length]
             first = position.clamp(min=0).long()
             slots = self.page_table[rows].gather(1, first // page_size) * page_size + first % page_size
-            own = torch.arange(length - queries, length, device=device).unsqueeze(1)
-            seen = place <= own  # [queries, length]
+            query = torch.arange(length - queries, length, device=device).unsqueeze(1)
+            seen = place <= query  # [queries, length]
             if window:
-                seen &= place > own - window
+                seen &= place > query - window
             allowed = (seen & (position >= 0).unsqueeze(1)).unsqueeze(1)
-            alone = rows.stop - rows.start == queries == 1 and self.exact  # and so sees all that was gathered
-            yield Part(rows.stop - rows.start, tokens, slots.flatten(), None if alone else allowed)
+            unmasked = rows.stop - rows.start == queries == 1 and self.exact  # one query sees all gathered positions
+            yield Part(rows.stop - rows.start, tokens, slots.flatten(), None if unmasked else allowed)
 
 
 def paged_attention(
@@ -92,13 +92,13 @@ def paged_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of every query over its own row's context -> [tokens, heads, dim].
+    """Causal attention of every query over the context of its row -> [tokens, heads, dim].
 
     query [tokens, heads, dim]; pages [pages, page_size, kv heads, dim], heads a multiple of kv heads (grouped queries:
     Ainslie et al., 2023). With a window each query sees that many positions, itself the last (0: all). With a soft cap
-    the scaled scores become cap * tanh(score / cap). Sinks [heads] float32 are scores that join each softmax's
-    denominator and nothing else (Xiao et al., 2023; learned, as in gpt-oss). What lies beyond a row's context is never
-    read, NaN or not. The answer is written to `out` where that is given, which is dense.
+    the scaled scores become cap * tanh(score / cap). Sinks [heads] float32 are scores that are added to the denominator
+    of each softmax only (Xiao et al., 2023; learned, as in gpt-oss). Slots beyond the context of a row do not affect
+    the output, even if they contain NaN. The output is written to `out`, dense, if it is not None.
     """
     out = query.new_empty(query.shape) if out is None else out
     query = _aligned(query)
@@ -109,13 +109,14 @@ def paged_attention(
             pages.flatten(0, 1).index_select(0, part.slots).view(part.rows, -1, *pages.shape[2:]).transpose(1, 2)
             for pages in (key_pages, value_pages)
         )
-        answer = _attend(queries, keys, values, part.allowed, scale, soft_cap, sinks)
-        out[part.tokens] = answer.transpose(1, 2).flatten(0, 1)
+        attended = _attend(queries, keys, values, part.allowed, scale, soft_cap, sinks)
+        out[part.tokens] = attended.transpose(1, 2).flatten(0, 1)
     return out
 
 
 def _aligned(query: Tensor) -> Tensor:
-    """Dense, and on whole vectors: torch's fused attention on a GPU reads what lies otherwise beside its place."""
+    """The query, or a copy that is contiguous and aligned to 16 bytes: torch's fused attention on a GPU reads a query
+    without that alignment from a wrong address."""
     return (
         query
         if query.is_contiguous() and query.data_ptr() % 16 == 0
@@ -132,7 +133,8 @@ def _attend(
     soft_cap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """All [rows, heads, …, dim]; torch's fused attention, which has neither caps nor sinks, or its meaning in full."""
+    """query, key and value [rows, heads, …, dim]. torch's fused attention supports neither soft caps nor sinks: with
+    these the scores are computed explicitly."""
     if not soft_cap and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale, enable_gqa=True)
     repeats = query.shape[1] // key.shape[1]
@@ -200,7 +202,7 @@ def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any) -> 
 
 _MIXED = [(1, 9), (1, 1), (1, 16), (5, 5), (3, 12), (3, 3), (1, 6)]
 
-_WIDE = {"heads": 8, "kv_heads": 2, "dim": 128, "page_size": 16}  # as models have them
+_WIDE = {"heads": 8, "kv_heads": 2, "dim": 128, "page_size": 16}  # sizes of a real model
 
 CASES = [
     Case("attention.paged", "decode-wide", _inputs([(1, 9), (1, 300), (1, 64)], **_WIDE)),

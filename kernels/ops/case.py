@@ -1,4 +1,4 @@
-"""One test case of an op: its inputs, and how near an implementation must come to the reference."""
+"""One test case of an op: its inputs, and the tolerance of an implementation's output against the reference."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ TOLERANCES: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 )
 
-Make = Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]  # the arguments of a case
+Make = Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]  # makes the arguments of a case
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`make(generator, dtype)` gives the op's arguments on the CPU.
+    """`make(generator, dtype)` returns the op's arguments on the CPU.
 
-    The test casts them to float64, runs the reference on those, and asks an implementation, given the arguments in
-    `dtype`, to agree within `tolerances[dtype]` of the largest magnitude in the reference's answer.
+    The test runs the reference on the arguments in float64, and the implementation on the arguments in `dtype`. Their
+    outputs may differ by `tolerances[dtype]` times the largest magnitude of the reference's output.
     """
 
     op: str  # "family.name", a field of Ops
     label: str
     make: Make
     tolerances: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCES)
-    mutates: tuple[str, ...] = ()  # arguments, or fields of them after dots, that the op writes: part of its answer
-    packs: tuple[str, ...] = ()  # weights that an implementation is given as its own `linear.pack` holds them
+    mutates: tuple[str, ...] = ()  # arguments that the op writes, or their fields (`argument.field`); outputs as well
+    packs: tuple[str, ...] = ()  # weights that are packed by the device's `linear.pack` before the call
 
     def __str__(self) -> str:
         return f"{self.op}-{self.label}"

@@ -1,4 +1,4 @@
-"""One case put to an implementation of its op and judged by the reference, for tests and for a device's self-test."""
+"""Runs a case on an implementation and compares it with the reference, for tests and for a device's self-test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEED = 7
 
 
 def moved(value: Any, device: str, wide: bool = False) -> Any:
-    """A fresh copy on the device; floats in float64 where wide."""
+    """A copy of the value, with all its tensors on the device. `wide`: float tensors become float64."""
     if isinstance(value, Tensor):
         return value.to(device, torch.float64 if wide and value.is_floating_point() else value.dtype, copy=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -36,14 +36,16 @@ def moved(value: Any, device: str, wide: bool = False) -> Any:
 
 
 def answer(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
-    """What the op writes and what it returns."""
-    returned = op(**arguments)
-    answers = [returned] if isinstance(returned, Tensor) else list(returned or ())
-    return [attrgetter(name)(SimpleNamespace(**arguments)) for name in case.mutates] + answers
+    """The outputs of a call: the arguments that the op writes, then the tensors that it returns."""
+    result = op(**arguments)
+    returned = [result] if isinstance(result, Tensor) else list(result or ())
+    namespace = SimpleNamespace(**arguments)
+    written = [attrgetter(name)(namespace) for name in case.mutates]
+    return written + returned
 
 
 def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
-    """A weight, or every weight of a layer or of many, as the device holds it."""
+    """The value after packing and preparation by the device; it is a weight, a layer or a tuple of layers."""
     if isinstance(value, tuple) and isinstance(value[0], DecoderLayer):
         return ops.layer.prepare_stack([held(ops, layer, dtype) for layer in value])
     if not isinstance(value, DecoderLayer):
@@ -60,34 +62,39 @@ def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
 
 
 def given(case: Case, ops: Ops, arguments: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The case's arguments on the device, as its ops hold them."""
-    there = {name: moved(value, device) for name, value in arguments.items()}
-    there |= {name: held(ops, there[name], dtype) for name in case.packs}
-    return there | ({"ops": ops} if "ops" in there else {})
+    """The case's arguments on the device, with packed weights and prepared layers."""
+    on_device = {name: moved(value, device) for name, value in arguments.items()}
+    for name in case.packs:
+        on_device[name] = held(ops, on_device[name], dtype)
+    if "ops" in on_device:
+        on_device["ops"] = ops
+    return on_device
 
 
 def asked(case: Case, reference: Any, dtype: torch.dtype) -> tuple[dict[str, Any], list[Tensor]]:
-    """The case's arguments on the CPU, and the reference's answer in float64."""
+    """The case's arguments on the CPU in `dtype`, and the outputs of the reference in float64."""
     arguments = dict(case.make(torch.Generator().manual_seed(SEED), dtype))
-    return arguments, answer(
-        case, reference, {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
-    )
+    wide = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
+    return arguments, answer(case, reference, wide)
 
 
 def fault(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> str:
-    """What is wrong with an answer, in a few words; empty: nothing. `tolerance`: of the largest magnitude expected."""
-    if [one.shape for one in found] != [other.shape for other in expected]:
-        return "answers in another shape"
-    for own, other in zip(found, expected, strict=True):
-        if not own.is_floating_point():
-            if not torch.equal(own.cpu(), other):
-                return "answers other numbers"
+    """The fault of the outputs `found`, as the end of a sentence; empty if there is none.
+
+    `tolerance`: the largest difference allowed, as a fraction of the largest magnitude expected.
+    """
+    if [output.shape for output in found] != [target.shape for target in expected]:
+        return "returns the wrong shape"
+    for output, target in zip(found, expected, strict=True):
+        if not output.is_floating_point():
+            if not torch.equal(output.cpu(), target):
+                return "returns wrong integers"
             continue
-        one = own.cpu().double()
-        if (one.isnan() & ~other.isnan()).any():
-            return "answers NaN"
-        scale = other[other.isfinite()].abs().max().item() if other.isfinite().any() else 1.0
-        off = (one - other).abs()[one != other]  # infinities may be equal
-        if not (off <= tolerance * max(scale, 1e-6)).all():
-            return f"is off by {off.max().item():.2g} of {scale:.2g}"
+        value = output.cpu().double()
+        if (value.isnan() & ~target.isnan()).any():
+            return "returns NaN"
+        scale = target[target.isfinite()].abs().max().item() if target.isfinite().any() else 1.0
+        error = (value - target).abs()[value != target]  # equal infinities have no difference
+        if not (error <= tolerance * max(scale, 1e-6)).all():
+            return f"is off by {error.max().item():.2g} of {scale:.2g}"
     return ""

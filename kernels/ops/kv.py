@@ -1,4 +1,4 @@
-"""Writing the paged key-value cache, alone or together with what comes right before it."""
+"""Writes to the paged KV cache, alone or fused with head norms and rotation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
     """Write token t's key and value to slot `slots[t]` = page * page_size + offset, in place.
 
     key and value [tokens, kv heads, dim]; pages [pages, page_size, kv heads, dim], contiguous; slots [tokens].
-    Where slots repeat (padding in page 0) any of the written values may stay. Pages may be of another float type; what
-    float8_e4m3fn cannot hold becomes the largest it can.
+    If slots repeat (padding in page 0), any of the written values may stay. Pages may have another float dtype; values
+    are clamped to the range of float8_e4m3fn.
     """
     _put(key, key_pages, slots)
     _put(value, value_pages, slots)
@@ -29,7 +29,7 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 def _put(x: Tensor, pages: Tensor, slots: Tensor) -> None:
     places = pages.view(-1, *x.shape[1:])
-    if pages.dtype == torch.float8_e4m3fn:  # of which index_copy_ knows the bytes only
+    if pages.dtype == torch.float8_e4m3fn:  # index_copy_ does not support float8
         most = torch.finfo(pages.dtype).max
         places.view(torch.uint8).index_copy_(0, slots, x.clamp(-most, most).to(pages.dtype).view(torch.uint8))
     else:
@@ -39,15 +39,15 @@ def _put(x: Tensor, pages: Tensor, slots: Tensor) -> None:
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     """pages[:, targets] = pages[:, sources], in place; all sources are read before any target is written.
 
-    pages [parts, pages, page_size, kv heads, dim], contiguous: a part for the keys of each layer, one for its values.
-    sources and targets [copies] int64, targets distinct. It takes memory for all that is copied.
+    pages [parts, pages, page_size, kv heads, dim], contiguous; the keys of a layer are one part, its values another.
+    sources and targets [copies] int64, targets distinct. Allocates memory for all copied pages.
     """
-    held = pages.view(torch.uint8) if pages.itemsize == 1 else pages  # of float8 it knows the bytes only
-    held.index_copy_(1, targets, held.index_select(1, sources))
+    supported = pages.view(torch.uint8) if pages.itemsize == 1 else pages  # index_copy_ does not support float8
+    supported.index_copy_(1, targets, supported.index_select(1, sources))
 
 
 def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[..., Tensor]:
-    """An `append` made of its parts, for a device that has them fast but nothing fused."""
+    """An `append` composed of these ops, for a device without a fused one."""
 
     def append(
         qkv: Tensor,
@@ -62,11 +62,11 @@ def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[...
         key_pages: Tensor,
         value_pages: Tensor,
     ) -> Tensor:
-        """Normalise the heads of queries and keys, turn them, store keys and values -> queries [tokens, heads, dim].
+        """Normalise and rotate queries and keys, store keys and values -> queries [tokens, heads, dim].
 
-        qkv [tokens, heads + 2 * kv heads, dim], queries first, values last; an implementation may write over it, and
-        the answer may be a view of it. query_norm and key_norm [dim], or both None where heads are not normalised;
-        eps and offset as in norm.rms, cos and sin as in rope, slots and pages as in kv.store.
+        qkv [tokens, heads + 2 * kv heads, dim], queries first, values last; an implementation may overwrite it and
+        return a view of it. query_norm and key_norm [dim], or both None if heads are not normalised; eps and offset as
+        in norm.rms, cos and sin as in rope, slots and pages as in kv.store.
         """
         kv_heads = key_pages.shape[2]
         query, key, value = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
@@ -74,8 +74,8 @@ def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[...
             query = norm.rms(query, query_norm, eps, offset)
         if key_norm is not None:
             key = norm.rms(key, key_norm, eps, offset)
-        turn = rope.neox if rotation == "neox" else rope.interleaved
-        query, key = turn(query, key, cos, sin)
+        rotate = rope.neox if rotation == "neox" else rope.interleaved
+        query, key = rotate(query, key, cos, sin)
         store(key, value, key_pages, value_pages, slots)
         return query
 
@@ -154,7 +154,7 @@ def _append(
 
 _PAGES = ("key_pages", "value_pages")
 _FP8 = torch.float8_e4m3fn
-_COARSE = {torch.bfloat16: 7e-2}  # half of float8_e4m3fn's step
+_COARSE = {torch.bfloat16: 7e-2}  # half the distance of neighbouring float8_e4m3fn values
 
 CASES = [
     Case("kv.append", "plain", _append(9), mutates=_PAGES),

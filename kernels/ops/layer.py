@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Norm, attention, norm, MLP; some layers normalise the output of each block as well. Norms are [hidden]."""
+    """Norm, attention, norm, MLP; some models normalise the output of attention and MLP as well. Norms are [hidden]."""
 
     before_attention: Tensor
     before_mlp: Tensor
-    after_attention: Tensor | None  # both or none
+    after_attention: Tensor | None  # None together with after_mlp
     after_mlp: Tensor | None
-    query_norm: Tensor | None  # [dim], both or none
+    query_norm: Tensor | None  # [dim]; None together with key_norm
     key_norm: Tensor | None
     qkv: Projection
     out: Projection
@@ -36,25 +36,25 @@ class DecoderLayer:
     rotation: Rotation
     dim: int  # of a head
     eps: float
-    offset: float  # of every norm's weight
+    offset: float  # added to every norm weight
     scale: float
     window: int = 0
     soft_cap: float = 0.0
     sinks: Tensor | None = None
-    cache_index: int = 0  # of its pages in LayerStep.cache
-    rotation_index: int = 0  # of its cos and sin in LayerStep.rotations
+    cache_index: int = 0  # index of the layer's pages in LayerStep.cache
+    rotation_index: int = 0  # index of the layer's cos and sin in LayerStep.rotations
 
 
 def prepare(layer: DecoderLayer) -> Any:
-    """The layer as this device's `decoder` takes it; here: unchanged."""
+    """The layer in the form that `decoder` of the same device reads. The reference returns it unchanged."""
     return layer
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """(x, stream), both [tokens, hidden] -> those of the next layer; x is not yet added to the residual stream.
+    """(x, stream), both [tokens, hidden] -> x and stream of the next layer; x is not yet added to the residual stream.
 
-    Keys and values go to the layer's pages. With step.answers the result has those tokens alone. An implementation may
-    write over x and stream.
+    Writes keys and values to the layer's pages. With step.answers the result has only the tokens of step.answers. An
+    implementation may overwrite x and stream.
     """
     norm = ops.norm
     x, stream = norm.add_rms(x, stream, layer.before_attention, layer.eps, layer.offset)
@@ -83,12 +83,13 @@ def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: Laye
 
 
 def prepare_stack(layers: Sequence[Any]) -> Any:
-    """All layers of a model, each as `prepare` made it, as this device's `decoders` takes them; here: unchanged."""
+    """All layers of a model, after `prepare`, in the form that `decoders` of the same device reads. The reference
+    returns them unchanged."""
     return tuple(layers)
 
 
 def decoders(ops: Ops, stack: Iterable[Any], x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """`decoder` for one layer after the other. step.answers are the last layer's."""
+    """Calls `decoder` for each layer in turn. step.answers applies to the last layer only."""
     *layers, last = stack
     inner = step if step.answers is None else step._replace(answers=None)
     for layer in layers:
@@ -115,8 +116,8 @@ def inputs(
     hidden: int = 48,
     inner: int = 72,
     *,
-    layers: int = 0,  # more than one layer, in a stack
-    last: tuple[int, ...] | None = None,  # rows of whose last tokens the answers are
+    layers: int = 0,  # of a stack; 0: one layer without a stack
+    last: tuple[int, ...] | None = None,  # step.answers has the last tokens of these rows
     bias: bool = False,
     head_norms: bool = True,
     after_norms: bool = False,
@@ -125,7 +126,7 @@ def inputs(
     page_size: int = 4,
     **options: Any,
 ) -> Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]:
-    """Makes the arguments of a random `decoder`, or of `decoders`, for cases and other tests."""
+    """Makes random arguments of `decoder` or `decoders`, for cases and other tests."""
 
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         from . import Ops
@@ -161,11 +162,11 @@ def inputs(
             )
 
         stack = tuple(layer(index) for index in range(max(layers, 1)))
-        queries = [one[0] for one in lens]
-        contexts = [one[1] for one in lens]
-        each = -(-max(contexts) // page_size)
-        table = torch.randperm(len(lens) * each, generator=generator).view(len(lens), each).int() + 1
-        at = [
+        queries = [query_len for query_len, _ in lens]
+        contexts = [context_len for _, context_len in lens]
+        row_pages = -(-max(contexts) // page_size)
+        table = torch.randperm(len(lens) * row_pages, generator=generator).view(len(lens), row_pages).int() + 1
+        slots = [
             int(table[row, place // page_size]) * page_size + place % page_size
             for row, (queried, context) in enumerate(lens)
             for place in range(context - queried, context)
@@ -173,20 +174,20 @@ def inputs(
         tokens = sum(queries)
         angle = torch.rand(tokens, dim // 2, generator=generator) * 100.0
         starts = torch.tensor([0, *queries]).cumsum(0).int()
-        pages = random(2, len(stack), len(lens) * each + 1, page_size, kv_heads, dim)
+        pages = random(2, len(stack), len(lens) * row_pages + 1, page_size, kv_heads, dim)
         x = random(tokens, hidden)
         stream = random(tokens, hidden)
         rows = Rows(starts, torch.tensor(contexts).int(), table, tuple(queries), tuple(contexts))
         answers = None
         if last is not None:
             which = torch.tensor(last, dtype=torch.int32)
-            numbers = torch.arange(len(last) + 1).int(), rows.context_lens[which], table[which]
-            answered = Rows(*numbers, (1,) * len(last), tuple(contexts[row] for row in last))
+            tensors = torch.arange(len(last) + 1).int(), rows.context_lens[which], table[which]
+            answered = Rows(*tensors, (1,) * len(last), tuple(contexts[row] for row in last))
             answers = Answers(starts[1:][which] - 1, answered)
         cache = Cache(pages[0], pages[1])
-        step = LayerStep(rows, torch.tensor(at), [(angle.cos(), angle.sin())], cache, answers=answers)
-        held = {"stack": stack} if layers else {"layer": stack[0]}
-        return {"ops": Ops(), **held, "x": x, "stream": stream, "step": step}
+        step = LayerStep(rows, torch.tensor(slots), [(angle.cos(), angle.sin())], cache, answers=answers)
+        model = {"stack": stack} if layers else {"layer": stack[0]}
+        return {"ops": Ops(), **model, "x": x, "stream": stream, "step": step}
 
     return make
 
@@ -195,7 +196,7 @@ _MIXED = [(1, 9), (1, 1), (5, 5), (3, 12), (1, 6)]
 _WIDE: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 256, "inner": 192, "page_size": 16}
 _TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 4e-2}
 
-CACHE = "step.cache.keys", "step.cache.values"  # what the ops write
+CACHE = "step.cache.keys", "step.cache.values"  # arguments that the ops write
 
 CASES = [
     *(

@@ -1,8 +1,8 @@
 """Matrix products with weights of every format, and the token embedding.
 
-Every product is (x, weight, bias=None, dtype=None) -> Tensor: x [..., ins], weight of [outs, ins] as the device's own
-`pack_slices` holds it, bias [outs] of any float type; the answer [..., outs] is of `dtype`, else of x's (the head over
-the vocabulary asks for float32).
+Every product is (x, weight, bias=None, dtype=None) -> Tensor: x [..., ins], weight [outs, ins] packed by `pack_slices`
+of the same device, bias [outs] of any float dtype. The output [..., outs] has `dtype`, by default x's dtype. The output
+head (lm_head) passes float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Importers take a format and its product from here.
+# Other modules import all formats and their products from this module.
 from . import linear_fp8 as linear_fp8
 from . import linear_int4 as linear_int4
 from . import linear_int8 as linear_int8
@@ -25,34 +25,39 @@ from .linear_fp8 import Fp8 as Fp8
 from .linear_int4 import Int4 as Int4
 from .linear_int8 import Int8 as Int8
 
-Weight = Tensor | Int8 | Int4 | Fp8  # as loaded, before a device packs it
-PANEL = 32  # slices of a weight are of a multiple of as many outputs, the last one of any number
+Weight = Tensor | Int8 | Int4 | Fp8  # as loaded, not packed
+PANEL = 32  # every slice of a weight has a multiple of PANEL outputs, except the last slice
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """x @ weightᵀ + bias for a weight of any float type, which x's type must be able to hold."""
+    """x @ weightᵀ + bias. Weight and bias may have any float dtype; they are converted to x's dtype."""
     shift = None if bias is None else bias.to(x.dtype)
     return F.linear(x, weight.to(x.dtype), shift).to(dtype or x.dtype)
 
 
 def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-    """Rows of weight [vocab, dim] for tokens [tokens] in `dtype` (else the weight's), times scale rounded to it."""
+    """Rows of weight [vocab, dim] for tokens [tokens], times scale -> [tokens, dim] in `dtype`.
+
+    `dtype` is the weight's by default. The scale is rounded to `dtype` first, as a model that computes in it does.
+    """
     rows = F.embedding(tokens, weight).to(dtype or weight.dtype)
     return rows if scale == 1.0 else rows * rounded(scale, rows.dtype)
 
 
 def rounded(x: float, dtype: torch.dtype) -> float:
-    """The number of this float type that is nearest to x, which is a normal one. It makes no tensor, which would be one
-    of the CPU, and a graph of a GPU cannot capture its copy."""
+    """The value of this float dtype that is nearest to x, without a tensor: a GPU graph cannot capture a copy
+    from a CPU tensor. The result must be a normal number."""
     digits = 1 - round(math.log2(torch.finfo(dtype).eps))
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(math.ldexp(mantissa, digits)), exponent - digits)
 
 
 def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
-    """A weight of `outs` outputs as this device's products want it for activations of `dtype`; here: plain ones in that
-    type. It comes a number of outputs at a time, at least one slice, so that what it is made of is never there whole;
-    a slice may be gone once the next is asked for."""
+    """The weight of `outs` outputs in the form that products of the same device read, for activations of `dtype`.
+
+    The weight arrives as at least one slice of its outputs, so the unpacked weight is never in memory as a whole. A
+    slice may become invalid when the next one is read. The reference converts plain weights to `dtype`.
+    """
     packed: Any = None
     start = 0
     for part in slices:
@@ -60,28 +65,28 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
         if packed is None:
             packed = changed(weight, lambda tensor: tensor.new_empty(outs, *tensor.shape[1:]))
         stop = start + len(parts(weight)[0])
-        for whole, tensor in zip(parts(packed), parts(weight), strict=True):
-            whole[start:stop] = tensor
+        for target, source in zip(parts(packed), parts(weight), strict=True):
+            target[start:stop] = source
         start = stop
     return packed
 
 
 def changed(weight: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The weight, packed or not, with each of its tensors changed, in the order of `parts`."""
+    """The weight, packed or not, with `change` applied to each of its tensors, in the order of `parts`."""
     if isinstance(weight, Tensor):
         return change(weight)
     return type(weight)(*(change(part) if isinstance(part, Tensor) else part for part in weight))
 
 
 def parts(weight: Any) -> list[Tensor]:
-    """The tensors that a weight, packed or not, is made of."""
+    """The tensors of a weight, packed or not."""
     return [weight] if isinstance(weight, Tensor) else [part for part in weight if isinstance(part, Tensor)]
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Which implementation of each product a device uses. Products are given what `pack_slices` made, or a
-    plain weight."""
+    """Which implementation of each product a device uses. Products take a weight packed by `pack_slices`, or a plain
+    weight."""
 
     dense: Callable[..., Tensor] = dense
     int8: Callable[..., Tensor] = linear_int8.int8
@@ -92,7 +97,7 @@ class Linear:
     pack_slices: Callable[[Iterable[Weight], int, torch.dtype], Any] = pack_slices
 
     def pack(self, weight: Weight, dtype: torch.dtype) -> Any:
-        """pack_slices of a weight that is there whole."""
+        """The packed form of a whole weight."""
         return self.pack_slices([weight], len(parts(weight)[0]), dtype)
 
 
@@ -107,7 +112,7 @@ def _product(rows: int, ins: int, outs: int, bias: bool = False, **more: Any) ->
 
 
 def _narrow(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-    """Weights are held as stored: float32 activations meet bfloat16 weights."""
+    """Weights keep the dtype of the checkpoint: here float32 activations with bfloat16 weights."""
     inputs = _product(5, 64, 48)(generator, dtype)
     return {**inputs, "weight": inputs["weight"].to(torch.bfloat16)}
 

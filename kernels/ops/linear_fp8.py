@@ -14,19 +14,19 @@ from .linear_int4 import spread
 
 
 class Fp8(NamedTuple):
-    """A weight [outs, ins]: data * scale. A scale for each output has group = ins."""
+    """A weight [outs, ins]: data * scale. With one scale per output, group = ins."""
 
     data: Tensor  # [outs, ins] float8_e4m3fn, no NaN
     scale: Tensor  # [outs, groups] float32
     group: int  # inputs, a multiple of 32 or all of them; the last group may be shorter
 
     def dense(self) -> Tensor:
-        """[outs, ins] float32 (float64 where the scales are)."""
+        """The weight [outs, ins] in the scales' dtype."""
         return self.data.to(self.scale.dtype) * spread(self.scale, self.group, self.data.shape[1])
 
 
 def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """See linear.py: activations stay as they are, sums are of float32 at least."""
+    """W8A16, with the arguments of linear.py: activations are not rounded; sums are at least float32."""
     wide = torch.promote_types(x.dtype, torch.float32)
     out = F.linear(x.to(wide), weight.dense().to(wide), None if bias is None else bias.to(wide))
     return out.to(dtype or x.dtype)

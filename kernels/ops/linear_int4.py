@@ -1,4 +1,4 @@
-"""Products with int4 weights in groups of inputs, each with its scale and zero point (Frantar et al., GPTQ, 2022)."""
+"""Products with int4 weights; each group of inputs has a scale and a zero point (Frantar et al., GPTQ, 2022)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .linear_int8 import rounded
 
 
 class Int4(NamedTuple):
-    """A weight [outs, ins]: (nibble - zero) * scale. Groups lie side by side; the last may be shorter than the rest."""
+    """A weight [outs, ins]: (nibble - zero) * scale. Groups are contiguous inputs; the last may be shorter."""
 
-    data: Tensor  # [outs, ceil(ins / 2)] uint8, the even input in the low nibble; a nibble too many is 0
+    data: Tensor  # [outs, ceil(ins / 2)] uint8, the even input in the low nibble; the padding nibble of odd ins is 0
     scale: Tensor  # [outs, groups] float16
     zero: Tensor  # [outs, groups] uint8, 0…16
     group: int  # inputs, a multiple of 32
     ins: int
 
     def dense(self) -> Tensor:
-        """[outs, ins] float32 (float64 where the scales are)."""
+        """The weight [outs, ins] in float32, or in float64 if the scales are float64."""
         wide = torch.promote_types(self.scale.dtype, torch.float32)
         nibbles = torch.stack((self.data & 15, self.data >> 4), dim=-1).flatten(-2)[:, : self.ins]
         zero, scale = (spread(part.to(wide), self.group, self.ins) for part in (self.zero, self.scale))
@@ -31,23 +31,23 @@ class Int4(NamedTuple):
 
 
 def spread(per_group: Tensor, group: int, ins: int) -> Tensor:
-    """[..., groups] -> [..., ins], each value for every input of its group."""
+    """[..., groups] -> [..., ins]: repeats each value for every input of its group."""
     return per_group.repeat_interleave(group, -1)[..., :ins]
 
 
 def int4(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W4A8, see linear.py. Each group of inputs of each row of x is rounded to int8 by linear_int8.rounded; sums within
-    a group are of whole numbers."""
+    """W4A8, with the arguments of linear.py. Each group of inputs of each row of x is rounded to int8 by
+    linear_int8.rounded; sums within a group are integers."""
     missing = -x.shape[-1] % weight.group
     grouped = F.pad(x.float(), (0, missing)).unflatten(-1, (-1, weight.group))
     whole, scale = rounded(grouped)
     wide = torch.promote_types(x.dtype, torch.float32)
-    held = (whole.to(wide) * scale.to(wide)).flatten(-2)[..., : x.shape[-1]]
-    return _product(held, weight, bias, dtype or x.dtype)
+    activations = (whole.to(wide) * scale.to(wide)).flatten(-2)[..., : x.shape[-1]]
+    return _product(activations, weight, bias, dtype or x.dtype)
 
 
 def int4_wide(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W4A16, see linear.py: activations stay as they are."""
+    """W4A16, with the arguments of linear.py: activations are not rounded."""
     return _product(x.to(torch.promote_types(x.dtype, torch.float32)), weight, bias, dtype or x.dtype)
 
 

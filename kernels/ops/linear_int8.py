@@ -1,4 +1,4 @@
-"""Products with int8 weights, and int8 activations made on the fly (W8A8; Dettmers et al., LLM.int8(), 2022)."""
+"""Products of int8 weights and activations rounded to int8 (W8A8; Dettmers et al., LLM.int8(), 2022)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from .case import Case, Make
 
 
 class Int8(NamedTuple):
-    """A weight [outs, ins]: data * scale, one scale for each output."""
+    """A weight [outs, ins]: data * scale, one scale per output."""
 
     data: Tensor  # [outs, ins] int8
     scale: Tensor  # [outs] float32
 
     def dense(self) -> Tensor:
-        """[outs, ins] float32 (float64 where the scales are)."""
+        """The weight [outs, ins] in the scales' dtype."""
         return self.data.to(self.scale.dtype) * self.scale.unsqueeze(-1)
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(whole numbers -127…127, scale) of the last dimension, both float32: scale is the largest magnitude / 127.
+    """(integers -127…127, scale) of the last dimension, both float32; scale is the largest magnitude / 127.
 
-    x * (127 / largest), rounded to nearest, ties to even. Zeros stay zeros; a NaN or an infinity makes all NaN.
+    The integers are x * (127 / largest), rounded to nearest, ties to even. Zeros stay zeros; with a NaN or an infinity
+    in the last dimension, integers * scale is NaN.
     """
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
-    factor = torch.full_like(largest, 127.0) / largest  # a number over a tensor would be a rounded reciprocal first
+    # torch computes `127.0 / tensor` as 127 times a rounded reciprocal; a tensor divided by a tensor is exact.
+    factor = torch.full_like(largest, 127.0) / largest
     whole = torch.where(largest == 0, 0.0, (x * factor).round())
     return whole, largest / 127.0
 
 
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """See linear.py. Every row of x is rounded to int8 by `rounded`; the sum over ins is one of whole numbers."""
+    """W8A8, with the arguments of linear.py. Every row of x is rounded to int8 by `rounded`; sums are integers."""
     wide = torch.promote_types(x.dtype, torch.float32)
     whole, scale = rounded(x)
     out = F.linear(whole.to(wide), weight.data.to(wide)) * (scale.to(wide) * weight.scale.to(wide))

@@ -12,11 +12,11 @@ from .step import LayerStep
 if TYPE_CHECKING:
     from . import Ops
 
-Gate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]  # a field of Activation
+Gate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]  # the fields of Activation
 
 
 class Mlp(Protocol):
-    """A layer calls it; a kernel that fuses a layer takes those whose kind it knows."""
+    """The MLP of a decoder layer. A kernel that fuses a layer supports particular implementations, as GatedMlp."""
 
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
         """x [tokens, hidden], normalised -> [tokens, hidden]."""

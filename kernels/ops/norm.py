@@ -16,7 +16,7 @@ from .case import Case, Make
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """x / rms(x) * (offset + weight) over the last dimension, computed in float32 at least, rounded once.
 
-    x [..., dim], weight [dim]; the answer has x's shape and dtype. Gemma stores its weights less 1: offset 1.
+    x [..., dim], weight [dim]; the output has x's shape and dtype. Gemma stores weight - 1, so its offset is 1.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     scale = weight.to(wide)
@@ -26,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual). An implementation may write over x and residual."""
+    """(rms_norm(x + residual), x + residual). An implementation may overwrite x and residual."""
     residual = x + residual
     return rms_norm(residual, weight, eps, offset), residual
 
@@ -34,7 +34,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension, in float32 at least, rounded once.
 
-    x [..., dim], weight and bias [dim]; the answer has x's shape and dtype.
+    x [..., dim], weight and bias [dim]; the output has x's shape and dtype.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     shift = None if bias is None else bias.to(wide)
@@ -72,7 +72,7 @@ def _layer(shape: tuple[int, ...], biased: bool, shift: float = 0.0) -> Make:
 
 
 def _stored(residual: bool, kinds: Mapping[torch.dtype, torch.dtype]) -> Make:
-    """Weights are held as stored, whatever the activations are."""
+    """Weights keep the dtype of the checkpoint, so their dtype may differ from x's."""
 
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         inputs = _inputs((5, 96), 0.0, residual)(generator, dtype)

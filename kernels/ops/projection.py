@@ -1,4 +1,4 @@
-"""Projections: weights together with the product that their format takes."""
+"""Projections: weights together with the product op of their format."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ if TYPE_CHECKING:
 
 
 class Projection(Protocol):
-    """What layers call."""
+    """A linear map in a layer: qkv, out, gate_up, down or the output head."""
 
     @property
     def product(self) -> Product | None:
-        """The one product that computes it in a step without adapters, for kernels that fuse; None: there is none."""
+        """The product that computes the whole projection without adapters, for fused kernels; None if there is none."""
         ...
 
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x [tokens, ins] -> [tokens, outs], in `dtype` or else x's. The step is that of these tokens, with their
-        adapters; None: outside of the layers, where no adapter applies."""
+        """x [tokens, ins] -> [tokens, outs] in `dtype`, by default x's. `step` has the adapters of these tokens; None
+        outside of the layers, where no adapter applies."""
         ...
 
 
 class Product(NamedTuple):
-    """One product, for one projection or several of the same input, one below the other."""
+    """One product. It computes one projection, or several of the same input with their weights concatenated by output
+    (q, k and v, for example)."""
 
     op: str  # a field of linear.Linear
-    weight: Any  # as the device's linear.pack made it
+    weight: Any  # packed by the device's linear.pack
     bias: Tensor | None = None
-    order: Tensor | None = None  # [ins] int64: the product takes the inputs in this order
+    order: Tensor | None = None  # [ins] int64: the permutation of the inputs before the product; None: none
 
     @property
     def product(self) -> Product:
@@ -47,7 +48,7 @@ class Product(NamedTuple):
 
 
 class SideBySide(NamedTuple):
-    """Projections of one input that cannot share a product: their formats or orders of inputs differ."""
+    """Projections of one input that cannot share a product, because their formats or input orders differ."""
 
     parts: tuple[Product, ...]
 

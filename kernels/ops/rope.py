@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al., 2021): halves apart ("neox") or neighbours ("interleaved")."""
+"""Rotary position embedding (Su et al., 2021). It rotates pairs of dimensions: (i, i + half) in "neox", (2i, 2i + 1) in
+"interleaved"."""
 
 from __future__ import annotations
 
@@ -13,24 +14,25 @@ from .case import Case, Make
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the pairs (i, i + half) of every head, i < half = cos's width; dimensions from 2 * half on pass through.
+    """Rotate the pairs (i, i + half) of every head, for i < half. Dimensions from 2 * half on stay unchanged.
 
-    query [tokens, heads, dim], key [tokens, kv heads, dim]; cos and sin [tokens, half], float32, are the rows of the
-    positions, scaling included. An implementation may write over query and key.
+    query [tokens, heads, dim], key [tokens, kv heads, dim]; cos and sin [tokens, half] float32 for each token's
+    position, including RoPE scaling. An implementation may overwrite query and key.
     """
     return _halves(query, cos, sin), _halves(key, cos, sin)
 
 
 def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for the pairs (2i, 2i + 1), as in GPT-J and GLM."""
+    """As `rope`, for the pairs (2i, 2i + 1), as in GPT-J and GLM."""
     return _neighbours(query, cos, sin), _neighbours(key, cos, sin)
 
 
 def by_section(cos: Tensor, sin: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Multimodal positions (Qwen2-VL, Wang et al., 2024): one table row for each of time, height and width.
+    """Multimodal positions (Qwen2-VL, Wang et al., 2024): combine the tables of time, height and width into one.
 
-    cos and sin [3, tokens, half]; the first sizes[0] frequencies turn by time, the next by height, the last by width,
-    and the answer [tokens, half] is what any rotation takes. Raises ValueError where the sizes do not add up to half.
+    cos and sin [3, tokens, half] -> [tokens, half], the arguments of any rotation. The first sizes[0] frequencies
+    rotate by the time position, the next by height, the last by width. Raises ValueError if the sizes do not add up to
+    half.
     """
     if len(sizes) != len(cos) or sum(sizes) != cos.shape[-1]:
         raise ValueError(f"rope: sections {list(sizes)} do not fill {len(cos)} rows of {cos.shape[-1]} frequencies")
@@ -49,8 +51,8 @@ def _halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     sin = sin.unsqueeze(1)
     first = x[..., :half]
     second = x[..., half : 2 * half]
-    turned = (first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :])
-    return torch.cat(turned, dim=-1).to(x.dtype)
+    rotated = (first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :])
+    return torch.cat(rotated, dim=-1).to(x.dtype)
 
 
 def _neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -59,8 +61,8 @@ def _neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     sin = sin.unsqueeze(1)
     first = x[..., 0 : 2 * half : 2]
     second = x[..., 1 : 2 * half : 2]
-    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-    return torch.cat((turned, x[..., 2 * half :]), dim=-1).to(x.dtype)
+    rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    return torch.cat((rotated, x[..., 2 * half :]), dim=-1).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

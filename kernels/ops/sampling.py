@@ -1,4 +1,4 @@
-"""Drawing tokens from logits. The numpy oracle `engine/sampling.py` says what each step means and judges this file."""
+"""Drawing tokens from logits. `engine/sampling.py` defines each operation in numpy; tests compare this file with it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _GOLDEN = 0x9E3779B9
 
 
 class Draws(NamedTuple):
-    """How each row draws, all tensors [rows]; None where a filter is off for every row."""
+    """The sampling parameters of each row. All tensors are [rows]; a filter that is off in every row is None."""
 
     temperature: Tensor  # float32, 0 is greedy
-    seed_low: Tensor  # int32, the bits of the seed's lower and higher half
-    seed_high: Tensor
-    position: Tensor  # int32, the draw's counter
+    seed_low: Tensor  # int32, the lower 32 bits of the seed
+    seed_high: Tensor  # int32, the higher 32 bits of the seed
+    position: Tensor  # int32, the counter of the row's draws
     top_k: Tensor | None  # int32, 0 is off
     top_p: Tensor | None  # float32, 1 is off
     min_p: Tensor | None  # float32, 0 is off
-    most: int  # values that top_k and top_p can need: the largest top_k where every row has one, else the vocabulary
+    most: int  # sorted logits that top_k and top_p need: the largest top_k, or vocab if a row has no top_k
 
 
 class Logprobs(NamedTuple):
-    """Natural-log probabilities of the raw logits."""
+    """Natural logarithms of the probabilities, from the raw logits."""
 
     chosen: Tensor  # [rows] float32
     top_tokens: Tensor  # [rows, k] int64, likeliest first, the smallest id first among equals
@@ -53,8 +53,8 @@ def penalise(
 ) -> None:
     """Repetition (Keskar et al., CTRL, 2019), then frequency and presence penalties, in place.
 
-    The first five describe distinct pairs of row and token and how often it stands in prompt and output; the
-    penalties are [rows of logits].
+    rows and tokens [pairs] are distinct pairs; in_prompt and in_output [pairs] count the token in the row's prompt and
+    output. The penalties are [rows of logits].
     """
     x = logits[rows, tokens]
     penalty = repetition[rows]
@@ -64,7 +64,10 @@ def penalise(
 
 
 def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
-    """-inf for every token whose bit is 0, in place: words [masked rows, ceil(vocab / 32)] int32, lowest bit first."""
+    """Set the logits of all tokens whose bit is 0 to -inf, in place.
+
+    rows [masked rows]; words [masked rows, ceil(vocab / 32)] int32, the lowest bit first.
+    """
     bits = words.unsqueeze(-1) >> torch.arange(32, device=words.device, dtype=words.dtype) & 1
     forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
     logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, float("-inf")))
@@ -76,9 +79,9 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """[rows] int64: temperature, top_k, top_p, min_p, then the largest of value + Gumbel noise. Logits stay.
+    """[rows] int64: applies temperature, top_k, top_p and min_p, then takes the largest of logit + Gumbel noise.
 
-    The filters never remove the largest value, so a greedy row is one without noise.
+    The filters never remove the largest logit, so a greedy row only leaves out the noise. Logits are not changed.
     """
     is_greedy = draws.temperature == 0
     x = logits / torch.where(is_greedy, 1.0, draws.temperature).unsqueeze(-1)
@@ -90,8 +93,8 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
             x = x.masked_fill((x < last) & (draws.top_k > 0).unsqueeze(-1), out)
         if draws.top_p is not None:
             p = (largest - x.logsumexp(-1, keepdim=True)).exp()
-            kept = p.cumsum(-1) - p < draws.top_p.unsqueeze(-1)
-            last = largest.gather(1, (kept.sum(-1, keepdim=True) - 1).clamp(min=0))
+            in_nucleus = p.cumsum(-1) - p < draws.top_p.unsqueeze(-1)
+            last = largest.gather(1, (in_nucleus.sum(-1, keepdim=True) - 1).clamp(min=0))
             x = x.masked_fill((x < last) & (draws.top_p < 1).unsqueeze(-1), out)
     if draws.min_p is not None:
         x = x.masked_fill(x < (x.amax(-1) + draws.min_p.log()).unsqueeze(-1), out)
@@ -109,7 +112,7 @@ def _gumbel(seed_low: Tensor, seed_high: Tensor, position: Tensor, vocab: int) -
 
 
 def _mix(h: Tensor) -> Tensor:
-    """murmur3's finaliser on 32 bits; int64 holds them, since few devices compute with unsigned integers."""
+    """The 32-bit finaliser of murmur3, computed in int64, because few devices support unsigned integers."""
     h = h & _WORD
     h ^= h >> 16
     h *= 0x85EBCA6B
@@ -122,19 +125,20 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
-    """Of each row's token and of its k likeliest."""
-    every = logits.log_softmax(-1)
-    chosen = every.gather(1, tokens.unsqueeze(-1)).squeeze(-1)
+    """Log-probabilities of the drawn tokens [rows] and of the k likeliest tokens of each row."""
+    all_tokens = logits.log_softmax(-1)
+    chosen = all_tokens.gather(1, tokens.unsqueeze(-1)).squeeze(-1)
     if k == 0:
-        return Logprobs(chosen, tokens.new_empty(len(tokens), 0), every[:, :0])
-    top, ids = every.sort(dim=-1, descending=True, stable=True)  # topk leaves the order of equals open
+        return Logprobs(chosen, tokens.new_empty(len(tokens), 0), all_tokens[:, :0])
+    # topk has no fixed order of equal values; a stable sort has.
+    top, ids = all_tokens.sort(dim=-1, descending=True, stable=True)
     return Logprobs(chosen, ids[:, :k], top[:, :k])
 
 
 def carry(tokens: Tensor, ends: Tensor, carried: Tensor, drawn: Tensor) -> None:
-    """tokens[ends[r]] = drawn[carried[r]] where carried[r] >= 0, in place: the tokens that the step before drew.
+    """tokens[ends[r]] = drawn[carried[r]] for all carried[r] >= 0, in place: inserts the tokens of the previous step.
 
-    All int32: tokens [tokens], ends and carried [rows], drawn [at least as many as carried names].
+    All int32: tokens [tokens], ends and carried [rows], drawn [rows of the previous step].
     """
     known = tokens.index_select(0, ends)
     tokens.index_copy_(0, ends.long(), torch.where(carried >= 0, drawn.index_select(0, carried.clamp(min=0)), known))
@@ -208,7 +212,7 @@ def _draw(temperature: float, top_k: int | None, top_p: float | None, min_p: flo
 
 def _logprobs(k: int) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        logits = _logits(generator).round()  # equals, to see their order
+        logits = _logits(generator).round()  # rounded logits have equal values, whose order is tested
         return {"logits": logits, "tokens": torch.randint(VOCAB, (ROWS,), generator=generator), "k": k}
 
     return make

@@ -1,4 +1,4 @@
-"""One step as the layers of a model receive it."""
+"""The arguments of one step that the layers of a model receive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .attention import Rows
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The pages of all layers: one tensor where they have one shape, else one of each layer.
+    """The pages of all layers: one tensor if all layers have the same shape, else one tensor per layer.
 
     keys and values [layers, pages, page_size, kv heads, dim], or a tuple of [pages, page_size, kv heads, dim].
     """
@@ -27,35 +27,37 @@ class Cache:
 
 
 class Adapters(NamedTuple):
-    """The adapters of a step in which any row has one."""
+    """The adapters of a step; at least one row has an adapter."""
 
-    slots: Tensor  # [tokens] int32: the adapter slot of each token; 0: none
-    scales: Tensor  # [tokens] float32: the factor of the adapter's delta
+    slots: Tensor  # [tokens] int32, index of each token's adapter; 0: none
+    scales: Tensor  # [tokens] float32, factor of the adapter's LoRA product
 
     def select(self, tokens: Tensor) -> Adapters:
-        """The adapters of tokens [selected] int32 alone."""
+        """The adapters of a subset of the tokens: tokens [subset] int32."""
         return Adapters(self.slots.index_select(0, tokens), self.scales.index_select(0, tokens))
 
 
 class Answers(NamedTuple):
-    """The tokens whose hidden states are read after the last layer; it computes keys and values alone of all others."""
+    """The tokens whose hidden states are read after the last layer. For other tokens the last layer computes only keys
+    and values."""
 
     tokens: Tensor  # [answers] int32
-    rows: Rows  # of one query each
+    rows: Rows  # one row per token, with one query
 
 
 class LayerStep(NamedTuple):
-    """Rows, cache positions, rotations, pages, adapters and answers of one step. A layer knows its own by index."""
+    """Rows, cache slots, rotations, pages, adapters and answers of one step. A layer selects its rotation and its pages
+    by index."""
 
     rows: Rows
-    slots: Tensor  # [tokens] int64: where each token's key and value go, as in kv.store
+    slots: Tensor  # [tokens] int64, cache slots for the keys and values, as in kv.store
     rotations: Sequence[tuple[Tensor, Tensor]]  # cos and sin [tokens, rotary_dim / 2] of each kind of rotation
     cache: Cache
-    adapters: Adapters | None = None  # None: no row has one, and fused kernels may compute the step
-    answers: Answers | None = None  # None: every token's; given to the last layer alone
+    adapters: Adapters | None = None  # None: no row has an adapter, so fused kernels may compute the step
+    answers: Answers | None = None  # None: all tokens; only the last layer receives Answers
 
     def answered(self) -> LayerStep:
-        """The step of the answers' tokens alone, whose keys and values are in the cache already."""
+        """The step reduced to the tokens of `answers`, whose keys and values are in the cache already."""
         assert self.answers is not None
         tokens = self.answers.tokens
         adapters = None if self.adapters is None else self.adapters.select(tokens)

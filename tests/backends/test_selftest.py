@@ -1,4 +1,4 @@
-"""The kernels' self-test: what is wrong, fails or answers NaN is left to the next lane, which is said, kept, and not
+"""The kernels' self-test: what is wrong, fails or returns NaN is left to the next lane, which is said, kept, and not
 tested again."""
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def test_right_ops_are_kept(tmp_path: Path) -> None:
     ("rms", "reason"),
     [
         (wrong, "is off by"),
-        (without_numbers, "answers NaN"),
+        (without_numbers, "returns NaN"),
         (failing, "fails: RuntimeError: no kernel image"),
-        (of_another_shape, "answers in another shape"),
+        (of_another_shape, "returns the wrong shape"),
     ],
 )
 def test_what_is_wrong_is_left_to_the_next_lane(tmp_path: Path, rms: Callable[..., Any], reason: str) -> None:

@@ -106,7 +106,7 @@ except ImportError as error:
 """
     environment = os.environ | {"LOCALLLM_CUDA_LIBRARY": __file__}
     done = subprocess.run([sys.executable, "-c", script], env=environment, text=True, capture_output=True)
-    assert done.stdout.endswith("make build CUDA=1 makes it anew True True\n"), done
+    assert done.stdout.endswith("make build CUDA=1 rebuilds it True True\n"), done
 
 
 def test_the_ops_of_the_cuda_library_are_named() -> None:
