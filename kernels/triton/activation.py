@@ -1,4 +1,4 @@
-"""Gated activations on GPUs without the CUDA library; see kernels/ops/activation.py for what they mean."""
+"""Gated activations on GPUs without the CUDA library; kernels/ops/activation.py defines them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops import activation as reference
 from . import takes
 
-SPAN = 1024  # numbers of the answer for each program
+SPAN = 1024  # output elements of a program
 _SILU, _GELU, _GELU_TANH = range(3)
 
 
@@ -37,7 +37,7 @@ def _gated(gate_up: Tensor, kind: int) -> Tensor:
 
 @triton.jit
 def _gate(out, x, stride, dim, KIND: tl.constexpr, SPAN: tl.constexpr):
-    """Program (row, part of it)."""
+    """Program (row, block): SPAN outputs of a row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
     inside = at < dim

@@ -1,7 +1,7 @@
-"""Attention over the paged cache in Triton; see kernels/ops/attention.py for what it means.
+"""Attention over the paged cache in Triton; kernels/ops/attention.py defines it.
 
-Rows with few queries are decode's (attention_decode.py); so are prompts of too few tiles to fill the device, which it
-splits. The others are attention_extend.py's.
+attention_decode.py computes rows with few queries, and prompts with too few tiles to fill the device, whose contexts it
+splits. attention_extend.py computes all other rows.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from .attention_plan import FEW, Launch, plan
 from .target import Device, counters, described
 
 MOST_DIM = 512
-MOST_HELD = 128  # numbers of a sum that a thread holds in registers
+MOST_HELD = 128  # accumulators that a thread can hold in registers
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-ROOMY = 163 << 10  # bytes of shared memory
-HOPPER = 200 << 10  # with more, Triton keeps one more block of keys and values on its way
+ROOMY = 163 << 10  # bytes of shared memory from which larger tiles fit
+HOPPER = 200 << 10  # bytes of shared memory above which Triton prefetches one more block of keys and values
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The shape of a program."""
+    """The block sizes of a program, and its launch options."""
 
-    m: int
-    n: int
-    d: int
+    m: int  # lines of a tile, padded
+    n: int  # positions of the cache
+    d: int  # head dimension, padded
     warps: int
     stages: int
-    resident: int  # such programs that a processor holds
+    resident: int  # programs that run on one processor at the same time
 
     def shared(self, dtype: torch.dtype, device: Device) -> int:
-        """Bytes of shared memory at most: queries, keys and values on their way, and weights."""
+        """Upper bound of the shared memory in bytes: queries, prefetched keys and values, and attention weights."""
         buffers = self.stages // 2 + (device.shared > HOPPER)
         return (self.m * self.d + 2 * buffers * self.n * self.d + self.m * self.n) * dtype.itemsize + 512
 
@@ -49,7 +49,7 @@ class Blocks:
 
 
 class Call(NamedTuple):
-    """The arguments of one attention, in the order and form that both kernels take."""
+    """The arguments of one attention, converted for both kernels."""
 
     out: Tensor
     query: Tensor
@@ -58,7 +58,7 @@ class Call(NamedTuple):
     sinks: Tensor | None
     rows: Rows
     options: tuple[float, float, int]  # scale, soft cap, window
-    fp8: Literal["", "native", "bits"]  # conversion of a float8 cache; empty: the cache has the queries' type
+    fp8: Literal["", "native", "bits"]  # conversion of a float8 cache; empty: the cache has the queries' dtype
     device: Device
 
     @property
@@ -67,11 +67,11 @@ class Call(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Query heads of a kv head."""
+        """Query heads that share a kv head."""
         return self.query.shape[1] // self.kv_heads
 
     def pointers(self, tiles: Tensor | None) -> tuple[Tensor, ...]:
-        """Absent tensors are other ones, which the kernels do not read."""
+        """The tensor arguments. An absent tensor is replaced by another one, which the kernels do not read."""
         rows = self.rows
         sinks = self.out if self.sinks is None else self.sinks.float()
         listed = rows.row_starts if tiles is None else tiles
@@ -112,8 +112,8 @@ def paged_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The cache is of the queries' type, or float8_e4m3fn. Queries, and the heads of the cache, may be views with
-    strides. Calls on two streams share nothing."""
+    """The cache has the queries' dtype or float8_e4m3fn. Queries and pages may be strided views. Concurrent calls on
+    two streams are safe."""
     device = described(query.device)
     dim = query.shape[2]
     group = query.shape[1] // key_pages.shape[2]
@@ -139,7 +139,7 @@ def paged_attention(
 
 
 def _launches(call: Call, tiles_of: tuple[int, int]) -> list[tuple[Launch, Tensor | None]]:
-    """The launches of these rows, with their tiles on the device; planned once for all layers of a step."""
+    """The launches for the rows of the call, with their tiles on the device; planned once for all layers of a step."""
     rows = call.rows
     key = "triton", call.group, call.kv_heads, tiles_of
     if key not in rows.plans:
@@ -154,10 +154,10 @@ def _decode(call: Call, launch: Launch, tiles: Tensor | None, blocks: Blocks) ->
     chunks = max(1, call.device.processors * blocks.resident // call.kv_heads)
     places = 2 * chunks * call.kv_heads
     lines = call.group * launch.queries
-    where = call.out.device
-    partial = torch.empty(places, lines, call.query.shape[2], dtype=torch.float32, device=where)
-    stats = torch.empty(places, 2, lines, dtype=torch.float32, device=where)
-    zeros = counters(where, 1 << max(12, (launch.count * call.kv_heads - 1).bit_length()))
+    device = call.out.device
+    partial = torch.empty(places, lines, call.query.shape[2], dtype=torch.float32, device=device)
+    stats = torch.empty(places, 2, lines, dtype=torch.float32, device=device)
+    zeros = counters(device, 1 << max(12, (launch.count * call.kv_heads - 1).bit_length()))
     decode[call.kv_heads, chunks](
         *call.pointers(tiles),
         *(partial, stats, zeros),
@@ -172,21 +172,24 @@ def _decode(call: Call, launch: Launch, tiles: Tensor | None, blocks: Blocks) ->
 
 
 def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
-    """Parts, and lines of them, that decode merges together: of many lines there are few parts."""
+    """The constants PARTS and STEP of `decode`: it merges PARTS partial results of STEP lines at a time. Tiles with
+    many lines have few parts."""
     parts = 16 if queries <= FEW else 4
     return {"PARTS": parts, "STEP": max(1, min(triton.next_power_of_2(lines), 8192 // parts // block_d))}
 
 
 def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
-    alike = query.dtype in FLOATS and key_pages.dtype in (query.dtype, torch.float8_e4m3fn)
-    together = query.stride(2) == key_pages.stride(3) == value_pages.stride(3) == 1
-    return alike and together and query.shape[2] <= MOST_DIM
+    dtypes = query.dtype in FLOATS and key_pages.dtype in (query.dtype, torch.float8_e4m3fn)
+    dense_heads = query.stride(2) == key_pages.stride(3) == value_pages.stride(3) == 1
+    return dtypes and dense_heads and query.shape[2] <= MOST_DIM
 
 
 @cache
 def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[int, int] | None:
-    """(lines of the tiles of long rows, queries up to which a row is one tile) that the device has the memory for;
-    None: not even for one query."""
+    """(lines of a tile of a long row, queries up to which a short row is one tile), limited by the device's memory.
+
+    None if the device has not enough memory for a tile of one query.
+    """
 
     def fits(queries: int) -> bool:
         return shape(queries * group, queries, dim, dtype, device).fits(dtype, device)
@@ -199,14 +202,14 @@ def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[in
 
 
 def most_lines(dim: int, dtype: torch.dtype, device: Device) -> int:
-    """Of the tiles of long rows."""
+    """Largest number of lines in a tile of a long row."""
     if dtype == torch.float32 or dim > 256:
-        return 32  # multiplied without tensor cores, or long
+        return 32  # float32 does not use tensor cores; large heads need much shared memory
     return 128 if device.shared >= ROOMY and dim <= 128 else 64
 
 
 def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device) -> Blocks:
-    """A program for tiles of `lines`, of up to `queries` each."""
+    """The block sizes for tiles of `lines` lines with up to `queries` queries."""
     m = max(16, triton.next_power_of_2(lines))
     d = max(16, triton.next_power_of_2(dim))
     roomy = device.shared >= ROOMY
@@ -219,11 +222,11 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     buffers = max(1, min(2, room // stage))
     wide = m >= 128 or (m >= 64 and (d > 128 or not roomy)) or (m >= 32 and d > 256)
     warps = 8 if wide or device.narrow else 4
-    return Blocks(m, n, d, warps, 2 * buffers + 1, resident)  # the page table is read as far ahead
+    return Blocks(m, n, d, warps, 2 * buffers + 1, resident)  # stages include the prefetch of the page table
 
 
 def _listed(launch: Launch, device: torch.device) -> Tensor | None:
-    """[tiles, 2] int32, on its way to the device."""
+    """[tiles, 2] int32, row and first query of each tile, copied to the device asynchronously; None for all rows."""
     if launch.tiles is None:
         return None
     tiles = torch.tensor(launch.tiles, dtype=torch.int32)

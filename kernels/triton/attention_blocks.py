@@ -1,19 +1,23 @@
-"""The part that attention's Triton kernels share: queries against a stretch of a row's cache."""
+"""Device functions that both attention kernels share: attention over a range of a row's cache, and the merge."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-# Where these lie depends on the numbers of rows and tokens; a kernel for each place would be compiled as it comes up.
+# The addresses of these arguments depend on the numbers of rows and tokens. If Triton specialised on their alignment,
+# it would compile another kernel at run time.
 ROWS = ["tiles", "row_starts", "context_lens", "page_table"]
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def floats(loaded, LIKE: tl.constexpr, FP8: tl.constexpr):
-    """What the cache holds, in the queries' type. FP8 "bits": float8_e4m3fn read as uint8, where the device does not
-    convert it; shifted into a float16 it is 256 times too small, and exact, subnormal numbers too."""
+    """Values of the cache converted to LIKE, the queries' dtype.
+
+    FP8 "bits" is for devices that do not convert float8_e4m3fn: the values are read as uint8. Their bits, shifted to
+    the positions of a float16, are the value / 256, exactly, for subnormal values as well.
+    """
     if FP8 == "bits":
         wide = loaded.to(tl.uint16)
         bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
@@ -28,9 +32,9 @@ def attend_blocks(
     PAGE_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax (Milakov & Gimelshein, 2018) over the cache's positions [begin, end), in powers of two.
+    """Online softmax (Milakov & Gimelshein, 2018) over the positions [begin, end) of the cache, with base 2.
 
-    Without MASKED, every query sees all of them, and their number is a multiple of BLOCK_N.
+    Without MASKED, every query sees all these positions, and their number is a multiple of BLOCK_N.
     """
     column = tl.arange(0, BLOCK_D)
     for first in tl.range(begin, end, BLOCK_N):
@@ -43,7 +47,7 @@ def attend_blocks(
         slot = place % PAGE_SIZE
         key_at = keys + (page * key_page + slot * key_slot)[:, None] + column[None, :]
         value_at = values + (page * value_page + slot * value_slot)[:, None] + column[None, :]
-        if MASKED:  # what lies beyond a context may be NaN, and NaN times a weight of zero too
+        if MASKED:  # slots beyond the context may contain NaN, and NaN * 0 is NaN
             read = inside[:, None] & (column < DIM)[None, :]
             key = tl.load(key_at, mask=read, other=0.0)
             value = tl.load(value_at, mask=read, other=0.0)
@@ -79,10 +83,10 @@ def merge_lines(
     GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     PARTS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the answer of `line` [lines] of a tile of TILE lines from `count` parts of it, PARTS of them at a time.
+    """Merge `count` partial results of a tile, PARTS at a time, and write the output of the lines `line` [lines].
 
-    Part 0 lies at 2 * base + 1, and part i at 2 * (base + i * apart), of partial [places, TILE, DIM] and
-    stats [places, 2, TILE], peaks and totals.
+    partial [places, TILE, DIM] and stats [places, 2, TILE] (peak, total) have part 0 at the place 2 * base + 1, and
+    part i > 0 at the place 2 * (base + i * apart).
     """
     column = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + line % GROUP

@@ -1,14 +1,14 @@
-"""Decode attention in Triton: few queries a row, read at the speed of memory.
+"""Decode attention in Triton: few queries per row, limited by the memory bandwidth.
 
-A tile is some queries of one row times the query heads that share a kv head, so that the cache is read once for them.
-As many programs as the device holds at once share out the blocks of the cache that all tiles see, evenly and whatever
-their lengths, which only the device needs to know:
+A tile is a few queries of one row times the query heads that share a kv head, so the cache is read once for all of
+them. The blocks of the cache that all tiles read are divided evenly into chunks, whatever the lengths of the rows; the
+number of chunks fills the device. Only the device needs to know the lengths:
 
     blocks   | tile 0   |tile 1 |          tile 2            | tile 3  |
     chunks   |    0    |    1    |    2    |    3    |    4    |    5  |
 
-Each chunk is `kv_heads` programs, which read neighbouring bytes at the same time. A tile that several chunks share is
-merged by the last of them to finish.
+A chunk is computed by `kv_heads` programs, which read neighbouring bytes at the same time. If several chunks share a
+tile, the chunk that finishes last merges their partial results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from .attention_blocks import LOG2_E, ROWS, attend_blocks, merge_lines
 
-LANES = tl.constexpr(128)  # tiles that are looked at together
+LANES = tl.constexpr(128)  # tiles per iteration of the search in _found
 
 
 @triton.jit
@@ -26,8 +26,10 @@ def _measured(
     tiles, row_starts, context_lens, tile, there, window,
     QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile, or many: its row, first token, queries, the positions [low, end) that they see, and the blocks of
-    these, none if it has too many queries."""
+    """(row, first token, queries, low, end, blocks) of a tile, or of a vector of tiles.
+
+    The queries see the positions [low, end), which are `blocks` blocks; 0 blocks if the tile has more than QUERIES.
+    """
     row = tile
     if LISTED:
         row = tl.load(tiles + 2 * tile, mask=there, other=0)
@@ -52,7 +54,7 @@ def _found(
     tiles, row_starts, context_lens, count, at, window,
     QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """The tile in which block `at` lies, the blocks of those before it, and the blocks of all."""
+    """(tile that contains block `at`, number of blocks of the tiles before it, number of blocks of all tiles)."""
     tile = 0
     passed = 0
     every = 0
@@ -78,19 +80,22 @@ def decode(
     ALONE: tl.constexpr, LISTED: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Grid: kv heads, chunks. LISTED: tiles [count, 2] int32 say which row and from which query on up to QUERIES;
-    otherwise every row is a tile, and rows with more than QUERIES are left alone. ALONE: there is one tile.
+    """Grid: kv heads, chunks.
 
-    partial [chunks, kv heads, 2, QUERIES * GROUP, DIM] and stats [chunks, kv heads, 2, 2, QUERIES * GROUP] hold what a
-    chunk found of a tile that began before it, and of one that began in it; peaks and totals. counters
-    [count, kv heads] are zero before and after. PARTS of STEP lines are merged together.
+    LISTED: tiles [count, 2] int32 have the row and the first query of each tile, which has up to QUERIES queries.
+    Otherwise every row is a tile, and rows with more than QUERIES queries are skipped. ALONE: there is one tile.
+
+    partial [chunks, kv heads, 2, QUERIES * GROUP, DIM] and stats [chunks, kv heads, 2, 2, QUERIES * GROUP] (peak,
+    total) have two partial results of a chunk: index 0 is of a tile that begins in an earlier chunk, index 1 of a tile
+    that begins in this chunk. counters [count, kv heads] are zero before and after the launch. The merge reads PARTS
+    partial results of STEP lines at a time.
     """
     TILE: tl.constexpr = QUERIES * GROUP
     kv_head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     chunk = tl.program_id(1)
     tile = 0
-    passed = 0  # blocks of the tiles before this one
+    passed = 0  # blocks of the tiles before `tile`
     if ALONE:
         _, _, _, _, _, every = _measured(
             tiles, row_starts, context_lens, 0, True, window, QUERIES, BLOCK_N, LISTED, WINDOW
@@ -103,7 +108,7 @@ def decode(
     if not ALONE:
         tile, passed, _ = _found(tiles, row_starts, context_lens, count, at, window, QUERIES, BLOCK_N, LISTED, WINDOW)
     line = tl.arange(0, BLOCK_M)
-    own = line // GROUP
+    query_index = line // GROUP
     head = kv_head * GROUP + line % GROUP
     column = tl.arange(0, BLOCK_D)
     keys += kv_head * key_head
@@ -114,12 +119,12 @@ def decode(
         )
         upto = tl.minimum(stop, passed + blocks)
         if at < upto:
-            live = own < queries
-            position = tl.where(live, end - queries + own, end - 1)
+            live = query_index < queries
+            position = tl.where(live, end - queries + query_index, end - 1)
             token = start.to(tl.int64)
-            kept = live[:, None] & (column < DIM)[None, :]
-            from_query = ((token + own) * query_token + head * query_head)[:, None] + column[None, :]
-            q = tl.load(query + from_query, mask=kept, other=0.0)
+            inside = live[:, None] & (column < DIM)[None, :]
+            from_query = ((token + query_index) * query_token + head * query_head)[:, None] + column[None, :]
+            q = tl.load(query + from_query, mask=inside, other=0.0)
             acc, peak, total = attend_blocks(
                 tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
                 tl.full([BLOCK_M], float("-inf"), tl.float32),
@@ -129,28 +134,28 @@ def decode(
                 position, scale, soft_cap, window, key_page, key_slot, value_page, value_slot,
                 PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, True, WINDOW, CAP, FP8,
             )  # fmt: skip
-            begun = passed // share  # the chunk in which the tile begins
-            parts = (passed + blocks - 1) // share - begun + 1
+            begin = passed // share  # the chunk in which the tile begins
+            parts = (passed + blocks - 1) // share - begin + 1
             if parts == 1:
                 if SINKS:
                     sink = tl.load(sinks + head, mask=live, other=0.0) * LOG2_E
                     total += tl.exp2(sink - peak)
                 answer = acc / tl.where(live, total, 1.0)[:, None]
-                to = out + ((token + own) * out_token + head * DIM)[:, None] + column[None, :]
-                tl.store(to, answer.to(out.dtype.element_ty), mask=kept)
+                to = out + ((token + query_index) * out_token + head * DIM)[:, None] + column[None, :]
+                tl.store(to, answer.to(out.dtype.element_ty), mask=inside)
             else:
-                place = (chunk * kv_heads + kv_head) * 2 + (begun == chunk).to(tl.int32)
-                tl.store(partial + (place * TILE + line)[:, None] * DIM + column[None, :], acc, mask=kept)
+                place = (chunk * kv_heads + kv_head) * 2 + (begin == chunk).to(tl.int32)
+                tl.store(partial + (place * TILE + line)[:, None] * DIM + column[None, :], acc, mask=inside)
                 tl.store(stats + place * (2 * TILE) + line, peak, mask=live)
                 tl.store(stats + place * (2 * TILE) + TILE + line, total, mask=live)
-                tl.debug_barrier()  # every thread's parts are written before one of them says so
+                tl.debug_barrier()  # all threads have written their part before the counter is incremented
                 counter = counters + tile * kv_heads + kv_head
                 if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
                     tl.store(counter, 0)
                     for first_line in tl.range(0, queries * GROUP, STEP):
                         some = first_line + tl.arange(0, STEP)
                         merge_lines(
-                            out, sinks, partial, stats, begun * kv_heads + kv_head, kv_heads,
+                            out, sinks, partial, stats, begin * kv_heads + kv_head, kv_heads,
                             parts, some, some < queries * GROUP, token, kv_head, out_token,
                             GROUP, TILE, DIM, BLOCK_D, PARTS, SINKS,
                         )  # fmt: skip

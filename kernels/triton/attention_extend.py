@@ -1,4 +1,4 @@
-"""Prompt attention in Triton: many queries a row, over a prefix in the cache and themselves."""
+"""Prefill attention in Triton: rows with many queries, over the cached prefix and the new tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def extend(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Grid: kv heads, tiles. tiles [tiles, 2] int32 say which row, and from which query on QUERIES of it times the
-    GROUP heads of a kv head, as lines padded to BLOCK_M."""
+    """Grid: kv heads, tiles. tiles [tiles, 2] int32 have the row and the first query of each tile. The lines of a tile
+    are up to QUERIES queries times the GROUP heads that share a kv head, padded to BLOCK_M."""
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
     row = tl.load(tiles + 2 * tile)
@@ -29,14 +29,14 @@ def extend(
     count = tl.minimum(queries - first, QUERIES)
     end = before + count
     line = tl.arange(0, BLOCK_M)
-    own = line // GROUP
-    live = own < count
-    position = tl.where(live, before + own, end - 1)
+    query_index = line // GROUP
+    live = query_index < count
+    position = tl.where(live, before + query_index, end - 1)
     head = kv_head * GROUP + line % GROUP
     column = tl.arange(0, BLOCK_D)
-    token = (start + first).to(tl.int64) + own
-    kept = live[:, None] & (column < DIM)[None, :]
-    q = tl.load(query + (token * query_token + head * query_head)[:, None] + column[None, :], mask=kept, other=0.0)
+    token = (start + first).to(tl.int64) + query_index
+    inside = live[:, None] & (column < DIM)[None, :]
+    q = tl.load(query + (token * query_token + head * query_head)[:, None] + column[None, :], mask=inside, other=0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -46,7 +46,7 @@ def extend(
     low = 0
     if WINDOW:
         low = tl.maximum(before - window + 1, 0) // BLOCK_N * BLOCK_N
-    else:  # what all of the tile's queries see
+    else:  # positions that all queries of the tile see need no mask
         low = (before + 1) // BLOCK_N * BLOCK_N
         acc, peak, total = attend_blocks(
             acc, peak, total, q, keys, values, table, 0, low, position, scale, soft_cap, window,
@@ -63,4 +63,4 @@ def extend(
         total += tl.exp2(sink - peak)
     answer = acc / tl.where(live, total, 1.0)[:, None]
     to = out + (token * out_token + head * DIM)[:, None] + column[None, :]
-    tl.store(to, answer.to(out.dtype.element_ty), mask=kept)
+    tl.store(to, answer.to(out.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""How attention over pages is cut into launches: numbers of the host only, no tensor."""
+"""Plans the launches of paged attention from the lengths of the rows, on the host and without tensors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-IDLE = 4  # times as many processors as programs
-LONG = 1024  # positions
-FEW = 4  # queries up to which a row is one tile, if these fit
+IDLE = 4  # a launch with IDLE times fewer programs than the device has processors leaves it mostly idle
+LONG = 1024  # positions of a context from which splitting it is worth the merge
+FEW = 4  # most queries of a row that is one tile, if the memory suffices
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One run of a kernel. A tile is some queries of a row, times the heads that share a kv head."""
+    """One launch of a kernel. A tile is a few queries of a row times the query heads that share a kv head."""
 
     kernel: Literal["decode", "extend"]
-    queries: int  # of a tile, at most
+    queries: int  # most queries of a tile
     count: int  # of tiles
-    tiles: tuple[tuple[int, int], ...] | None  # row and first query; None: each row with so few queries is one
+    tiles: tuple[tuple[int, int], ...] | None  # (row, first query); None: each row of up to `queries` queries is a tile
 
 
 def plan(
@@ -30,8 +30,10 @@ def plan(
     few: int,
     processors: int,
 ) -> list[Launch]:
-    """The launches that cover all rows. `group` query heads share each of the `kv_heads`; a row of up to `few` queries
-    is one tile, a tile of a longer row has `lines`. Of `contexts` only the order matters, and they may be upper bounds.
+    """The launches that cover all rows.
+
+    `group` query heads share each of the `kv_heads`. A row of up to `few` queries is one tile; tiles of longer rows
+    have `lines` lines. `contexts` may be upper bounds.
     """
     launches: list[Launch] = []
     short = [queries for queries in query_lens if queries <= few]
@@ -40,10 +42,15 @@ def plan(
     if len(short) < len(query_lens):
         queries = max(1, lines // group)
         lengths = list(zip(query_lens, contexts, strict=True))
-        tiles = [(row, first) for row, (own, _) in enumerate(lengths) if own > few for first in range(0, own, queries)]
-        # the longest start first
+        tiles = [
+            (row, first)
+            for row, (row_queries, _) in enumerate(lengths)
+            if row_queries > few
+            for first in range(0, row_queries, queries)
+        ]
+        # Tiles with the most positions start first.
         tiles.sort(key=lambda tile: lengths[tile[0]][0] - lengths[tile[0]][1] - tile[1])
-        # merging costs more than it saves, unless most of the device would be idle for long
+        # Splitting and merging is only faster if most of the device would be idle, and the contexts are long.
         idle = len(tiles) * kv_heads * IDLE <= processors and max(contexts) >= LONG
         kernel: Literal["decode", "extend"] = "decode" if idle else "extend"
         launches.append(Launch(kernel, queries, len(tiles), tuple(tiles)))

@@ -1,13 +1,14 @@
-"""A seeded draw among the tokens that the filters leave, without sorting and without asking the host.
+"""A seeded draw among the tokens that pass the filters, without sorting and without synchronising with the host.
 
-The first kernel looks at every logit once. It keeps the largest of each block of tokens, so that later looks leave out
-the blocks that hold nothing large enough, and the token that wins where nothing filters.
+The first kernel, `_survey`, reads every logit once. It writes the largest logit of each block, so that later passes
+skip blocks without large logits, and the token with the largest logit + noise, which wins if no filter is on.
 
-The second, one program a row, makes use of the noise being fixed: the winner among all tokens above some value, if it
-is one that the filters leave, is also the winner among those that they leave. Whether top_p leaves it is a sum over
-the tokens above it. If not, only tokens above it are left to look at. A nucleus of share p takes about 1 + ln(1 / p)
-such looks. top_k's last value is found by bisection among those blocks whose largest is at least the k-th largest of
-such, of which there are few more than k.
+The second kernel, `_choose`, has one program per row. It uses that the noise of a token is fixed: if the winner among
+all tokens above a threshold passes the filters, it is also the winner among the tokens that pass the filters. top_p
+accepts the winner if the probabilities of the tokens above it sum to less than top_p. Otherwise the winner's logit
+becomes the next threshold. A nucleus of probability p takes about 1 + ln(1 / p) such passes. Bisection finds the
+smallest logit that top_k accepts. It reads only blocks whose largest logit is at least the k-th largest of all blocks'
+largest logits; these are few more than k blocks.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from ..ops.sampling import Draws
 from .noise import LAST, draw_key, exponential, key_of, least_exponential
 
 BLOCK = 128  # tokens
-CHUNK = 16  # blocks that one program of the first kernel looks at
-GROUP = 16  # blocks that the second kernel looks at together
+CHUNK = 16  # blocks of one program of the first kernel
+GROUP = 16  # blocks that the second kernel reads per iteration
 WARPS = 16  # of the second kernel
 LOWEST = tl.constexpr(-0x80000000)
 LOG2_E = tl.constexpr(1.4426950408889634)
-ROUNDED = tl.constexpr(1.001)  # by more than rounding changes a score that may win
+ROUNDED = tl.constexpr(1.001)  # factor above the rounding error of a score that may win
 
-# Where they lie depends on the number of rows, for each of which a kernel would be compiled, for seconds.
+# The addresses of these arguments depend on the number of rows. If Triton specialised on their alignment, it would
+# compile another kernel at run time, which takes seconds.
 _ANYWHERE = [
     *("temperature", "seed_low", "seed_high", "position", "top_k", "top_p", "min_p"),
     *("keys", "ids", "noisy", "noisy_ids", "maxima", "sums", "listed"),
@@ -39,19 +41,19 @@ _ANYWHERE = [
 
 
 class _Notes(NamedTuple):
-    """What the first kernel tells the second."""
+    """Intermediate results that the first kernel writes and the second kernel reads."""
 
     keys: Tensor  # [rows, chunks] int32, key of the largest logit
-    ids: Tensor  # [rows, chunks] int32, its token
-    noisy: Tensor  # [rows, chunks] float32, the largest of value + noise
-    noisy_ids: Tensor  # [rows, chunks] int32, its token
-    maxima: Tensor  # [rows, blocks] float32, largest logits; NaN as infinity
-    sums: Tensor  # [rows, blocks] float32 of exp((logit - largest) / temperature)
-    listed: Tensor  # [rows, blocks] int32, the second's own
+    ids: Tensor  # [rows, chunks] int32, token of the largest logit
+    noisy: Tensor  # [rows, chunks] float32, the largest of logit / temperature + noise
+    noisy_ids: Tensor  # [rows, chunks] int32, token of `noisy`
+    maxima: Tensor  # [rows, blocks] float32, largest logits; NaN counts as infinity
+    sums: Tensor  # [rows, blocks] float32, sum of exp((logit - largest of the block) / temperature)
+    listed: Tensor  # [rows, blocks] int32, scratch memory of the second kernel
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """Computed in float32: where two tokens, or a sum and top_p, lie within its rounding, either may be taken."""
+    """Computes in float32. If two tokens, or a sum and top_p, differ by less than its rounding, either may win."""
     if logits.dtype != torch.float32:
         return reference.draw(logits, draws)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -61,7 +63,8 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
         return tokens
     chunks = triton.cdiv(vocab, CHUNK * BLOCK)
     notes = _notes(logits, rows, chunks)
-    filters = tuple(draws.temperature if one is None else one for one in (draws.top_k, draws.top_p, draws.min_p))
+    unread = draws.temperature  # in place of filters that are off
+    filters = tuple(unread if values is None else values for values in (draws.top_k, draws.top_p, draws.min_p))
     seeds = draws.seed_low, draws.seed_high, draws.position
     top_k = draws.top_k is not None
     top_p = draws.top_p is not None
@@ -93,7 +96,7 @@ def _survey(
     keys, ids, noisy, noisy_ids, maxima, sums,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, row) looks at CHUNK blocks of a row's logits."""
+    """Program (chunk, row): CHUNK blocks of a row's logits."""
     chunk, row = tl.program_id(0), tl.program_id(1)
     chunks = tl.num_programs(0)
     blocks = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -121,17 +124,18 @@ def _survey(
         limit = vocab
         if TOP_K:
             limit = tl.load(top_k + row)
-        if (limit <= 0) | (limit >= vocab):  # else few tokens are left, and the second kernel looks at those
-            own = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
+        if (limit <= 0) | (limit >= vocab):  # with top_k few tokens remain; the second kernel draws among them
+            noise_key = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
             most = tl.where(most > float("-inf"), most, 0.0)
-            # What a score is at least takes no logarithm; by that one token alone can have the least, mostly.
-            bound = least_exponential(own, tokens) * tl.exp2((most - x) * (cool * LOG2_E))
+            # The token with the smallest score wins. A lower bound of a score needs no logarithm, and in most cases the
+            # bounds show that only one token can win.
+            bound = least_exponential(noise_key, tokens) * tl.exp2((most - x) * (cool * LOG2_E))
             token = tl.min(tl.where(bound == tl.min(bound), tokens, LAST))
-            token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)  # all are NaN
+            token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)  # all bounds are NaN
             rival = tl.min(tl.where(tokens != token, bound, float("inf")))
-            least = exponential(own, token) * tl.exp((most - tl.load(logits + token)) * cool)
+            least = exponential(noise_key, token) * tl.exp((most - tl.load(logits + token)) * cool)
             if (rival < float("inf")) & (rival <= least * ROUNDED):
-                score = exponential(own, tokens) * tl.exp((most - x) * cool)
+                score = exponential(noise_key, tokens) * tl.exp((most - x) * cool)
                 least = tl.min(score)
                 token = tl.min(tl.where(score == least, tokens, LAST))
             tl.store(noisy + at, most * cool - tl.log(least))
@@ -142,8 +146,11 @@ def _survey(
 def _first_largest(
     logits, vocab, first, blocks, block_largest, most, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The largest key of a chunk from block `first` on, and its smallest token. `most` is infinity for NaN as well,
-    which has the larger key: only then more than a block is looked at again."""
+    """(largest key, smallest token with this key) of a chunk that begins at block `first`.
+
+    `most`, the largest logit, is infinity if a logit is NaN. The key of NaN is larger than the key of infinity, so only
+    then the whole chunk is read again, else one block.
+    """
     block = tl.min(tl.where(block_largest == most, blocks, LAST), 0)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + ids, mask=ids < vocab, other=float("-inf"))
@@ -174,26 +181,28 @@ def _choose(
     heat = tl.load(temperature + row)
     logits += row.to(tl.int64) * stride
     largest = tl.load(logits + token)
-    if (heat != 0) & (tl.abs(largest) < float("inf")):  # else no noise changes which is the largest
+    if (heat != 0) & (tl.abs(largest) < float("inf")):  # otherwise noise does not change the largest token
         blocks = chunks * CHUNK
         cool = 1.0 / heat
         maxima += row * blocks
         listed += row * blocks
-        limit, share, least_share = vocab, 1.0, 0.0
+        limit = vocab
+        share = 1.0
+        least_share = 0.0
         if TOP_K:
             limit = tl.load(top_k + row)
         if TOP_P:
             share = tl.load(top_p + row)
         if MIN_P:
             least_share = tl.load(min_p + row)
-        own = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
+        noise_key = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
         total = tl.full((), 0.0, tl.float32)
-        least = tl.full((), LOWEST, tl.int32)  # key from which on tokens are left
+        least = tl.full((), LOWEST, tl.int32)  # smallest key of the tokens that may still win
         if (limit > 0) & (limit < vocab):
             least = _kth_key(logits, vocab, maxima, listed, blocks, limit, largest_key, BLOCK, GROUP, BLOCKS)
             count = _list(maxima, listed, blocks, least, BLOCKS)
             total = _weight(logits, vocab, cool, largest, listed, count, least, BLOCK, GROUP)
-            token = _winner(logits, vocab, cool, largest, own, listed, count, least, BLOCK, GROUP)
+            token = _winner(logits, vocab, cool, largest, noise_key, listed, count, least, BLOCK, GROUP)
         else:
             values = tl.load(noisy + at, mask=here, other=float("-inf"))
             best = tl.max(values, 0)
@@ -209,25 +218,25 @@ def _choose(
         key = key_of(tl.load(logits + token))
         done = (key >= least) & (share >= 1)
         while not done:
-            tried = key >= least  # then what is above it is added up, else it was not left by the filters
-            least = tl.where(tried, key + 1, least)
+            candidate = key >= least  # the token passes top_k and min_p; top_p needs the sum of the tokens above it
+            least = tl.where(candidate, key + 1, least)
             count = _list(maxima, listed, blocks, least, BLOCKS)
             above = _weight(logits, vocab, cool, largest, listed, count, least, BLOCK, GROUP)
-            accepted = tried & ((above < share * total) | (key == largest_key))
+            accepted = candidate & ((above < share * total) | (key == largest_key))
             done = accepted | (share >= 1)
             if not accepted:
-                token = _winner(logits, vocab, cool, largest, own, listed, count, least, BLOCK, GROUP)
+                token = _winner(logits, vocab, cool, largest, noise_key, listed, count, least, BLOCK, GROUP)
                 key = key_of(tl.load(logits + token))
     tl.store(out + row, token.to(tl.int64))
 
 
 @triton.jit
 def _list(maxima, listed, blocks, least, BLOCKS: tl.constexpr):
-    """Write to `listed` which blocks have a token of this key or a larger one; their number."""
+    """Write to `listed` the blocks that have a token with a key of `least` or more; return their number."""
     block = tl.arange(0, BLOCKS)
     chosen = (key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf"))) >= least) & (block < blocks)
     place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.debug_barrier()  # the list before this one has been read
+    tl.debug_barrier()  # all threads have read the previous list
     tl.store(listed + place, block, mask=chosen)
     tl.debug_barrier()
     return tl.sum(chosen.to(tl.int32), 0)
@@ -235,7 +244,7 @@ def _list(maxima, listed, blocks, least, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _weight(logits, vocab, cool, largest, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The sum of exp((logit - largest) * cool) over the listed blocks' tokens of key `least` or more."""
+    """The sum of exp((logit - largest) * cool) over the tokens of the listed blocks with a key of `least` or more."""
     weight = tl.zeros((GROUP, BLOCK), tl.float32)
     for start in range(0, count, GROUP):
         _, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
@@ -244,14 +253,14 @@ def _weight(logits, vocab, cool, largest, listed, count, least, BLOCK: tl.conste
 
 
 @triton.jit
-def _winner(logits, vocab, cool, largest, own, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """Which of the listed blocks' tokens of key `least` or more has the largest of value + noise."""
+def _winner(logits, vocab, cool, largest, noise_key, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The token with the largest logit + noise among those of the listed blocks with a key of `least` or more."""
     best = tl.full((GROUP, BLOCK), float("inf"), tl.float32)
     best_token = tl.full((GROUP, BLOCK), LAST, tl.int32)
     for start in range(0, count, GROUP):
         tokens, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
-        score = exponential(own, tokens) * tl.exp((largest - x) * cool)
-        better = here & (key_of(x) >= least) & (score < best)  # of equals the smaller token, which came first
+        score = exponential(noise_key, tokens) * tl.exp((largest - x) * cool)
+        better = here & (key_of(x) >= least) & (score < best)  # among equal scores the first, smallest token wins
         best = tl.where(better, score, best)
         best_token = tl.where(better, tokens, best_token)
     smallest = tl.min(tl.min(best, 1), 0)
@@ -260,7 +269,7 @@ def _winner(logits, vocab, cool, largest, own, listed, count, least, BLOCK: tl.c
 
 @triton.jit
 def _group(logits, vocab, listed, count, start, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """Tokens [GROUP, BLOCK] of listed blocks from `start` on, their logits, and which of them there are."""
+    """(tokens, logits, mask of the tokens that exist), all [GROUP, BLOCK], of the listed blocks from `start` on."""
     place = start + tl.arange(0, GROUP)
     block = tl.load(listed + place, mask=place < count, other=0)
     tokens = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -270,12 +279,12 @@ def _group(logits, vocab, listed, count, start, BLOCK: tl.constexpr, GROUP: tl.c
 
 @triton.jit
 def _count(logits, vocab, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """How many tokens of the listed blocks have this key or a larger one."""
-    found = tl.zeros((GROUP, BLOCK), tl.int32)
+    """The number of tokens of the listed blocks with a key of `least` or more."""
+    counts = tl.zeros((GROUP, BLOCK), tl.int32)
     for start in range(0, count, GROUP):
         _, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
-        found += (here & (key_of(x) >= least)).to(tl.int32)
-    return tl.sum(tl.sum(found, 1), 0)
+        counts += (here & (key_of(x) >= least)).to(tl.int32)
+    return tl.sum(tl.sum(counts, 1), 0)
 
 
 @triton.jit
@@ -283,24 +292,28 @@ def _kth_key(
     logits, vocab, maxima, listed, blocks, k, largest_key,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """A key that just the k largest tokens and the k-th one's equals have, or a larger one; k is 1 to vocab - 1."""
+    """A threshold for keys: only the k largest tokens, and tokens equal to the k-th, have this key or a larger one.
+
+    k is 1 to vocab - 1.
+    """
     block = tl.arange(0, BLOCKS)
     keys = key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf")))
-    # At least k are from `low` on, less from `high` on.
-    low, high = tl.full((), LOWEST, tl.int64), largest_key.to(tl.int64) + 1
+    # At least k tokens have a key of `low` or more; fewer than k have a key of `high` or more.
+    low = tl.full((), LOWEST, tl.int64)
+    high = largest_key.to(tl.int64) + 1
     if k <= blocks:
-        found = tl.full((), BLOCKS, tl.int32)
-        while (high - low > 1) & (found != k):
+        passing = tl.full((), BLOCKS, tl.int32)
+        while (high - low > 1) & (passing != k):
             middle = (low + high) >> 1
             more = tl.sum((keys >= middle).to(tl.int32), 0)
             low, high = tl.where(more >= k, middle, low), tl.where(more >= k, high, middle)
-            found = tl.where(more >= k, more, found)
+            passing = tl.where(more >= k, more, passing)
     high = largest_key.to(tl.int64) + 1
     count = _list(maxima, listed, blocks, low, BLOCKS)
-    found = _count(logits, vocab, listed, count, low, BLOCK, GROUP)
-    while (high - low > 1) & (found != k):
+    passing = _count(logits, vocab, listed, count, low, BLOCK, GROUP)
+    while (high - low > 1) & (passing != k):
         middle = (low + high) >> 1
         more = _count(logits, vocab, listed, count, middle, BLOCK, GROUP)
         low, high = tl.where(more >= k, middle, low), tl.where(more >= k, high, middle)
-        found = tl.where(more >= k, more, found)
+        passing = tl.where(more >= k, more, passing)
     return low.to(tl.int32)

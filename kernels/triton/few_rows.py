@@ -1,7 +1,7 @@
-"""Products of up to 16 rows with int8, int4 and fp8 weights, which are read once and become numbers in registers.
+"""Products of up to 16 rows with int8, int4 and fp8 weights, which are read once and dequantised in registers.
 
-A program multiplies all rows with BLOCK_N outputs, over one share of the inputs. The last program of a block of outputs
-to finish adds the shares, in their order: the answer does not depend on which one that is.
+A program multiplies all rows with BLOCK_N outputs over one share of the inputs (split-K). For each block of outputs,
+the program that finishes last adds the shares in a fixed order, so the result does not depend on timing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .widen import e4m3, nibbles, record_of, records_of
 Format = Literal["int8", "int4", "fp8"]
 
 MOST = 16  # rows
-# Two products of an int8 are less than 2^14: sums of that many inputs are exact in an int32.
+# The product of two int8 values is at most 127² < 2^14, so a sum of 2^17 products is exact in an int32.
 MOST_INS = 2**17
 COUNTERS = 1 << 14
 
@@ -34,9 +34,10 @@ def few_rows_kernel(
 ):  # fmt: skip
     """Grid: shares of `share` inputs, blocks of outputs.
 
-    BLOCK_K inputs are all of one record, of `sub` inputs; ONE: each output has one record. EVEN: shares are whole
-    numbers of TURNS times BLOCK_K inputs. With SPLIT, partial [shares, rows, outs] takes the sums of each share, and
-    counters [blocks] are zero before and after. x_scale [rows] is that of int8 activations.
+    A record is the scale, and for int4 the zero point, of `sub` inputs of an output. A block of BLOCK_K inputs lies in
+    one record; ONE: each output has one record. EVEN: every share is a multiple of TURNS * BLOCK_K inputs. With SPLIT,
+    partial [shares, rows, outs] receives the sums of each share, and counters [blocks] are zero before and after the
+    launch. x_scale [rows] are the scales of int8 activations.
     """
     part = tl.program_id(0)
     block = tl.program_id(1)
@@ -44,7 +45,7 @@ def few_rows_kernel(
     live = row < rows
     output = block * BLOCK_N + tl.arange(0, BLOCK_N)
     there = output < outs
-    near = tl.minimum(output, outs - 1)  # sums of outputs that are not there are made of another's, and not stored
+    near = tl.minimum(output, outs - 1)  # padding outputs read the last output's weights and are not stored
     from_x = x + row.to(tl.int64)[:, None] * x_stride
     from_data = data + near.to(tl.int64)[:, None] * pitch
     start = part * share
@@ -56,7 +57,7 @@ def few_rows_kernel(
     for first in range(start, stop, BLOCK_K * TURNS):
         for turn in tl.static_range(TURNS):
             base = first + turn * BLOCK_K
-            if not ONE:  # read one block ahead of its use
+            if not ONE:  # prefetch the record of the next block
                 factor = next_factor
                 shift = next_shift
                 after = tl.minimum((base + BLOCK_K) // sub, subs - 1)
@@ -65,15 +66,15 @@ def few_rows_kernel(
             wanted = live[:, None]
             if not EVEN:
                 wanted = wanted & (k < stop)[None, :]
-            held = tl.load(from_x + k[None, :], mask=wanted, other=0)
+            activations = tl.load(from_x + k[None, :], mask=wanted, other=0)
             if FORMAT == "int4":
                 at = base // 2 + tl.arange(0, BLOCK_K // 2)
                 if EVEN:
                     pair = tl.load(from_data + at[None, :])
                 else:
                     pair = tl.load(from_data + at[None, :], mask=(2 * at < stop)[None, :], other=0)
-                even, odd = tl.split(held.reshape(BLOCK_M, BLOCK_K // 2, 2))
-                low, high = nibbles(pair, shift, held.dtype, PTX)
+                even, odd = tl.split(activations.reshape(BLOCK_M, BLOCK_K // 2, 2))
+                low, high = nibbles(pair, shift, activations.dtype, PTX)
                 if ONE:
                     sums = tl.dot(even, tl.trans(low), sums, input_precision="ieee")
                     sums = tl.dot(odd, tl.trans(high), sums, input_precision="ieee")
@@ -87,11 +88,13 @@ def few_rows_kernel(
                 else:
                     byte = tl.load(from_data + k[None, :], mask=(k < stop)[None, :], other=0)
                 if FORMAT == "int8":
-                    sums = tl.dot(held, tl.trans(byte), sums, out_dtype=tl.int32)
+                    sums = tl.dot(activations, tl.trans(byte), sums, out_dtype=tl.int32)
                 elif ONE:
-                    sums = tl.dot(held, tl.trans(e4m3(byte, held.dtype, PTX)), sums, input_precision="ieee")
+                    sums = tl.dot(
+                        activations, tl.trans(e4m3(byte, activations.dtype, PTX)), sums, input_precision="ieee"
+                    )
                 else:
-                    product = tl.dot(held, tl.trans(e4m3(byte, held.dtype, PTX)), input_precision="ieee")
+                    product = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, PTX)), input_precision="ieee")
                     sums += product * factor[None, :]
     place = row.to(tl.int64)[:, None] * outs + output[None, :]
     inside = live[:, None] & there[None, :]
@@ -100,7 +103,7 @@ def few_rows_kernel(
         shares = tl.num_programs(0)
         size = rows.to(tl.int64) * outs
         tl.store(partial + part * size + place, sums, mask=inside)
-        tl.debug_barrier()  # every thread's sums are written before one of them says so
+        tl.debug_barrier()  # all threads have written their sums before the counter is incremented
         last = tl.atomic_add(counters + block, 1, sem="acq_rel") == shares - 1
     if last:
         if SPLIT:
@@ -121,7 +124,8 @@ def few_rows_kernel(
 
 
 class Blocks(NamedTuple):
-    """The shape of a program, and of what it reads at a time: `turns` blocks of n outputs and k inputs."""
+    """The block sizes of a program, and its launch options: each iteration reads `turns` blocks of n outputs × k
+    inputs."""
 
     n: int
     k: int
@@ -131,8 +135,11 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, amd: bool = False) -> Blocks:
-    """`wide`: of float32 activations, which are multiplied without tensor cores. Those of `amd` wait for a device to be
-    tuned on; they are such that no register spills."""
+    """The block sizes for a weight format.
+
+    `wide`: the activations are float32, which tensor cores do not multiply. The sizes for `amd` are not tuned; they
+    avoid register spills.
+    """
     k = 128 if sub >= ins or sub % 128 == 0 else 64 if sub % 64 == 0 else 32
     if wide:
         return Blocks(32, 32, 1, 4, 2)
@@ -140,12 +147,13 @@ def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, amd: bool = False) ->
         return Blocks(64, 64 if fmt == "int8" else 32, 1, 4, 2)
     if fmt == "int8":
         return Blocks(64, 256, 1, 4, 3)
-    turns = 1 if ins % 128 else 128 // k  # masks take registers
+    turns = 1 if ins % 128 else 128 // k  # masks need more registers
     return Blocks(128, k, turns, 4, 3) if fmt == "int4" else Blocks(64, k, turns, 4, 3)
 
 
 def shares_of(blocks: int, steps: int, processors: int) -> int:
-    """Into how many shares inputs of `steps` are cut, so that nearly two programs run on each processor."""
+    """The number of shares that `steps` blocks of inputs are split into, so that each processor has almost two
+    programs."""
     shares = 1
     while blocks * shares < 1.75 * processors and 4 * shares <= steps:
         shares *= 2
@@ -164,15 +172,17 @@ def few_rows(
     sub: int,
     x_scale: Tensor | None = None,
 ) -> Tensor:
-    """x [1…16 rows, ins] times the weight [outs, ins], whose records of scale (and zero) are each of `sub` inputs: a
-    multiple of 32, or all of them. int8 activations come with x_scale [rows] float32.
+    """x [1…16 rows, ins] times the weight [outs, ins] -> [rows, outs] in `dtype`.
+
+    Each record (scale, and for int4 zero point) covers `sub` inputs, a multiple of 32 or all inputs. With int8
+    activations, x_scale [rows] float32 are their scales.
     """
     rows, ins = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, outs, dtype=dtype)
     records = records_of(scale, turned=False)
     device = described(x.device)
-    ptx = device.compiler == "cuda"  # widens four bytes in a few instructions; Triton's own need several times as many
+    ptx = device.compiler == "cuda"  # inline PTX converts four bytes with fewer instructions than Triton generates
     n, k, turns, warps, stages = blocks_of(fmt, sub, ins, x.dtype == torch.float32, amd=device.compiler == "hip")
     step = k * turns
     blocks = triton.cdiv(outs, n)

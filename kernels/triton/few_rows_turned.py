@@ -1,7 +1,7 @@
-"""Products of up to 16 rows with int4 weights as kernels/cuda/linear.py packs them, which turns nibbles and records.
+"""Products of up to 16 rows with int4 weights that kernels/cuda/linear.py packs: it transposes nibbles and records.
 
-They are read where CUDA C++ finds too little shared memory. few_rows.py reads weights that lie in order, and faster: 16
-bytes of an output at a time, where here there are 4.
+Used if a device has too little shared memory for the CUDA C++ kernel. few_rows.py, for weights in plain order, is
+faster, because it reads 16 contiguous bytes of an output at a time; this kernel reads 4.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def few_rows_turned_kernel(
     out, x, data, records, bias, rows, outs, ins, subs, sub, x_stride, pitch,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of outputs. BLOCK_K inputs are all of one record, of `sub` inputs."""
+    """Grid: blocks of outputs. A block of BLOCK_K inputs lies in one record of `sub` inputs."""
     row = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     there = output < outs
@@ -32,11 +32,11 @@ def few_rows_turned_kernel(
     for first in range(0, ins, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         inside = (row < rows)[:, None] & (k < ins)[None, :]
-        held = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
+        activations = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
         factor, shift = record_of(records, records, near, first // sub, outs, subs, True, "turned")
         whole = turned_nibbles(data, near, first, ins, pitch, BLOCK_K).to(tl.float32)
-        weights = (whole - shift[:, None]).to(held.dtype)
-        sums += tl.dot(held, tl.trans(weights), input_precision="ieee") * factor[None, :]
+        weights = (whole - shift[:, None]).to(activations.dtype)
+        sums += tl.dot(activations, tl.trans(weights), input_precision="ieee") * factor[None, :]
     if HAS_BIAS:
         sums += tl.load(bias + near).to(tl.float32)[None, :]
     to = out + row.to(tl.int64)[:, None] * outs + output[None, :]
@@ -44,14 +44,15 @@ def few_rows_turned_kernel(
 
 
 def depth(sub: int, ins: int) -> int:
-    """Inputs of a block, all of one record."""
+    """The number of inputs of a block, so that a block lies in one record."""
     return 64 if sub >= ins or sub % 64 == 0 else 32
 
 
 def few_rows_turned(
     x: Tensor, data: Tensor, records: Tensor, bias: Tensor | None, dtype: torch.dtype, outs: int, sub: int
 ) -> Tensor:
-    """x [1…16 rows, ins] times the weight; a record for each `sub` inputs: 32, 64, or a multiple of 128."""
+    """x [1…16 rows, ins] times the weight -> [rows, outs]. A record covers `sub` inputs: 32, 64 or a multiple of
+    128."""
     rows, ins = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, outs, dtype=dtype)

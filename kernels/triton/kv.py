@@ -1,4 +1,4 @@
-"""Writing the paged cache on GPUs without the CUDA library; see kernels/ops/kv.py for what it means."""
+"""Writes to the paged cache on GPUs without the CUDA library; kernels/ops/kv.py defines them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ def append(
     key_pages: Tensor,
     value_pages: Tensor,
 ) -> Tensor:
-    """A token whose slot lies beyond the cache is left out of it."""
-    plain = all(one.is_contiguous() for one in (cos, sin, slots)) and qkv.stride(2) == 1 and cos.dtype == torch.float32
-    if not plain or qkv.dtype not in FLOATS or not _stored(key_pages):
+    """Keys and values of a token are not written if its slot lies outside of the cache."""
+    dense = qkv.stride(2) == 1 and all(tensor.is_contiguous() for tensor in (cos, sin, slots))
+    dtypes = qkv.dtype in FLOATS and cos.dtype == torch.float32
+    if not dense or not dtypes or not _stored(key_pages):
         return reference.append(
             qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
         )
-    tokens, every, dim = qkv.shape
+    tokens, qkv_heads, dim = qkv.shape
     kv_heads = key_pages.shape[2]
-    heads = every - 2 * kv_heads
+    heads = qkv_heads - 2 * kv_heads
     query = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     if tokens:
-        _append[(tokens, every)](
+        _append[(tokens, qkv_heads)](
             query, qkv, query_norm, key_norm, cos, sin, slots, key_pages, value_pages,
             qkv.stride(0), qkv.stride(1), heads, kv_heads, dim, cos.shape[1],
             key_pages.shape[0] * key_pages.shape[1], eps, offset,
@@ -48,7 +49,7 @@ def append(
 
 
 def _stored(pages: Tensor) -> bool:
-    """Whether this device's Triton converts to what the pages hold."""
+    """True if Triton on this device converts floats to the dtype of the pages."""
     if pages.dtype == torch.float8_e4m3fn:
         return described(pages.device).converts_fp8
     return pages.dtype in FLOATS
@@ -60,8 +61,9 @@ def _append(
     token_stride, head_stride, heads, kv_heads, dim, half, limit, eps, offset,
     NEOX: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head): the queries' heads first, then the keys', then the values'."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Program (token, head); the heads are in the order of qkv: queries, keys, values."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     at = tl.arange(0, DIM)
     inside = at < dim
     start = qkv + token * token_stride + head * head_stride
@@ -73,17 +75,17 @@ def _append(
         into = value_pages + (slot * kv_heads + head - heads - kv_heads) * dim + at
         tl.store(into, _as(wide, value_pages.dtype.element_ty), mask=stored)
     else:
-        other, angle, sign, turned = partner(at, half, NEOX)
-        others = tl.load(start + other, mask=turned, other=0.0).to(tl.float32)
+        other, angle, sign, rotary = partner(at, half, NEOX)
+        others = tl.load(start + other, mask=rotary, other=0.0).to(tl.float32)
         if query_norm is not None:
             norm = query_norm
             if head >= heads:
                 norm = key_norm
             scale = tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps)
             wide *= scale * (tl.load(norm + at, mask=inside, other=0.0).to(tl.float32) + offset)
-            others *= scale * (tl.load(norm + other, mask=turned, other=0.0).to(tl.float32) + offset)
-        cosine = tl.load(cos + token * half + angle, mask=turned, other=1.0)
-        sine = tl.load(sin + token * half + angle, mask=turned, other=0.0)
+            others *= scale * (tl.load(norm + other, mask=rotary, other=0.0).to(tl.float32) + offset)
+        cosine = tl.load(cos + token * half + angle, mask=rotary, other=1.0)
+        sine = tl.load(sin + token * half + angle, mask=rotary, other=0.0)
         wide = wide * cosine + others * sine * sign
         if head < heads:
             tl.store(query + (token * heads + head) * dim + at, wide.to(values.dtype), mask=inside)
@@ -94,7 +96,7 @@ def _append(
 
 @triton.jit
 def _as(x, dtype: tl.constexpr):
-    """float32 x in another type, within what it can hold."""
+    """float32 x converted to `dtype`; for float8 clamped to its range."""
     if dtype == tl.float8e4nv:
         x = tl.minimum(tl.maximum(x, -448.0), 448.0)
     return x.to(dtype)

@@ -1,7 +1,8 @@
 """Products with int8, int4 and fp8 weights.
 
-Up to 16 rows are few_rows.py's. With more, weights of int4 and fp8 become floats in memory, and torch multiplies them;
-sums are of float32. int8 is torch's product of whole numbers, rounded before and scaled after.
+few_rows.py computes products of up to 16 rows. For more rows, int4 and fp8 weights are dequantised into memory and
+torch multiplies them with float32 sums. For int8, activations are rounded to int8, torch multiplies the integers, and
+the result is scaled.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Packed(NamedTuple):
-    """An int4 weight [outs, ins] whose scales and zero points lie as neighbouring outputs read them."""
+    """An int4 weight [outs, ins] with transposed scales and zero points, so neighbouring outputs read contiguously."""
 
-    data: Tensor  # [outs, ceil(ins / 2)] uint8, as Int4's
-    records: Tensor  # [groups, outs] int32: float16 scale, zero point above
+    data: Tensor  # [outs, ceil(ins / 2)] uint8, as in Int4
+    records: Tensor  # [groups, outs] int32: float16 scale in the low 16 bits, zero point in the high 16 bits
     group: int
     ins: int
 
 
 def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
-    """int4 weights as Packed, all others plain."""
+    """Packed for int4 weights; other weights stay plain."""
     slices = iter(slices)
     first = next(slices)
     if not isinstance(first, Int4):
@@ -66,8 +67,11 @@ def product(
     turned: bool = False,
     nibbles: bool = False,
 ) -> Tensor:
-    """x [rows, ins] times the weight, a record of scale (and zero) for every `sub` inputs: a multiple of 32, or all of
-    them."""
+    """x [rows, ins] times the weight -> [rows, outs] in `dtype`, by default x's.
+
+    Each record (scale, and for int4 zero point) covers `sub` inputs, a multiple of 32 or all inputs. `nibbles`: the
+    weight is int4, else fp8. `turned`: it is packed by kernels/cuda/linear.py.
+    """
     rows, ins = x.shape
     dtype = dtype or x.dtype
     if rows == 0 or outs == 0:
@@ -88,14 +92,14 @@ def product(
 
 
 def _sums(x: Tensor, weights: Tensor) -> Tensor:
-    """x times the weights' transpose, float32: rounded to 16 bits, many of a head's logits would be equal."""
+    """x times the transposed weights in float32; logits rounded to 16 bits would often be equal."""
     if x.dtype != torch.float32 and described(x.device).mixed_products:
         return torch.mm(x, weights.t(), out_dtype=torch.float32)
     return torch.mm(x.float(), weights.t().float())
 
 
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W8A8. Many rows are torch's product of int8, for the shapes that it takes."""
+    """W8A8. For more than 16 rows torch multiplies the integers, if it supports the shape."""
     outs, ins = weight.data.shape
     rows = x.numel() // max(ins, 1)
     few = 0 < rows <= MOST and x.dtype in _FLOATS and 0 < ins <= MOST_INS and outs > 0
@@ -112,14 +116,14 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
 
 
 def int4(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W4A8: x becomes what its rounded groups stand for, and keeps its type."""
+    """W4A8: the groups of x are rounded to int8 and scaled back to x's dtype."""
     if x.dtype not in _FLOATS:
         return linear_int4.int4(x, _plain(weight), bias, dtype)
     return int4_wide(rounded(x, weight.group), weight, bias, dtype)
 
 
 def rounded(x: Tensor, group: int) -> Tensor:
-    """Each group of inputs of x rounded to int8 (linear_int8.rounded), in x's type."""
+    """x with each group of inputs rounded to int8 (linear_int8.rounded) and scaled back to x's dtype."""
     if group & (group - 1) == 0 and group <= 1024 and x.stride(-1) == 1:
         return as_rounded(x.reshape(-1, x.shape[-1]), group).view(x.shape)
     padded = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))

@@ -1,4 +1,4 @@
-"""Norms on GPUs without the CUDA library; see kernels/ops/norm.py for what they mean."""
+"""Norms on GPUs without the CUDA library; kernels/ops/norm.py defines them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops import norm as reference
 from . import takes
 
-WIDEST = 8192  # a program holds a row
+WIDEST = 8192  # elements of a row, which one program keeps in registers
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -52,7 +52,7 @@ def _normalised(
 
 
 def _warps(dim: int) -> int:
-    """Eight numbers for each thread, within what a block may have."""
+    """Warps of a program: eight elements per thread, at most 16 warps."""
     return min(16, max(1, int(triton.next_power_of_2(dim)) // 256))
 
 
@@ -61,17 +61,17 @@ def _normalise(
     out, x, residual, weight, bias, heads, row_stride, head_stride, dim, eps, offset,
     CENTRED: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """One program a row, or a head of it."""
+    """One program per row, or per head of a row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, DIM)
     inside = at < dim
     scales = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
     values = tl.load(x + row // heads * row_stride + row % heads * head_stride + at, mask=inside, other=0.0)
     if residual is not None:
-        kept = residual + row * dim + at
-        total = values.to(tl.float32) + tl.load(kept, mask=inside, other=0.0).to(tl.float32)
-        values = total.to(values.dtype)  # what stays in the residual stream is what is normalised
-        tl.store(kept, values, mask=inside)
+        to_residual = residual + row * dim + at
+        total = values.to(tl.float32) + tl.load(to_residual, mask=inside, other=0.0).to(tl.float32)
+        values = total.to(values.dtype)  # normalise the rounded sum, as it is stored in the residual stream
+        tl.store(to_residual, values, mask=inside)
     wide = values.to(tl.float32)
     if CENTRED:
         wide = tl.where(inside, wide - tl.sum(wide, 0) / dim, 0.0)

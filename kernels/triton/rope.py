@@ -1,4 +1,4 @@
-"""Rotary position embedding on GPUs without the CUDA library; see kernels/ops/rope.py for what it means."""
+"""Rotary position embedding on GPUs without the CUDA library; kernels/ops/rope.py defines it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from . import takes
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     if not (_covered(query, cos, sin) and _covered(key, cos, sin)):
         return reference.rope(query, key, cos, sin)
-    return _turned(query, cos, sin, neox=True), _turned(key, cos, sin, neox=True)
+    return _rotated(query, cos, sin, neox=True), _rotated(key, cos, sin, neox=True)
 
 
 def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     if not (_covered(query, cos, sin) and _covered(key, cos, sin)):
         return reference.interleaved_rope(query, key, cos, sin)
-    return _turned(query, cos, sin, neox=False), _turned(key, cos, sin, neox=False)
+    return _rotated(query, cos, sin, neox=False), _rotated(key, cos, sin, neox=False)
 
 
 def _covered(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     return takes(x) and x.stride(2) == 1 and cos.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, neox: bool) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, neox: bool) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, heads, dim = x.shape
     if out.numel():
-        _turn[(tokens, heads)](
+        _rotate[(tokens, heads)](
             out, x, cos, sin, x.stride(0), x.stride(1), heads, dim, cos.shape[1],
             NEOX=neox, DIM=triton.next_power_of_2(dim), num_warps=1,
         )  # fmt: skip
@@ -40,7 +40,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, neox: bool) -> Tensor:
 
 @triton.jit
 def partner(at, half, NEOX: tl.constexpr):
-    """For the dimensions `at` of a head: the one each is turned with, which angle, the sine's sign, whether at all."""
+    """For the dimensions `at` of a head: (other dimension of the pair, index of the angle, sign of the sine, mask of
+    the rotary dimensions)."""
     if NEOX:
         other = tl.where(at < half, at + half, at - half)
         angle = tl.where(at < half, at, at - half)
@@ -53,15 +54,16 @@ def partner(at, half, NEOX: tl.constexpr):
 
 
 @triton.jit
-def _turn(out, x, cos, sin, token_stride, head_stride, heads, dim, half, NEOX: tl.constexpr, DIM: tl.constexpr):
+def _rotate(out, x, cos, sin, token_stride, head_stride, heads, dim, half, NEOX: tl.constexpr, DIM: tl.constexpr):
     """Program (token, head)."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     at = tl.arange(0, DIM)
-    other, angle, sign, turned = partner(at, half, NEOX)
+    other, angle, sign, rotary = partner(at, half, NEOX)
     start = x + token * token_stride + head * head_stride
     values = tl.load(start + at, mask=at < dim)
-    others = tl.load(start + other, mask=turned, other=0.0).to(tl.float32)
-    cosine = tl.load(cos + token * half + angle, mask=turned, other=1.0)
-    sine = tl.load(sin + token * half + angle, mask=turned, other=0.0)
-    answer = values.to(tl.float32) * cosine + others * sine * sign
-    tl.store(out + (token * heads + head) * dim + at, answer.to(values.dtype), mask=at < dim)
+    others = tl.load(start + other, mask=rotary, other=0.0).to(tl.float32)
+    cosine = tl.load(cos + token * half + angle, mask=rotary, other=1.0)
+    sine = tl.load(sin + token * half + angle, mask=rotary, other=0.0)
+    result = values.to(tl.float32) * cosine + others * sine * sign
+    tl.store(out + (token * heads + head) * dim + at, result.to(values.dtype), mask=at < dim)

@@ -1,6 +1,7 @@
-"""Activations rounded to int8 and products of whole numbers scaled back, a pass each (kernels/ops/linear_int8.py).
+"""Rounds activations to int8, and scales integer products back; kernels/ops/linear_int8.py defines both.
 
-Rounding is by additions that must stay what they are: kernels of it are compiled with enable_fp_fusion=False.
+Rounding adds and subtracts a large constant. Its kernels are compiled with enable_fp_fusion=False, so the compiler does
+not fuse a multiplication into the addition.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from torch import Tensor
 
 @triton.jit
 def _whole(values, largest):
-    """Values * (127 / largest) as whole numbers in float32; zeros stay zeros."""
+    """values * (127 / largest) rounded to integers, in float32; zeros stay zeros."""
     limit = tl.where(largest == 0.0, 1.0, largest)
     factor = tl.div_rn(tl.full(limit.shape, 127.0, tl.float32), limit)
-    whole = (values * factor + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is left is a whole number, ties to even
+    whole = (values * factor + 12582912.0) - 12582912.0  # 1.5 * 2^23 rounds to an integer, ties to even
     return tl.where(largest == 0.0, 0.0, whole)
 
 
 @triton.jit
 def _scale(largest):
-    """largest / 127, rounded as the reference rounds it: a plain division is approximate on a GPU."""
+    """largest / 127, rounded as in the reference; a plain division is approximate on a GPU."""
     return tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
 
 
 @triton.jit
 def _round_rows(out, scales, x, ins, x_stride, BLOCK: tl.constexpr):
-    """A row of x as int8, and its scale: NaN where a value is no number. A program for each row."""
+    """Program `row`: a row of x as int8, and its scale, which is NaN if a value is NaN or infinite."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.float32)
@@ -49,7 +50,7 @@ def _round_rows(out, scales, x, ins, x_stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def _round_groups(out, x, rows, ins, x_stride, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """What the rounded values of a group stand for, in x's type. A program for a group of ROWS rows."""
+    """Program (rows, group): the values of a group in ROWS rows, rounded to int8 and scaled back to x's dtype."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     at = tl.arange(0, GROUP)[None, :]
     k = tl.program_id(1) * GROUP + at
@@ -58,13 +59,13 @@ def _round_groups(out, x, rows, ins, x_stride, GROUP: tl.constexpr, ROWS: tl.con
     largest = tl.max(tl.abs(values), 1)[:, None]
     wrong = tl.max(tl.where(tl.abs(values) < float("inf"), 0, 1), 1)[:, None] > 0
     largest = tl.where(wrong, 0.0, largest)
-    held = tl.where(wrong, float("nan"), _whole(values, largest) * _scale(largest))
-    tl.store(out + row * ins + k, held.to(out.dtype.element_ty), mask=inside)
+    rounded = tl.where(wrong, float("nan"), _whole(values, largest) * _scale(largest))
+    tl.store(out + row * ins + k, rounded.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _scale_back(out, sums, row_scale, scale, bias, outs, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """out = sums * (row_scale * scale) + bias: BLOCK outputs of a row for each program."""
+    """Program (row, block): out = sums * (row_scale * scale) + bias for BLOCK outputs of a row."""
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = output < outs
@@ -76,7 +77,7 @@ def _scale_back(out, sums, row_scale, scale, bias, outs, HAS_BIAS: tl.constexpr,
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """([rows, ins] int8, [rows] float32 scales) of x [rows, ins], the last dimension dense."""
+    """x [rows, ins], its last dimension dense -> ([rows, ins] int8, [rows] float32 scales)."""
     out = x.new_empty(x.shape, dtype=torch.int8)
     scales = x.new_empty(len(x), dtype=torch.float32)
     if out.numel():
@@ -85,19 +86,19 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_rounded(x: Tensor, group: int) -> Tensor:
-    """[rows, ins] in x's type: each group of inputs, a power of two, rounded to int8 and scaled back."""
+    """x [rows, ins] with each group of inputs rounded to int8 and scaled back. `group` is a power of two."""
     out = x.new_empty(x.shape)
     if out.numel():
-        each = max(1, 2048 // group)
-        grid = (triton.cdiv(len(x), each), triton.cdiv(x.shape[1], group))
+        rows = max(1, 2048 // group)  # of a program
+        grid = (triton.cdiv(len(x), rows), triton.cdiv(x.shape[1], group))
         _round_groups[grid](
-            out, x, len(x), x.shape[1], x.stride(0), GROUP=group, ROWS=each, num_warps=4, enable_fp_fusion=False
+            out, x, len(x), x.shape[1], x.stride(0), GROUP=group, ROWS=rows, num_warps=4, enable_fp_fusion=False
         )
     return out
 
 
 def scale_back(sums: Tensor, row_scale: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[rows, outs] in dtype, of sums [rows, outs] int32, dense."""
+    """Integer sums [rows, outs] int32, dense -> [rows, outs] in `dtype`, scaled and with the bias added."""
     rows, outs = sums.shape
     out = sums.new_empty(sums.shape, dtype=dtype)
     if out.numel():

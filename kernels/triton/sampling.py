@@ -1,6 +1,6 @@
-"""Sampling on GPUs; see kernels/ops/sampling.py for what it means, and draw.py for the draw.
+"""Sampling on GPUs, without sorting the vocabulary and without synchronising with the host.
 
-Nothing here sorts a vocabulary or asks the host. In lists of entries those with a row below 0 are left out.
+kernels/ops/sampling.py defines the ops; draw.py has the draw. Entries with a row below 0 are skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .noise import LAST, key_of
 
 __all__ = ["bias", "carry", "draw", "greedy", "logprobs", "mask", "penalise"]
 
-BLOCK = 128  # tokens of which logprobs keeps the largest
-CHUNK = 16  # such blocks for each program
-SPAN = 4096  # tokens that a program of the others looks at
-ENTRIES = 256
+BLOCK = 128  # tokens; logprobs stores the largest key of each block
+CHUNK = 16  # blocks of a program of logprobs
+SPAN = 4096  # tokens of a program of mask and greedy
+ENTRIES = 256  # rows or entries of a program of carry, bias and penalise
 
-# Lists lie anywhere among a step's numbers and are of any length; a kernel made for each place and length would be
-# compiled, for a second or more, when it first comes up.
+# These arguments have any address and any length. If Triton specialised on their alignment or on the length, it would
+# compile another kernel at run time, which takes a second or more.
 _LISTS = ["rows", "tokens", "values", "in_prompt", "in_output", "repetition", "presence", "frequency", "words"]
 _STEPS = ["tokens", "ends", "carried", "drawn"]
 _NOTES = ["keys", "ids"]
@@ -36,7 +36,7 @@ def carry(tokens: Tensor, ends: Tensor, carried: Tensor, drawn: Tensor) -> None:
 
 
 def bias(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
-    """Several values for one token are added in any order."""
+    """Several values for the same token are added in any order."""
     if not _covered(logits):
         reference.bias(logits, rows, tokens, values)
     elif len(rows):
@@ -163,8 +163,9 @@ def _mask(logits, stride, vocab, rows, words, words_per_row, SPAN: tl.constexpr)
 
 @triton.jit(do_not_specialize_on_alignment=_NOTES)
 def _largest(logits, stride, vocab, keys, ids, SPAN: tl.constexpr):
-    """Program (chunk, row): the key of a chunk's largest logit, and its token."""
-    chunk, row = tl.program_id(0), tl.program_id(1)
+    """Program (chunk, row): the key of the chunk's largest logit, and the smallest token with this key."""
+    chunk = tl.program_id(0)
+    row = tl.program_id(1)
     tokens = chunk * SPAN + tl.arange(0, SPAN)
     key = key_of(tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < vocab, other=float("-inf")))
     largest = tl.max(key, 0)
@@ -175,7 +176,7 @@ def _largest(logits, stride, vocab, keys, ids, SPAN: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=_NOTES)
 def _larger(out, keys, ids, chunks, CHUNKS: tl.constexpr):
-    """Program `row`: the smallest token among the largest."""
+    """Program `row`: the smallest token with the row's largest key."""
     row = tl.program_id(0)
     here = tl.arange(0, CHUNKS) < chunks
     at = row * chunks + tl.arange(0, CHUNKS)
@@ -186,8 +187,9 @@ def _larger(out, keys, ids, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _add_up(logits, stride, vocab, keys, sums, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (chunk, row): of each block the largest key, and the logarithm of the sum of exp(logit)."""
-    chunk, row = tl.program_id(0), tl.program_id(1)
+    """Program (chunk, row): the largest key and the log-sum-exp of the logits of each block."""
+    chunk = tl.program_id(0)
+    row = tl.program_id(1)
     blocks = chunk * CHUNK + tl.arange(0, CHUNK)
     tokens = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < vocab, other=float("-inf"))
@@ -203,27 +205,32 @@ def _likeliest(
     chosen, top_tokens, top, logits, stride, vocab, tokens, keys, sums, blocks, k,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Program `row`: the logarithms of the probabilities of its token and of its k likeliest, these one by one, each
-    from the first block that holds what is the largest of all that were not taken yet."""
+    """Program `row`: the log-probabilities of the row's token and of its k likeliest tokens.
+
+    It finds the likeliest tokens one by one. `left` has the largest key of each block among the tokens that are not
+    listed yet; the next token is in the first block with the largest of these keys.
+    """
     row = tl.program_id(0)
     logits += row.to(tl.int64) * stride
     block = tl.arange(0, BLOCKS)
     parts = tl.load(sums + row * blocks + block, mask=block < blocks, other=float("-inf"))
     base = tl.max(parts, 0)
-    whole = base + tl.log(tl.sum(tl.exp(parts - base), 0))
-    tl.store(chosen + row, tl.load(logits + tl.load(tokens + row)) - whole)
+    normaliser = base + tl.log(tl.sum(tl.exp(parts - base), 0))
+    tl.store(chosen + row, tl.load(logits + tl.load(tokens + row)) - normaliser)
     left = tl.load(keys + row * blocks + block, mask=block < blocks, other=LOWEST)
-    last_key, last = tl.full((), LAST, tl.int32), tl.full((), -1, tl.int32)
+    last_key = tl.full((), LAST, tl.int32)
+    last = tl.full((), -1, tl.int32)
     for place in range(k):
         key = tl.max(left, 0)
         first = tl.min(tl.where(left == key, block, BLOCKS), 0)
         ids = first * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + ids, mask=ids < vocab, other=float("-inf"))
-        own = key_of(x)
-        fresh = (ids < vocab) & ((own < last_key) | ((own == last_key) & (ids > last)))
-        token = tl.min(tl.where(fresh & (own == key), ids, LAST), 0)
+        block_keys = key_of(x)
+        unlisted = (ids < vocab) & ((block_keys < last_key) | ((block_keys == last_key) & (ids > last)))
+        token = tl.min(tl.where(unlisted & (block_keys == key), ids, LAST), 0)
         tl.store(top_tokens + row * k + place, token.to(tl.int64))
-        tl.store(top + row * k + place, tl.load(logits + token) - whole)
-        rest = tl.max(tl.where(fresh & (ids != token), own, LOWEST), 0)
-        left = tl.where(block == first, rest, left)
-        last_key, last = key, token
+        tl.store(top + row * k + place, tl.load(logits + token) - normaliser)
+        next_key = tl.max(tl.where(unlisted & (ids != token), block_keys, LOWEST), 0)
+        left = tl.where(block == first, next_key, left)
+        last_key = key
+        last = token

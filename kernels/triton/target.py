@@ -1,4 +1,4 @@
-"""The GPU that Triton compiles for, as Triton's own driver describes it: the same for CUDA, HIP and XPU."""
+"""Properties of the GPU that Triton compiles for, from Triton's driver: one code path for CUDA, HIP and XPU."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ import triton
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-STREAMS = 32  # of one device that have counters
+STREAMS = 32  # most streams of one device that can run kernels with counters
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The properties that decide how kernels are launched."""
+    """The device properties that the launch parameters of kernels depend on."""
 
     processors: int
-    shared: int  # bytes of shared memory a program may take
-    converts_fp8: bool  # in hardware
-    narrow: bool = False  # blocks on their way to the matrix units are held in the registers of 32 lanes
+    shared: int  # bytes of shared memory that a program may use
+    converts_fp8: bool  # has instructions that convert float8
+    narrow: bool = False  # AMD with wavefronts of 32 lanes: operands of the matrix units pass through their registers
     compiler: str = ""  # Triton's backend: cuda, hip or xpu; empty: the interpreter
 
     @property
     def mixed_products(self) -> bool:
-        """Whether torch multiplies 16-bit matrices into float32, and int8 matrices into int32."""
+        """True if torch has products of 16-bit matrices with float32 results, and of int8 matrices with int32
+        results."""
         return self.compiler in ("cuda", "hip")
 
 
 @cache
 def described(device: torch.device) -> Device:
-    """Of the active driver's device, or of the interpreter."""
+    """The properties of a device, from Triton's active driver; on the CPU those of the Triton interpreter."""
     if INTERPRETED or device.type == "cpu":
         return Device(processors=8, shared=227 << 10, converts_fp8=False)
     driver = triton.runtime.driver.active
@@ -48,22 +49,24 @@ def described(device: torch.device) -> Device:
 
 
 class Counters:
-    """Zeros of a device that kernels leave as zeros, one row for each stream: two streams may run the same kernel.
+    """Counters of a device, zero before and after each kernel. Each stream has a row, so streams can run concurrently.
 
-    Allocated once, at a first call; a capture finds its stream's row allocated and compiled for.
+    The first call allocates the rows of all streams, so a later capture allocates nothing.
     """
 
     def __init__(self, device: torch.device, size: int) -> None:
         self._rows = torch.zeros(STREAMS, size, dtype=torch.int32, device=device).unbind()
         self._of: dict[int, Tensor] = {}
         if device.type != "cpu":
-            torch.accelerator.synchronize(device)  # other streams do not wait for the zeros
+            torch.accelerator.synchronize(device)  # other streams do not wait for the kernel that writes the zeros
 
     def row(self, stream: int) -> Tensor:
-        """[size] int32. Raises RuntimeError where more streams than STREAMS have come."""
+        """[size] int32, the counters of the stream. Raises RuntimeError for more than STREAMS streams."""
         if stream not in self._of:
             if len(self._of) == STREAMS:
-                raise RuntimeError(f"Triton kernels ran on {STREAMS} streams of one device, and this is another one")
+                raise RuntimeError(
+                    f"Triton kernels support at most {STREAMS} streams of one device; this is another one"
+                )
             self._of[stream] = self._rows[len(self._of)]
         return self._of[stream]
 
@@ -74,7 +77,7 @@ def _counters(device: torch.device, size: int) -> Counters:
 
 
 def counters(device: torch.device, size: int) -> Tensor:
-    """[size] int32 zeros of the device's current stream, between calls."""
+    """[size] int32 counters of the device's current stream; zero between kernels."""
     on_gpu = not INTERPRETED and device.type != "cpu"
     stream = triton.runtime.driver.active.get_current_stream(device.index or 0) if on_gpu else 0
     return _counters(device, size).row(stream)

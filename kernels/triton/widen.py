@@ -1,8 +1,8 @@
-"""Weights of int4 and fp8 as floats: in registers, or in memory, a part of the outputs at a time.
+"""Dequantises int4 and fp8 weights: in registers, or into memory for a part of the outputs at a time.
 
-Scales and zero points of int4 lie in one of three ways (RECORDS): `plain`, as kernels/ops has them; `across`, as
-kernels/triton/linear.py packs them; `turned`, as kernels/cuda/linear.py does, which turns the nibbles, too. Those of
-int8 and fp8 are plain.
+Scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `across`, transposed by
+kernels/triton/linear.py; `turned`, packed by kernels/cuda/linear.py, which permutes the nibbles as well. Scales of int8
+and fp8 are plain.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import Tensor
 
 Records = Literal["plain", "across", "turned"]
 
-AT_ONCE = 2**26  # values
-BLOCK = 64
+AT_ONCE = 2**26  # most weights that are dequantised into memory at a time
+BLOCK = 64  # outputs of a program
 
-# Of 4 bytes ($4) and zero points ($5, $6), negative and less 128 or 1024: the nibbles, as the last bits of 128 or 1024
-# in floats of 16 bits, and the sums of both, which are exact. {one}: 1.0, {top}: the upper byte of 128 or 1024.
+# nibble - zero point for the 8 nibbles of 4 bytes ($4), exactly, as 16-bit floats in $0 to $3. A nibble in the lowest
+# mantissa bits of C (128 in bfloat16, 1024 in float16) is the float C + nibble; $5 and $6 are -C - zero point.
+# {one}: 1.0 twice; {top}: the upper byte of C, four times.
 _NIBBLES = """{{
 .reg .b32 low, high, one;
 mov.b32 one, {one};
@@ -39,7 +40,8 @@ fma.rn.{kind} $3, $3, one, $6;
 }}"""
 NIBBLES_BF16 = tl.constexpr(_NIBBLES.format(one="0x3F803F80", top="0x43434343", kind="bf16x2"))
 NIBBLES_FP16 = tl.constexpr(_NIBBLES.format(one="0x3C003C00", top="0x64646464", kind="f16x2"))
-# Of 4 bytes ($2): their bits where floats of 16 bits have exponent and mantissa, times 2^120 or 2^8.
+# The 4 e4m3 values in $2 as 16-bit floats in $0 and $1: their bits move to the positions of sign, exponent and
+# mantissa, then the product with 2^120 (bfloat16) or 2^8 (float16) corrects the exponent bias.
 _E4M3 = """{{
 .reg .b32 a, b, c, d, factor, sign;
 mov.b32 factor, {factor};
@@ -61,7 +63,7 @@ E4M3_FP16 = tl.constexpr(_E4M3.format(factor="0x5C005C00", shift=1, mask="0x3F80
 
 @triton.jit
 def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
-    """(low, high) nibbles of pair [BLOCK_N, bytes], less zeros [BLOCK_N], in dtype."""
+    """(low nibbles, high nibbles) of pair [BLOCK_N, bytes], minus the zero points zeros [BLOCK_N], in dtype."""
     if PTX and dtype == tl.bfloat16:
         pair, less = tl.broadcast(pair, (-128.0 - zeros).to(dtype)[:, None])
         low, high = tl.inline_asm_elementwise(
@@ -72,7 +74,7 @@ def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
         low, high = tl.inline_asm_elementwise(
             NIBBLES_FP16, "=&r,=&r,=&r,=&r,r,r,r", [pair, less], (tl.float16, tl.float16), is_pure=True, pack=4
         )
-    else:  # as the last bits of 2^23
+    else:  # a nibble in the lowest mantissa bits of 2^23 is the float 2^23 + nibble
         less = (zeros + 8388608.0)[:, None]
         low = (((pair & 15).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - less).to(dtype)
         high = (((pair >> 4).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - less).to(dtype)
@@ -81,7 +83,8 @@ def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
-    """byte int8 or uint8 as the e4m3 that it holds, in dtype. Its bits are those of a float 2^120 times smaller."""
+    """e4m3 values, read as int8 or uint8, converted to dtype. Their bits, shifted, are a float32 2^120 times
+    smaller."""
     if PTX and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(E4M3_BF16, "=&r,=&r,r", [byte], tl.bfloat16, is_pure=True, pack=4)
     elif PTX and dtype == tl.float16:
@@ -93,7 +96,8 @@ def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def record_of(scale, zero, outputs, part, outs, subs, NIBBLES: tl.constexpr, RECORDS: tl.constexpr):
-    """([BLOCK_N] scales, [BLOCK_N] zero points) float32 of record `part` of the outputs, of which there are `outs`."""
+    """([BLOCK_N] scales, [BLOCK_N] zero points), float32, of record `part` of the outputs `outputs` [BLOCK_N]. The
+    weight has `outs` outputs with `subs` records each."""
     if RECORDS == "plain":
         place = outputs * subs + part
         factor = tl.load(scale + place).to(tl.float32)
@@ -116,7 +120,7 @@ def records_of(scale: Tensor, turned: bool) -> Records:
 
 @triton.jit
 def _nibbles(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr):
-    """[BLOCK_N, BLOCK_K] whole numbers 0…15 of the inputs from `first` on."""
+    """[BLOCK_N, BLOCK_K] nibbles, integers 0…15, of the inputs from `first` on."""
     at = first // 2 + tl.arange(0, BLOCK_K // 2)
     to = data + outputs.to(tl.int64)[:, None] * pitch + at[None, :]
     pair = tl.load(to, mask=(2 * at < ins)[None, :], other=0)
@@ -125,7 +129,7 @@ def _nibbles(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def turned_nibbles(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr):
-    """The same where the words of each 64 bytes are a 4 x 4 matrix turned."""
+    """As _nibbles, for data in which the 4 × 4 matrix of 32-bit words in each 64 bytes is transposed."""
     at = first // 2 + tl.arange(0, BLOCK_K // 2)
     word = at % 64 // 4
     place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
@@ -139,8 +143,8 @@ def _widen(
     out, data, scale, zero, start, stop, outs, ins, subs, sub, pitch,
     NIBBLES: tl.constexpr, RECORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_K] of out [stop - start, ins]: the weights of the outputs from `start` on. BLOCK_K inputs are all
-    of one record, of `sub` inputs."""
+    """Program (block of inputs, block of outputs): writes [BLOCK_N, BLOCK_K] weights to out [stop - start, ins], which
+    has the outputs from `start` on. A block of BLOCK_K inputs lies in one record of `sub` inputs."""
     within = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     outputs = tl.minimum(start + within, outs - 1)
     first = tl.program_id(0) * BLOCK_K
@@ -164,16 +168,17 @@ def widened(
     data: Tensor, scale: Tensor, zero: Tensor | None, outs: int, ins: int, sub: int, dtype: torch.dtype,
     turned: bool, nibbles: bool,
 ) -> Iterator[tuple[int, Tensor]]:  # fmt: skip
-    """(first output, [outputs, ins] of dtype) over all outputs of a weight; the memory of one is used by the next."""
-    each = max(BLOCK, AT_ONCE // ins // BLOCK * BLOCK)
-    parts = -(-outs // each)
-    each = -(-outs // parts // BLOCK) * BLOCK  # of a size
-    out = data.new_empty(min(each, outs), ins, dtype=dtype)
+    """Yields (first output, weights [outputs, ins] in dtype) for parts of the outputs. Each part overwrites the memory
+    of the previous one."""
+    most = max(BLOCK, AT_ONCE // ins // BLOCK * BLOCK)
+    parts = -(-outs // most)
+    size = -(-outs // parts // BLOCK) * BLOCK  # all parts have the same size, except the last one
+    out = data.new_empty(min(size, outs), ins, dtype=dtype)
     depth = 64 if sub >= ins or sub % 64 == 0 else 32
-    for start in range(0, outs, each):
-        there = min(each, outs - start)
-        _widen[(triton.cdiv(ins, depth), triton.cdiv(there, BLOCK))](
-            out, data, scale, zero if zero is not None else scale, start, start + there, outs, ins, -(-ins // sub),
+    for start in range(0, outs, size):
+        count = min(size, outs - start)
+        _widen[(triton.cdiv(ins, depth), triton.cdiv(count, BLOCK))](
+            out, data, scale, zero if zero is not None else scale, start, start + count, outs, ins, -(-ins // sub),
             sub, data.stride(0), nibbles, records_of(scale, turned), BLOCK, depth, num_warps=4,
         )  # fmt: skip
-        yield start, out[:there]
+        yield start, out[:count]

@@ -61,7 +61,7 @@ def element_builds(target: Target) -> Iterator[Build]:
     yield build("layer", norm._normalise, FLOATS, 4, types, residual=None, CENTRED=True, DIM=1024)
     for kind in range(3):
         yield build(f"kind-{kind}", activation._gate, bf16, KIND=kind, SPAN=activation.SPAN)
-    yield build("interleaved", rope._turn, bf16, 1, NEOX=False, DIM=128)
+    yield build("interleaved", rope._rotate, bf16, 1, NEOX=False, DIM=128)
     yield build("neox", kv._append, bf16, 1, NEOX=True, DIM=128)
     if target.backend == "cuda" and int(target.arch) >= 89:
         pages = dict.fromkeys(("key_pages", "value_pages"), "*fp8e4nv")
