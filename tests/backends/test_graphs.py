@@ -17,6 +17,7 @@ from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Inputs
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.batch import Want
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import Graphs, LoadOptions
@@ -110,6 +111,28 @@ def test_replayed_draws_are_those_of_each_request_alone(
     for at, sampling in enumerate(asked):
         talk.submit(f"r{at}", prompts[at], 30, sampling)
     assert talk.finish() == alone
+
+
+def test_rows_without_an_answer_are_replayed_beside_others(tmp_path: Path) -> None:
+    """A prefill may end with a chunk of one token; what the other rows draw after the graph is theirs."""
+    runner = open_runner(read_model(canary.save(tmp_path)), BUDGET, TAPED, 2**30)
+    assert isinstance(runner, GraphRunner)
+    vocab = canary.VOCAB
+    prompts = [canary.prompt(key, 30, seed=key) for key in range(3)]
+    pages = [range(1 + 4 * key, 5 + 4 * key) for key in range(3)]
+    tokens = [
+        int(runner.run(make_batch([Row(prompt, 0, own)], vocab)).result().tokens[0])
+        for prompt, own in zip(prompts, pages, strict=True)
+    ]
+    assert tokens == [canary.walk(prompt, 1)[0] for prompt in prompts]
+    logprobs = Sampling(logprobs=1)
+    decode = [Row([token], 30, own, sampling=logprobs) for token, own in zip(tokens, pages, strict=True)]
+    decode[1].want = Want.NOTHING
+    result = runner.run(make_batch(decode, vocab)).result()
+    assert result.row_starts.tolist() == [0, 1, 1, 2]
+    assert result.tokens.tolist() == [canary.walk(prompts[key], 2)[1] for key in (0, 2)]
+    assert result.logprobs is not None
+    assert len(result.logprobs) == 2
 
 
 @pytest.mark.parametrize("overlap", [False, True])

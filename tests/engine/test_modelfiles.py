@@ -178,6 +178,7 @@ def test_bad_field_of_a_family_is_refused_by_name(
 def test_unknown_architecture_is_for_the_backends_to_judge(tmp_path: Path) -> None:
     config = read_model(sound(tmp_path, model_type="gemma3")).config
     assert (config.model_type, config.vocab_size, config.max_positions) == ("gemma3", 100, 512)
+    assert read_model(sound(tmp_path, model_type="gemma3", eos_token_id=[3, 7])).eos_ids == (3, 7)
 
 
 def test_unknown_architecture_whose_text_model_is_a_part(tmp_path: Path) -> None:
