@@ -204,8 +204,8 @@ class Planner:
         return -(-length // self._page_size)
 
     def _matches(self, rows: list[Row], targets: Set[int]) -> dict[Row, Resident]:
-        """Rows whose resident has exactly their pages and positions, and rows that begin as an idle resident which is
-        alone in its group. Pages of `targets` are about to change."""
+        """Two kinds of rows: those whose resident has exactly their pages and positions, and those whose prefix an idle
+        resident has that is alone in its group. The pages of `targets` are about to change."""
         ends: dict[int, list[Resident]] = {}
         for resident in chain.from_iterable(self._groups.values()):
             ends.setdefault(resident.pages[-1], []).append(resident)

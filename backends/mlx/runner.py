@@ -262,8 +262,8 @@ class MlxRunner:
         return tokens
 
     def _ran_short(self) -> None:
-        """A step was started and not computed, and the next neither: what only groups hold is lost, and the engine ends
-        the requests of both. Pages that they were to write, others may read: then no step may follow."""
+        """Two started steps failed. Positions that only their groups have are lost, and the engine ends the requests of
+        both. Other requests may read the pages that these steps should have written; then no step may follow."""
         if any(self._wrote_pages):
             raise RunnerFailed("memory ran out while pages were written")
         with self._computing, mx.stream(self._stream):

@@ -30,7 +30,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the
 def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
     """Load a model; `free` is the device's free memory in bytes.
 
-    Raises ModelRefused, also where that does not suffice, SettingRefused, or RunnerFailed when the device breaks.
+    Raises ModelRefused (too little memory included), SettingRefused, or RunnerFailed if the device fails.
     """
     refusal = accepts(files)
     if refusal:
