@@ -26,7 +26,7 @@ class Quantization:
     block: int = 0  # outputs per scale of a block; 0: one scale per output or per tensor
     symmetric: bool = True  # no zero points
     zeros_less_one: bool = False  # stored zero points are one less than the real ones
-    ordered: bool = False  # activation order: groups use a stored permutation of the inputs
+    act_order: bool = False  # activation order: groups use a stored permutation of the inputs
     rounds_activations: bool = False  # activations are quantised to the same width
 
     @property
@@ -72,7 +72,7 @@ def _gptq(table: Fields) -> Quantization:
         group,
         symmetric=False,
         zeros_less_one=version == "gptq",
-        ordered=table.flag("desc_act", False) and group > 0,
+        act_order=table.flag("desc_act", False) and group > 0,
     )
 
 
@@ -117,16 +117,16 @@ def _fp8(table: Fields) -> Quantization:
     _no_quantised_cache(table)
     if "weight_block_size" not in table:
         return Quantization("fp8", "fp8")
-    outs, ins = _blocks(table, "weight_block_size")
-    return Quantization("fp8", "fp8", ins, outs)
+    outputs, inputs = _blocks(table, "weight_block_size")
+    return Quantization("fp8", "fp8", group=inputs, block=outputs)
 
 
 def _blocks(table: Fields, key: str) -> tuple[int, int]:
     """(outputs, inputs) per scale."""
-    outs, ins = table.numbers(key, 2)
-    if outs % 1 or ins % SINGLE_GROUP:
+    outputs, inputs = table.numbers(key, 2)
+    if outputs % 1 or inputs % SINGLE_GROUP:
         raise table.refuse(key, f"[outputs, inputs]: integers, inputs a multiple of {SINGLE_GROUP}")
-    return int(outs), int(ins)
+    return int(outputs), int(inputs)
 
 
 def _no_quantised_cache(table: Fields) -> None:
@@ -171,7 +171,7 @@ def _packed_int4(scheme: Fields) -> Quantization:
     symmetric = weights.flag("symmetric", True)
     order = weights.one_of("actorder", _ORDERS)
     return Quantization(
-        "compressed-tensors", "int4", group, symmetric=symmetric, ordered=_ORDERS.get(order, False) and group > 0
+        "compressed-tensors", "int4", group, symmetric=symmetric, act_order=_ORDERS.get(order, False) and group > 0
     )
 
 
@@ -195,8 +195,8 @@ def _float8(scheme: Fields) -> Quantization:
     _bits(weights, 8)
     if _strategy(weights, _group(weights), "channel", "tensor", "block") != "block":
         return Quantization("compressed-tensors", "fp8")
-    outs, ins = _blocks(weights, "block_structure")
-    return Quantization("compressed-tensors", "fp8", ins, outs)
+    outputs, inputs = _blocks(weights, "block_structure")
+    return Quantization("compressed-tensors", "fp8", group=inputs, block=outputs)
 
 
 def _bits(weights: Fields, supported: int) -> None:

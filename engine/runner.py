@@ -63,7 +63,7 @@ class RunnerSpec:
         return min(whole) if whole else (self.num_states or self.max_rows) * self.max_context
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Positions that one sequence can have."""
         whole = [group.tokens for group in self.groups if not group.window]
         return min([self.max_context, *whole])

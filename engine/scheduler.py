@@ -88,9 +88,9 @@ class Scheduler:
             raise RequestRefused(f"a request with the id {request.id!r} is running already")
         if needed > spec.max_context:
             raise ContextOverflow(needed, spec.max_context, prompt)
-        longest = spec.longest
-        if needed > longest:
-            raise CacheOverflow(needed, longest)
+        limit = spec.max_length
+        if needed > limit:
+            raise CacheOverflow(needed, limit)
         for name, ids in (("prompt", request.prompt), ("logit_bias", [id for id, _ in request.sampling.logit_bias])):
             if ids and not 0 <= min(ids) <= max(ids) < spec.vocab_size:
                 wrong = min(ids) if min(ids) < 0 else max(ids)

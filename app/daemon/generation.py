@@ -72,7 +72,7 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
         raise InvalidRequest(f"{where} has token ids beyond the vocabulary size {spec.vocab_size}", param=where)
     max_tokens = asked.max_tokens
     if max_tokens is None:
-        max_tokens = spec.longest - len(prompt.ids)
+        max_tokens = spec.max_length - len(prompt.ids)
         if max_tokens < 1:
             raise too_long(spec.max_context, len(prompt.ids), where)
     stop_ids = frozenset(asked.stop_ids) | (frozenset() if asked.ignore_eos else model.tokenizer.eos_ids)

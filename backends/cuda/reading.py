@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.benchmark import device_ceilings
+from ...kernels.benchmark import gpu_peaks
 
 SIZE = 2**30  # bytes: far larger than the caches, small enough to fit beside a model
 
@@ -12,6 +12,6 @@ SIZE = 2**30  # bytes: far larger than the caches, small enough to fit beside a 
 def read_bandwidth() -> float | None:
     """Bytes per second; None if SIZE bytes of memory are not free."""
     try:
-        return device_ceilings.read_bandwidth(SIZE)
+        return gpu_peaks.read_bandwidth(SIZE)
     except torch.OutOfMemoryError:
         return None

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops.linear import Fp8, Int4, Int8
-from .ceilings import beyond_caches
+from .cpu_peaks import beyond_caches
 from .work import MOST_SETS, Work
 
 GROUP = 64

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..ops import Ops
-from .ceilings import beyond_caches
+from .cpu_peaks import beyond_caches
 
 MOST_SETS = 256  # limit of sets of arguments, which are cycled so that none stays in the caches
 TURNS = 4  # measurements of each side, alternating

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import weights
-from contest import Answer, Contestant, Duel, Job, duel, rate
+from programs import Answer, Contestant, Duel, Job, duel, rate
 from rows import Row, row, save
 from shapes import SHAPES, Shape
 
@@ -77,9 +77,9 @@ def measure(shape: Shape, folder: Path, fmt: str, options: argparse.Namespace) -
         "context": CONTEXT,
     }
     if keeps:
-        with Contestant("run_ours.py", ours) as first:
+        with Contestant("run_localllm.py", ours) as first:
             yield from _loading(f"{shape.name}, {fmt}, first load", first.hello, threads)
-    with Contestant("run_ours.py", ours) as us:
+    with Contestant("run_localllm.py", ours) as us:
         yield from _loading(f"{shape.name}, {fmt}, load", us.hello, threads)
         raced = set()
         for sides in _peers(shape, folder, fmt, threads, options):

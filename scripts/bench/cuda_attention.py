@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flashinfer_peer
+import flashinfer_decode
 import torch
 import triton
 import triton.language as tl
@@ -193,7 +193,7 @@ def timed(case: Case, implementations: Mapping[str, Call]) -> Mapping[str, float
     for name, implementation in implementations.items():
         torch.testing.assert_close(implementation(**sets[0]), expected, rtol=2e-2, atol=2e-2)
         calls[name] = replays([lambda one=one, f=implementation: f(**one) for one in sets], turns)
-    theirs = {**flashinfer_peer.decode(sets), **peers(case, len(sets))}
+    theirs = {**flashinfer_decode.decode(sets), **peers(case, len(sets))}
     for name, others in theirs.items():
         if name in FLASHINFER:
             torch.testing.assert_close(others[0](), expected, rtol=2e-2, atol=2e-2)

@@ -37,7 +37,7 @@ from localllm.engine.request import Sampling
 from localllm.engine.runner import Backend, Unavailable, page_bytes
 
 if TYPE_CHECKING:
-    from localllm.kernels.benchmark.device_ceilings import Peaks
+    from localllm.kernels.benchmark.gpu_peaks import Peaks
 
 FORMATS: Mapping[str, str] = {"bf16": "none", "int8": "int8", "int4": "int4", "fp8": "fp8"}
 PEERS = ("transformers",)
@@ -194,7 +194,7 @@ def _say(what: str) -> None:
 
 
 def _peaks() -> Peaks:
-    from localllm.kernels.benchmark.device_ceilings import peaks
+    from localllm.kernels.benchmark.gpu_peaks import peaks
 
     return peaks()
 
@@ -253,7 +253,7 @@ def _room(options: argparse.Namespace, jobs: set[str], shape: Shape, gpu: str) -
 def _peer(options: argparse.Namespace, fmt: str, shape: Shape, files: ModelFiles, gpu: str) -> Peer | None:
     if "transformers" not in options.peers or fmt != "bf16":
         return None
-    from peer import Transformers
+    from transformers_steps import Transformers
 
     try:
         return Transformers(shape, files, "cuda" if gpu else "cpu")

@@ -17,7 +17,7 @@ from shapes import SHAPES, Shape
 from localllm.backends.cpu.device import OPS
 from localllm.backends.cpu.machine import BF16_FLAGS, cores, cpu_flags
 from localllm.kernels.benchmark import attention, elements, linear, sampling
-from localllm.kernels.benchmark.ceilings import Ceilings
+from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
 from localllm.kernels.benchmark.work import Work, timed
 
 FAMILIES = ("linear", "attention", "elements", "sampling")
@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     torch.ops.localllm.use_threads(options.threads)
     shape = SHAPES[options.shape]
     dtype = torch.bfloat16 if cpu_flags() & BF16_FLAGS else torch.float32
-    ceilings = Ceilings()
+    ceilings = CpuPeaks()
     peaks = ceilings.all()
     for name, peak in peaks.items():
         unit, word = UNITS.get(name, (1e9, "GOP/s"))

@@ -1,4 +1,4 @@
-"""A contestant (contest.py): llama.cpp through llama-cpp-python, as its own llama-batched-bench drives it.
+"""A contestant (programs.py): llama.cpp through llama-cpp-python, as its own llama-batched-bench drives it.
 
 Settings: file, threads, rows, context, mmap. A job may say flash (flash attention) and ubatch.
 """
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import llama_cpp as llama
-from contest import Answer, peak_memory, serve, settings
+from programs import Answer, peak_memory, serve, settings
 
 BATCH = 2048
 

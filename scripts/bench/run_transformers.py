@@ -1,4 +1,4 @@
-"""A contestant (contest.py): transformers in eager mode, its products by oneDNN, for prompts.
+"""A contestant (programs.py): transformers in eager mode, its products by oneDNN, for prompts.
 
 Settings: folder, threads, dtype.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from contest import Answer, peak_memory, serve, settings
+from programs import Answer, peak_memory, serve, settings
 
 
 class Peer:

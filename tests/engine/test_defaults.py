@@ -51,9 +51,9 @@ def test_a_runner_s_room_is_that_of_its_smallest_group_without_a_window() -> Non
     groups = CacheGroup(4, 10), CacheGroup(8, 3), CacheGroup(4, 2, window=4)
     spec = RunnerSpec(vocab_size=9, max_tokens=8, max_rows=4, max_context=32, groups=groups)
     assert [group.tokens for group in groups] == [40, 24, 8]
-    assert (spec.cache_tokens, spec.longest) == (24, 24)
+    assert (spec.cache_tokens, spec.max_length) == (24, 24)
     states = RunnerSpec(vocab_size=9, max_tokens=8, max_rows=4, max_context=32, num_states=3)
-    assert (states.cache_tokens, states.longest) == (96, 32)
+    assert (states.cache_tokens, states.max_length) == (96, 32)
     assert RunnerSpec(vocab_size=9, max_tokens=8, max_rows=4, max_context=32, groups=groups[2:]).cache_tokens == 128
 
 

@@ -55,7 +55,7 @@ class CompressedTensors:
             zero = unpacked(zeros.t().contiguous())[:, :outs].t().contiguous()
         halves = half_scales(f"{name}.weight_scale", scale)
         order = None
-        if self.config.ordered or f"{name}.weight_g_idx" in tensors:
+        if self.config.act_order or f"{name}.weight_g_idx" in tensors:
             order = grouped(f"{name}.weight_g_idx", tensors.read(f"{name}.weight_g_idx", (ins,), ("I32", "I64")), group)
 
         def rows(start: int, stop: int) -> Int4:

@@ -45,7 +45,7 @@ class Gptq:
         zero = unpacked(zeros).t().contiguous()
         scale = half_scales(f"{name}.scales", scales.t().contiguous())
         order = None
-        if self.config.ordered or f"{name}.g_idx" in tensors:
+        if self.config.act_order or f"{name}.g_idx" in tensors:
             order = grouped(f"{name}.g_idx", tensors.read(f"{name}.g_idx", (ins,), ("I32",)), group)
 
         def rows(start: int, stop: int) -> Int4:

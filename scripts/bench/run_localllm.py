@@ -1,4 +1,4 @@
-"""A contestant (contest.py): this project's engine on its own CPU backend, steps as the daemon makes them.
+"""A contestant (programs.py): this project's engine on its own CPU backend, steps as the daemon makes them.
 
 Settings: folder, threads, quant ("none" for none), packed (folder for packed weights, or null), rows, context.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contest import Answer, peak_memory, serve, settings
+from programs import Answer, peak_memory, serve, settings
 
 from localllm.backends import cpu
 from localllm.engine.engine import Engine
@@ -66,9 +66,9 @@ class Ours:
 
     def _read(self) -> Answer:
         if not hasattr(self, "ceilings"):  # their buffer is not part of what loading takes
-            from localllm.kernels.benchmark.ceilings import Ceilings
+            from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
 
-            self.ceilings = Ceilings()
+            self.ceilings = CpuPeaks()
         return {"seconds": self.ceilings.buffer / self.ceilings.read(), "bytes": self.ceilings.buffer}
 
 

@@ -33,7 +33,7 @@ def beyond_caches() -> int:
     return max(256 * 2**20, 4 * level3)
 
 
-class Ceilings:
+class CpuPeaks:
     """Measures with the ISA variant and the threads that are active at the time of the call."""
 
     def __init__(self) -> None:

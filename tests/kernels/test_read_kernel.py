@@ -1,4 +1,4 @@
-"""The kernel behind the read ceiling: compiled for every kind of GPU it is meant for, and right where there is one."""
+"""The kernel that measures read bandwidth: it compiles for every supported kind of GPU and reads every value."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from localllm.kernels.benchmark import reading
-from localllm.kernels.benchmark.reading import SHAPES, Reader
+from localllm.kernels.benchmark import read_kernel
+from localllm.kernels.benchmark.read_kernel import SHAPES, Reader
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -23,9 +23,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 @pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 120, 32), ("hip", "gfx942", 64)])
 def test_compiles(target: tuple[str, Any, int]) -> None:
-    for block, turns, warps in SHAPES:
-        signature = {"source": "*fp32", "sums": "*fp32", "BLOCK": "constexpr", "TURNS": "constexpr"}
-        source = ASTSource(reading._sum, signature, {"BLOCK": block, "TURNS": turns})
+    for block, loads, warps in SHAPES:
+        signature = {"source": "*fp32", "sums": "*fp32", "BLOCK": "constexpr", "LOADS": "constexpr"}
+        source = ASTSource(read_kernel._sum, signature, {"BLOCK": block, "LOADS": loads})
         compiled = triton.compile(source, GPUTarget(*target), {"num_warps": warps})
         assert compiled.metadata.shared < 2**16
 

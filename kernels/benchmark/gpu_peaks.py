@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .reading import SHAPES, Reader
+from .read_kernel import SHAPES, Reader
 
 BUFFER = 4 * 2**30  # bytes, much larger than the caches
 SIDE = 8192  # rows and columns of the matrices that are multiplied
