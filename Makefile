@@ -42,7 +42,7 @@ build: $(VENV)/.runtime
 	@test -f build/kernels/build.ninja || $(INSTALL) --editable . --no-deps
 	@test -f build/kernels/build.ninja || \
 	  { echo "error: the CPU's kernels need a C++20 compiler; on Debian: apt install g++, then make build"; exit 1; }
-	@! grep -q '^LANES:.*=native$$' build/kernels/CMakeCache.txt || cmake -ULANES build/kernels
+	@! grep -q '^VARIANTS:.*=native$$' build/kernels/CMakeCache.txt || cmake -UVARIANTS build/kernels
 	@test -z "$(CUDA)" || cmake -DLOCALLLM_CUDA=ON build/kernels
 	@$(REBUILD)
 
@@ -88,7 +88,7 @@ $(VENV)/.torch: $(VENV)/.made constraints.txt
 
 $(VENV)/.runtime: $(VENV)/.torch pyproject.toml
 	$(PIP) --quiet scikit-build-core $(shell command -v cmake >/dev/null || echo cmake) $(shell command -v ninja >/dev/null || echo ninja)
-	$(INSTALL) --config-settings=cmake.define.LANES=native --editable .
+	$(INSTALL) --config-settings=cmake.define.VARIANTS=native --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

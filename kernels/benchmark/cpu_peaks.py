@@ -1,4 +1,4 @@
-"""Peak rates of this CPU, measured by loops of only reads or only one kind of instruction (kernels/cpu/ceiling.cpp)."""
+"""Peak rates of this CPU, measured by loops of only reads or only one kind of instruction (kernels/cpu/bound.cpp)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ..library import find_library
 
-# The numbers of Ceiling in ceiling.h. The first counts bytes, the others operations.
+# The numbers of Bound in bound.h. The first counts bytes, the others operations.
 READ, F32, BF16, INT8, TILE_BF16, TILE_INT8 = range(6)
 KINDS: Mapping[str, int] = {
     "read": READ,
@@ -38,8 +38,8 @@ class CpuPeaks:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(find_library()))
-        self._library.localllm_ceiling.restype = ctypes.c_double
-        self._library.localllm_ceiling.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        self._library.localllm_bound.restype = ctypes.c_double
+        self._library.localllm_bound.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         self._buffer = torch.empty(2 * beyond_caches(), dtype=torch.uint8)
         torch.ops.localllm.first_touch(self._buffer, 4096)
         self._buffer.fill_(1)
@@ -73,5 +73,5 @@ class CpuPeaks:
 
     def _run(self, kind: int, turns: int) -> tuple[float, float]:
         start = time.perf_counter()
-        done: float = self._library.localllm_ceiling(kind, self._buffer.data_ptr(), len(self._buffer), turns)
+        done: float = self._library.localllm_bound(kind, self._buffer.data_ptr(), len(self._buffer), turns)
         return done, time.perf_counter() - start

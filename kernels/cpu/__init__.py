@@ -32,4 +32,4 @@ def _nothing(*_: object) -> None:
 
 
 _load(find_library())
-torch.ops.localllm.use_lane(os.environ.get("LOCALLLM_CPU_LANE", ""))
+torch.ops.localllm.use_variant(os.environ.get("LOCALLLM_CPU_LANE", ""))

@@ -1,7 +1,7 @@
 // Gated activations. Rows are divided into pieces, so that all workers compute even if there is only one row.
 #include "row.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 constexpr int64_t PIECE = 256;  // elements
@@ -65,4 +65,4 @@ void gate(const ActivationArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -7,7 +7,7 @@
 
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // The element types of a tile product: bf16 with float sums (two inputs per word), or int8 with int32 sums (four
 // inputs).
@@ -22,13 +22,13 @@ struct alignas(64) TileConfig {  // the operand of ldtilecfg
 constexpr int TILE_ROWS = 16;
 constexpr int TILE_BYTES = 64;  // per row
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT
 
 #if defined(TILES_EMULATED)
 #include "amx_emulator.h"
 #else
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // Inline assembler, because GCC's intrinsics do not tell the compiler which memory they read.
 static inline void tile_configure(const TileConfig* config) { asm volatile("ldtilecfg %0" ::"m"(*config) : "memory"); }
@@ -60,10 +60,10 @@ static inline void tile_multiply() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT
 #endif
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // Configures the tiles of the calling thread; call tile_release() afterwards. One product covers `depth` bytes of the
 // inner dimension: a row of A, and depth / 4 rows of B.
@@ -79,4 +79,4 @@ static inline void configure_tiles(int64_t depth) {
   tile_configure(&config);
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

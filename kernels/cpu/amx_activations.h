@@ -3,7 +3,7 @@
 
 #include "amx_plan.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 typedef float Reals __attribute__((vector_size(WIDTH * 4)));
@@ -77,4 +77,4 @@ static inline void arrange(const LinearArgs& args, const Plan& plan, const Worke
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -10,10 +10,10 @@
 #pragma once
 
 #include "amx_block.h"
-#include "lanes.h"
+#include "attention_vectors.h"
 #include "softmax.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 constexpr int64_t STRIP = 32;     // queries
@@ -256,4 +256,4 @@ class BlockAttention {
 };
 
 }  // namespace
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -3,7 +3,7 @@
 
 #include "amx.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 constexpr int64_t SUMS = 2 * TILE_ROWS * PANEL;  // sums per block, 4 bytes each: float or int32
 
@@ -79,4 +79,4 @@ static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, i
   prefetch.fetch();
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

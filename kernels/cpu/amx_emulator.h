@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 struct TileUnit {
   TileConfig config;
@@ -89,4 +89,4 @@ static inline void tile_multiply() {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -4,7 +4,7 @@
 
 #include "amx_plan.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 typedef int32_t SumInts __attribute__((vector_size(WIDTH * 4)));
 typedef float SumFloats __attribute__((vector_size(WIDTH * 4)));
@@ -57,4 +57,4 @@ static inline void finish(const LinearArgs& args, int64_t block, int64_t panel, 
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -13,7 +13,7 @@
 
 #include "amx.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {  // gives member functions that are not inlined internal linkage
 
 constexpr int64_t BLOCK = 2 * TILE_ROWS;  // rows
@@ -60,4 +60,4 @@ static inline Plan steps_of(const LinearArgs& args) {
 }
 
 }  // namespace
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

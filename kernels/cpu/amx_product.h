@@ -5,7 +5,7 @@
 #include "amx_block.h"
 #include "amx_finish.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // to += sums of one group × scales of its columns × scales of its rows (int8 only).
 template <Product product, int tiles>
@@ -52,4 +52,4 @@ static inline void block_product(const Plan& plan, const uint8_t* a, const uint8
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -5,7 +5,7 @@
 
 #include "amx_plan.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 constexpr int64_t ACTIVATIONS = 1 << 20;  // maximum bytes of activations per group and chunk: half of an L2 cache
@@ -88,4 +88,4 @@ class Tasks {
 };
 
 }  // namespace
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

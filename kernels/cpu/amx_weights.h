@@ -4,7 +4,7 @@
 
 #include "amx_plan.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {  // gives member functions that are not inlined internal linkage
 
 typedef uint32_t Words __attribute__((vector_size(64)));
@@ -123,4 +123,4 @@ struct Fp8Weights : Weights {  // e4m3 values are exact in bf16; scales() correc
 };
 
 }  // namespace
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -3,7 +3,7 @@
 #include "convert.h"
 #include "rotate.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 // In place: x [dim] = x / rms(x) * (offset + weight).
@@ -40,4 +40,4 @@ void append(const AppendArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -7,7 +7,7 @@
 #include "attention_decode.h"
 #include "attention_extend.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 // A row that extend() computes. Jobs are in shared memory.
@@ -141,4 +141,4 @@ void attention(const AttentionArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -5,10 +5,10 @@
 
 #include "attention_plan.h"
 #include "attention_result.h"
-#include "lanes.h"
+#include "attention_vectors.h"
 #include "softmax.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 constexpr int TILE_KEYS = 32;
 
@@ -225,4 +225,4 @@ static inline void decode(const AttentionArgs& args, const Row& row, int64_t pie
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

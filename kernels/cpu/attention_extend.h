@@ -2,19 +2,19 @@
 // (FlashAttention-2; Dao, 2023). The keys and values of a block are rearranged once for all its queries, so that the
 // products read dense panels.
 //
-//   queries  [rows][lanes]                row: (token, head of the group); lanes: see lanes.h
+//   queries  [rows][lanes]                row: (token, head of the group); lanes: see attention_vectors.h
 //   keys     [panel][lane][PANEL_LANES]   a panel has PANEL_LANES keys; a lane has one or two dimensions
 //   scores   [rows][KEYS]                 later overwritten by the softmax weights, of type E
 //   values   [panel][lane][PANEL_LANES]   a panel has PANEL_LANES dimensions; a lane has one or two keys
-//   sums     [rows][dim]                  in block order (lanes.h)
+//   sums     [rows][dim]                  in block order (attention_vectors.h)
 #pragma once
 
 #include "attention_plan.h"
 #include "attention_result.h"
-#include "lanes.h"
+#include "attention_vectors.h"
 #include "softmax.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 constexpr int64_t KEYS = 64;  // per block
 constexpr int PANEL_LANES = BLOCK;
@@ -220,4 +220,4 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t pie
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

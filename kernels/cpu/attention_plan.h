@@ -8,7 +8,7 @@
 
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 constexpr int64_t QUERIES = 96;             // approximate number of queries per block and kv head
 constexpr int64_t MAX_DECODE_GROUP = 8;     // decode() supports up to 8 query heads per kv head
@@ -90,4 +90,4 @@ static inline float* partial_at(const AttentionArgs& args, const Row& row, float
   return partials + ((piece * row.tokens + token) * args.heads + head) * partial_floats(args);
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

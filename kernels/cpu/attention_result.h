@@ -5,7 +5,7 @@
 #include "convert.h"
 #include "softmax.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // Sets the largest score of a query and its sum of weights before the first key. A sink is a score without a value;
 // only the first piece counts it.
@@ -51,7 +51,7 @@ static inline void merge(const AttentionArgs& args, const Row& row, int64_t toke
   write_output(args, row, token, head, sums, total);
 }
 
-// Loads the query of a head as `lanes` 4-byte lanes of E (lanes.h), padded with zeros.
+// Loads the query of a head as `lanes` 4-byte lanes of E (attention_vectors.h), padded with zeros.
 template <class E>
 static inline void load_query(const AttentionArgs& args, const Row& row, int64_t token, int64_t head, int64_t lanes,
                               float* query) {
@@ -64,4 +64,4 @@ static inline void load_query(const AttentionArgs& args, const Row& row, int64_t
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

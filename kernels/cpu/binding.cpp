@@ -36,32 +36,32 @@ int64_t norm_bytes(const NormArgs& args) { return 2 * args.rows * args.heads * a
 
 void rms_norm(Tensor out, Tensor x, Tensor weight, double eps, double offset) {
   NormArgs args = norm_arguments("rms_norm", out, x, weight, eps, offset, nullptr, nullptr);
-  run(lane().rms_norm, args, norm_bytes(args));
+  run(variant().rms_norm, args, norm_bytes(args));
 }
 
 void add_rms_norm(Tensor out, Tensor x, Tensor residual, Tensor weight, double eps, double offset) {
   NormArgs args = norm_arguments("add_rms_norm", out, x, weight, eps, offset, &residual, nullptr);
-  run(lane().rms_norm, args, 2 * norm_bytes(args));
+  run(variant().rms_norm, args, 2 * norm_bytes(args));
 }
 
 void layer_norm(Tensor out, Tensor x, Tensor weight, Optional bias, double eps) {
   NormArgs args = norm_arguments("layer_norm", out, x, weight, eps, 0.0, nullptr, bias ? &*bias : nullptr);
-  run(lane().layer_norm, args, norm_bytes(args));
+  run(variant().layer_norm, args, norm_bytes(args));
 }
 
 void gate(Tensor out, Tensor x, int64_t kind) {
   ActivationArgs args = gate_arguments("gate", out, x, kind);
-  run(lane().gate, args, 3 * args.rows * args.dim * bytes_of(args.type));
+  run(variant().gate, args, 3 * args.rows * args.dim * bytes_of(args.type));
 }
 
 void rope(Tensor x, Tensor cos, Tensor sin, int64_t rotation) {
   RopeArgs args = rope_arguments("rope", x, cos, sin, rotation);
-  run(lane().rope, args, 2 * args.tokens * args.heads * args.dim * bytes_of(args.type));
+  run(variant().rope, args, 2 * args.tokens * args.heads * args.dim * bytes_of(args.type));
 }
 
 void store(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Tensor slots) {
   StoreArgs args = store_arguments("store", key, value, key_pages, value_pages, slots);
-  run(lane().store, args, 4 * args.tokens * args.width * bytes_of(args.type));
+  run(variant().store, args, 4 * args.tokens * args.width * bytes_of(args.type));
 }
 
 void copy_pages(Tensor pages, Tensor sources, Tensor targets) {
@@ -69,7 +69,7 @@ void copy_pages(Tensor pages, Tensor sources, Tensor targets) {
   if (args.copies == 0) return;
   Run run(2 * args.copies * args.page_bytes);
   args.shared = run.shared(args.copies * args.page_bytes);
-  run.all(lane().copy_pages, args);
+  run.all(variant().copy_pages, args);
 }
 
 void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
@@ -77,7 +77,7 @@ void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, doub
   AppendArgs args = append_arguments("append", qkv, query_norm ? &*query_norm : nullptr,
                                      key_norm ? &*key_norm : nullptr, eps, offset, cos, sin, rotation, slots, key_pages,
                                      value_pages);
-  run(lane().append, args, 2 * args.tokens * (args.heads + 2 * args.kv_heads) * args.dim * bytes_of(args.type));
+  run(variant().append, args, 2 * args.tokens * (args.heads + 2 * args.kv_heads) * args.dim * bytes_of(args.type));
 }
 
 void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
@@ -104,7 +104,7 @@ void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   int64_t positions = attention_rows("attention", args, keys.size(0), row_starts, context_lens, page_table, sinks,
                                      scale, window, soft_cap);
   if (args.tokens == 0) return;
-  run(lane().attention, lane().attention_shared, args,
+  run(variant().attention, variant().attention_shared, args,
       positions * args.kv_heads * args.dim * 2 * keys.bytes() + 2 * to.count() * to.bytes());
 }
 
@@ -133,7 +133,7 @@ void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t k
     Argument each("pack", "zeros", *zeros);
     args.zeros = each.shaped({outs, groups}).of(ScalarType::Byte).dense().data<uint8_t>();
   }
-  run(lane().pack, args, to.count());
+  run(variant().pack, args, to.count());
 }
 
 void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, int64_t ins, int64_t group, bool wide) {
@@ -162,12 +162,12 @@ void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, in
     args.bias = shift.shaped({args.outs}).of(ScalarType::Float).dense().data<float>();
   }
   if (args.rows == 0 || args.outs == 0) return;
-  run(lane().linear, lane().linear_shared, args, weight.count() + from.count() * from.bytes());
+  run(variant().linear, variant().linear_shared, args, weight.count() + from.count() * from.bytes());
 }
 
 void embedding(Tensor out, Tensor tokens, Tensor weight, double scale) {
   EmbeddingArgs args = embedding_arguments("embedding", out, tokens, weight, scale);
-  run(lane().embedding, args, 2 * args.count * args.dim * bytes_of(args.type));
+  run(variant().embedding, args, 2 * args.count * args.dim * bytes_of(args.type));
 }
 
 // Checks logits: [rows, vocab] float32, vocab >= 1.
@@ -182,7 +182,7 @@ void greedy(Tensor tokens, Tensor logits) {
   check_logits("greedy", x);
   GreedyArgs args{to.shaped({x.size(0)}).of(ScalarType::Long).dense().data<int64_t>(), x.data<float>(), x.size(0),
                   x.size(1), x.stride(), nullptr};
-  run(lane().greedy, lane().greedy_shared, args, x.count() * 4);
+  run(variant().greedy, variant().greedy_shared, args, x.count() * 4);
 }
 
 void draw(Tensor tokens, Tensor logits, Tensor temperature, Tensor seed_low, Tensor seed_high, Tensor position,
@@ -207,7 +207,7 @@ void draw(Tensor tokens, Tensor logits, Tensor temperature, Tensor seed_low, Ten
   args.rows = rows;
   args.vocab = x.size(1);
   args.stride = x.stride();
-  run(lane().draw, lane().draw_shared, args, x.count() * 4);
+  run(variant().draw, variant().draw_shared, args, x.count() * 4);
 }
 
 void mask(Tensor logits, Tensor rows, Tensor words) {
@@ -217,7 +217,7 @@ void mask(Tensor logits, Tensor rows, Tensor words) {
   bits.shaped({which.size(0), (x.size(1) + 31) / 32}).of(ScalarType::Int).dense();
   MaskArgs args{x.data<float>(), which.data<int64_t>(), bits.data<int32_t>(), which.size(0), bits.size(1), x.size(1),
                 x.stride()};
-  run(lane().mask, args, args.count * args.vocab * 4);
+  run(variant().mask, args, args.count * args.vocab * 4);
 }
 
 void logprob(Tensor out, Tensor normaliser, Tensor logits, Tensor tokens) {
@@ -228,7 +228,7 @@ void logprob(Tensor out, Tensor normaliser, Tensor logits, Tensor tokens) {
   LogprobArgs args{to.shaped({x.size(0)}).of(ScalarType::Float).dense().data<float>(),
                    sums.shaped({x.size(0)}).of(ScalarType::Float).dense().data<float>(),
                    x.data<float>(), ids.data<int64_t>(), x.size(0), x.size(1), x.stride(), nullptr};
-  run(lane().logprob, lane().logprob_shared, args, x.count() * 4);
+  run(variant().logprob, variant().logprob_shared, args, x.count() * 4);
 }
 
 void first_touch(Tensor fresh, int64_t unit) {
@@ -241,13 +241,13 @@ void first_touch(Tensor fresh, int64_t unit) {
   run.all(localllm::first_touch, TouchArgs{(char*)memory.data(), bytes, unit});
 }
 
-std::string lanes() {
+std::string variants() {
   std::string names;
-  for (const std::string& name : usable_lanes()) names += (names.empty() ? "" : " ") + name;
+  for (const std::string& name : usable_variants()) names += (names.empty() ? "" : " ") + name;
   return names;
 }
 
-std::string use_lane(std::string name) { return localllm::use_lane(name); }
+std::string use_variant(std::string name) { return localllm::use_variant(name); }
 
 int64_t threads() { return localllm::threads(); }
 
@@ -286,8 +286,10 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {  // ops without tensors have no device
-  library.impl("lanes", TORCH_BOX(&ops::lanes));
-  library.impl("use_lane", TORCH_BOX(&ops::use_lane));
+  library.impl("variants", TORCH_BOX(&ops::variants));
+  library.impl("use_variant", TORCH_BOX(&ops::use_variant));
+  library.impl("lanes", TORCH_BOX(&ops::variants));
+  library.impl("use_lane", TORCH_BOX(&ops::use_variant));
   library.impl("threads", TORCH_BOX(&ops::threads));
   library.impl("use_threads", TORCH_BOX(&ops::use_threads));
   library.impl("share_from", TORCH_BOX(&ops::share_from));

@@ -54,10 +54,10 @@ LinearArgs product(const std::vector<Tensor>& weights, const std::vector<Tensor>
 
 struct Call {
   LayerArgs args;
-  const Lane* lane;
+  const Variant* variant;
 };
 
-void layer_on_lane(const Call& call, const Worker& worker) { layer(*call.lane, call.args, worker); }
+void layer_on_variant(const Call& call, const Worker& worker) { layer(*call.variant, call.args, worker); }
 
 void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Tensor> norms_of_heads,
               std::vector<Tensor> weights, std::vector<Tensor> biases, std::vector<int64_t> formats,
@@ -80,7 +80,7 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   int64_t qkv_width = (heads + 2 * kv_heads) * dim;
 
   Call call{};
-  call.lane = &lane();
+  call.variant = &variant();
   LayerArgs& args = call.args;
   auto norm = [&](NormArgs& to, size_t index) {
     Argument weight(OP, "one of norms", item(norms, index, "norms", 2));
@@ -157,7 +157,7 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   int64_t gate_up = layout.add(tokens * 2 * inner * size);
   int64_t activated = layout.add(tokens * inner * size);
   Run run(INT64_MAX);  // a layer always uses the whole team
-  char* memory = (char*)run.shared(layout.bytes() + layer_shared(*call.lane, args, run.workers()));
+  char* memory = (char*)run.shared(layout.bytes() + layer_shared(*call.variant, args, run.workers()));
   void* kernel_memory = memory + layout.bytes();
 
   args.before_attention.x = in.data();
@@ -181,7 +181,7 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   args.down.out = in.data();
   args.after_mlp.x = args.after_mlp.out = in.data();
   args.qkv.shared = args.out.shared = args.gate_up.shared = args.down.shared = attention.shared = kernel_memory;
-  run.all(layer_on_lane, call);
+  run.all(layer_on_variant, call);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include "row.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // Calls body(p) with p cast to a pointer to `type`.
 template <class Body>
@@ -37,4 +37,4 @@ static inline void narrow(Type type, const float* from, float scale, void* to, i
   });
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -7,7 +7,7 @@
 #include "logits.h"
 #include "threshold.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 constexpr float LOWEST = -3.402823466e38f;
@@ -275,4 +275,4 @@ void draw(const DrawArgs& args, const Worker& worker) {
   if (workers.count > 1) write_best_tokens(args.rows, candidates, args.tokens, worker);
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -1,7 +1,7 @@
 // Embedding lookup from a table in its original layout.
 #include "row.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 template <class T, class W>
@@ -34,4 +34,4 @@ void embedding(const EmbeddingArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

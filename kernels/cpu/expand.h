@@ -9,7 +9,7 @@
 
 #include "quantised.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 constexpr int64_t EXPANDED_CHUNK = 128;  // rows at a time; limits the memory for activations, which are floats
 constexpr int64_t EXPANDED_BLOCK = 64;   // inputs at a time; 8 KB of floats stay in the L1 cache
@@ -130,4 +130,4 @@ static inline void expanded_product(const LinearArgs& args, const Worker& worker
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 typedef uint32_t Words __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Signed __attribute__((vector_size(WIDTH * 4)));
@@ -73,4 +73,4 @@ static inline F32 gumbel_bound(Words bits) {
   return fma(exponent, set1(-0.69314718f), set1(151.0f * 0.69314718f + 1e-3f));
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // The value added to stored int8 activations of int8 weights, because the byte dot product needs one unsigned operand.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -156,4 +156,4 @@ static inline I32 dot_signed(I32 sums, I32 shifted, I32 weight) {
 #endif
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

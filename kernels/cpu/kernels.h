@@ -6,7 +6,7 @@
 // dense.
 #pragma once
 
-#include "ceiling.h"
+#include "bound.h"
 #include "layout.h"
 #include "worker.h"
 
@@ -172,7 +172,7 @@ struct LogprobArgs {  // the logprob of one token per row
 };
 
 // An ISA variant: all kernels, compiled for one instruction set. Some entries may be the kernels of a smaller variant.
-struct Lane {
+struct Variant {
   const char* name;
   void (*rms_norm)(const NormArgs&, const Worker&);
   void (*layer_norm)(const NormArgs&, const Worker&);
@@ -194,10 +194,10 @@ struct Lane {
   void (*mask)(const MaskArgs&, const Worker&);
   void (*logprob)(const LogprobArgs&, const Worker&);
   size_t (*logprob_shared)(const LogprobArgs&, int workers);
-  void (*ceiling)(const CeilingArgs&, const Worker&);
+  void (*bound)(const BoundArgs&, const Worker&);
 };
 
-// The ISA variant in use: the fastest usable one, or the one that use_lane selected (dispatch.h).
-const Lane& lane();
+// The ISA variant in use: the fastest usable one, or the one that use_variant selected (dispatch.h).
+const Variant& variant();
 
 }  // namespace localllm

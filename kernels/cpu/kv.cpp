@@ -1,7 +1,7 @@
 // Writes to the paged KV cache, and copies of its pages.
 #include "row.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 template <class T, class C>
@@ -47,4 +47,4 @@ void copy_pages(const CopyPagesArgs& args, const Worker& worker) {
     memcpy(pages + args.targets[copy] * args.page_bytes, copies + copy * args.page_bytes, args.page_bytes);
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -22,8 +22,8 @@ struct LayerArgs {
 };
 
 // Size of the shared memory in bytes: the maximum over the kernels of the layer.
-size_t layer_shared(const Lane& lane, const LayerArgs& args, int workers);
+size_t layer_shared(const Variant& variant, const LayerArgs& args, int workers);
 
-void layer(const Lane& lane, const LayerArgs& args, const Worker& worker);
+void layer(const Variant& variant, const LayerArgs& args, const Worker& worker);
 
 }  // namespace localllm

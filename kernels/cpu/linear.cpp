@@ -2,7 +2,7 @@
 
 #include "linear.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 void linear(const LinearArgs& args, const Worker& worker) {
   switch (args.format) {
@@ -38,4 +38,4 @@ void pack(const PackArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 void linear(const LinearArgs& args, const Worker& worker);
 size_t linear_shared(const LinearArgs& args, int workers);
@@ -27,4 +27,4 @@ void linear_fp8(const LinearArgs& args, const Worker& worker);
 size_t linear_fp8_shared(const LinearArgs& args, int workers);
 void pack_fp8(const PackArgs& args, const Worker& worker);
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

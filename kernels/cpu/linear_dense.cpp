@@ -8,7 +8,7 @@
 #include "tile.h"
 #include "transpose.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 constexpr int64_t CHUNK_ROWS = 240;                 // maximum rows of a chunk; their sums with a panel need 30 KiB
@@ -223,4 +223,4 @@ void pack_dense(const PackArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -3,7 +3,7 @@
 #include "expand.h"
 #include "linear.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 // An e4m3 number has the bit layout of a half (f16), but an exponent bias of 7 in place of 15. Shifted into a half, its
@@ -116,4 +116,4 @@ void pack_fp8(const PackArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

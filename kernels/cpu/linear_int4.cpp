@@ -4,7 +4,7 @@
 #include "linear.h"
 #include "nibbles.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 constexpr int64_t CHUNK = 512;               // rows at a time; limits the memory for activations
@@ -245,4 +245,4 @@ void pack_int4(const PackArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

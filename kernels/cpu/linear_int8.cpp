@@ -4,7 +4,7 @@
 #include "linear.h"
 #include "quantised.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 constexpr int64_t CHUNK = 512;           // rows at a time; limits the memory for activations
@@ -171,4 +171,4 @@ void pack_int8(const PackArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -5,7 +5,7 @@
 
 #include "row.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 constexpr int64_t BLOCK = 128;  // logits per block
 
@@ -129,4 +129,4 @@ static inline Candidate largest_logit(const float* logits, int64_t vocab, const 
   return best;
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -3,7 +3,7 @@
 
 #include "expand.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // weight = (nibble - zero point) * scale
 struct Nibbles {
@@ -61,4 +61,4 @@ struct Nibbles {
   }
 };
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

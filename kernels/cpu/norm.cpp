@@ -1,7 +1,7 @@
 // RMS norm and layer norm. Each makes several passes over a row; after the first pass the row is in the L1 cache.
 #include "row.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 // Sum of (x - mean)². Four independent sums hide the latency of the multiply-adds.
@@ -110,4 +110,4 @@ void layer_norm(const NormArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

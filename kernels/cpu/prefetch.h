@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // The address that a loop prefetches next; the loop adds `by` bytes in each step. If several tiles use the same block
 // of weights, the loop of each tile prefetches a part of the next block, so that memory is read at a constant rate.
@@ -12,4 +12,4 @@ struct Prefetch {
   int64_t by;
 };
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -4,7 +4,7 @@
 #include "integer.h"
 #include "transpose.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // Division of rows into tiles of at most `most` rows and about equal size. The activations of a tile are stored as
 // [steps][rows of the tile], one 4-byte word (four int8 or a float) each.
@@ -99,4 +99,4 @@ static inline void write_outputs(const LinearArgs& args, int64_t row, int64_t pa
   });
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -2,7 +2,7 @@
 #include "convert.h"
 #include "rotate.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 void rope(const RopeArgs& args, const Worker& worker) {
   int64_t rotated = 2 * args.half;
@@ -21,4 +21,4 @@ void rope(const RopeArgs& args, const Worker& worker) {
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

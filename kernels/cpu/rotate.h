@@ -3,7 +3,7 @@
 
 #include "row.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // Rotates x [2 * half] in place by cos and sin [half]. The rotated pairs are (i, i + half) or (2i, 2i + 1).
 static inline void rotate(Rotation rotation, const float* cos, const float* sin, int64_t half, float* x) {
@@ -22,4 +22,4 @@ static inline void rotate(Rotation rotation, const float* cos, const float* sin,
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -4,7 +4,7 @@
 
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 struct Full {};  // in place of an element count: a full vector of WIDTH elements
 
@@ -21,4 +21,4 @@ static inline void each_vector(int64_t begin, int64_t end, Body body) {
   if (i < end) body(i, (int)(end - i));
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -1,7 +1,7 @@
 // Greedy sampling, logprobs, and masks of allowed tokens.
 #include "logits.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 // The maximum and the sum of exponentials of one block of logits.
@@ -86,4 +86,4 @@ void logprob(const LogprobArgs& args, const Worker& worker) {
   for (long row = share.begin; row < share.end; row++) write_logprob(args, row, shared + row * blocks);
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

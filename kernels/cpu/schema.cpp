@@ -30,6 +30,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "Tensor? sinks, int heads, int inner, int gate, int rotation, int window, float eps, float offset, "
            "float scale, float soft_cap) -> ()",
            "first_touch(Tensor(a!) fresh, int unit) -> ()",
+           "variants() -> str",
+           "use_variant(str name) -> str",
            "lanes() -> str",
            "use_lane(str name) -> str",
            "threads() -> int",

@@ -4,7 +4,7 @@
 
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 constexpr float LOG2E = 1.44269504088896341f;
 constexpr float LOWEST = -3e38f;  // lower than all scores, and finite, so that LOWEST - LOWEST is not NaN
@@ -43,4 +43,4 @@ struct Scores {
   }
 };
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 // Returns the smallest value for which the weights of all strictly larger values sum to less than `target`; never more
 // than the largest value. With weights of 1 and target k, it is the k-th largest value. Values must be finite, weights
@@ -55,4 +55,4 @@ static inline float least_kept(float* values, float* weights, int64_t count, dou
   }
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -7,7 +7,7 @@
 #include "prefetch.h"
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 namespace {
 
 constexpr int VECTORS = PANEL / WIDTH;  // vectors per row of a panel
@@ -151,4 +151,4 @@ constexpr int across(int rows) {
 }
 
 }  // namespace
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 #if defined(__AVX512F__)
 static inline F32 low(F32 a, F32 b) { return {_mm512_unpacklo_ps(a.v, b.v)}; }  // within each 128 bits
@@ -100,4 +100,4 @@ static inline void store_transposed(int count, int64_t steps, float* out, Row ro
   for (int64_t step = 0; step < steps; step++) store_first(out + step * count, block[step], count);
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

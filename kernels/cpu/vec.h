@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
@@ -245,4 +245,4 @@ static inline F32 exp(F32 x) {
   return p * power_of_two(whole);
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

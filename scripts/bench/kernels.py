@@ -86,7 +86,7 @@ def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Ite
 
 def _lane() -> str:
     """The one in use, as it was chosen when the library was loaded."""
-    lane: str = torch.ops.localllm.use_lane(os.environ.get("LOCALLLM_CPU_LANE", ""))
+    lane: str = torch.ops.localllm.use_variant(os.environ.get("LOCALLLM_CPU_LANE", ""))
     return lane
 
 

@@ -144,7 +144,7 @@ def test_lane_is_the_fastest_that_the_processor_has(monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(bool(cpu_device.MISSING), reason=cpu_device.MISSING or "")
 def test_lane_is_what_the_library_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
-    usable = torch.ops.localllm.lanes().split()
+    usable = torch.ops.localllm.variants().split()
     foreseen = machine.lane(machine.cpu_flags())
     assert foreseen == usable[-1] or foreseen == "amx", "the system may refuse the tiles"
 

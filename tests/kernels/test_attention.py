@@ -26,13 +26,13 @@ TOLERANCES = {F32: 2e-5, BF16: 1e-2, F16: 2e-3}
 MIXED = [(1, 1), (1, 300), (1, 4500), (3, 40), (20, 1100), (150, 400), (1, 33)]
 
 
-@pytest.fixture(params=LIBRARY.lanes().split(), autouse=True)
+@pytest.fixture(params=LIBRARY.variants().split(), autouse=True)
 def lane(request: pytest.FixtureRequest) -> Iterator[str]:
     threads, few = LIBRARY.threads(), LIBRARY.share_from(0)
-    yield LIBRARY.use_lane(request.param)
+    yield LIBRARY.use_variant(request.param)
     LIBRARY.share_from(few)
     LIBRARY.use_threads(threads)
-    LIBRARY.use_lane(os.environ.get("LOCALLLM_CPU_LANE", ""))
+    LIBRARY.use_variant(os.environ.get("LOCALLLM_CPU_LANE", ""))
 
 
 def step(

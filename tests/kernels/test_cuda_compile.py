@@ -66,7 +66,7 @@ def test_compiles_for_every_architecture(stem, tmp_path):
 def test_the_library_builds_without_a_gpu(tmp_path):
     """Every source for one architecture, and the binding, against whatever torch is here: what only a torch with CUDA
     has is found when it is loaded."""
-    choices = ["-DLOCALLLM_CUDA=ON", "-DLOCALLLM_CUDA_ARCHITECTURES=90-real", "-DLANES=generic"]
+    choices = ["-DLOCALLLM_CUDA=ON", "-DLOCALLLM_CUDA_ARCHITECTURES=90-real", "-DVARIANTS=generic"]
     for command in (
         ["cmake", "-S", FOLDER.parent, "-B", tmp_path, f"-DPython_EXECUTABLE={sys.executable}", *choices],
         ["cmake", "--build", tmp_path, "--target", "localllm_cuda"],

@@ -21,17 +21,17 @@ cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not bui
 
 pytestmark = pytest.mark.real
 LIBRARY = torch.ops.localllm
-LANES = LIBRARY.lanes().split()
+LANES = LIBRARY.variants().split()
 SOURCES = Path(cpu.__file__).parent
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    lane, threads = LIBRARY.use_lane(os.environ.get("LOCALLLM_CPU_LANE", "")), LIBRARY.threads()
+    lane, threads = LIBRARY.use_variant(os.environ.get("LOCALLLM_CPU_LANE", "")), LIBRARY.threads()
     few = LIBRARY.share_from(0)
     yield
     LIBRARY.share_from(few)
-    LIBRARY.use_lane(lane)
+    LIBRARY.use_variant(lane)
     LIBRARY.use_threads(threads)
 
 
@@ -54,22 +54,24 @@ def test_answers_do_not_depend_on_the_number_of_workers(case: Case) -> None:
 
 def test_the_generic_lane_is_always_there_and_the_last_is_taken() -> None:
     assert LANES[0] == "generic"
-    assert LIBRARY.use_lane("") == LANES[-1]
-    assert [LIBRARY.use_lane(lane) for lane in LANES] == LANES
+    assert LIBRARY.use_variant("") == LANES[-1]
+    assert [LIBRARY.use_variant(lane) for lane in LANES] == LANES
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
-def test_a_native_build_has_the_lanes_that_the_library_uses(tmp_path: Path) -> None:
-    subprocess.run(["c++", "-std=c++20", SOURCES / "usable_lanes.cpp", "-o", tmp_path / "usable_lanes"], check=True)
-    usable = subprocess.run([tmp_path / "usable_lanes"], check=True, capture_output=True, text=True).stdout
+def test_a_native_build_has_the_variants_that_the_library_uses(tmp_path: Path) -> None:
+    subprocess.run(
+        ["c++", "-std=c++20", SOURCES / "usable_variants.cpp", "-o", tmp_path / "usable_variants"], check=True
+    )
+    usable = subprocess.run([tmp_path / "usable_variants"], check=True, capture_output=True, text=True).stdout
     assert usable.split(";")[-1] == LANES[-1]
     assert set(LANES) <= set(usable.split(";"))
 
 
 def test_an_unknown_lane_is_refused_and_nothing_changes() -> None:
-    LIBRARY.use_lane("generic")
-    with pytest.raises(RuntimeError, match=f'CPU lane "avx1024" is not available: .* have {", ".join(LANES)}'):
-        LIBRARY.use_lane("avx1024")
+    LIBRARY.use_variant("generic")
+    with pytest.raises(RuntimeError, match=f'ISA variant "avx1024" is not available: .* have {", ".join(LANES)}'):
+        LIBRARY.use_variant("avx1024")
 
 
 def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:

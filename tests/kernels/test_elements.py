@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 REFERENCE, FAST = Ops(), cpu.OPS
-LANES = [] if cpu.MISSING else torch.ops.localllm.lanes().split()
+LANES = [] if cpu.MISSING else torch.ops.localllm.variants().split()
 TOLERANCES = {torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 NAN, INF = float("nan"), float("inf")
 
@@ -37,12 +37,12 @@ def team(request: pytest.FixtureRequest) -> Iterator[int]:
     """A lane and the number of its workers; outputs are full of NaN before they are written."""
     lane, workers = request.param.split("-")
     before = torch.ops.localllm.threads()
-    torch.ops.localllm.use_lane(lane)
+    torch.ops.localllm.use_variant(lane)
     torch.use_deterministic_algorithms(True)
     yield torch.ops.localllm.use_threads(int(workers))
     torch.use_deterministic_algorithms(False)
     torch.ops.localllm.use_threads(before)
-    torch.ops.localllm.use_lane("")
+    torch.ops.localllm.use_variant("")
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -15,7 +15,7 @@ from localllm.backends.cpu import device as cpu
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
 
-LANES = [] if cpu.MISSING else [lane for lane in torch.ops.localllm.lanes().split() if lane != "amx"]
+LANES = [] if cpu.MISSING else [lane for lane in torch.ops.localllm.variants().split() if lane != "amx"]
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 PANEL = 32
 
@@ -24,12 +24,12 @@ PANEL = 32
 def lane(request: pytest.FixtureRequest) -> Iterator[str]:
     """Outputs are full of NaN before they are written."""
     before = torch.ops.localllm.threads()
-    torch.ops.localllm.use_lane(request.param)
+    torch.ops.localllm.use_variant(request.param)
     torch.use_deterministic_algorithms(True)
     yield request.param
     torch.use_deterministic_algorithms(False)
     torch.ops.localllm.use_threads(before)
-    torch.ops.localllm.use_lane("")
+    torch.ops.localllm.use_variant("")
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

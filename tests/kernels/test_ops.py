@@ -32,7 +32,7 @@ class Target:
     workers: int = 1
 
 
-LANES = [] if cpu.MISSING else torch.ops.localllm.lanes().split()
+LANES = [] if cpu.MISSING else torch.ops.localllm.variants().split()
 TARGETS = [
     Target("reference", Ops(), "cpu"),
     *(Target(f"cpu-{lane}", cpu.OPS, "cpu", lane) for lane in LANES),
@@ -54,13 +54,13 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
         yield request.param
         return
     before = torch.ops.localllm.threads()
-    torch.ops.localllm.use_lane(request.param.lane)
+    torch.ops.localllm.use_variant(request.param.lane)
     torch.ops.localllm.use_threads(request.param.workers)
     few = torch.ops.localllm.share_from(0)  # also what is so little that one thread would do it alone
     yield request.param
     torch.ops.localllm.share_from(few)
     torch.ops.localllm.use_threads(before)
-    torch.ops.localllm.use_lane("")
+    torch.ops.localllm.use_variant("")
 
 
 @cache

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.real
 OPS = sorted(
     {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "localllm::" in name}
 )
-WITHOUT_TENSORS = {"lanes", "use_lane", "threads", "use_threads", "share_from", "packed_bytes", "ceiling"}
+CONFIGURATION = {"variants", "use_variant", "threads", "use_threads", "share_from"}
+WITHOUT_TENSORS = CONFIGURATION | {"packed_bytes", "lanes", "use_lane"}
 WRITING = [name for name in OPS if name not in WITHOUT_TENSORS]
 EXAMPLES = 3  # of each op, of different kinds
 

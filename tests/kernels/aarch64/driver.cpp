@@ -1,4 +1,4 @@
-// A few kernels of the generic lane on fixed numbers, and what came out as text: scripts/aarch64 compares two processors.
+// A few kernels of the generic variant on fixed numbers, and what came out as text: scripts/aarch64 compares two processors.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -43,35 +43,35 @@ void norm(const Floats& x) {
   NormArgs args{};
   args.out = out.data(), args.x = x.data(), args.weight = weight.data(), args.eps = 1e-6f;
   args.rows = ROWS, args.heads = 1, args.dim = args.x_stride = args.out_stride = INS;
-  run(lane().rms_norm, args);
+  run(variant().rms_norm, args);
   show("rms_norm", out);
 }
 
 void gate(const Floats& x, Activation kind) {
   Floats out(ROWS * INS / 2);
   ActivationArgs args{out.data(), x.data(), Type::f32, kind, ROWS, INS / 2, INS, INS / 2};
-  run(lane().gate, args);
+  run(variant().gate, args);
   show("gate", out);
 }
 
 void linear(const Floats& x, const char* name, Format format, const void* weight, const float* scales) {
   Floats memory(packed_bytes(format, OUTS, INS, 0) / 4 + 16);
   void* packed = (void*)(((uintptr_t)memory.data() + 63) / 64 * 64);
-  run(lane().pack, PackArgs{packed, weight, scales, nullptr, format, OUTS, INS, 0});
+  run(variant().pack, PackArgs{packed, weight, scales, nullptr, format, OUTS, INS, 0});
   Floats out(ROWS * OUTS);
   LinearArgs args{};
   args.out = out.data(), args.x = x.data(), args.weight = packed, args.format = format;
   args.rows = ROWS, args.outs = args.out_stride = OUTS, args.ins = args.x_stride = INS;
   Run team(INT64_MAX);
-  args.shared = team.shared(lane().linear_shared(args, team.workers()) + 64);
-  team.all(lane().linear, args);
+  args.shared = team.shared(variant().linear_shared(args, team.workers()) + 64);
+  team.all(variant().linear, args);
   show(name, out);
 }
 
 }  // namespace
 
 int main() {
-  use_lane("generic");
+  use_variant("generic");
   use_threads(2);
   Floats x = floats(ROWS * INS), weight = floats(OUTS * INS), scales(OUTS, 0.01f);
   std::vector<int8_t> whole;

@@ -48,7 +48,8 @@ def build() -> Path:
     if not target.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         fresh = target.with_suffix(f".{os.getpid()}")
-        command = ["g++", *COMMON, *flags, "-DLANE=amx", f"-I{SOURCES}", "-shared", *map(str, files), "-o", str(fresh)]
+        flags += ["-DVARIANT=amx", f"-I{SOURCES}", "-shared"]
+        command = ["g++", *COMMON, *flags, *map(str, files), "-o", str(fresh)]
         subprocess.run(command, check=True, timeout=300)
         fresh.replace(target)
     return target

@@ -20,11 +20,11 @@ SOURCES = HERE.parents[2] / "kernels" / "cpu"
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("g++") is None or platform.machine() != "x86_64":
         pytest.skip("needs g++ on x86-64")
-    target = tmp_path_factory.mktemp("lanes") / "lanes"
-    lanes = [f"-DLANE_{name}" for name in ("AVX2", "AVXVNNI", "AVX512", "AMX")]
-    files = [str(SOURCES / "dispatch.cpp"), str(HERE / "lanes.cpp")]
+    target = tmp_path_factory.mktemp("variants") / "variants"
+    variants = [f"-DVARIANT_{name}" for name in ("AVX2", "AVXVNNI", "AVX512", "AMX")]
+    files = [str(SOURCES / "dispatch.cpp"), str(HERE / "variants.cpp")]
     flags = ["-std=c++20", "-O0", "-w", f"-I{HERE / 'fakes'}", f"-I{SOURCES}"]
-    subprocess.run(["g++", *flags, *lanes, *files, "-o", str(target)], check=True, timeout=60)
+    subprocess.run(["g++", *flags, *variants, *files, "-o", str(target)], check=True, timeout=60)
     return target
 
 

@@ -10,7 +10,7 @@ namespace localllm {
 #if defined(__AMX_BF16__)
 #define REST avx512
 #else
-#define REST LANE
+#define REST VARIANT
 #endif
 
 namespace REST {
@@ -36,11 +36,11 @@ size_t logprob_shared(const LogprobArgs&, int workers);
 
 }  // namespace REST
 
-namespace LANE {
+namespace VARIANT {
 
 void linear(const LinearArgs&, const Worker&);
 size_t linear_shared(const LinearArgs&, int workers);
-void ceiling(const CeilingArgs&, const Worker&);
+void bound(const BoundArgs&, const Worker&);
 
 #if defined(__AMX_BF16__)
 void attention(const AttentionArgs&, const Worker&);
@@ -48,9 +48,9 @@ size_t attention_shared(const AttentionArgs&, int workers);
 using namespace REST;  // the declarations above hide those of avx512
 #endif
 
-extern const Lane table;
-const Lane table = {
-    .name = TEXT(LANE),
+extern const Variant table;
+const Variant table = {
+    .name = TEXT(VARIANT),
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .gate = gate,
@@ -58,10 +58,10 @@ const Lane table = {
     .store = store,
     .copy_pages = copy_pages,
     .append = append,
-    .attention = LANE::attention,
-    .attention_shared = LANE::attention_shared,
-    .linear = LANE::linear,
-    .linear_shared = LANE::linear_shared,
+    .attention = VARIANT::attention,
+    .attention_shared = VARIANT::attention_shared,
+    .linear = VARIANT::linear,
+    .linear_shared = VARIANT::linear_shared,
     .pack = pack,
     .embedding = embedding,
     .greedy = greedy,
@@ -71,8 +71,8 @@ const Lane table = {
     .mask = mask,
     .logprob = logprob,
     .logprob_shared = logprob_shared,
-    .ceiling = LANE::ceiling,
+    .bound = VARIANT::bound,
 };
 
-}  // namespace LANE
+}  // namespace VARIANT
 }  // namespace localllm

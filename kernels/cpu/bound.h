@@ -1,4 +1,5 @@
-// Hardware limits: loops of one kind of instruction. Benchmarks compare kernels with them.
+// Upper bounds of the hardware: loops of only reads or only one kind of instruction. Benchmarks compare kernels with
+// their rates.
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +8,7 @@
 
 namespace localllm {
 
-enum class Ceiling : int {
+enum class Bound : int {
   read = 0,       // reads a buffer once per repeat; counts bytes
   f32 = 1,        // multiply-adds in registers; this and all below count operations, two per multiply-add
   bf16 = 2,       // dot products of two bf16 values (AVX512-BF16)
@@ -16,8 +17,8 @@ enum class Ceiling : int {
   tile_int8 = 5,
 };
 
-struct CeilingArgs {
-  Ceiling kind;
+struct BoundArgs {
+  Bound kind;
   const void* data;  // the buffer of `read`, 64-byte aligned
   int64_t bytes, repeats;
   double* counts;  // [workers] bytes or operations of each worker; 0 if the ISA variant lacks the instruction

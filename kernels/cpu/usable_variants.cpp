@@ -1,4 +1,4 @@
-// Prints the ISA variants that this machine can run, the slowest first. CMakeLists.txt runs it for LANES=native.
+// Prints the ISA variants that this machine can run, the slowest first. CMakeLists.txt runs it for VARIANTS=native.
 #include <cstdio>
 
 #include "cpu_features.h"

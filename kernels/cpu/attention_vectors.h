@@ -8,7 +8,7 @@
 #include "row.h"
 #include "transpose.h"
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 template <class A, class B>
 constexpr bool same = false;
@@ -165,4 +165,4 @@ static inline void each_block(int64_t end, Body body) {
   if (i < end) body(i, end - i);
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT

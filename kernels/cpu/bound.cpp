@@ -1,11 +1,11 @@
-#include "ceiling.h"
+#include "bound.h"
 
 #include "vec.h"
 #if defined(__AMX_BF16__)
 #include "amx.h"
 #endif
 
-namespace localllm::LANE {
+namespace localllm::VARIANT {
 
 namespace {
 
@@ -20,7 +20,7 @@ static inline void touch(T& value) {
 typedef uint64_t Line __attribute__((vector_size(64)));
 
 // Each worker reads four streams with prefetches, which is never slower than one stream.
-double read(const CeilingArgs& args, const Worker& worker) {
+double read(const BoundArgs& args, const Worker& worker) {
   constexpr int STREAMS = 4, LINES = 2, DISTANCE = 1024;
   Share share = share_of(args.bytes / (long)(STREAMS * LINES * sizeof(Line)), worker);
   long lines = (share.end - share.begin) * LINES;  // per stream
@@ -122,26 +122,26 @@ double tiles(int64_t repeats) {
   tile_release();
   return 4.0 * 2 * TILE_ROWS * TILE_ROWS * (product == Product::bf16 ? TILE_BYTES / 2 : TILE_BYTES) * repeats;
 }
-double tiles(Ceiling kind, int64_t repeats) {
-  return kind == Ceiling::tile_bf16 ? tiles<Product::bf16>(repeats) : tiles<Product::int8>(repeats);
+double tiles(Bound kind, int64_t repeats) {
+  return kind == Bound::tile_bf16 ? tiles<Product::bf16>(repeats) : tiles<Product::int8>(repeats);
 }
 #else
-double tiles(Ceiling, int64_t) { return 0; }
+double tiles(Bound, int64_t) { return 0; }
 #endif
 
 }  // namespace
 
-void ceiling(const CeilingArgs& args, const Worker& worker) {
+void bound(const BoundArgs& args, const Worker& worker) {
   double count = 0;
   switch (args.kind) {
-    case Ceiling::read: count = read(args, worker); break;
-    case Ceiling::f32: count = f32(args.repeats); break;
-    case Ceiling::bf16: count = bf16_pairs(args.repeats); break;
-    case Ceiling::int8: count = int8_fours(args.repeats); break;
-    case Ceiling::tile_bf16:
-    case Ceiling::tile_int8: count = tiles(args.kind, args.repeats); break;
+    case Bound::read: count = read(args, worker); break;
+    case Bound::f32: count = f32(args.repeats); break;
+    case Bound::bf16: count = bf16_pairs(args.repeats); break;
+    case Bound::int8: count = int8_fours(args.repeats); break;
+    case Bound::tile_bf16:
+    case Bound::tile_int8: count = tiles(args.kind, args.repeats); break;
   }
   args.counts[worker.index] = count;
 }
 
-}  // namespace localllm::LANE
+}  // namespace localllm::VARIANT
