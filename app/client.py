@@ -15,9 +15,9 @@ import msgspec
 from . import paths
 from .config import Settings, loading
 from .daemon.admin import LoadedModel, LoadProgress, ModelEntry, Status
-from .daemon.frames import Fault
 from .daemon.owner import owner_pid
 from .errors import AppError, DaemonUnreachable, PortTaken
+from .frames import Fault
 from .store.catalog import is_path
 from .version import VERSION
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...engine.request import Delta, TokenLogprobs
 from ...engine.text import TextStream
-from ..daemon.frames import Piece, PieceLogprob, ToolCallPiece
+from ..frames import Piece, PieceLogprob, ToolCallPiece
 from .parsers import CALL, END_CALL, END_THINK, THINK, CallPart, OutputParser, Part, ReasoningPart, TextPart
 from .prompt import Prompt
 from .tokenizer import ChatTokenizer

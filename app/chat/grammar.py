@@ -15,8 +15,8 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from ..daemon.frames import ResponseFormat
 from ..errors import InvalidRequest, UnsupportedParameter
+from ..frames import ResponseFormat
 from .bounded import BoundedChild, ChildLost
 from .grammar_child import Vocabulary
 from .matcher import make_matcher, make_tokens

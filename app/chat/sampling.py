@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ...engine.request import Sampling
-from ..daemon.frames import Generate
 from ..errors import InvalidRequest
+from ..frames import Generate
 
 MAX_BIAS = 100.0
 

@@ -16,8 +16,8 @@ import msgspec
 from .. import paths
 from ..config import Settings
 from ..errors import AppError
+from ..frames import Fault
 from .background import READY
-from .frames import Fault
 from .lifecycle import LOG_FORMAT, run
 
 LOG_BYTES = 2**21  # of one log file; there are two, the current one and the previous one

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from ..errors import AppError
-from .frames import Piece, PieceLogprob, ToolCallPiece
+from ..frames import Piece, PieceLogprob, ToolCallPiece
 from .replies import (
     ChatChoice,
     ChatCompletion,

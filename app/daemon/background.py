@@ -14,7 +14,7 @@ import msgspec
 
 from ..config import Settings
 from ..errors import DaemonUnreachable
-from .frames import Fault
+from ..frames import Fault
 
 READY = b"{}"  # the daemon's message when it accepts requests; a Fault is the message of a failed start
 START_SECONDS = 30

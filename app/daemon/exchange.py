@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import AppError, Stopping
+from ..frames import Finished, Generate, ModelInfo, Piece
 from .answers import KEEP_ALIVE, Answer, ChatAnswer, CompletionAnswer, Head, error_event
 from .body import ClientGone, read_json
-from .frames import Finished, Generate, ModelInfo, Piece
 from .guards import is_local
 from .host import Host
 from .metrics import Metrics, Watch

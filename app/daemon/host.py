@@ -17,14 +17,14 @@ from ...engine.quantization import Quant
 from .. import paths
 from ..config import Settings
 from ..errors import InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
+from ..frames import Fault, Load, Stats
 from ..store import catalog
 from .admin import LoadedModel
-from .frames import Fault, Load, Stats
 from .process import COMMAND, Progress, Request, Worker, worker_environment
 from .stream import Stream
 
 STOPPING = "the daemon is stopping"
-CHECK = (sys.executable, "-P", "-m", "localllm.app.daemon.backend_child")
+CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
 CHECK_SECONDS = 60.0  # limit of a backend's probe: a broken driver may never return
 STATS_SECONDS = 1.0  # limit for a worker to send its statistics; after it, they are omitted
 

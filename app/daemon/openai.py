@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest, UnsupportedParameter
+from ..frames import Generate, ResponseFormat
 from .body import WireBody, check_depth
-from .frames import Generate, ResponseFormat
 from .messages import AssistantMessage, Message, NamedTool, Tool, message_dict, tool_dict
 
 SEED_BITS = 63

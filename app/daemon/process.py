@@ -28,13 +28,13 @@ from typing import Literal
 
 import msgspec
 
+from .. import frames
 from ..config import PREFIX
 from ..errors import AppError, BodyTooLarge, InvalidRequest, WorkerDied
-from . import frames
-from .frames import AskStats, Cancel, Detokenize, Generate, Load, Loading, ModelInfo, Stats, Tokenize
+from ..frames import AskStats, Cancel, Detokenize, Generate, Load, Loading, ModelInfo, Stats, Tokenize
 from .stream import Stream
 
-COMMAND = (sys.executable, "-P", "-m", "localllm.app.daemon.worker")
+COMMAND = (sys.executable, "-P", "-m", "localllm.app.worker")
 STOP_SECONDS = 5.0  # from Shutdown to SIGKILL
 GONE_SECONDS = 10.0  # longest wait for the process after SIGKILL: a driver may delay its end
 WATCH_SECONDS = 5.0  # between two checks of a worker with requests

@@ -18,11 +18,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .. import frames
 from ..config import loading
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import catalog
 from ..version import VERSION
-from . import frames
 from .admin import LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
 from .answers import error_event, event
 from .body import read_json

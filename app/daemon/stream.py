@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from ..errors import AppError, Overloaded
-from .frames import Failed, Finished, FromWorker, Piece, Started, Stats, Text, Tokens
+from ..frames import Failed, Finished, FromWorker, Piece, Started, Stats, Text, Tokens
 
 # Limit of unread pieces and log-probabilities, so that a slow client cannot use more memory.
 MAX_UNREAD = 32_768

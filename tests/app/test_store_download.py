@@ -19,12 +19,12 @@ import pytest
 from huggingface_hub.errors import XetDownloadError
 
 from localllm.app import paths
-from localllm.app.daemon.frames import Load
-from localllm.app.daemon.opening import open_model
 from localllm.app.errors import AppError, DownloadFailed, ModelUnusable, StorageFailed
+from localllm.app.frames import Load
 from localllm.app.store import catalog, download
 from localllm.app.store import hub as hub_module
 from localllm.app.store.download import RemoteFile, choose
+from localllm.app.worker.opening import open_model
 from localllm.engine.modelfiles import INDEX, SINGLE
 from localllm.engine.options import LoadOptions
 from localllm.engine.tensorfiles import read_header

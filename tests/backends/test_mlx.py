@@ -190,7 +190,7 @@ def test_a_worker_of_it_needs_no_torch(tmp_path: Path) -> None:
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-import localllm.app.daemon.worker
+import localllm.app.worker.worker
 from localllm.backends import choose
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model

@@ -12,8 +12,8 @@ from localllm import backends
 from localllm.app import doctor
 from localllm.app.config import Settings
 from localllm.app.daemon.host import load_frame
-from localllm.app.daemon.opening import open_model
 from localllm.app.store.catalog import ModelRef
+from localllm.app.worker.opening import open_model
 from localllm.backends import platforms
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions

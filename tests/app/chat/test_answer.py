@@ -7,7 +7,7 @@ import pytest
 from localllm.app.chat.answer import Choice
 from localllm.app.chat.prompt import Prompt
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.daemon.frames import Piece
+from localllm.app.frames import Piece
 from localllm.engine.request import Delta, Finish, TokenLogprobs
 
 from ..tiny_qwen import write_tokenizer

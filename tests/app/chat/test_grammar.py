@@ -19,8 +19,8 @@ from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
 from localllm.app.chat.parsers import CallPart, OutputParser
 from localllm.app.chat.schema import APPLICATORS, BOUNDS, COUNTS, TYPES, UNSUPPORTED, SchemaProblem, rewrite
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.daemon.frames import ResponseFormat
 from localllm.app.errors import InvalidRequest, UnsupportedParameter
+from localllm.app.frames import ResponseFormat
 from localllm.engine.grammar import unpack_mask
 
 from ..tiny_qwen import VOCAB, make_tokenizer, write_tokenizer

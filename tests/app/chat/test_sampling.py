@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from localllm.app.chat.sampling import sampling_of
-from localllm.app.daemon.frames import Generate
 from localllm.app.errors import InvalidRequest
+from localllm.app.frames import Generate
 from localllm.engine.request import Sampling
 
 

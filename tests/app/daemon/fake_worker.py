@@ -33,8 +33,8 @@ from pathlib import Path
 
 import msgspec
 
-from localllm.app.daemon import frames
-from localllm.app.daemon.frames import Failed, Fault, Finished, Generate, Piece, PieceLogprob, Started, ToolCallPiece
+from localllm.app import frames
+from localllm.app.frames import Failed, Fault, Finished, Generate, Piece, PieceLogprob, Started, ToolCallPiece
 
 VOCAB = 1000
 

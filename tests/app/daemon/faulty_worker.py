@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from localllm.app.daemon import opening, worker
-from localllm.app.daemon.frames import Load
+from localllm.app.frames import Load
+from localllm.app.worker import opening, worker
 from localllm.backends.pytorch.kv import PagedKV
 from localllm.engine.batch import Batch
 

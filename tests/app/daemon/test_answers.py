@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from localllm.app.daemon.answers import ChatAnswer, CompletionAnswer, Head, error_event, event
-from localllm.app.daemon.frames import Piece, PieceLogprob, ToolCallPiece
 from localllm.app.daemon.replies import UsageReport
 from localllm.app.errors import AppError, ContextTooLong
+from localllm.app.frames import Piece, PieceLogprob, ToolCallPiece
 
 from .conftest import events
 

@@ -15,13 +15,13 @@ from localllm.app.daemon import exchange
 from localllm.app.daemon.answers import ChatAnswer, Head
 from localllm.app.daemon.body import ClientGone
 from localllm.app.daemon.exchange import unless_gone
-from localllm.app.daemon.frames import Failed, Fault, Finished, Generate, Piece, Started
 from localllm.app.daemon.metrics import Metrics
 from localllm.app.daemon.openai import ChatBody, CompletionBody
 from localllm.app.daemon.stream import Stream
 from localllm.app.errors import AppError, Stopping, WorkerDied
+from localllm.app.frames import Failed, Fault, Finished, Generate, Piece, Started
 
-from .samples import model_info
+from ..samples import model_info
 
 
 def tally(*frames: Any, requests: tuple[Generate, ...] = (Generate(id="a"),)) -> exchange._Tally:

@@ -21,9 +21,9 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.daemon import host, process
-from localllm.app.daemon.frames import Load
 from localllm.app.daemon.host import CHECK
 from localllm.app.errors import NoBackend
+from localllm.app.frames import Load
 from localllm.app.store import catalog
 
 from .conftest import Daemon, deaths, events, snapshot, until, wait_until

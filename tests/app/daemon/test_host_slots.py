@@ -12,12 +12,12 @@ from msgspec import structs
 
 from localllm.app.config import Settings
 from localllm.app.daemon import host as hosts
-from localllm.app.daemon.frames import Load, ModelInfo, Stats
 from localllm.app.daemon.host import Host
 from localllm.app.errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
+from localllm.app.frames import Load, ModelInfo, Stats
 from localllm.app.store.catalog import ModelRef
 
-from .samples import model_info
+from ..samples import model_info
 
 INFO = model_info(weight_bytes=100, cache_bytes=20, cache_tokens=7, token_bytes=50, warnings=("slow",))
 

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from localllm.app import config, paths
+from localllm.app import config, frames, paths
 from localllm.app.config import Developer, Settings
-from localllm.app.daemon import frames
 from localllm.app.daemon.host import load_frame
 from localllm.app.store.catalog import ModelRef
 from localllm.engine.options import LoadOptions

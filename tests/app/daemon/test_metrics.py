@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from localllm.app.daemon import metrics
-from localllm.app.daemon.frames import Piece, Stats
 from localllm.app.daemon.metrics import Metrics
+from localllm.app.frames import Piece, Stats
 
 
 def test_an_answer_is_timed_by_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

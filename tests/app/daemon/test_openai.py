@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from localllm.app.daemon.body import decode
-from localllm.app.daemon.frames import Generate, ResponseFormat
 from localllm.app.daemon.openai import ChatBody, CompletionBody, check_tokens
 from localllm.app.errors import InvalidRequest
+from localllm.app.frames import Generate, ResponseFormat
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

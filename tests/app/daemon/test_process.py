@@ -17,12 +17,13 @@ import psutil
 import pytest
 from msgspec import structs
 
-from localllm.app.daemon import frames, process
-from localllm.app.daemon.frames import AskStats, Cancel, Fault, Finished, Generate, Load, Loading, ModelInfo, Stats
+from localllm.app import frames
+from localllm.app.daemon import process
 from localllm.app.daemon.process import Worker
 from localllm.app.errors import AppError, BodyTooLarge, InvalidRequest, ModelUnusable, Stopping, WorkerDied
+from localllm.app.frames import AskStats, Cancel, Fault, Finished, Generate, Load, Loading, ModelInfo, Stats
 
-from .samples import model_info
+from ..samples import model_info
 
 INFO = model_info()
 

@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.app import frames
 from localllm.app.config import Settings, loading
-from localllm.app.daemon import frames, server
+from localllm.app.daemon import server
 from localllm.app.daemon.admin import LoadedModel
 from localllm.app.daemon.server import Door, build
 from localllm.app.errors import ModelNotFound

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from localllm.app.daemon import stream
-from localllm.app.daemon.frames import Failed, Fault, Finished, Piece, PieceLogprob, Started
 from localllm.app.daemon.stream import Stream
 from localllm.app.errors import ModelNotFound, Overloaded, WorkerDied
+from localllm.app.frames import Failed, Fault, Finished, Piece, PieceLogprob, Started
 
 
 def made(*names: str) -> tuple[Stream, list[Stream]]:

@@ -14,7 +14,7 @@ from ..chat.grammar import GrammarCompiler
 from ..chat.prompt import PromptMaker
 from ..chat.template import TemplateRenderer
 from ..chat.tokenizer import ChatTokenizer
-from .frames import Load, ModelInfo
+from ..frames import Load, ModelInfo
 
 # Bytes of weights per second that the slowest machine reads and, if necessary, quantises.
 SLOWEST = 20e6

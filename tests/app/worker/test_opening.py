@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from localllm.app.daemon import opening
-from localllm.app.daemon.frames import Load
+from localllm.app.frames import Load
+from localllm.app.worker import opening
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import RunnerSpec
 

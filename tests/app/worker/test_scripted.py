@@ -15,19 +15,20 @@ from typing import Any
 
 import pytest
 
+from localllm.app import frames
 from localllm.app.chat.prompt import PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.daemon import frames, opening, outbox, worker
-from localllm.app.daemon.frames import Failed, Finished, Generate, Piece
-from localllm.app.daemon.worker import Worker
+from localllm.app.frames import Failed, Finished, Generate, Piece
+from localllm.app.worker import opening, outbox, worker
+from localllm.app.worker.worker import Worker
 from localllm.engine.errors import RunnerFailed
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import CacheGroup, RunnerSpec
 from localllm.engine.stats import Stats
 
-from .daemon.samples import model_info
-from .tiny_qwen import VOCAB, write_tokenizer
+from ..samples import model_info
+from ..tiny_qwen import VOCAB, write_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.app.daemon.faults import app_error, internal_error
 from localllm.app.errors import AppError, ModelNotFound
+from localllm.app.worker.faults import app_error, internal_error
 from localllm.backends import BackendUnavailable
 from localllm.engine import errors as engine
 

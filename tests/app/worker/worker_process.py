@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from localllm.app.daemon import frames
-from localllm.app.daemon.frames import Failed, Finished, Piece, PieceLogprob, Started
+from localllm.app import frames
+from localllm.app.frames import Failed, Finished, Piece, PieceLogprob, Started
 from localllm.engine.options import LoadOptions
 
 _decoder = msgspec.msgpack.Decoder(frames.FromWorker)
@@ -61,7 +61,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "localllm.app.daemon.worker", "--fd", str(theirs.fileno())],
+                [sys.executable, "-m", "localllm.app.worker", "--fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stderr=subprocess.PIPE,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},

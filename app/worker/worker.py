@@ -1,4 +1,4 @@
-"""The worker process of one model: `python -m localllm.app.daemon.worker --fd N`.
+"""The worker process of one model: `python -m localllm.app.worker --fd N`.
 
 It exchanges the frames of frames.py over an inherited socket. The event loop reads, writes and converts tokens to text.
 Threads render, tokenize and compile. The engine has its own thread and wakes the loop once per step.
@@ -28,10 +28,10 @@ import msgspec
 from ...engine.engine import Engine
 from ...engine.errors import RunnerFailed
 from ...engine.request import Delta
+from .. import frames
 from ..errors import InvalidRequest
-from . import frames
+from ..frames import Fault
 from .faults import app_error, internal_error
-from .frames import Fault
 from .generation import Generation, prepare
 from .opening import OpenModel, open_model
 from .outbox import Outbox
@@ -304,7 +304,3 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="number of the inherited socket")
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(_serve(parser.parse_args().fd))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,7 @@ from ..chat.grammar import TokenGrammar
 from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import sampling_of
 from ..errors import InvalidRequest, OutOfMemory, UnsupportedParameter
-from .frames import Finished, Generate, Piece
+from ..frames import Finished, Generate, Piece
 from .opening import OpenModel
 
 

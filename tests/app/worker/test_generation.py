@@ -12,15 +12,15 @@ import pytest
 from localllm.app.chat.prompt import PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.daemon.frames import Generate
-from localllm.app.daemon.generation import prepare
-from localllm.app.daemon.opening import OpenModel
 from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from localllm.app.frames import Generate
+from localllm.app.worker.generation import prepare
+from localllm.app.worker.opening import OpenModel
 from localllm.engine.request import Delta
 from localllm.engine.runner import CacheGroup, RunnerSpec
 
+from ..samples import model_info
 from ..tiny_qwen import VOCAB, write_tokenizer
-from .samples import model_info
 
 SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=256, groups=(CacheGroup(16, 100),))
 INFO = model_info(context=256, vocab=VOCAB)

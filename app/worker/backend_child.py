@@ -1,4 +1,4 @@
-"""Probes if a backend can run a model: `python -m localllm.app.daemon.backend_child BACKEND MODEL FOLDER`.
+"""Probes if a backend can run a model: `python -m localllm.app.worker.backend_child BACKEND MODEL FOLDER`.
 
 Prints nothing if it can, and a Fault as JSON if it cannot. This is a process, because the daemon imports no backend:
 some backends start a driver to probe the machine.
@@ -14,8 +14,8 @@ import msgspec
 from ... import backends
 from ...engine.errors import EngineError
 from ...engine.modelfiles import read_model
+from ..frames import Fault
 from .faults import app_error, internal_error
-from .frames import Fault
 
 
 def main(backend: str, model: str, folder: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 
-from . import frames
+from .. import frames
 
 OUTPUT_HIGH = 4 * 2**20  # unsent bytes above which the engine waits
 STEPS_AHEAD = 64  # steps whose deltas may wait for the event loop

@@ -17,14 +17,13 @@ import jsonschema
 import psutil
 import pytest
 
-from localllm.app import paths
+from localllm.app import frames, paths
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.daemon import frames
-from localllm.app.daemon.frames import Failed, Finished, Generate, ResponseFormat, Started
+from localllm.app.frames import Failed, Finished, Generate, ResponseFormat, Started
 from localllm.engine.options import LoadOptions
 
-from .chat.vocabularies import vocabulary
-from .tiny_qwen import VOCAB, write_model
+from ..chat.vocabularies import vocabulary
+from ..tiny_qwen import VOCAB, write_model
 from .worker_process import Result, WorkerProcess
 
 CONTEXT = 512

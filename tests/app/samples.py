@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from localllm.app.daemon.frames import ModelInfo
+from localllm.app.frames import ModelInfo
 
 
 def model_info(**more: Any) -> ModelInfo:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...engine.options import LoadOptions
-from ..errors import BY_CODE, AppError
+from ..engine.options import LoadOptions
+from .errors import BY_CODE, AppError
 
 MAX_FRAME = 64 * 2**20
 
