@@ -379,10 +379,10 @@ def completion(shell: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line. Returns the exit code."""
-    from .commands.console import guarded
+    from .commands.console import run_command
 
     args = sys.argv[1:] if argv is None else argv
-    return guarded(cli, args)
+    return run_command(cli, args)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ PREFIX = "LOCALLLM_"
 DEVELOPER_PREFIX = "LOCALLLM_DEV_"
 DEFAULT_PORT = 11811
 
-PLACES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
+PATH_VARIABLES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
 # For kernel development: docs/add-a-kernel.md.
-KERNELS = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY".split())
+KERNEL_VARIABLES = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY".split())
 # Settings for loading models. A running daemon keeps the values that it started with.
 LOADING = tuple("backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads".split())
 CLIENT_ONLY = frozenset({"model"})  # read by commands, not by the daemon
@@ -249,7 +249,7 @@ def _from_variables(
 ) -> Iterator[tuple[str, str, object]]:
     """(variable, setting, value) of every variable with the prefix."""
     for variable, text in env.items():
-        if variable.startswith(prefix) and variable not in PLACES | KERNELS:
+        if variable.startswith(prefix) and variable not in PATH_VARIABLES | KERNEL_VARIABLES:
             name = variable.removeprefix(prefix).lower()
             yield variable, name, _from_text(known[name], text) if name in known else text
 

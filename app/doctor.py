@@ -34,7 +34,7 @@ PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BackendStatus:
     """The state of one backend."""
 
     backend: str
@@ -51,7 +51,7 @@ class Report:
 
     machine: dict[str, str]
     memory: dict[str, int]  # bytes
-    backends: list[Verdict]
+    backends: list[BackendStatus]
     choice: str  # the selected backend; empty: none works
     reason: str
     hint: str
@@ -79,7 +79,7 @@ def examine(backend: str = backends.AUTO) -> Report:
             "cores": f"{psutil.cpu_count(logical=False) or 1} physical, {os.cpu_count() or 1} logical",
         },
         memory={"total": memory.total, "available": memory.available},
-        backends=[_verdict(result) for result in backends.probe_all()],
+        backends=[_status(result) for result in backends.probe_all()],
         choice=choice,
         reason=reason,
         hint=hint,
@@ -123,10 +123,12 @@ def _choice(backend: str) -> tuple[str, str, str]:
     return choice.info.backend, choice.reason, ""
 
 
-def _verdict(result: DeviceInfo | Unavailable) -> Verdict:
+def _status(result: DeviceInfo | Unavailable) -> BackendStatus:
     if isinstance(result, DeviceInfo):
-        return Verdict(result.backend, True, result.name, result.memory, result.free, tuple(result.features.items()))
-    return Verdict(result.backend, False, result.reason)
+        return BackendStatus(
+            result.backend, True, result.name, result.memory, result.free, tuple(result.features.items())
+        )
+    return BackendStatus(result.backend, False, result.reason)
 
 
 def _places() -> Iterator[tuple[str, str]]:

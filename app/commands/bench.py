@@ -16,8 +16,8 @@ from ...backends import load
 from .. import config
 from ..client import Client, Done, LoadedModel
 from ..errors import AppError
-from .asking import loaded
 from .console import say
+from .session import loaded_client
 
 LONG = 400  # words in a prompt, to measure prefill
 SHORT = 24  # to measure decode
@@ -51,7 +51,7 @@ def bench(
     """Print the results. `together` lists the numbers of parallel answers to measure."""
     settings = config.load()
     model = model or settings.model
-    result = asyncio.run(_bench(loaded(settings, model, backend, quant), model, rounds, together))
+    result = asyncio.run(_bench(loaded_client(settings, model, backend, quant), model, rounds, together))
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
         return 0

@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import config
 from ..client import Client
-from .asking import loaded, opening, parameters
 from .run import stream, text_of
+from .session import loaded_client, parameters, system_messages
 
 
 def chat(model: str | None, backend: str | None, quant: str | None, flags: dict[str, Any]) -> int:
@@ -21,7 +21,7 @@ def chat(model: str | None, backend: str | None, quant: str | None, flags: dict[
         from ..tui import run
 
         return run(settings, model, flags["system"], parameters(flags), backend=backend, quant=quant)
-    _lines(loaded(settings, model, backend, quant), model, opening(flags["system"]), parameters(flags))
+    _lines(loaded_client(settings, model, backend, quant), model, system_messages(flags["system"]), parameters(flags))
     return 0
 
 

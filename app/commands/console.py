@@ -17,7 +17,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
-def guarded(command: click.Command, args: list[str]) -> int:
+def run_command(command: click.Command, args: list[str]) -> int:
     """Run a click command. An error becomes one line, a hint and an exit code."""
     as_json = "--json" in args
     try:

@@ -10,7 +10,7 @@ import click
 
 from .. import config
 from ..client import Client, LoadedModel
-from ..doctor import OpsReport, Report, Verdict, examine, examine_ops
+from ..doctor import BackendStatus, OpsReport, Report, examine, examine_ops
 from ..errors import AppError, DaemonUnreachable, NoBackend
 from ..sizes import size
 
@@ -39,7 +39,7 @@ async def _daemon(settings: config.Settings) -> str:
     """The state of the daemon in words. Does not start it."""
     try:
         async with await Client.connect(settings, start=False) as client:
-            models = [named(model) for model in await client.loaded()]
+            models = [label(model) for model in await client.loaded()]
     except DaemonUnreachable:
         return "not running"
     except (AppError, OSError) as error:
@@ -47,7 +47,7 @@ async def _daemon(settings: config.Settings) -> str:
     return f"running, loaded: {', '.join(models)}" if models else "running, no model loaded"
 
 
-def named(model: LoadedModel) -> str:
+def label(model: LoadedModel) -> str:
     """The id of a loaded model, with its quantisation and warnings."""
     details = "; ".join(filter(None, (model.quant, *model.warnings)))
     return f"{model.id} ({details})" if details else model.id
@@ -55,9 +55,9 @@ def named(model: LoadedModel) -> str:
 
 def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
     click.echo("Backends, in order of preference")
-    for verdict in report.backends:
-        click.echo(f"  {verdict.backend:<9} {'yes' if verdict.available else 'no '}  {_description(verdict)}")
-        for name, value in verdict.features:
+    for status in report.backends:
+        click.echo(f"  {status.backend:<9} {'yes' if status.available else 'no '}  {_description(status)}")
+        for name, value in status.features:
             click.echo(f"  {'':<14} {name}: {value}")
     _section("Selected", {report.choice or "none": report.reason, **({"hint": report.hint} if report.hint else {})})
     memory = f"{size(report.memory['available'])} free of {size(report.memory['total'])}"
@@ -81,10 +81,10 @@ def _print_ops(report: OpsReport) -> None:
         click.echo(f"computed by references (LOCALLLM_DEV_REFERENCE_OPS): {', '.join(report.reference_ops)}")
 
 
-def _description(verdict: Verdict) -> str:
-    if not verdict.available:
-        return verdict.says
-    return f"{verdict.says}, {size(verdict.free)} free of {size(verdict.memory)}"
+def _description(status: BackendStatus) -> str:
+    if not status.available:
+        return status.says
+    return f"{status.says}, {size(status.free)} free of {size(status.memory)}"
 
 
 def _section(title: str, entries: dict[str, str]) -> None:

@@ -14,8 +14,8 @@ import msgspec
 from .. import config
 from ..client import Client, Done, ReasoningPiece, TextPiece, ToolCall
 from ..errors import InvalidRequest
-from .asking import loaded, opening, parameters
 from .console import say, write
+from .session import loaded_client, parameters, system_messages
 
 
 def run(
@@ -23,10 +23,10 @@ def run(
 ) -> int:
     """Answer one prompt: stream the answer to standard output, or print one JSON object at the end."""
     settings = config.load()
-    messages = [*opening(flags.pop("system")), {"role": "user", "content": _prompt(prompt)}]
+    messages = [*system_messages(flags.pop("system")), {"role": "user", "content": _prompt(prompt)}]
     constraint = _constraint(flags.pop("schema"), flags.pop("regex"))
     body = parameters(flags) | constraint
-    asyncio.run(_run(loaded(settings, model, backend, quant), model, messages, body, as_json))
+    asyncio.run(_run(loaded_client(settings, model, backend, quant), model, messages, body, as_json))
     return 0
 
 

@@ -20,8 +20,8 @@ from ..client import Client, Done, LoadedModel, TextPiece
 from ..errors import AppError
 from ..store.catalog import GUIDE
 from ..version import VERSION
-from .asking import loaded
 from .console import say
+from .session import loaded_client
 
 HOT: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 24, "ignore_eos": True}
 HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # nearly uniform: at HOT, two seeds may give the same answer
@@ -74,7 +74,7 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
 
 
 async def _selftest(backend: str | None, quant: str | None) -> Report:
-    async with loaded(config.load(), GUIDE, backend, quant) as client:
+    async with loaded_client(config.load(), GUIDE, backend, quant) as client:
         info = await client.load(GUIDE)  # already loaded: returns its properties
         report = _report(info)
         async for check in _checks(_Asker(client)):

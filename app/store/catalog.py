@@ -23,8 +23,8 @@ GUIDE = "guide"
 MAIN = "main"
 GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
 
-PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # the hub's maximum length
-NAME = re.compile(rf"(?P<repo>(?:{PART}/)?{PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
+SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # the hub's maximum length
+NAME = re.compile(rf"(?P<repo>(?:{SEGMENT}/)?{SEGMENT})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
 SHORTEST_COMMIT = 7
 
 
@@ -44,9 +44,9 @@ class ModelRef:
 
 def available() -> list[ModelRef]:
     """Every complete model, the bundled one first."""
-    bundled = [_bundled()] if whole(paths.guide_dir()) else []
+    bundled = [_bundled()] if is_complete(paths.guide_dir()) else []
     repos = sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower())
-    return bundled + [model for folder in repos for model in _in_cache(folder)]
+    return bundled + [model for folder in repos for model in _snapshots(folder)]
 
 
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
@@ -55,8 +55,8 @@ def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
     Raises ModelNotFound, with similar names or the command that downloads the model as its hint.
     """
     if allow_path and is_path(name):
-        return _at_path(Path(name).expanduser())
-    if name == GUIDE and whole(paths.guide_dir()):
+        return _from_path(Path(name).expanduser())
+    if name == GUIDE and is_complete(paths.guide_dir()):
         return _bundled()
     parts = NAME.fullmatch(name)
     if parts:
@@ -64,7 +64,7 @@ def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
         revision = parts["revision"] or MAIN
         folder = paths.hub_cache_dir() / f"models--{repo.replace('/', '--')}"
         commit = refs(folder).get(revision, revision)
-        matching = [model for model in _in_cache(folder) if is_commit(commit, model.revision)]
+        matching = [model for model in _snapshots(folder) if is_commit(commit, model.revision)]
         if len(matching) == 1:
             return matching[0]
     raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=_hint(name), param="model")
@@ -79,7 +79,7 @@ def is_path(name: str) -> bool:
     return name in {".", "..", "~"} or name.startswith(("/", "./", "../", "~/"))
 
 
-def whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """True if the folder has a config and every weight file of the index (a dangling link is a missing file)."""
     if not (folder / "config.json").is_file():
         return False
@@ -106,18 +106,18 @@ def _bundled() -> ModelRef:
     return _describe(GUIDE, paths.guide_dir(), bundled=True, description=GUIDE_DESCRIPTION)
 
 
-def _in_cache(repo_folder: Path) -> Iterator[ModelRef]:
+def _snapshots(repo_folder: Path) -> Iterator[ModelRef]:
     """The complete snapshots of one repo: main as `org/repo`, others with their branch, tag or short commit."""
     _, _, rest = repo_folder.name.partition("--")
     repo = rest.replace("--", "/", 1)
     names = {commit: name for name, commit in reversed(refs(repo_folder).items())}
     for snapshot in sorted((repo_folder / "snapshots").glob("*")):
-        if whole(snapshot):
+        if is_complete(snapshot):
             label = names.get(snapshot.name, snapshot.name[:12])
             yield _describe(repo if label == MAIN else f"{repo}@{label}", snapshot, revision=snapshot.name)
 
 
-def _at_path(folder: Path) -> ModelRef:
+def _from_path(folder: Path) -> ModelRef:
     folder = folder.absolute()
     if not folder.is_dir():
         raise ModelNotFound(

@@ -54,7 +54,7 @@ def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
     from huggingface_hub import HfApi, hf_hub_download
 
     revision = target.revision or catalog.MAIN
-    with hub.translated(target):
+    with hub.translate_errors(target):
         info = HfApi().model_info(target.repo, revision=revision, files_metadata=True)
         assert info.sha is not None, "the hub always names the commit"
         files = choose(target.repo, [RemoteFile(file.rfilename, file.size or 0) for file in info.siblings or []])

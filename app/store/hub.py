@@ -37,7 +37,7 @@ def parse(name: str) -> HubName:
 
 
 @contextmanager
-def translated(name: HubName) -> Iterator[None]:
+def translate_errors(name: HubName) -> Iterator[None]:
     """Translate errors of huggingface_hub and of the disk into AppErrors."""
     from huggingface_hub import errors
 
@@ -46,7 +46,7 @@ def translated(name: HubName) -> Iterator[None]:
     except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.FileMetadataError) as error:
         raise _translation(name, error) from error
     except errors.XetDownloadError as error:
-        raise DownloadFailed(f"the download of {name.repo} failed: {error}", hint=AGAIN) from error
+        raise DownloadFailed(f"the download of {name.repo} failed: {error}", hint=RETRY_HINT) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = "free some space, or set HF_HOME to a larger disk; then run the command again to continue"
@@ -54,7 +54,7 @@ def translated(name: HubName) -> Iterator[None]:
         raise StorageFailed(f"cannot write the model cache: {error}") from error
 
 
-AGAIN = "check the network and the proxy settings; then run the command again to continue"
+RETRY_HINT = "check the network and the proxy settings; then run the command again to continue"
 
 
 def _translation(name: HubName, error: Exception) -> AppError:
@@ -81,7 +81,7 @@ def _translation(name: HubName, error: Exception) -> AppError:
             return DownloadFailed(message, hint="try again later; completed files are kept")
         case _:
             message = f"cannot reach {constants.ENDPOINT}: {error or type(error).__name__}"
-            return DownloadFailed(message, hint=AGAIN)
+            return DownloadFailed(message, hint=RETRY_HINT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class ChatApp(App[int]):
         self._connection = Connection(settings, connect, backend, quant)
         self._recorder = Recorder(store)
         self._clock = clock
-        self._interrupted = -1e9
+        self._interrupt_time = -1e9
         self._chat = ChatScreen(self._connection, self._recorder, conversation, clock, folder or Path.cwd())
 
     async def on_mount(self) -> None:
@@ -106,15 +106,15 @@ class ChatApp(App[int]):
         """Ctrl+C without a selection: stop the answer; pressed twice: quit."""
         if self._chat.is_answering:
             await self._chat.stop()
-        elif self._clock() - self._interrupted < 2:
+        elif self._clock() - self._interrupt_time < 2:
             await self.action_quit()
         else:
-            self._interrupted = self._clock()
+            self._interrupt_time = self._clock()
             self._chat.say("Press Ctrl+C again to quit localllm.")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in commands.COMMANDS:
             if command.name != "theme":
                 call = commands.Call(command.name, "")
-                yield SystemCommand(command.name.capitalize(), command.sentence, partial(self._chat.obey, call))
+                yield SystemCommand(command.name.capitalize(), command.sentence, partial(self._chat.execute, call))
         yield SystemCommand("Theme", "Change the colours.", self.action_change_theme)

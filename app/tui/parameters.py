@@ -98,7 +98,7 @@ def check(name: str, value: Any) -> Any:
     return int(value) if known.kind is int else float(value)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as text, in the form that `parse` accepts."""
     if isinstance(value, list):
         return value[0] if len(value) == 1 and value[0][:1] != "[" else json.dumps(value, ensure_ascii=False)

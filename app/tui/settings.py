@@ -11,18 +11,18 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static, TextArea
 
 from ..errors import InvalidRequest
-from .parameters import PARAMETERS, parse, shown
+from .parameters import PARAMETERS, format_value, parse
 from .text import clean
 
 
-class Choice(NamedTuple):
+class NewSettings(NamedTuple):
     """The result of the dialog."""
 
     system: str
     parameters: dict[str, Any]
 
 
-class SettingsScreen(ModalScreen[Choice | None]):
+class SettingsScreen(ModalScreen[NewSettings | None]):
     """Returns the new values, or None if cancelled. An empty field is the model's default."""
 
     BINDINGS = [("escape", "dismiss(None)", "Cancel"), ("ctrl+s", "save", "Save")]
@@ -43,7 +43,7 @@ class SettingsScreen(ModalScreen[Choice | None]):
                 for name in PARAMETERS:
                     with Horizontal(classes="parameter"):
                         yield Static(name, classes="label")
-                        value = shown(self._parameters[name]) if name in self._parameters else ""
+                        value = format_value(self._parameters[name]) if name in self._parameters else ""
                         line = Input(value, placeholder="default", id=name, compact=True)
                         line.cursor_blink = False
                         yield line
@@ -63,7 +63,7 @@ class SettingsScreen(ModalScreen[Choice | None]):
                 return
             if value is not None:
                 parameters[name] = value
-        self.dismiss(Choice(clean(self.query_one(TextArea).text), parameters))
+        self.dismiss(NewSettings(clean(self.query_one(TextArea).text), parameters))
 
     @on(Input.Blurred)
     def _check(self, event: Input.Blurred) -> None:

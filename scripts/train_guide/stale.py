@@ -52,7 +52,7 @@ class Names:
             {command.name: frozenset({"--help", *(flag.name for flag in command.flags)}) for command in facts.commands},
             frozenset({slash.name for slash in facts.slashes} | aliases | ROUTES),
             frozenset({setting.env for setting in [*facts.settings, *config.describe_developer()]})
-            | config.PLACES
+            | config.PATH_VARIABLES
             | {"LOCALLLM_NAME"},
             frozenset({setting.name for setting in trained.settings} - {setting.name for setting in facts.settings}),
         )

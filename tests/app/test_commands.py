@@ -14,7 +14,7 @@ import click
 import pytest
 
 from localllm.app.client import Done, LoadedModel, ReasoningPiece, TextPiece, ToolCall, Usage
-from localllm.app.commands import asking, bench, chat, console, daemon, models, run, selftest, settings
+from localllm.app.commands import bench, chat, console, daemon, models, run, selftest, session, settings
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
 from localllm.app.store.catalog import ModelRef
@@ -65,7 +65,7 @@ class FakeClient:
 
 
 @asynccontextmanager
-async def session(client: FakeClient) -> AsyncIterator[Any]:
+async def connected(client: FakeClient) -> AsyncIterator[Any]:
     yield client
 
 
@@ -84,7 +84,7 @@ async def test_an_answer_is_printed_as_it_comes(capsys: pytest.CaptureFixture[st
 
 
 async def test_an_answer_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    await run._run(session(FakeClient(*EVENTS, done())), "m", [], {}, True)  # type: ignore[arg-type]
+    await run._run(connected(FakeClient(*EVENTS, done())), "m", [], {}, True)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out) == {
         "model": "m",
         "text": "a\x1bb",
@@ -157,7 +157,7 @@ def test_a_prompt_is_the_argument_and_the_input(
 def test_a_chat_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     client = FakeClient(TextPiece("yes"), done())
     monkeypatch.setattr(chat.sys, "stdin", Piped(b"one\n\n  two \n"))
-    chat._lines(session(client), "m", asking.opening("be brief"), {"top_k": 1})  # type: ignore[arg-type]
+    chat._lines(connected(client), "m", session.system_messages("be brief"), {"top_k": 1})  # type: ignore[arg-type]
     system, answer = {"role": "system", "content": "be brief"}, {"role": "assistant", "content": "yes"}
     turns = [{"role": "user", "content": text} for text in ("one", "two")]
     assert client.asked == [
@@ -165,16 +165,16 @@ def test_a_chat_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         ("m", [system, turns[0], answer, turns[1]], {"top_k": 1}),
     ]
     assert capsys.readouterr().out == "yes\nyes\n"
-    assert asking.opening(None) == asking.opening("") == []
+    assert session.system_messages(None) == session.system_messages("") == []
     monkeypatch.setattr(chat.sys, "stdin", Piped(b"one\n\xff\n"))
     with pytest.raises(InvalidRequest, match="line 2 of standard input"):
-        chat._lines(session(client), "m", [], {})  # type: ignore[arg-type]
+        chat._lines(connected(client), "m", [], {})  # type: ignore[arg-type]
 
 
 def test_flags_that_were_given() -> None:
     flags = {"system": "s", "temperature": 0.0, "top_k": None, "stop": ("a", "b"), "seed": 0}
-    assert asking.parameters(flags) == {"temperature": 0.0, "stop": ["a", "b"], "seed": 0}
-    assert asking.parameters({"stop": ()}) == {}
+    assert session.parameters(flags) == {"temperature": 0.0, "stop": ["a", "b"], "seed": 0}
+    assert session.parameters({"stop": ()}) == {}
     assert settings.without_unset({"port": 0, "host": "", "allowed_hosts": (), "drain": None}) == {
         "port": 0,
         "host": "",
@@ -193,9 +193,9 @@ async def test_the_options_of_an_earlier_call_are_told(
     async def connect(*_: Any, **__: Any) -> FakeClient:
         return client
 
-    monkeypatch.setattr(asking.Client, "connect", connect)
-    async with asking.loaded(Settings(), "m", backend, quant) as connected:
-        assert connected is client  # type: ignore[comparison-overlap]
+    monkeypatch.setattr(session.Client, "connect", connect)
+    async with session.loaded_client(Settings(), "m", backend, quant) as opened:
+        assert opened is client  # type: ignore[comparison-overlap]
     assert client.asked == [("m", {"backend": backend, "quant": quant})]
     assert (f"with {told}" in capsys.readouterr().err) is bool(told)
 
@@ -208,7 +208,7 @@ def test_backends_of_an_earlier_call() -> None:
         ("cpu", None): "--quant int8",
     }
     for (backend, quant), told in options.items():
-        assert asking._earlier_options(ready, backend, quant) == told
+        assert session._earlier_options(ready, backend, quant) == told
 
 
 def connecting(monkeypatch: pytest.MonkeyPatch, client: FakeClient | None) -> None:
@@ -276,7 +276,7 @@ def test_errors_have_an_exit_code_each(capsys: pytest.CaptureFixture[str], as_js
             raise error
 
         command = click.Command("x", callback=fail, params=[click.Option(["--json"], is_flag=True)])
-        return console.guarded(command, args)
+        return console.run_command(command, args)
 
     told = {"message": "too\nlong", "type": "invalid_request_error", "code": "context_length_exceeded", "hint": "h"}
     assert code(ContextTooLong("too\nlong", hint="h", n_ctx=4)) == 2
@@ -295,7 +295,7 @@ def test_errors_have_an_exit_code_each(capsys: pytest.CaptureFixture[str], as_js
     with pytest.raises(RuntimeError):
         code(RuntimeError("a bug"))
     for value, expected in ((None, 0), (4, 4), ("x", 0)):
-        assert console.guarded(click.Command("x", callback=lambda value=value: value), []) == expected
+        assert console.run_command(click.Command("x", callback=lambda value=value: value), []) == expected
 
 
 def test_control_characters_but_new_lines_and_tabs() -> None:
@@ -456,7 +456,7 @@ def test_figures_of_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three rounds the medians; the round that warms up does not count."""
     client = FakeClient(done())
     monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(read_bandwidth=lambda: None))
-    result = asyncio.run(bench._bench(session(client), "m", 3, (1, 4)))  # type: ignore[arg-type]
+    result = asyncio.run(bench._bench(connected(client), "m", 3, (1, 4)))  # type: ignore[arg-type]
     assert (result.prompt_tokens, result.ttft_ms, result.prefill, result.decode) == (8, 1000.0, 6.0, 2.0)
     assert result.throughput == {1: 2.0, 4: 8.0}
     assert (result.memory_gbps, result.memory_share, result.rounds) == (None, None, 3)

@@ -210,7 +210,7 @@ def test_a_setting_as_people_write_it() -> None:
     assert (port.meaning, port.choices) == (port.sentence, ())
 
 
-@pytest.mark.parametrize("variable", sorted(config.PLACES | config.KERNELS))
+@pytest.mark.parametrize("variable", sorted(config.PATH_VARIABLES | config.KERNEL_VARIABLES))
 def test_every_variable_that_is_no_setting(tmp_path: Path, variable: str) -> None:
     assert config.explain(env={variable: "x", "OTHER_PORT": "1"}, file=tmp_path / "none") == (config.Settings(), {})
     with pytest.raises(ConfigError) as caught:

@@ -15,7 +15,7 @@ import pytest
 from localllm import backends
 from localllm.app import doctor
 from localllm.app.client import LoadedModel
-from localllm.app.commands.doctor import named
+from localllm.app.commands.doctor import label
 from localllm.app.doctor import PACKAGES
 from localllm.app.errors import ConfigError, NoBackend
 from localllm.kernels.ops import Ops
@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_backend_is_listed_in_order_with_a_reason() -> None:
     report = doctor.examine()
-    assert [verdict.backend for verdict in report.backends] == list(backends.ORDER)
-    assert all(verdict.says for verdict in report.backends)
-    assert all(not verdict.says.endswith(".") for verdict in report.backends)
+    assert [status.backend for status in report.backends] == list(backends.ORDER)
+    assert all(status.says for status in report.backends)
+    assert all(not status.says.endswith(".") for status in report.backends)
     assert report.choice == backends.choose().backend.name
-    assert report.choice in {verdict.backend for verdict in report.backends if verdict.available}
+    assert report.choice in {status.backend for status in report.backends if status.available}
     assert report.choice in report.reason
     json.dumps(report.for_json())
 
@@ -42,9 +42,9 @@ def test_a_backend_that_cannot_run_is_reported_not_raised() -> None:
 
 def test_what_a_loaded_model_could_do_better_is_said() -> None:
     model = LoadedModel(id="guide", state="ready", pid=1)
-    assert named(model) == "guide"
+    assert label(model) == "guide"
     better = msgspec.structs.replace(model, quant="int8", warnings=("no memory to capture",))
-    assert named(better) == "guide (int8; no memory to capture)"
+    assert label(better) == "guide (int8; no memory to capture)"
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -55,15 +55,15 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 def test_text_and_json_agree() -> None:
     text, told = run(), json.loads(run("--json").stdout)
     assert text.returncode == 0, text.stderr
-    for verdict in told["backends"]:
-        assert verdict["says"].partition(",")[0] in text.stdout
+    for status in told["backends"]:
+        assert status["says"].partition(",")[0] in text.stdout
     assert told["daemon"] == "not running"
     assert told["choice"] in text.stdout
 
 
 def test_forcing_a_backend() -> None:
     assert json.loads(run("--json", "--backend", "cpu").stdout)["reason"] == "cpu was requested"
-    missing = next(verdict.backend for verdict in doctor.examine().backends if not verdict.available)
+    missing = next(status.backend for status in doctor.examine().backends if not status.available)
     done = run("--backend", missing)
     assert done.returncode == NoBackend.exit_code
     assert f"backend {missing} is unavailable" in done.stdout

@@ -226,7 +226,7 @@ def test_offline_and_unreachable_hubs_are_told_apart(hub: Hub) -> None:
     ],
 )
 def test_errors_of_the_disk_and_the_line_are_ours(error: Exception, kind: type[AppError], words: str) -> None:
-    with pytest.raises(kind, match=words), hub_module.translated(hub_module.parse("org/x")):
+    with pytest.raises(kind, match=words), hub_module.translate_errors(hub_module.parse("org/x")):
         raise error
 
 

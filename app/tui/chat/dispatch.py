@@ -13,7 +13,7 @@ from ..conversation import Conversation, Message
 from ..help import HelpScreen
 from ..history.screen import HistoryScreen
 from ..models import ModelScreen
-from ..settings import Choice, SettingsScreen
+from ..settings import NewSettings, SettingsScreen
 from ..text import clean, one_line
 from ..theme import DARK, LIGHT
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .screen import ChatScreen
 
 
-async def obey(screen: ChatScreen, call: Call, message: Message | None = None) -> None:
+async def execute(screen: ChatScreen, call: Call, message: Message | None = None) -> None:
     """Run a command. `message` is the focused message, for keys on a message. Raises AppError."""
     if call.name == "copy":
         _copy(screen, call.argument, message)
@@ -53,7 +53,7 @@ async def _history(screen: ChatScreen, words: str) -> None:
 
 
 async def _settings(screen: ChatScreen, _: str) -> None:
-    async def save(choice: Choice | None) -> None:
+    async def save(choice: NewSettings | None) -> None:
         if choice is not None:
             screen.conversation.system = choice.system
             screen.conversation.parameters = choice.parameters
@@ -67,7 +67,7 @@ async def _set(screen: ChatScreen, argument: str) -> None:
     name, _, text = argument.partition(" ")
     values = screen.conversation.parameters
     if not name:
-        text = ", ".join(f"{name} {parameters.shown(value)}" for name, value in values.items())
+        text = ", ".join(f"{name} {parameters.format_value(value)}" for name, value in values.items())
         screen.say(f"Set: {text}." if text else "No parameter is set: the model's defaults apply.")
         return
     known = parameters.parameter(name)
@@ -77,7 +77,7 @@ async def _set(screen: ChatScreen, argument: str) -> None:
         screen.say(f"{known.name} is unset: the model's default applies.")
     else:
         values[known.name] = value
-        screen.say(f"{known.name} is {parameters.shown(value)} for the next answer.")
+        screen.say(f"{known.name} is {parameters.format_value(value)} for the next answer.")
     await screen.save()
 
 

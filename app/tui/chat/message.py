@@ -10,9 +10,9 @@ from textual.widgets import Markdown, Static
 
 from ..conversation import Message
 from ..text import fold, one_line, visible
-from .growing import GrowingMarkdown
+from .streaming import StreamingMarkdown
 
-UNFOLDED = 60_000  # maximum number of visible characters of a question; copy and export use all
+MAX_CHARACTERS = 60_000  # maximum number of visible characters of a question; copy and export use all
 _ENDS = {"stopped": "stopped", "length": "stopped at the length limit", "tool_calls": "called a tool"}
 
 
@@ -28,7 +28,7 @@ class MessageView(Vertical, can_focus=True):
         Binding("right", "ask('later')", "Later"),
         Binding("up", "ask('up')", "Up"),
         Binding("down", "ask('down')", "Down"),
-        Binding("enter,space", "unfold", "Unfold"),
+        Binding("enter,space", "expand", "Expand"),
     ]
 
     class Requested(Event):
@@ -44,7 +44,7 @@ class MessageView(Vertical, can_focus=True):
         super().__init__(classes=message.role)
         self.message = message
         self.place = place
-        self._unfolded = False
+        self._expanded = False
 
     def compose(self) -> ComposeResult:
         yield Static(self._author(), classes="who", markup=False)
@@ -52,7 +52,7 @@ class MessageView(Vertical, can_focus=True):
         if self.message.role == "user":
             yield Static(self._question(), classes="question", markup=False)
         else:
-            yield GrowingMarkdown(visible(self.message.content))
+            yield StreamingMarkdown(visible(self.message.content))
         yield Static("", classes="note", markup=False)
 
     def on_mount(self) -> None:
@@ -61,13 +61,13 @@ class MessageView(Vertical, can_focus=True):
     def grow(self, part: str, text: str) -> None:
         """Show an addition to the running answer."""
         if part == "text":
-            self.query_one(GrowingMarkdown).write(visible(text))
+            self.query_one(StreamingMarkdown).write(visible(text))
         else:
             self._show_reasoning()
 
     async def end(self) -> None:
         """Show the rest of the text and the end of the answer."""
-        await self.query_one(GrowingMarkdown).end()
+        await self.query_one(StreamingMarkdown).end()
         self.settle(self.place)
 
     def settle(self, place: tuple[int, int]) -> None:
@@ -84,8 +84,8 @@ class MessageView(Vertical, can_focus=True):
     def action_ask(self, action: str) -> None:
         self.post_message(self.Requested(self.message, action))
 
-    def action_unfold(self) -> None:
-        self._unfolded = not self._unfolded
+    def action_expand(self) -> None:
+        self._expanded = not self._expanded
         if self.message.role == "user":
             self.query_one(".question", Static).update(self._question())
         self._show_reasoning()
@@ -105,10 +105,10 @@ class MessageView(Vertical, can_focus=True):
         head, omitted = fold(self.message.content)
         if not omitted:
             return visible(self.message.content)
-        if not self._unfolded:
+        if not self._expanded:
             return f"{visible(head)}\n… {omitted:,} more characters (Enter on this message expands it)"
-        rest = len(self.message.content) - UNFOLDED
-        return visible(self.message.content[:UNFOLDED]) + (
+        rest = len(self.message.content) - MAX_CHARACTERS
+        return visible(self.message.content[:MAX_CHARACTERS]) + (
             f"\n… {rest:,} more characters: use copy or /export" if rest > 0 else ""
         )
 
@@ -118,8 +118,8 @@ class MessageView(Vertical, can_focus=True):
         reasoning.display = bool(text)
         if not text:
             return
-        if self._unfolded:
-            words = visible(text[:UNFOLDED])
+        if self._expanded:
+            words = visible(text[:MAX_CHARACTERS])
         elif self.message.finish or self.message.content:
             words = f"Reasoning, {len(text.split()):,} words (Enter on this message expands it)"
         else:

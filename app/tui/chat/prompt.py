@@ -29,7 +29,7 @@ class Prompt(TextArea):
             super().__init__()
             self.step = step
 
-    class HintTaken(Message):
+    class HintAccepted(Message):
         """Tab: accept the completion."""
 
     class Left(Message):
@@ -44,7 +44,7 @@ class Prompt(TextArea):
             compact=True,
         )
         self.cursor_blink = False
-        self.hinting = False  # the completions are visible: up, down and tab are their keys
+        self.has_hints = False  # the completions are visible: up, down and tab are their keys
         self._pastes: list[str] = []
 
     def put(self, text: str) -> None:
@@ -62,10 +62,10 @@ class Prompt(TextArea):
             self.post_message(self.Submitted(self.full_text()))
         elif event.key in ("shift+enter", "ctrl+j", "alt+enter"):
             self.insert("\n")
-        elif self.hinting and event.key in ("up", "down"):
+        elif self.has_hints and event.key in ("up", "down"):
             self.post_message(self.HintMoved(-1 if event.key == "up" else 1))
-        elif self.hinting and event.key == "tab":
-            self.post_message(self.HintTaken())
+        elif self.has_hints and event.key == "tab":
+            self.post_message(self.HintAccepted())
         elif event.key == "up" and not self.text:
             self.post_message(self.Left())
         else:

@@ -22,7 +22,7 @@ from ..conversation import Conversation, Message
 from ..history.recorder import Recorder
 from ..text import visible
 from . import answer as answering
-from .dispatch import obey
+from .dispatch import execute
 from .header import TINY, Header
 from .hints import Hints
 from .message import MessageView
@@ -62,8 +62,8 @@ class ChatScreen(Screen[None]):
         self.conversation = conversation
         self.folder = folder
         self._clock = clock
-        self._answering: Worker[None] | None = None
-        self._editing: Message | None = None
+        self._answer_worker: Worker[None] | None = None
+        self._edited_message: Message | None = None
         self._rate = 0.0
         self._unsaved = False
 
@@ -85,13 +85,13 @@ class ChatScreen(Screen[None]):
 
     @property
     def is_answering(self) -> bool:
-        return self._answering is not None and self._answering.is_running
+        return self._answer_worker is not None and self._answer_worker.is_running
 
     def ask(self, text: str) -> bool:
         """Send a question: after the visible path, or as an alternative of the edited one. False: busy."""
         if self._is_busy():
             return False
-        parent = self._editing.parent if self._editing else self.conversation.leaf
+        parent = self._edited_message.parent if self._edited_message else self.conversation.leaf
         self.leave_editing()
         question = self.conversation.add("user", text, parent=parent)
         self._answer(question)
@@ -109,7 +109,7 @@ class ChatScreen(Screen[None]):
             self._answer(question)
 
     def _answer(self, question: Message) -> None:
-        self._answering = self._run(self.conversation, self.conversation.add("assistant", parent=question.index))
+        self._answer_worker = self._run(self.conversation, self.conversation.add("assistant", parent=question.index))
 
     @work(group="answer")
     async def _run(self, conversation: Conversation, answer: Message) -> None:
@@ -124,7 +124,7 @@ class ChatScreen(Screen[None]):
             if (view := messages.view(answer)) is not None:
                 await view.end()
             await self.save()
-            self._answering = None
+            self._answer_worker = None
             self._update_figures()
         if answer.finish in ("stop", "length"):
             await self._refresh_figures()
@@ -162,7 +162,7 @@ class ChatScreen(Screen[None]):
 
     async def stop(self) -> None:
         """Stop the running answer. Its text so far is saved."""
-        if (worker := self._answering) is not None:
+        if (worker := self._answer_worker) is not None:
             worker.cancel()
             with suppress(WorkerCancelled, WorkerFailed):
                 await worker.wait()
@@ -200,7 +200,7 @@ class ChatScreen(Screen[None]):
 
     def edit(self, message: Message) -> None:
         """Edit a question in the prompt box. Sending it adds an alternative."""
-        self._editing = message
+        self._edited_message = message
         prompt = self.query_one(Prompt)
         prompt.put(message.content)
         prompt.border_title = "editing: Enter sends, Esc cancels"
@@ -209,9 +209,9 @@ class ChatScreen(Screen[None]):
 
     def leave_editing(self) -> None:
         prompt = self.query_one(Prompt)
-        if self._editing is not None:
+        if self._edited_message is not None:
             prompt.put("")
-        self._editing = None
+        self._edited_message = None
         prompt.border_title = None
         prompt.remove_class("editing")
 
@@ -255,24 +255,24 @@ class ChatScreen(Screen[None]):
         if not text.strip():
             return
         try:
-            call = commands.parse(text) if self._editing is None else None
+            call = commands.parse(text) if self._edited_message is None else None
         except InvalidRequest as error:
             self.say(answering.sentence(error), severity="warning")
             return
         if call is not None:
             prompt.put("")
-            self.obey(call, typed=text)
+            self.execute(call, typed=text)
         elif self.ask(text[1:] if text.startswith("//") else text):
             prompt.put("")
 
     def action_command(self, name: str) -> None:
-        self.obey(commands.Call(name, ""))
+        self.execute(commands.Call(name, ""))
 
     @work
-    async def obey(self, call: commands.Call, *, message: Message | None = None, typed: str = "") -> None:
+    async def execute(self, call: commands.Call, *, message: Message | None = None, typed: str = "") -> None:
         """Run a command. If it fails, `typed` is restored in the prompt box."""
         try:
-            await obey(self, call, message)
+            await execute(self, call, message)
         except AppError as error:
             self.say(answering.sentence(error), severity="warning")
             prompt = self.query_one(Prompt)
@@ -284,16 +284,16 @@ class ChatScreen(Screen[None]):
         prompt = self.query_one(Prompt)
         hints = self.query_one(Hints)
         models = [entry.id for entry in self.connection.entries]
-        hints.show(commands.hints(prompt.text, models) if self._editing is None else [])
-        prompt.hinting = hints.display
+        hints.show(commands.hints(prompt.text, models) if self._edited_message is None else [])
+        prompt.has_hints = hints.display
 
     @on(Prompt.HintMoved)
     def _move_hint(self, event: Prompt.HintMoved) -> None:
         hints = self.query_one(Hints)
         hints.action_cursor_down() if event.step > 0 else hints.action_cursor_up()
 
-    @on(Prompt.HintTaken)
-    def _take_hint(self) -> None:
+    @on(Prompt.HintAccepted)
+    def _accept_hint(self) -> None:
         if (text := self.query_one(Hints).completion) is not None:
             self.query_one(Prompt).put(text)
 
@@ -321,18 +321,18 @@ class ChatScreen(Screen[None]):
             case "copy":
                 self.copy(message.content, "The message")
             case "copy_code":
-                self.obey(commands.Call("copy", "code"), message=message)
+                self.execute(commands.Call("copy", "code"), message=message)
 
     def action_back(self) -> None:
         """Esc: close the completions, cancel editing, or stop the answer."""
         prompt = self.query_one(Prompt)
         if self.query_one(Hints).display:
             self.query_one(Hints).show([])
-            prompt.hinting = False
-        elif self._editing is not None:
+            prompt.has_hints = False
+        elif self._edited_message is not None:
             self.leave_editing()
-        elif self._answering is not None:
-            self._answering.cancel()
+        elif self._answer_worker is not None:
+            self._answer_worker.cancel()
         prompt.focus()
 
     def action_scroll_messages(self, pages: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localllm.app.errors import InvalidRequest
-from localllm.app.tui.parameters import PARAMETERS, check, parse, shown
+from localllm.app.tui.parameters import PARAMETERS, check, format_value, parse
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_check_refuses_what_is_no_temperature(value: object) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("seed", 7), ("stop", ["["]), ("stop", ["a", "b"])])
 def test_shown_reads_back(name: str, value: object) -> None:
-    assert parse(name, shown(value)) == value
+    assert parse(name, format_value(value)) == value

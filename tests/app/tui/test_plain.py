@@ -15,7 +15,7 @@ from localllm.app.tui import export, text
 from localllm.app.tui.connection import Connection
 from localllm.app.tui.conversation import Conversation, Message
 from localllm.app.tui.history.store import UNDO_SECONDS, Store
-from localllm.app.tui.parameters import PARAMETERS, check, parameter, parse, shown
+from localllm.app.tui.parameters import PARAMETERS, check, format_value, parameter, parse
 
 READY = LoadedModel(id="m", state="ready", pid=7, context=32)
 
@@ -38,7 +38,7 @@ def test_ranges_end_where_they_should(name: str, good: list[float], bad: list[fl
     for value in good:
         assert check(name, value) == value
         assert type(check(name, value)) is PARAMETERS[name].kind
-        assert parse(name, shown(value)) == value
+        assert parse(name, format_value(value)) == value
     for value in [*bad, "x", None, True]:
         with pytest.raises(InvalidRequest) as refused:
             check(name, value)
@@ -55,7 +55,7 @@ def test_stop_texts() -> None:
     assert parse("stop", "[]") is None
     for unset in ("", "None", "default", "UNSET"):
         assert parse("stop", unset) is None
-    assert (shown(["["]), shown(["a", "é"]), shown(["a"]), shown(0.5), shown(7)) == (
+    assert (format_value(["["]), format_value(["a", "é"]), format_value(["a"]), format_value(0.5), format_value(7)) == (
         '["["]',
         '["a", "é"]',
         "a",

@@ -13,8 +13,8 @@ from textual.widgets.markdown import MarkdownFence
 from localllm.app.client import ModelEntry
 from localllm.app.errors import ContextTooLong, DaemonUnreachable, StorageFailed, WorkerDied
 from localllm.app.sizes import size
-from localllm.app.tui.chat.growing import GrowingMarkdown, split
 from localllm.app.tui.chat.messages import WINDOW
+from localllm.app.tui.chat.streaming import StreamingMarkdown, split
 from localllm.app.tui.conversation import Conversation
 
 from .conftest import OpenChat
@@ -274,14 +274,14 @@ async def test_a_long_answer_looks_as_it_does_when_resumed(chat: OpenChat, sourc
         at += step
     async with chat(FakeClient(pieces), size=(80, 400)) as c:
         await c.send("go")
-        growing = c.screen.query_one(GrowingMarkdown)
+        growing = c.screen.query_one(StreamingMarkdown)
         streamed = c.shown()
         assert "".join(document.source for document in growing.query(Markdown)) == source
         id = c.screen.conversation.id
         await c.screen.begin(Conversation("guide"))
         await c.screen.begin(await c.screen.recorder.load(id))
         await c.settle()
-        whole = c.screen.query_one(GrowingMarkdown)
+        whole = c.screen.query_one(StreamingMarkdown)
         assert len(whole.query(Markdown)) == 1
         assert c.shown().replace(" ", "") == streamed.replace(" ", "")
         assert len(c.screen.query("MarkdownBullet")) == source.count("- item")

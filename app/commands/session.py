@@ -19,13 +19,15 @@ def parameters(flags: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
-def opening(system: str | None) -> list[dict[str, Any]]:
+def system_messages(system: str | None) -> list[dict[str, Any]]:
     """The messages before the first user message."""
     return [{"role": "system", "content": system}] if system else []
 
 
 @asynccontextmanager
-async def loaded(settings: Settings, model: str, backend: str | None, quant: str | None) -> AsyncIterator[Client]:
+async def loaded_client(
+    settings: Settings, model: str, backend: str | None, quant: str | None
+) -> AsyncIterator[Client]:
     """A client of the daemon, with the model loaded. Starts the daemon if none runs.
 
     `backend` and `quant` apply to this model only. If the model is already loaded and the call has no such options, the

@@ -85,7 +85,7 @@ class Segment:
     inside: Inside  # the block that the cut before it splits
 
 
-class GrowingMarkdown(Vertical):
+class StreamingMarkdown(Vertical):
     """Shows `source`. `write` appends to it; `end` waits until all of it is on the screen."""
 
     def __init__(self, source: str) -> None:
