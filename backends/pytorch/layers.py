@@ -71,7 +71,7 @@ class DenseLayer:
         attention = f"{name}.self_attn"
         mlp = f"{name}.mlp"
         dim = config.head_dim
-        outs = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        out_features = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
         sides = [2 * inner // len(gate_up)] * len(gate_up)
 
         def norm(part: str, size: int = width) -> Tensor | None:
@@ -88,11 +88,11 @@ class DenseLayer:
                 key_norm=norm("self_attn.k_norm" if head_norms else "", dim),
                 qkv=weights.linear(
                     [f"{attention}.{part}" for part in qkv],
-                    outs if len(qkv) == 3 else [sum(outs)],
+                    out_features if len(qkv) == 3 else [sum(out_features)],
                     width,
                     config.qkv_bias,
                 ),
-                out=weights.linear([f"{attention}.o_proj"], [width], outs[0], config.output_bias),
+                out=weights.linear([f"{attention}.o_proj"], [width], out_features[0], config.output_bias),
                 mlp=GatedMlp(
                     gate_up=weights.linear([f"{mlp}.{part}" for part in gate_up], sides, width, config.mlp_bias),
                     down=weights.linear([f"{mlp}.down_proj"], [width], inner, config.mlp_bias),

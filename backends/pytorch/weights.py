@@ -129,16 +129,18 @@ class Weights:
         self.bytes += tensor.nbytes
         return tensor.to(self._device.type)
 
-    def linear(self, names: Sequence[str], outs: Sequence[int], ins: int, bias: bool = False) -> Projection:
+    def linear(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool = False
+    ) -> Projection:
         """One projection, or several with the same input side by side, as one product if their formats allow it."""
-        sizes = list(zip(names, outs, strict=True))
+        sizes = list(zip(names, out_features, strict=True))
         biases = [self.take(f"{name}.bias", (out,)).float() for name, out in sizes] if bias else []
         packed = self._kept.get("+".join(names))
         if packed is not None:
             for name, out in sizes:
-                self._tensors.pass_over(f"{name}.weight", (out, ins), STORED)
+                self._tensors.pass_over(f"{name}.weight", (out, in_features), STORED)
             return self._product(names, packed.op, packed.weight, biases)
-        loaded = [self._scheme.load(self._tensors, name, out, ins) for name, out in sizes]
+        loaded = [self._scheme.load(self._tensors, name, out, in_features) for name, out in sizes]
         if self._scheme.zero_biases and not bias:
             for name, out in sizes:
                 self._pass_over_zeros(f"{name}.bias", out)
@@ -148,17 +150,19 @@ class Weights:
         parts = zip(names, loaded, alone, strict=True)
         return SideBySide(tuple(self._pack([name], [one], shift) for name, one, shift in parts))
 
-    def tied_head(self, embedding: str, head: str, outs: int, ins: int) -> Projection:
+    def tied_head(self, embedding: str, head: str, out_features: int, in_features: int) -> Projection:
         """The output head with the weight of the embedding. Raises ModelRefused if the files have a different head."""
         self._tensors.put_back(f"{embedding}.weight")
         if f"{head}.weight" in self._tensors:
-            copy, original = (self._tensors.read(f"{name}.weight", (outs, ins), STORED) for name in (head, embedding))
+            copy, original = (
+                self._tensors.read(f"{name}.weight", (out_features, in_features), STORED) for name in (head, embedding)
+            )
             if not self._equal(copy, original):
                 raise ModelRefused(
                     f"{self._files.name}: {head}.weight differs from the embedding, contrary to tie_word_embeddings"
                 )
             self._tensors.put_back(f"{embedding}.weight")
-        return self.linear([embedding], [outs], ins)
+        return self.linear([embedding], [out_features], in_features)
 
     def prepare(self, layer: DecoderLayer) -> Any:
         """The argument of the device's op `layer.decoder` for this layer."""
@@ -188,8 +192,8 @@ class Weights:
 
     def _pack(self, names: Sequence[str], loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
         first = loaded[0]
-        outs = sum(one.outs for one in loaded)
-        packed = self._device.ops.linear.pack_slices(self._sent(loaded), outs, self.dtype)
+        out_features = sum(one.out_features for one in loaded)
+        packed = self._device.ops.linear.pack_slices(self._sent(loaded), out_features, self.dtype)
         self._tensors.forget_read()
         return self._product(names, first.product, packed, biases, first.order)
 

@@ -51,10 +51,10 @@ def prepare(layer: DecoderLayer) -> Any:
     assert isinstance(layer.mlp, GatedMlp)
     gate = GATES[layer.mlp.gate]
     rotation = ROTATIONS[layer.rotation]
-    inner = packed[3].weight.ins
+    inner = packed[3].weight.in_features
     numbers = (inner, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
     sinks = None if layer.sinks is None else layer.sinks.float()
-    return Prepared(layer, weights, packed[1].weight.ins // layer.dim, numbers, sinks)
+    return Prepared(layer, weights, packed[1].weight.in_features // layer.dim, numbers, sinks)
 
 
 def _packed(layer: DecoderLayer) -> list[Product]:

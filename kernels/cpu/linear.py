@@ -28,29 +28,31 @@ _HUGE_PAGE = 2 << 20  # bytes
 
 
 class Packed(NamedTuple):
-    """A weight [outs, ins] in the layout of layout.h. Its bytes are the same on every CPU."""
+    """A weight [out_features, in_features] in the layout of layout.h. Its bytes are the same on every CPU."""
 
     data: Tensor  # uint8
     format: int
-    outs: int
-    ins: int
-    group: int  # inputs that share a scale; ins if an output has one scale or none
+    out_features: int
+    in_features: int
+    group: int  # inputs that share a scale; in_features if an output has one scale or none
 
     def place(self) -> None:
         """Call before the first write to `data`: each thread touches the part that it will read in products, so the
         system allocates that part on the thread's NUMA node."""
-        _first_touch(self.data, _packed_bytes(self.format, 1, self.ins, self.group))
+        _first_touch(self.data, _packed_bytes(self.format, 1, self.in_features, self.group))
 
 
-def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
+def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
     """The weight as Packed, in its own dtype; activations may have any float dtype. The reference packs formats that no
     kernel supports."""
     slices = iter(slices)
     first = next(slices)
     layout = _layout(first)
     if layout is None:
-        return reference.pack_slices(chain([first], slices), outs, dtype)
-    packed = Packed(_untouched(_packed_bytes(layout[0], outs, *layout[1:])), layout[0], outs, *layout[1:])
+        return reference.pack_slices(chain([first], slices), out_features, dtype)
+    packed = Packed(
+        _untouched(_packed_bytes(layout[0], out_features, *layout[1:])), layout[0], out_features, *layout[1:]
+    )
     packed.place()
     end = 0
     for part in chain([first], slices):
@@ -100,12 +102,12 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
 
 
 def _layout(weight: Weight) -> tuple[int, int, int] | None:
-    """(format, ins, group), format as in layout.h; None if no kernel supports the weight."""
+    """(format, in_features, group), format as in layout.h; None if no kernel supports the weight."""
     match weight:
         case Int8():
             return _INT8, weight.data.shape[1], weight.data.shape[1]
         case Int4():
-            return _INT4, weight.ins, weight.group
+            return _INT4, weight.in_features, weight.group
         case Fp8():
             return _FP8, weight.data.shape[1], weight.group
         case Tensor() if weight.dtype in _PLAIN:
@@ -120,8 +122,8 @@ def _fill(packed: Tensor, weight: Weight, layout: tuple[int, int, int]) -> None:
 
 
 def _product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, wide: bool = False) -> Tensor:
-    rows = x if x.dim() == 2 else x.reshape(-1, weight.ins)
-    out = x.new_empty(rows.shape[0], weight.outs, dtype=dtype or x.dtype)
+    rows = x if x.dim() == 2 else x.reshape(-1, weight.in_features)
+    out = x.new_empty(rows.shape[0], weight.out_features, dtype=dtype or x.dtype)
     shift = None if bias is None else bias.float()
-    _linear(out, rows, weight.data, shift, weight.format, weight.ins, weight.group, wide)
-    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.outs)
+    _linear(out, rows, weight.data, shift, weight.format, weight.in_features, weight.group, wide)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.out_features)

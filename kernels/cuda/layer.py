@@ -51,8 +51,8 @@ def _fused(projection: Projection, x: Tensor, gated: bool = False) -> Product | 
         return None
     if not x.is_cuda or x.dtype != torch.bfloat16 or not takes_norm(product.weight, len(x), gated):
         return None
-    outs: int = product.weight.outs
-    return product if outs % 16 == 0 else None
+    out_features: int = product.weight.out_features
+    return product if out_features % 16 == 0 else None
 
 
 def _normalised(

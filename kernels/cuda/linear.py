@@ -28,17 +28,17 @@ torch.library.register_fake("localllm::few_rows", lambda *_: None, allow_overrid
 
 
 class Packed(NamedTuple):
-    """A weight [outs, ins] in the layout of formats.cuh. No pending kernel may write it."""
+    """A weight [out_features, in_features] in the layout of formats.cuh. No pending kernel may write it."""
 
-    data: Tensor  # [outs, bytes per output] uint8; bf16: [outs, ins]
-    scale: Tensor | None  # [outs] float32, for int8 and for fp8 without groups
-    # [ceil(outs / 8), subs, 8] int32. fp8: the bits of a float32 scale. int4: a float16 scale in the low half, the zero
-    # point in the high half.
+    data: Tensor  # [out_features, bytes per output] uint8; bf16: [out_features, in_features]
+    scale: Tensor | None  # [out_features] float32, for int8 and for fp8 without groups
+    # [ceil(out_features / 8), subs, 8] int32. fp8: the bits of a float32 scale. int4: a float16 scale in the low half,
+    # the zero point in the high half.
     records: Tensor | None
     format: int
-    outs: int
-    ins: int
-    group: int  # inputs per scale; ins if there is one scale per output or none
+    out_features: int
+    in_features: int
+    group: int  # inputs per scale; in_features if there is one scale per output or none
 
     def plain(self) -> Any:
         """The Weight before packing."""
@@ -46,61 +46,70 @@ class Packed(NamedTuple):
             return self.data
         if self.format == INT8:
             assert self.scale is not None
-            return Int8(self.data[:, : self.ins].view(torch.int8), self.scale)
+            return Int8(self.data[:, : self.in_features].view(torch.int8), self.scale)
         if self.format == FP8:
             scale = (
-                by_output(self.records, self.outs).view(torch.float32) if self.scale is None else self.scale[:, None]
+                by_output(self.records, self.out_features).view(torch.float32)
+                if self.scale is None
+                else self.scale[:, None]
             )
-            return Fp8(self.data[:, : self.ins].view(torch.float8_e4m3fn), scale, self.group)
-        each = max(1, min(self.group, self.ins) // sub_of(self.group, self.ins))  # records per group
-        records = by_output(self.records, self.outs)[:, ::each][:, : -(-self.ins // self.group)]
+            return Fp8(self.data[:, : self.in_features].view(torch.float8_e4m3fn), scale, self.group)
+        each = max(1, min(self.group, self.in_features) // sub_of(self.group, self.in_features))  # records per group
+        records = by_output(self.records, self.out_features)[:, ::each][:, : -(-self.in_features // self.group)]
         scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
-        nibbles = transpose_words(self.data)[:, : -(-self.ins // 2)]
-        return Int4(nibbles, scale, (records >> 16).to(torch.uint8), self.group, self.ins)
+        nibbles = transpose_words(self.data)[:, : -(-self.in_features // 2)]
+        return Int4(nibbles, scale, (records >> 16).to(torch.uint8), self.group, self.in_features)
 
 
-def sub_of(group: int, ins: int) -> int:
+def sub_of(group: int, in_features: int) -> int:
     """Inputs per int4 record: 128 (a chunk), 64 or 32."""
-    return 128 if group % 128 == 0 or group >= ins else 64 if group % 64 == 0 else 32
+    return 128 if group % 128 == 0 or group >= in_features else 64 if group % 64 == 0 else 32
 
 
-def by_output(records: Tensor | None, outs: int) -> Tensor:
-    """[blocks, subs, 8] -> [outs, subs]"""
+def by_output(records: Tensor | None, out_features: int) -> Tensor:
+    """[blocks, subs, 8] -> [out_features, subs]"""
     assert records is not None
-    return records.transpose(1, 2).flatten(0, 1)[:outs].contiguous()
+    return records.transpose(1, 2).flatten(0, 1)[:out_features].contiguous()
 
 
 def by_block(values: Tensor) -> Tensor:
-    """[outs, subs] of 4 bytes -> [ceil(outs / 8), subs, 8] int32, padded with zeros."""
+    """[out_features, subs] of 4 bytes -> [ceil(out_features / 8), subs, 8] int32, padded with zeros."""
     values = torch.nn.functional.pad(values.contiguous().view(torch.int32), (0, 0, 0, -len(values) % 8))
     blocks: Tensor = values.unflatten(0, (-1, 8))
     return blocks.transpose(1, 2).contiguous()
 
 
 def transpose_words(nibbles: Tensor) -> Tensor:
-    """Transposes the 16 words of every 64 bytes as a 4 x 4 matrix; [outs, bytes]. Is its own inverse."""
+    """Transposes the 16 words of every 64 bytes as a 4 x 4 matrix; [out_features, bytes]. Is its own inverse."""
     return nibbles.view(len(nibbles), -1, 4, 4, 4).transpose(2, 3).reshape(len(nibbles), -1)
 
 
-def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
+def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
     """Returns a Packed weight, or the plain weight if activations are not bfloat16 or no kernel covers the shape."""
     slices = iter(slices)
     first = next(slices)
     if dtype != torch.bfloat16 or not _covered(first):
-        return reference.pack_slices(chain([first], slices), outs, dtype)
+        return reference.pack_slices(chain([first], slices), out_features, dtype)
     merged: Packed | None = None
     start = 0
     for part in chain([first], slices):
         packed = _packed(part)
         if merged is None:
-            scale = None if packed.scale is None else packed.scale.new_empty(outs)
+            scale = None if packed.scale is None else packed.scale.new_empty(out_features)
             records = (
-                None if packed.records is None else packed.records.new_empty(-(-outs // 8), *packed.records.shape[1:])
+                None
+                if packed.records is None
+                else packed.records.new_empty(-(-out_features // 8), *packed.records.shape[1:])
             )
             merged = Packed(
-                packed.data.new_empty(outs, packed.data.shape[1]), scale, records, packed.format, outs, *packed[5:]
+                packed.data.new_empty(out_features, packed.data.shape[1]),
+                scale,
+                records,
+                packed.format,
+                out_features,
+                *packed[5:],
             )
-        stop = start + packed.outs
+        stop = start + packed.out_features
         for to, tensor, unit in zip(merged[:3], packed[:3], (1, 1, 8), strict=True):
             if to is not None and tensor is not None:
                 to[start // unit : -(-stop // unit)] = tensor
@@ -125,26 +134,34 @@ def _packed(weight: Weight) -> Packed:
     pad = torch.nn.functional.pad
     match weight:
         case Int8(data, scale):
-            outs, ins = data.shape
-            return Packed(pad(data.view(torch.uint8), (0, -ins % 16)), scale.float(), None, INT8, outs, ins, ins)
+            out_features, in_features = data.shape
+            return Packed(
+                pad(data.view(torch.uint8), (0, -in_features % 16)),
+                scale.float(),
+                None,
+                INT8,
+                out_features,
+                in_features,
+                in_features,
+            )
         case Fp8(data, scale, group):
-            outs, ins = data.shape
-            data = pad(data.view(torch.uint8), (0, -ins % 16))
-            if group >= ins:
-                return Packed(data, scale[:, 0].float(), None, FP8, outs, ins, ins)
-            return Packed(data, None, by_block(scale.float()), FP8, outs, ins, group)
-        case Int4(data, scale, zero, group, ins):
-            sub = sub_of(group, ins)
-            each = -(-min(group, ins) // sub) if group >= ins else group // sub
+            out_features, in_features = data.shape
+            data = pad(data.view(torch.uint8), (0, -in_features % 16))
+            if group >= in_features:
+                return Packed(data, scale[:, 0].float(), None, FP8, out_features, in_features, in_features)
+            return Packed(data, None, by_block(scale.float()), FP8, out_features, in_features, group)
+        case Int4(data, scale, zero, group, in_features):
+            sub = sub_of(group, in_features)
+            each = -(-min(group, in_features) // sub) if group >= in_features else group // sub
             records = (scale.half().view(torch.int16).int() & 0xFFFF) | (zero.int() << 16)
-            records = records.repeat_interleave(each, 1)[:, : -(-ins // sub)]
+            records = records.repeat_interleave(each, 1)[:, : -(-in_features // sub)]
             data = transpose_words(pad(data, (0, -data.shape[1] % 64)))
-            return Packed(data, None, by_block(records), INT4, len(data), ins, group)
+            return Packed(data, None, by_block(records), INT4, len(data), in_features, group)
     return Packed(weight, None, None, BF16, weight.shape[0], weight.shape[1], weight.shape[1])
 
 
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_few(x, weight) and _beats_torch(x.numel() // weight.ins, weight, dtype):
+    if _is_few(x, weight) and _beats_torch(x.numel() // weight.in_features, weight, dtype):
         return _few(x, weight, bias, dtype)
     plain = weight.data if isinstance(weight, Packed) else weight
     if dtype == torch.float32 and x.is_cuda and x.dtype == plain.dtype == torch.bfloat16:
@@ -199,14 +216,22 @@ def _triton() -> Any:
 
 
 def _nibbles(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    flat = x.reshape(-1, weight.ins)
-    records = weight.data, weight.records, None, bias, dtype, weight.outs, sub_of(weight.group, weight.ins)
+    flat = x.reshape(-1, weight.in_features)
+    records = (
+        weight.data,
+        weight.records,
+        None,
+        bias,
+        dtype,
+        weight.out_features,
+        sub_of(weight.group, weight.in_features),
+    )
     out: Tensor = _triton().product(flat, *records, turned=True, nibbles=True)
-    return out.view(*x.shape[:-1], weight.outs)
+    return out.view(*x.shape[:-1], weight.out_features)
 
 
 def _is_few(x: Tensor, weight: Any, format: int | None = None) -> bool:
-    if not isinstance(weight, Packed) or not x.is_cuda or x.dtype != torch.bfloat16 or weight.ins % 8:
+    if not isinstance(weight, Packed) or not x.is_cuda or x.dtype != torch.bfloat16 or weight.in_features % 8:
         return False
     rows = x.numel() // max(x.shape[-1], 1)
     whole = x.data_ptr() % 16 == 0 and (rows == 1 or x.stride(-2) % 8 == 0) and x.stride(-1) == 1
@@ -216,16 +241,18 @@ def _is_few(x: Tensor, weight: Any, format: int | None = None) -> bool:
 def fits(weight: Packed, rows: int, format: int | None = None, gated: bool = False, normed: bool = False) -> bool:
     """True if the GPU has enough shared memory for few_rows with this weight and 1 to 16 rows (few_rows_plan.h)."""
     data = weight.data
-    sizes = weight.outs, weight.ins, data.stride(0) * data.element_size()
+    sizes = weight.out_features, weight.in_features, data.stride(0) * data.element_size()
     return _fits(data.device, rows, *sizes, weight.format if format is None else format, weight.group, gated, normed)
 
 
 @cache
 def _fits(
-    device: torch.device, rows: int, outs: int, ins: int, row_bytes: int, format: int, group: int,
+    device: torch.device, rows: int, out_features: int, in_features: int, row_bytes: int, format: int, group: int,
     gated: bool, normed: bool,
 ) -> bool:  # fmt: skip
-    return bool(_few_rows_fits(device.index or 0, rows, outs, ins, row_bytes, format, group, gated, normed))
+    return bool(
+        _few_rows_fits(device.index or 0, rows, out_features, in_features, row_bytes, format, group, gated, normed)
+    )
 
 
 def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
@@ -233,14 +260,14 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
     float32 outputs (logits) torch needs an additional conversion."""
     if dtype == torch.float32:
         return rows <= 8
-    if weight.outs <= 4096 and weight.ins >= 2048:
+    if weight.out_features <= 4096 and weight.in_features >= 2048:
         return True
-    return rows <= 4 and (weight.ins >= 2048 or weight.outs <= 4096)
+    return rows <= 4 and (weight.in_features >= 2048 or weight.out_features <= 4096)
 
 
 def takes_norm(weight: Any, rows: int, gated: bool = False) -> bool:
     """True if few_rows can fuse the norm of its input, which every block then computes redundantly."""
-    if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.ins % 8:
+    if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.in_features % 8:
         return False
     if weight.format == INT4 and rows > 1:
         return False
@@ -250,9 +277,9 @@ def takes_norm(weight: Any, rows: int, gated: bool = False) -> bool:
 def _few(
     x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, format: int | None = None
 ) -> Tensor:
-    rows = x if x.dim() == 2 else x.reshape(-1, weight.ins)
+    rows = x if x.dim() == 2 else x.reshape(-1, weight.in_features)
     out: Tensor = few_rows(rows, weight, bias, dtype or x.dtype, format)
-    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.outs)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.out_features)
 
 
 def few_rows(
@@ -265,13 +292,13 @@ def few_rows(
     stream: Tensor | None = None,
     gate: int = -1,
 ) -> Any:
-    """The product of x [1…16 rows, ins] bf16. `format`: that of the weight, or INT4_WIDE for an INT4 weight.
+    """The product of x [1…16 rows, in_features] bf16. `format`: that of the weight, or INT4_WIDE for an INT4 weight.
 
     With `norm` (weight, eps, offset) the product is of norm(x + stream); returns (product, x + stream). With `gate` (a
     number of Activation) the first half of the outputs are gates of the second half.
     """
     x = x if x.stride(0) % 8 == 0 else x.contiguous()
-    out = x.new_empty(len(x), weight.outs // 2 if gate >= 0 else weight.outs, dtype=dtype)
+    out = x.new_empty(len(x), weight.out_features // 2 if gate >= 0 else weight.out_features, dtype=dtype)
     after = None if stream is None else torch.empty_like(stream)
     weights = weight.data, weight.records, weight.scale, bias, weight.format if format is None else format, weight.group
     _few_rows(out, x, *weights, True, stream, after, *(norm or (None, 0.0, 0.0)), gate)

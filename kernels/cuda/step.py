@@ -125,15 +125,15 @@ def _shape(layer: DecoderLayer) -> Shape | None:
     norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
     qkv, out, gate_up, down = (product.weight for product in products)
     dim = layer.dim
-    heads = out.ins // dim
-    kv_heads = (qkv.outs - out.ins) // (2 * dim)
+    heads = out.in_features // dim
+    kv_heads = (qkv.out_features - out.in_features) // (2 * dim)
     supported = (
         dim in (64, 128)
-        and qkv.ins % 128 == down.ins % 64 == 0
+        and qkv.in_features % 128 == down.in_features % 64 == 0
         and kv_heads > 0
         and heads % kv_heads == 0
         and heads <= 8 * kv_heads
-        and gate_up.outs == 2 * down.ins
+        and gate_up.out_features == 2 * down.in_features
         and layer.rotation == "neox"
         and not (layer.window or layer.soft_cap)
         and layer.after_attention is layer.sinks is None
@@ -141,7 +141,9 @@ def _shape(layer: DecoderLayer) -> Shape | None:
     )
     if not supported:
         return None
-    return Shape(qkv.ins, down.ins, heads, kv_heads, dim, mlp.gate, layer.eps, layer.offset, layer.scale)
+    return Shape(
+        qkv.in_features, down.in_features, heads, kv_heads, dim, mlp.gate, layer.eps, layer.offset, layer.scale
+    )
 
 
 def _plain_products(layer: DecoderLayer) -> list[Product]:

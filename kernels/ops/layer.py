@@ -134,9 +134,9 @@ def inputs(
         def random(*shape: int, size: float = 1.0, mean: float = 0.0) -> Tensor:
             return (torch.randn(*shape, generator=generator) * size + mean).to(dtype)
 
-        def product(outs: int, ins: int) -> Product:
-            shift = random(outs, size=0.1).float() if bias else None
-            return Product("dense", random(outs, ins, size=ins**-0.5), shift)
+        def product(out_features: int, in_features: int) -> Product:
+            shift = random(out_features, size=0.1).float() if bias else None
+            return Product("dense", random(out_features, in_features, size=in_features**-0.5), shift)
 
         def norm(wanted: bool, width: int) -> Tensor | None:
             return random(width, size=0.1, mean=1.0 - offset) if wanted else None

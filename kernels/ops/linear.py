@@ -1,8 +1,8 @@
 """Matrix products with weights of every format, and the token embedding.
 
-Every product is (x, weight, bias=None, dtype=None) -> Tensor: x [..., ins], weight [outs, ins] packed by `pack_slices`
-of the same device, bias [outs] of any float dtype. The output [..., outs] has `dtype`, by default x's dtype. The output
-head (lm_head) passes float32.
+Every product is (x, weight, bias=None, dtype=None) -> Tensor: x [..., in_features], weight [out_features, in_features]
+packed by `pack_slices` of the same device, bias [out_features] of any float dtype. The output [..., out_features] has
+`dtype`, by default x's dtype. The output head (lm_head) passes float32.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def rounded(x: float, dtype: torch.dtype) -> float:
     return math.ldexp(round(math.ldexp(mantissa, digits)), exponent - digits)
 
 
-def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
-    """The weight of `outs` outputs in the form that products of the same device read, for activations of `dtype`.
+def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
+    """The weight of `out_features` outputs, packed for products of the same device with activations of `dtype`.
 
     The weight arrives as at least one slice of its outputs, so the unpacked weight is never in memory as a whole. A
     slice may become invalid when the next one is read. The reference converts plain weights to `dtype`.
@@ -63,7 +63,7 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
     for part in slices:
         weight = part.to(dtype) if isinstance(part, Tensor) else part
         if packed is None:
-            packed = changed(weight, lambda tensor: tensor.new_empty(outs, *tensor.shape[1:]))
+            packed = changed(weight, lambda tensor: tensor.new_empty(out_features, *tensor.shape[1:]))
         stop = start + len(parts(weight)[0])
         for target, source in zip(parts(packed), parts(weight), strict=True):
             target[start:stop] = source
@@ -101,11 +101,11 @@ class Linear:
         return self.pack_slices([weight], len(parts(weight)[0]), dtype)
 
 
-def _product(rows: int, ins: int, outs: int, bias: bool = False, **more: Any) -> Make:
+def _product(rows: int, in_features: int, out_features: int, bias: bool = False, **more: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        x = torch.randn(rows, ins, generator=generator).to(dtype)
-        weight = (torch.randn(outs, ins, generator=generator) / ins**0.5).to(dtype)
-        shift = torch.randn(outs, generator=generator) if bias else None
+        x = torch.randn(rows, in_features, generator=generator).to(dtype)
+        weight = (torch.randn(out_features, in_features, generator=generator) / in_features**0.5).to(dtype)
+        shift = torch.randn(out_features, generator=generator) if bias else None
         return {"x": x, "weight": weight, "bias": shift, **more}
 
     return make

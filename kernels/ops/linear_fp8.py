@@ -14,14 +14,14 @@ from .linear_int4 import spread
 
 
 class Fp8(NamedTuple):
-    """A weight [outs, ins]: data * scale. With one scale per output, group = ins."""
+    """A weight [out_features, in_features]: data * scale. With one scale per output, group = in_features."""
 
-    data: Tensor  # [outs, ins] float8_e4m3fn, no NaN
-    scale: Tensor  # [outs, groups] float32
+    data: Tensor  # [out_features, in_features] float8_e4m3fn, no NaN
+    scale: Tensor  # [out_features, groups] float32
     group: int  # inputs, a multiple of 32 or all of them; the last group may be shorter
 
     def dense(self) -> Tensor:
-        """The weight [outs, ins] in the scales' dtype."""
+        """The weight [out_features, in_features] in the scales' dtype."""
         return self.data.to(self.scale.dtype) * spread(self.scale, self.group, self.data.shape[1])
 
 
@@ -32,13 +32,13 @@ def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype |
     return out.to(dtype or x.dtype)
 
 
-def _inputs(rows: int, ins: int, outs: int, group: int, bias: bool = False, **more: Any) -> Make:
+def _inputs(rows: int, in_features: int, out_features: int, group: int, bias: bool = False, **more: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        data = (torch.randn(outs, ins, generator=generator) * 100.0).clamp(-448.0, 448.0)
+        data = (torch.randn(out_features, in_features, generator=generator) * 100.0).clamp(-448.0, 448.0)
         data[:, ::7] /= 2.0**14  # subnormal
-        scale = torch.rand(outs, -(-ins // group), generator=generator) / (100.0 * ins**0.5)
-        shift = torch.randn(outs, generator=generator) if bias else None
-        x = torch.randn(rows, ins, generator=generator).to(dtype)
+        scale = torch.rand(out_features, -(-in_features // group), generator=generator) / (100.0 * in_features**0.5)
+        shift = torch.randn(out_features, generator=generator) if bias else None
+        x = torch.randn(rows, in_features, generator=generator).to(dtype)
         return {"x": x, "weight": Fp8(data.to(torch.float8_e4m3fn), scale, group), "bias": shift, **more}
 
     return make

@@ -14,25 +14,28 @@ from .linear_int8 import rounded
 
 
 class Int4(NamedTuple):
-    """A weight [outs, ins]: (nibble - zero) * scale. Groups are contiguous inputs; the last may be shorter."""
+    """A weight [out_features, in_features]: (nibble - zero) * scale. The inputs of a group are contiguous; the last
+    group may be shorter."""
 
-    data: Tensor  # [outs, ceil(ins / 2)] uint8, the even input in the low nibble; the padding nibble of odd ins is 0
-    scale: Tensor  # [outs, groups] float16
-    zero: Tensor  # [outs, groups] uint8, 0…16
+    # [out_features, ceil(in_features / 2)] uint8, the even input in the low nibble. If in_features is odd, the high
+    # nibble of the last byte is 0.
+    data: Tensor
+    scale: Tensor  # [out_features, groups] float16
+    zero: Tensor  # [out_features, groups] uint8, 0…16
     group: int  # inputs, a multiple of 32
-    ins: int
+    in_features: int
 
     def dense(self) -> Tensor:
-        """The weight [outs, ins] in float32, or in float64 if the scales are float64."""
+        """The weight [out_features, in_features] in float32, or in float64 if the scales are float64."""
         wide = torch.promote_types(self.scale.dtype, torch.float32)
-        nibbles = torch.stack((self.data & 15, self.data >> 4), dim=-1).flatten(-2)[:, : self.ins]
-        zero, scale = (spread(part.to(wide), self.group, self.ins) for part in (self.zero, self.scale))
+        nibbles = torch.stack((self.data & 15, self.data >> 4), dim=-1).flatten(-2)[:, : self.in_features]
+        zero, scale = (spread(part.to(wide), self.group, self.in_features) for part in (self.zero, self.scale))
         return (nibbles.to(wide) - zero) * scale
 
 
-def spread(per_group: Tensor, group: int, ins: int) -> Tensor:
-    """[..., groups] -> [..., ins]: repeats each value for every input of its group."""
-    return per_group.repeat_interleave(group, -1)[..., :ins]
+def spread(per_group: Tensor, group: int, in_features: int) -> Tensor:
+    """[..., groups] -> [..., in_features]: repeats each value for every input of its group."""
+    return per_group.repeat_interleave(group, -1)[..., :in_features]
 
 
 def int4(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -55,20 +58,22 @@ def _product(x: Tensor, weight: Int4, bias: Tensor | None, dtype: torch.dtype) -
     return F.linear(x, weight.dense().to(x.dtype), None if bias is None else bias.to(x.dtype)).to(dtype)
 
 
-def _inputs(rows: int, ins: int, outs: int, group: int, bias: bool = False, zeros: bool = False, **more: Any) -> Make:
+def _inputs(
+    rows: int, in_features: int, out_features: int, group: int, bias: bool = False, zeros: bool = False, **more: Any
+) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        groups = -(-ins // group)
-        x = torch.randn(rows, ins, generator=generator)
+        groups = -(-in_features // group)
+        x = torch.randn(rows, in_features, generator=generator)
         if zeros:
             x[::2, : group // 2] = 0.0
             x[::3] = 0.0
-        data = torch.randint(0, 256, (outs, -(-ins // 2)), generator=generator).to(torch.uint8)
-        if ins % 2:
+        data = torch.randint(0, 256, (out_features, -(-in_features // 2)), generator=generator).to(torch.uint8)
+        if in_features % 2:
             data[:, -1] &= 15
-        scale = (torch.rand(outs, groups, generator=generator) / (4.0 * ins**0.5)).half()
-        zero = torch.randint(0, 17, (outs, groups), generator=generator).to(torch.uint8)
-        shift = torch.randn(outs, generator=generator) if bias else None
-        return {"x": x.to(dtype), "weight": Int4(data, scale, zero, group, ins), "bias": shift, **more}
+        scale = (torch.rand(out_features, groups, generator=generator) / (4.0 * in_features**0.5)).half()
+        zero = torch.randint(0, 17, (out_features, groups), generator=generator).to(torch.uint8)
+        shift = torch.randn(out_features, generator=generator) if bias else None
+        return {"x": x.to(dtype), "weight": Int4(data, scale, zero, group, in_features), "bias": shift, **more}
 
     return make
 

@@ -13,13 +13,13 @@ from .case import Case, Make
 
 
 class Int8(NamedTuple):
-    """A weight [outs, ins]: data * scale, one scale per output."""
+    """A weight [out_features, in_features]: data * scale, one scale per output."""
 
-    data: Tensor  # [outs, ins] int8
-    scale: Tensor  # [outs] float32
+    data: Tensor  # [out_features, in_features] int8
+    scale: Tensor  # [out_features] float32
 
     def dense(self) -> Tensor:
-        """The weight [outs, ins] in the scales' dtype."""
+        """The weight [out_features, in_features] in the scales' dtype."""
         return self.data.to(self.scale.dtype) * self.scale.unsqueeze(-1)
 
 
@@ -45,14 +45,16 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
     return (out if bias is None else out + bias.to(wide)).to(dtype or x.dtype)
 
 
-def _inputs(rows: int, ins: int, outs: int, bias: bool = False, zeros: bool = False, **more: Any) -> Make:
+def _inputs(
+    rows: int, in_features: int, out_features: int, bias: bool = False, zeros: bool = False, **more: Any
+) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        x = torch.randn(rows, ins, generator=generator)
+        x = torch.randn(rows, in_features, generator=generator)
         if zeros:
             x[::2] = 0.0
-        data = torch.randint(-127, 128, (outs, ins), generator=generator).to(torch.int8)
-        weight = Int8(data, torch.rand(outs, generator=generator) / (64.0 * ins**0.5))
-        shift = torch.randn(outs, generator=generator) if bias else None
+        data = torch.randint(-127, 128, (out_features, in_features), generator=generator).to(torch.int8)
+        weight = Int8(data, torch.rand(out_features, generator=generator) / (64.0 * in_features**0.5))
+        shift = torch.randn(out_features, generator=generator) if bias else None
         return {"x": x.to(dtype), "weight": weight, "bias": shift, **more}
 
     return make

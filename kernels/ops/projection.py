@@ -22,8 +22,8 @@ class Projection(Protocol):
         ...
 
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x [tokens, ins] -> [tokens, outs] in `dtype`, by default x's. `step` has the adapters of these tokens; None
-        outside of the layers, where no adapter applies."""
+        """x [tokens, in_features] -> [tokens, out_features] in `dtype`, by default x's. `step` has the adapters of the
+        tokens; it is None outside of the layers, where no adapter applies."""
         ...
 
 
@@ -34,7 +34,7 @@ class Product(NamedTuple):
     op: str  # a field of linear.Linear
     weight: Any  # packed by the device's linear.pack
     bias: Tensor | None = None
-    order: Tensor | None = None  # [ins] int64: the permutation of the inputs before the product; None: none
+    order: Tensor | None = None  # [in_features] int64: the permutation of the inputs before the product; None: none
 
     @property
     def product(self) -> Product:

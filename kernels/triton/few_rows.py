@@ -27,7 +27,7 @@ COUNTERS = 1 << 14
 @triton.jit(do_not_specialize=["rows"])
 def few_rows_kernel(
     out, x, x_scale, data, scale, zero, bias, partial, counters,
-    rows, outs, ins, subs, sub, x_stride, pitch, share,
+    rows, out_features, in_features, subs, sub, x_stride, pitch, share,
     FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     HAS_BIAS: tl.constexpr, PTX: tl.constexpr, TURNS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -36,22 +36,22 @@ def few_rows_kernel(
 
     A record is the scale, and for int4 the zero point, of `sub` inputs of an output. A block of BLOCK_K inputs lies in
     one record; ONE: each output has one record. EVEN: every share is a multiple of TURNS * BLOCK_K inputs. With SPLIT,
-    partial [shares, rows, outs] receives the sums of each share, and counters [blocks] are zero before and after the
-    launch. x_scale [rows] are the scales of int8 activations.
+    partial [shares, rows, out_features] receives the sums of each share, and counters [blocks] are zero before and
+    after the launch. x_scale [rows] are the scales of int8 activations.
     """
     part = tl.program_id(0)
     block = tl.program_id(1)
     row = tl.arange(0, BLOCK_M)
     live = row < rows
     output = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = output < outs
-    near = tl.minimum(output, outs - 1)  # padding outputs read the last output's weights and are not stored
+    there = output < out_features
+    near = tl.minimum(output, out_features - 1)  # padding outputs read the last output's weights and are not stored
     from_x = x + row.to(tl.int64)[:, None] * x_stride
     from_data = data + near.to(tl.int64)[:, None] * pitch
     start = part * share
-    stop = tl.minimum(start + share, ins)
+    stop = tl.minimum(start + share, in_features)
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if FORMAT == "int8" else tl.float32)
-    next_factor, next_shift = record_of(scale, zero, near, start // sub, outs, subs, FORMAT == "int4", RECORDS)
+    next_factor, next_shift = record_of(scale, zero, near, start // sub, out_features, subs, FORMAT == "int4", RECORDS)
     factor = next_factor
     shift = next_shift
     for first in range(start, stop, BLOCK_K * TURNS):
@@ -61,7 +61,9 @@ def few_rows_kernel(
                 factor = next_factor
                 shift = next_shift
                 after = tl.minimum((base + BLOCK_K) // sub, subs - 1)
-                next_factor, next_shift = record_of(scale, zero, near, after, outs, subs, FORMAT == "int4", RECORDS)
+                next_factor, next_shift = record_of(
+                    scale, zero, near, after, out_features, subs, FORMAT == "int4", RECORDS
+                )
             k = base + tl.arange(0, BLOCK_K)
             wanted = live[:, None]
             if not EVEN:
@@ -96,12 +98,12 @@ def few_rows_kernel(
                 else:
                     product = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, PTX)), input_precision="ieee")
                     sums += product * factor[None, :]
-    place = row.to(tl.int64)[:, None] * outs + output[None, :]
+    place = row.to(tl.int64)[:, None] * out_features + output[None, :]
     inside = live[:, None] & there[None, :]
     last = True
     if SPLIT:
         shares = tl.num_programs(0)
-        size = rows.to(tl.int64) * outs
+        size = rows.to(tl.int64) * out_features
         tl.store(partial + part * size + place, sums, mask=inside)
         tl.debug_barrier()  # all threads have written their sums before the counter is incremented
         last = tl.atomic_add(counters + block, 1, sem="acq_rel") == shares - 1
@@ -134,20 +136,20 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def blocks_of(fmt: Format, sub: int, ins: int, wide: bool, amd: bool = False) -> Blocks:
+def blocks_of(fmt: Format, sub: int, in_features: int, wide: bool, amd: bool = False) -> Blocks:
     """The block sizes for a weight format.
 
     `wide`: the activations are float32, which tensor cores do not multiply. The sizes for `amd` are not tuned; they
     avoid register spills.
     """
-    k = 128 if sub >= ins or sub % 128 == 0 else 64 if sub % 64 == 0 else 32
+    k = 128 if sub >= in_features or sub % 128 == 0 else 64 if sub % 64 == 0 else 32
     if wide:
         return Blocks(32, 32, 1, 4, 2)
     if amd:
         return Blocks(64, 64 if fmt == "int8" else 32, 1, 4, 2)
     if fmt == "int8":
         return Blocks(64, 256, 1, 4, 3)
-    turns = 1 if ins % 128 else 128 // k  # masks need more registers
+    turns = 1 if in_features % 128 else 128 // k  # masks need more registers
     return Blocks(128, k, turns, 4, 3) if fmt == "int4" else Blocks(64, k, turns, 4, 3)
 
 
@@ -168,35 +170,38 @@ def few_rows(
     bias: Tensor | None,
     dtype: torch.dtype,
     fmt: Format,
-    outs: int,
+    out_features: int,
     sub: int,
     x_scale: Tensor | None = None,
 ) -> Tensor:
-    """x [1…16 rows, ins] times the weight [outs, ins] -> [rows, outs] in `dtype`.
+    """x [1…16 rows, in_features] times the weight [out_features, in_features] -> [rows, out_features] in `dtype`.
 
     Each record (scale, and for int4 zero point) covers `sub` inputs, a multiple of 32 or all inputs. With int8
     activations, x_scale [rows] float32 are their scales.
     """
-    rows, ins = x.shape
+    rows, in_features = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
-    out = x.new_empty(rows, outs, dtype=dtype)
+    out = x.new_empty(rows, out_features, dtype=dtype)
     records = records_of(scale, turned=False)
     device = described(x.device)
     ptx = device.compiler == "cuda"  # inline PTX converts four bytes with fewer instructions than Triton generates
-    n, k, turns, warps, stages = blocks_of(fmt, sub, ins, x.dtype == torch.float32, amd=device.compiler == "hip")
+    n, k, turns, warps, stages = blocks_of(
+        fmt, sub, in_features, x.dtype == torch.float32, amd=device.compiler == "hip"
+    )
     step = k * turns
-    blocks = triton.cdiv(outs, n)
-    steps = triton.cdiv(ins, step)
+    blocks = triton.cdiv(out_features, n)
+    steps = triton.cdiv(in_features, step)
     shares = shares_of(blocks, steps, device.processors)
     share = triton.cdiv(steps, shares) * step
-    shares = triton.cdiv(ins, share)
+    shares = triton.cdiv(in_features, share)
     kind = torch.int32 if fmt == "int8" else torch.float32
-    partial = x.new_empty(shares, rows, outs, dtype=kind) if shares > 1 else out
+    partial = x.new_empty(shares, rows, out_features, dtype=kind) if shares > 1 else out
     few_rows_kernel[(shares, blocks)](
         out, x, scale if x_scale is None else x_scale, data, scale, scale if zero is None else zero,
         scale if bias is None else bias, partial, counters(x.device, COUNTERS),
-        rows, outs, ins, triton.cdiv(ins, sub), min(sub, ins), x.stride(0), data.stride(0), share,
-        fmt, records, sub >= ins, ins % step == 0, shares > 1, bias is not None, ptx, turns, MOST, n, k,
+        rows, out_features, in_features, triton.cdiv(in_features, sub), min(sub, in_features),
+        x.stride(0), data.stride(0), share,
+        fmt, records, sub >= in_features, in_features % step == 0, shares > 1, bias is not None, ptx, turns, MOST, n, k,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out

@@ -20,45 +20,46 @@ STAGES = 3
 
 @triton.jit(do_not_specialize=["rows"])
 def few_rows_turned_kernel(
-    out, x, data, records, bias, rows, outs, ins, subs, sub, x_stride, pitch,
+    out, x, data, records, bias, rows, out_features, in_features, subs, sub, x_stride, pitch,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of outputs. A block of BLOCK_K inputs lies in one record of `sub` inputs."""
     row = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = output < outs
-    near = tl.minimum(output, outs - 1)
+    there = output < out_features
+    near = tl.minimum(output, out_features - 1)
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, ins, BLOCK_K):
+    for first in range(0, in_features, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
-        inside = (row < rows)[:, None] & (k < ins)[None, :]
+        inside = (row < rows)[:, None] & (k < in_features)[None, :]
         activations = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
-        factor, shift = record_of(records, records, near, first // sub, outs, subs, True, "turned")
-        whole = turned_nibbles(data, near, first, ins, pitch, BLOCK_K).to(tl.float32)
+        factor, shift = record_of(records, records, near, first // sub, out_features, subs, True, "turned")
+        whole = turned_nibbles(data, near, first, in_features, pitch, BLOCK_K).to(tl.float32)
         weights = (whole - shift[:, None]).to(activations.dtype)
         sums += tl.dot(activations, tl.trans(weights), input_precision="ieee") * factor[None, :]
     if HAS_BIAS:
         sums += tl.load(bias + near).to(tl.float32)[None, :]
-    to = out + row.to(tl.int64)[:, None] * outs + output[None, :]
+    to = out + row.to(tl.int64)[:, None] * out_features + output[None, :]
     tl.store(to, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None, :])
 
 
-def depth(sub: int, ins: int) -> int:
+def depth(sub: int, in_features: int) -> int:
     """The number of inputs of a block, so that a block lies in one record."""
-    return 64 if sub >= ins or sub % 64 == 0 else 32
+    return 64 if sub >= in_features or sub % 64 == 0 else 32
 
 
 def few_rows_turned(
-    x: Tensor, data: Tensor, records: Tensor, bias: Tensor | None, dtype: torch.dtype, outs: int, sub: int
+    x: Tensor, data: Tensor, records: Tensor, bias: Tensor | None, dtype: torch.dtype, out_features: int, sub: int
 ) -> Tensor:
-    """x [1…16 rows, ins] times the weight -> [rows, outs]. A record covers `sub` inputs: 32, 64 or a multiple of
-    128."""
-    rows, ins = x.shape
+    """x [1…16 rows, in_features] times the weight -> [rows, out_features]. A record covers `sub` inputs: 32, 64 or a
+    multiple of 128."""
+    rows, in_features = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
-    out = x.new_empty(rows, outs, dtype=dtype)
-    few_rows_turned_kernel[(triton.cdiv(outs, BLOCK_N),)](
-        out, x, data, records, records if bias is None else bias, rows, outs, ins, triton.cdiv(ins, sub), sub,
-        x.stride(0), data.stride(0), bias is not None, 16, BLOCK_N, depth(sub, ins),
+    out = x.new_empty(rows, out_features, dtype=dtype)
+    few_rows_turned_kernel[(triton.cdiv(out_features, BLOCK_N),)](
+        out, x, data, records, records if bias is None else bias, rows, out_features, in_features,
+        triton.cdiv(in_features, sub), sub, x.stride(0), data.stride(0),
+        bias is not None, 16, BLOCK_N, depth(sub, in_features),
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out

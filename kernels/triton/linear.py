@@ -27,23 +27,24 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Packed(NamedTuple):
-    """An int4 weight [outs, ins] with transposed scales and zero points, so neighbouring outputs read contiguously."""
+    """An int4 weight [out_features, in_features] with transposed scales and zero points, so that programs read those of
+    neighbouring outputs contiguously."""
 
-    data: Tensor  # [outs, ceil(ins / 2)] uint8, as in Int4
-    records: Tensor  # [groups, outs] int32: float16 scale in the low 16 bits, zero point in the high 16 bits
+    data: Tensor  # [out_features, ceil(in_features / 2)] uint8, as in Int4
+    records: Tensor  # [groups, out_features] int32: float16 scale in the low 16 bits, zero point in the high 16 bits
     group: int
-    ins: int
+    in_features: int
 
 
-def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
+def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
     """Packed for int4 weights; other weights stay plain."""
     slices = iter(slices)
     first = next(slices)
     if not isinstance(first, Int4):
-        return reference.pack_slices(chain([first], slices), outs, dtype)
+        return reference.pack_slices(chain([first], slices), out_features, dtype)
     groups = first.scale.shape[1]
-    data = first.data.new_empty(outs, first.data.shape[1])
-    records = first.data.new_empty(groups, outs, dtype=torch.int32)
+    data = first.data.new_empty(out_features, first.data.shape[1])
+    records = first.data.new_empty(groups, out_features, dtype=torch.int32)
     start = 0
     for part in chain([first], slices):
         assert isinstance(part, Int4)
@@ -52,7 +53,7 @@ def pack_slices(slices: Iterable[Weight], outs: int, dtype: torch.dtype) -> Any:
         pairs = (part.scale.half().view(torch.int16).int() & 0xFFFF) | (part.zero.int() << 16)
         records[:, start:stop] = pairs.t()
         start = stop
-    return Packed(data, records, first.group, first.ins)
+    return Packed(data, records, first.group, first.in_features)
 
 
 def product(
@@ -62,26 +63,26 @@ def product(
     zero: Tensor | None,
     bias: Tensor | None,
     dtype: torch.dtype | None,
-    outs: int,
+    out_features: int,
     sub: int,
     turned: bool = False,
     nibbles: bool = False,
 ) -> Tensor:
-    """x [rows, ins] times the weight -> [rows, outs] in `dtype`, by default x's.
+    """x [rows, in_features] times the weight -> [rows, out_features] in `dtype`, by default x's.
 
     Each record (scale, and for int4 zero point) covers `sub` inputs, a multiple of 32 or all inputs. `nibbles`: the
     weight is int4, else fp8. `turned`: it is packed by kernels/cuda/linear.py.
     """
-    rows, ins = x.shape
+    rows, in_features = x.shape
     dtype = dtype or x.dtype
-    if rows == 0 or outs == 0:
-        return x.new_empty(rows, outs, dtype=dtype)
+    if rows == 0 or out_features == 0:
+        return x.new_empty(rows, out_features, dtype=dtype)
     if rows <= MOST and turned:
-        return few_rows_turned(x, data, scale, bias, dtype, outs, sub)
+        return few_rows_turned(x, data, scale, bias, dtype, out_features, sub)
     if rows <= MOST:
-        return few_rows(x, data, scale, zero, bias, dtype, "int4" if nibbles else "fp8", outs, sub)
-    out = x.new_empty(rows, outs, dtype=dtype)
-    for start, weights in widened(data, scale, zero, outs, ins, sub, x.dtype, turned, nibbles):
+        return few_rows(x, data, scale, zero, bias, dtype, "int4" if nibbles else "fp8", out_features, sub)
+    out = x.new_empty(rows, out_features, dtype=dtype)
+    for start, weights in widened(data, scale, zero, out_features, in_features, sub, x.dtype, turned, nibbles):
         to = slice(start, start + len(weights))
         if bias is None and out.dtype == x.dtype:
             torch.mm(x, weights.t(), out=out[:, to])
@@ -100,19 +101,30 @@ def _sums(x: Tensor, weights: Tensor) -> Tensor:
 
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """W8A8. For more than 16 rows torch multiplies the integers, if it supports the shape."""
-    outs, ins = weight.data.shape
-    rows = x.numel() // max(ins, 1)
-    few = 0 < rows <= MOST and x.dtype in _FLOATS and 0 < ins <= MOST_INS and outs > 0
-    many = rows > MOST and described(x.device).mixed_products and ins % 16 == 0 and outs % 8 == 0
+    out_features, in_features = weight.data.shape
+    rows = x.numel() // max(in_features, 1)
+    few = 0 < rows <= MOST and x.dtype in _FLOATS and 0 < in_features <= MOST_INS and out_features > 0
+    many = rows > MOST and described(x.device).mixed_products and in_features % 16 == 0 and out_features % 8 == 0
     if not few and not many:
         return linear_int8.int8(x, weight, bias, dtype)
-    flat = x.reshape(-1, ins)
+    flat = x.reshape(-1, in_features)
     whole, scale = round_rows(flat if flat.stride(-1) == 1 else flat.contiguous())
     if few:
-        out = few_rows(whole, weight.data, weight.scale, None, bias, dtype or x.dtype, "int8", outs, ins, x_scale=scale)
+        out = few_rows(
+            whole,
+            weight.data,
+            weight.scale,
+            None,
+            bias,
+            dtype or x.dtype,
+            "int8",
+            out_features,
+            in_features,
+            x_scale=scale,
+        )
     else:
         out = scale_back(torch._int_mm(whole, weight.data.t()), scale, weight.scale, bias, dtype or x.dtype)
-    return out.view(*x.shape[:-1], outs)
+    return out.view(*x.shape[:-1], out_features)
 
 
 def int4(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -134,11 +146,11 @@ def rounded(x: Tensor, group: int) -> Tensor:
 def int4_wide(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if x.dtype not in _FLOATS:
         return linear_int4.int4_wide(x, _plain(weight), bias, dtype)
-    outs = len(weight.data)
+    out_features = len(weight.data)
     scale, zero = (weight.records, None) if isinstance(weight, Packed) else (weight.scale, weight.zero)
-    flat = x.reshape(-1, weight.ins)
-    out = product(flat, weight.data, scale, zero, bias, dtype, outs, weight.group, nibbles=True)
-    return out.view(*x.shape[:-1], outs)
+    flat = x.reshape(-1, weight.in_features)
+    out = product(flat, weight.data, scale, zero, bias, dtype, out_features, weight.group, nibbles=True)
+    return out.view(*x.shape[:-1], out_features)
 
 
 def _plain(weight: Int4 | Packed) -> Int4:
@@ -146,13 +158,13 @@ def _plain(weight: Int4 | Packed) -> Int4:
         return weight
     records = weight.records.t().contiguous()
     scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
-    return Int4(weight.data, scale, (records >> 16).to(torch.uint8), weight.group, weight.ins)
+    return Int4(weight.data, scale, (records >> 16).to(torch.uint8), weight.group, weight.in_features)
 
 
 def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    outs, ins = weight.data.shape
-    if x.dtype not in _FLOATS or (weight.group < ins and weight.group % 32):
+    out_features, in_features = weight.data.shape
+    if x.dtype not in _FLOATS or (weight.group < in_features and weight.group % 32):
         return linear_fp8.fp8(x, weight, bias, dtype)
-    flat = x.reshape(-1, ins)
-    out = product(flat, weight.data.view(torch.uint8), weight.scale, None, bias, dtype, outs, weight.group)
-    return out.view(*x.shape[:-1], outs)
+    flat = x.reshape(-1, in_features)
+    out = product(flat, weight.data.view(torch.uint8), weight.scale, None, bias, dtype, out_features, weight.group)
+    return out.view(*x.shape[:-1], out_features)

@@ -28,56 +28,56 @@ def _scale(largest):
 
 
 @triton.jit
-def _round_rows(out, scales, x, ins, x_stride, BLOCK: tl.constexpr):
+def _round_rows(out, scales, x, in_features, x_stride, BLOCK: tl.constexpr):
     """Program `row`: a row of x as int8, and its scale, which is NaN if a value is NaN or infinite."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.float32)
     broken = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, ins, BLOCK):
-        values = tl.load(x + row * x_stride + first + at, mask=first + at < ins, other=0.0).to(tl.float32)
+    for first in range(0, in_features, BLOCK):
+        values = tl.load(x + row * x_stride + first + at, mask=first + at < in_features, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(values))
         broken |= tl.where(tl.abs(values) < float("inf"), 0, 1)
     top = tl.max(largest, 0)
     wrong = tl.max(broken, 0) > 0
     tl.store(scales + row, tl.where(wrong, float("nan"), tl.max(_scale(largest), 0)))
     top = tl.where(wrong, 0.0, top)
-    for first in range(0, ins, BLOCK):
-        inside = first + at < ins
+    for first in range(0, in_features, BLOCK):
+        inside = first + at < in_features
         values = tl.load(x + row * x_stride + first + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + row * ins + first + at, _whole(values, top).to(tl.int8), mask=inside)
+        tl.store(out + row * in_features + first + at, _whole(values, top).to(tl.int8), mask=inside)
 
 
 @triton.jit
-def _round_groups(out, x, rows, ins, x_stride, GROUP: tl.constexpr, ROWS: tl.constexpr):
+def _round_groups(out, x, rows, in_features, x_stride, GROUP: tl.constexpr, ROWS: tl.constexpr):
     """Program (rows, group): the values of a group in ROWS rows, rounded to int8 and scaled back to x's dtype."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     at = tl.arange(0, GROUP)[None, :]
     k = tl.program_id(1) * GROUP + at
-    inside = (row < rows) & (k < ins)
+    inside = (row < rows) & (k < in_features)
     values = tl.load(x + row * x_stride + k, mask=inside, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(values), 1)[:, None]
     wrong = tl.max(tl.where(tl.abs(values) < float("inf"), 0, 1), 1)[:, None] > 0
     largest = tl.where(wrong, 0.0, largest)
     rounded = tl.where(wrong, float("nan"), _whole(values, largest) * _scale(largest))
-    tl.store(out + row * ins + k, rounded.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * in_features + k, rounded.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _scale_back(out, sums, row_scale, scale, bias, outs, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+def _scale_back(out, sums, row_scale, scale, bias, out_features, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
     """Program (row, block): out = sums * (row_scale * scale) + bias for BLOCK outputs of a row."""
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = output < outs
+    there = output < out_features
     factor = tl.load(row_scale + row) * tl.load(scale + output, mask=there, other=0.0).to(tl.float32)
-    result = tl.load(sums + row * outs + output, mask=there, other=0).to(tl.float32) * factor
+    result = tl.load(sums + row * out_features + output, mask=there, other=0).to(tl.float32) * factor
     if HAS_BIAS:
         result += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + row * outs + output, result.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * out_features + output, result.to(out.dtype.element_ty), mask=there)
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [rows, ins], its last dimension dense -> ([rows, ins] int8, [rows] float32 scales)."""
+    """x [rows, in_features], its last dimension dense -> ([rows, in_features] int8, [rows] float32 scales)."""
     out = x.new_empty(x.shape, dtype=torch.int8)
     scales = x.new_empty(len(x), dtype=torch.float32)
     if out.numel():
@@ -86,7 +86,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_rounded(x: Tensor, group: int) -> Tensor:
-    """x [rows, ins] with each group of inputs rounded to int8 and scaled back. `group` is a power of two."""
+    """x [rows, in_features] with each group of inputs rounded to int8 and scaled back. `group` is a power of two."""
     out = x.new_empty(x.shape)
     if out.numel():
         rows = max(1, 2048 // group)  # of a program
@@ -98,11 +98,13 @@ def as_rounded(x: Tensor, group: int) -> Tensor:
 
 
 def scale_back(sums: Tensor, row_scale: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Integer sums [rows, outs] int32, dense -> [rows, outs] in `dtype`, scaled and with the bias added."""
-    rows, outs = sums.shape
+    """Integer sums [rows, out_features] int32, dense -> [rows, out_features] in `dtype`, scaled, plus the bias."""
+    rows, out_features = sums.shape
     out = sums.new_empty(sums.shape, dtype=dtype)
     if out.numel():
-        grid = (rows, triton.cdiv(outs, 2048))
+        grid = (rows, triton.cdiv(out_features, 2048))
         with_bias = bias if bias is not None else scale
-        _scale_back[grid](out, sums, row_scale, scale, with_bias, outs, bias is not None, BLOCK=2048, num_warps=8)
+        _scale_back[grid](
+            out, sums, row_scale, scale, with_bias, out_features, bias is not None, BLOCK=2048, num_warps=8
+        )
     return out

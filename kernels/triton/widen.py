@@ -95,9 +95,9 @@ def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def record_of(scale, zero, outputs, part, outs, subs, NIBBLES: tl.constexpr, RECORDS: tl.constexpr):
+def record_of(scale, zero, outputs, part, out_features, subs, NIBBLES: tl.constexpr, RECORDS: tl.constexpr):
     """([BLOCK_N] scales, [BLOCK_N] zero points), float32, of record `part` of the outputs `outputs` [BLOCK_N]. The
-    weight has `outs` outputs with `subs` records each."""
+    weight has `out_features` outputs with `subs` records each."""
     if RECORDS == "plain":
         place = outputs * subs + part
         factor = tl.load(scale + place).to(tl.float32)
@@ -105,7 +105,7 @@ def record_of(scale, zero, outputs, part, outs, subs, NIBBLES: tl.constexpr, REC
         if NIBBLES:
             shift = tl.load(zero + place).to(tl.float32)
     else:
-        place = part * outs + outputs
+        place = part * out_features + outputs
         if RECORDS == "turned":
             place = (outputs // 8 * subs + part) * 8 + outputs % 8
         record = tl.load(scale + place)
@@ -119,66 +119,66 @@ def records_of(scale: Tensor, turned: bool) -> Records:
 
 
 @triton.jit
-def _nibbles(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr):
+def _nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
     """[BLOCK_N, BLOCK_K] nibbles, integers 0…15, of the inputs from `first` on."""
     at = first // 2 + tl.arange(0, BLOCK_K // 2)
     to = data + outputs.to(tl.int64)[:, None] * pitch + at[None, :]
-    pair = tl.load(to, mask=(2 * at < ins)[None, :], other=0)
+    pair = tl.load(to, mask=(2 * at < in_features)[None, :], other=0)
     return tl.interleave(pair & 15, pair >> 4)
 
 
 @triton.jit
-def turned_nibbles(data, outputs, first, ins, pitch, BLOCK_K: tl.constexpr):
+def turned_nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
     """As _nibbles, for data in which the 4 × 4 matrix of 32-bit words in each 64 bytes is transposed."""
     at = first // 2 + tl.arange(0, BLOCK_K // 2)
     word = at % 64 // 4
     place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
     to = data + outputs.to(tl.int64)[:, None] * pitch + place[None, :]
-    pair = tl.load(to, mask=(2 * at < ins)[None, :], other=0)
+    pair = tl.load(to, mask=(2 * at < in_features)[None, :], other=0)
     return tl.interleave(pair & 15, pair >> 4)
 
 
 @triton.jit
 def _widen(
-    out, data, scale, zero, start, stop, outs, ins, subs, sub, pitch,
+    out, data, scale, zero, start, stop, out_features, in_features, subs, sub, pitch,
     NIBBLES: tl.constexpr, RECORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of inputs, block of outputs): writes [BLOCK_N, BLOCK_K] weights to out [stop - start, ins], which
-    has the outputs from `start` on. A block of BLOCK_K inputs lies in one record of `sub` inputs."""
+    """Program (block of inputs, block of outputs): writes [BLOCK_N, BLOCK_K] weights to out [stop - start, in_features]
+    from output `start` on. A block of BLOCK_K inputs lies in one record of `sub` inputs."""
     within = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    outputs = tl.minimum(start + within, outs - 1)
+    outputs = tl.minimum(start + within, out_features - 1)
     first = tl.program_id(0) * BLOCK_K
     k = first + tl.arange(0, BLOCK_K)
-    factor, shift = record_of(scale, zero, outputs, first // sub, outs, subs, NIBBLES, RECORDS)
+    factor, shift = record_of(scale, zero, outputs, first // sub, out_features, subs, NIBBLES, RECORDS)
     if NIBBLES:
         if RECORDS == "turned":
-            whole = turned_nibbles(data, outputs, first, ins, pitch, BLOCK_K)
+            whole = turned_nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
         else:
-            whole = _nibbles(data, outputs, first, ins, pitch, BLOCK_K)
+            whole = _nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
         weights = whole.to(tl.float32) - shift[:, None]
     else:
         to = data + outputs.to(tl.int64)[:, None] * pitch + k[None, :]
-        weights = e4m3(tl.load(to, mask=(k < ins)[None, :], other=0), tl.float32, False)
-    to = out + within.to(tl.int64)[:, None] * ins + k[None, :]
-    inside = (start + within < stop)[:, None] & (k < ins)[None, :]
+        weights = e4m3(tl.load(to, mask=(k < in_features)[None, :], other=0), tl.float32, False)
+    to = out + within.to(tl.int64)[:, None] * in_features + k[None, :]
+    inside = (start + within < stop)[:, None] & (k < in_features)[None, :]
     tl.store(to, (weights * factor[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def widened(
-    data: Tensor, scale: Tensor, zero: Tensor | None, outs: int, ins: int, sub: int, dtype: torch.dtype,
+    data: Tensor, scale: Tensor, zero: Tensor | None, out_features: int, in_features: int, sub: int, dtype: torch.dtype,
     turned: bool, nibbles: bool,
 ) -> Iterator[tuple[int, Tensor]]:  # fmt: skip
-    """Yields (first output, weights [outputs, ins] in dtype) for parts of the outputs. Each part overwrites the memory
-    of the previous one."""
-    most = max(BLOCK, AT_ONCE // ins // BLOCK * BLOCK)
-    parts = -(-outs // most)
-    size = -(-outs // parts // BLOCK) * BLOCK  # all parts have the same size, except the last one
-    out = data.new_empty(min(size, outs), ins, dtype=dtype)
-    depth = 64 if sub >= ins or sub % 64 == 0 else 32
-    for start in range(0, outs, size):
-        count = min(size, outs - start)
-        _widen[(triton.cdiv(ins, depth), triton.cdiv(count, BLOCK))](
-            out, data, scale, zero if zero is not None else scale, start, start + count, outs, ins, -(-ins // sub),
-            sub, data.stride(0), nibbles, records_of(scale, turned), BLOCK, depth, num_warps=4,
+    """Yields (first output, weights [outputs, in_features] in dtype) of one chunk of outputs after another. Each chunk
+    overwrites the memory of the previous one."""
+    most = max(BLOCK, AT_ONCE // in_features // BLOCK * BLOCK)
+    parts = -(-out_features // most)
+    size = -(-out_features // parts // BLOCK) * BLOCK  # all parts have the same size, except the last one
+    out = data.new_empty(min(size, out_features), in_features, dtype=dtype)
+    depth = 64 if sub >= in_features or sub % 64 == 0 else 32
+    for start in range(0, out_features, size):
+        count = min(size, out_features - start)
+        _widen[(triton.cdiv(in_features, depth), triton.cdiv(count, BLOCK))](
+            out, data, scale, zero if zero is not None else scale, start, start + count, out_features, in_features,
+            -(-in_features // sub), sub, data.stride(0), nibbles, records_of(scale, turned), BLOCK, depth, num_warps=4,
         )  # fmt: skip
         yield start, out[:count]

@@ -35,13 +35,19 @@ def packed(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> tor
 
 
 def int4(
-    outs: int, ins: int, random: np.random.Generator, *, shuffled: bool = False, zeros: tuple[int, int] = (1, 16)
+    out_features: int,
+    in_features: int,
+    random: np.random.Generator,
+    *,
+    shuffled: bool = False,
+    zeros: tuple[int, int] = (1, 16),
 ) -> tuple[np.ndarray, np.ndarray, torch.Tensor, np.ndarray, torch.Tensor]:
-    """(numbers [outs, ins], zero points [outs, groups], float16 scales [outs, groups], group of each input, weight)."""
-    groups = -(-ins // GROUP)
-    numbers, zero = random.integers(0, 16, (outs, ins)), random.integers(*zeros, (outs, groups))
-    scale = torch.from_numpy((random.random((outs, groups)) + 0.5) * 0.25 / ins**0.5).half()
-    group_of = np.arange(ins) // GROUP
+    """(numbers [out_features, in_features], zero points and float16 scales [out_features, groups], group of each input,
+    weight)."""
+    groups = -(-in_features // GROUP)
+    numbers, zero = random.integers(0, 16, (out_features, in_features)), random.integers(*zeros, (out_features, groups))
+    scale = torch.from_numpy((random.random((out_features, groups)) + 0.5) * 0.25 / in_features**0.5).half()
+    group_of = np.arange(in_features) // GROUP
     if shuffled:
         random.shuffle(group_of)
     weight = (torch.from_numpy(numbers - zero[:, group_of])).float() * scale.float()[:, torch.from_numpy(group_of)]
@@ -51,8 +57,10 @@ def int4(
 def gptq(version: int, shuffled: bool = False) -> Callable[..., Stored]:
     """As GPTQModel does it: version 1 is version 2 with a number taken from whole words, zero points of 0 or not."""
 
-    def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
-        numbers, zero, scale, group_of, weight = int4(outs, ins, random, shuffled=shuffled, zeros=(0, 16))
+    def make(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
+        numbers, zero, scale, group_of, weight = int4(
+            out_features, in_features, random, shuffled=shuffled, zeros=(0, 16)
+        )
         tensors = {
             "qweight": packed(numbers).t().contiguous(),
             "qzeros": packed(zero.T) - 0x11111111 * (version == 1),
@@ -64,12 +72,12 @@ def gptq(version: int, shuffled: bool = False) -> Callable[..., Stored]:
     return make
 
 
-def gptq_same_order(outs: int, ins: int, random: np.random.Generator) -> Stored:
+def gptq_same_order(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
     """Projections of one input have one order, as they come from the same calibration. As AutoGPTQ does it: one
     is taken from each zero point, and none is 0."""
-    shuffled = np.arange(ins) // GROUP
-    np.random.default_rng(ins).shuffle(shuffled)
-    numbers, zero, scale, _, _ = int4(outs, ins, random)
+    shuffled = np.arange(in_features) // GROUP
+    np.random.default_rng(in_features).shuffle(shuffled)
+    numbers, zero, scale, _, _ = int4(out_features, in_features, random)
     weight = torch.from_numpy(numbers - zero[:, shuffled]).float() * scale.float()[:, torch.from_numpy(shuffled)]
     tensors = {
         "qweight": packed(numbers).t().contiguous(),
@@ -80,8 +88,8 @@ def gptq_same_order(outs: int, ins: int, random: np.random.Generator) -> Stored:
     return tensors, weight
 
 
-def awq(outs: int, ins: int, random: np.random.Generator) -> Stored:
-    numbers, zero, scale, _, weight = int4(outs, ins, random, zeros=(0, 16))
+def awq(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
+    numbers, zero, scale, _, weight = int4(out_features, in_features, random, zeros=(0, 16))
     tensors = {
         "qweight": packed(numbers.T, AWQ_ORDER),
         "qzeros": packed(zero.T, AWQ_ORDER),
@@ -90,65 +98,69 @@ def awq(outs: int, ins: int, random: np.random.Generator) -> Stored:
     return tensors, weight
 
 
-def awq_without_zeros(outs: int, ins: int, random: np.random.Generator) -> Stored:
+def awq_without_zeros(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
     """Numbers are from -8."""
-    numbers, _, scale, _, weight = int4(outs, ins, random, zeros=(8, 9))
+    numbers, _, scale, _, weight = int4(out_features, in_features, random, zeros=(8, 9))
     return {"qweight": packed(numbers.T, AWQ_ORDER), "scales": scale.t().contiguous()}, weight
 
 
 def compressed_int4(symmetric: bool) -> Callable[..., Stored]:
-    def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
-        numbers, zero, scale, *_ = int4(outs, ins, random, zeros=(8, 9) if symmetric else (0, 16))
+    def make(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
+        numbers, zero, scale, *_ = int4(out_features, in_features, random, zeros=(8, 9) if symmetric else (0, 16))
         tensors = {
             "weight_packed": packed(numbers),
             "weight_scale": scale.bfloat16().half(),
-            "weight_shape": torch.tensor([outs, ins]),
+            "weight_shape": torch.tensor([out_features, in_features]),
         }
         if not symmetric:
             tensors["weight_zero_point"] = packed(zero.T).t().contiguous()
-        scale = tensors["weight_scale"].float().repeat_interleave(GROUP, 1)[:, :ins]
-        where = torch.from_numpy(zero).repeat_interleave(GROUP, 1)[:, :ins]
+        scale = tensors["weight_scale"].float().repeat_interleave(GROUP, 1)[:, :in_features]
+        where = torch.from_numpy(zero).repeat_interleave(GROUP, 1)[:, :in_features]
         tensors["weight_scale"] = tensors["weight_scale"].bfloat16()
         return tensors, (torch.from_numpy(numbers) - where).float() * scale
 
     return make
 
 
-def compressed_int4_order(outs: int, ins: int, random: np.random.Generator) -> Stored:
-    numbers, zero, scale, group_of, _ = int4(outs, ins, random, shuffled=True, zeros=(8, 9))
+def compressed_int4_order(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
+    numbers, zero, scale, group_of, _ = int4(out_features, in_features, random, shuffled=True, zeros=(8, 9))
     wide = scale.bfloat16()
     tensors = {
         "weight_packed": packed(numbers),
         "weight_scale": wide,
-        "weight_shape": torch.tensor([outs, ins]),
+        "weight_shape": torch.tensor([out_features, in_features]),
         "weight_g_idx": torch.from_numpy(group_of).int(),
     }
     where = torch.from_numpy(group_of)
     return tensors, torch.from_numpy(numbers - zero[:, group_of]).float() * wide.float()[:, where]
 
 
-def compressed_int8(outs: int, ins: int, random: np.random.Generator) -> Stored:
-    data = torch.from_numpy(random.integers(-127, 128, (outs, ins)).astype(np.int8))
-    scale = torch.from_numpy(random.random((outs, 1)) / 64 / ins**0.5).bfloat16()
+def compressed_int8(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
+    data = torch.from_numpy(random.integers(-127, 128, (out_features, in_features)).astype(np.int8))
+    scale = torch.from_numpy(random.random((out_features, 1)) / 64 / in_features**0.5).bfloat16()
     return {"weight": data, "weight_scale": scale}, data.float() * scale.float()
 
 
 def fp8(
     scale_name: str, shape: Callable[[int, int], tuple[int, ...]], block: tuple[int, int] = (0, 0)
 ) -> Callable[..., Stored]:
-    def make(outs: int, ins: int, random: np.random.Generator) -> Stored:
-        data = torch.from_numpy(random.standard_normal((outs, ins)) * 60).to(torch.float8_e4m3fn)
-        scale = torch.from_numpy((random.random(shape(outs, ins)) + 0.5) / 60 / ins**0.5).float()
-        spread = scale.unsqueeze(1) if scale.shape == (outs,) else scale
+    def make(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
+        data = torch.from_numpy(random.standard_normal((out_features, in_features)) * 60).to(torch.float8_e4m3fn)
+        scale = torch.from_numpy(
+            (random.random(shape(out_features, in_features)) + 0.5) / 60 / in_features**0.5
+        ).float()
+        spread = scale.unsqueeze(1) if scale.shape == (out_features,) else scale
         if any(block):
-            spread = scale.repeat_interleave(block[0], 0)[:outs].repeat_interleave(block[1], 1)[:, :ins]
+            spread = scale.repeat_interleave(block[0], 0)[:out_features].repeat_interleave(block[1], 1)[:, :in_features]
         return {"weight": data, scale_name: scale}, data.float() * spread
 
     return make
 
 
 def fp8_blocks(scale_name: str, high: int, wide: int) -> Callable[..., Stored]:
-    return fp8(scale_name, lambda outs, ins: (-(-outs // high), -(-ins // wide)), (high, wide))
+    return fp8(
+        scale_name, lambda out_features, in_features: (-(-out_features // high), -(-in_features // wide)), (high, wide)
+    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,7 @@ class Checkpoint:
     make: Callable[..., Stored]
     exact: bool = True
     model: str = "llama"
-    more: Callable[[str, int], Tensors] = field(default=lambda name, outs: {})
+    more: Callable[[str, int], Tensors] = field(default=lambda name, out_features: {})
 
     def __str__(self) -> str:
         return self.label
@@ -226,7 +238,9 @@ CHECKPOINTS = [
     Checkpoint("gptq-order", {**_GPTQ, "desc_act": True}, gptq(1, shuffled=True)),
     Checkpoint("gptq-same-order", {**_GPTQ, "desc_act": True}, gptq_same_order),
     Checkpoint("gptq-biases", _GPTQ, gptq(1), model="qwen2"),
-    Checkpoint("gptq-zero-biases", _GPTQ, gptq(1), more=lambda name, outs: {"bias": torch.zeros(outs).half()}),
+    Checkpoint(
+        "gptq-zero-biases", _GPTQ, gptq(1), more=lambda name, out_features: {"bias": torch.zeros(out_features).half()}
+    ),
     Checkpoint("awq", _AWQ, awq),
     Checkpoint(
         "awq-as-gptqmodel",
@@ -251,16 +265,20 @@ CHECKPOINTS = [
     Checkpoint("compressed-int8", _compressed("int-quantized", _INT8, _DYNAMIC), compressed_int8, exact=False),
     Checkpoint("compressed-int8-wide", _compressed("int-quantized", _INT8), compressed_int8, exact=False),
     Checkpoint(
-        "compressed-fp8", _compressed("float-quantized", _FLOAT), fp8("weight_scale", lambda outs, ins: (outs, 1))
+        "compressed-fp8",
+        _compressed("float-quantized", _FLOAT),
+        fp8("weight_scale", lambda out_features, in_features: (out_features, 1)),
     ),
     Checkpoint(
-        "compressed-fp8-flat", _compressed("float-quantized", _FLOAT), fp8("weight_scale", lambda outs, ins: (outs,))
+        "compressed-fp8-flat",
+        _compressed("float-quantized", _FLOAT),
+        fp8("weight_scale", lambda out_features, in_features: (out_features,)),
     ),
     Checkpoint(
         "compressed-fp8-tensor",
         _compressed("float-quantized", {**_FLOAT, "strategy": "tensor"}),
-        fp8("weight_scale", lambda outs, ins: (1,)),
-        more=lambda name, outs: {"input_scale": torch.ones(1)},
+        fp8("weight_scale", lambda out_features, in_features: (1,)),
+        more=lambda name, out_features: {"input_scale": torch.ones(1)},
     ),
     Checkpoint(
         "compressed-fp8-blocks",

@@ -37,8 +37,8 @@ BUDGET = LoadOptions(cache_bytes=2**20, max_rows=4, threads=1)
 FREE = 2**30
 
 
-def weight(outs: int = 33, ins: int = 165) -> torch.Tensor:
-    return torch.randn(outs, ins, generator=torch.Generator().manual_seed(3)) / ins**0.5
+def weight(out_features: int = 33, in_features: int = 165) -> torch.Tensor:
+    return torch.randn(out_features, in_features, generator=torch.Generator().manual_seed(3)) / in_features**0.5
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_int4_rounds_by_the_scale_that_is_kept() -> None:
     """Half a step of it at most, but for numbers at either end."""
     plain = weight()
     made = int4.quantise(plain)
-    nibbles = torch.stack((made.data & 15, made.data >> 4), dim=-1).flatten(-2)[:, : made.ins]
-    step = spread(made.scale.float(), made.group, made.ins)
+    nibbles = torch.stack((made.data & 15, made.data >> 4), dim=-1).flatten(-2)[:, : made.in_features]
+    step = spread(made.scale.float(), made.group, made.in_features)
     inside = (nibbles > 0) & (nibbles < 15)
     assert ((made.dense() - plain).abs() <= step * 0.5001)[inside].all()
 
@@ -114,10 +114,10 @@ def test_weights_of_different_types_share_no_product() -> None:
 
 
 def test_weights_of_another_kind_or_order_share_no_product() -> None:
-    def stored(quantise, order: list[int] | None = None, wide: bool = False, ins: int = 64) -> Loaded:
-        plain = weight(16, ins)
+    def stored(quantise, order: list[int] | None = None, wide: bool = False, in_features: int = 64) -> Loaded:
+        plain = weight(16, in_features)
         turned = None if order is None else torch.tensor(order)
-        return Loaded(16, ins, lambda start, stop: quantise(plain[start:stop]), wide=wide, order=turned)
+        return Loaded(16, in_features, lambda start, stop: quantise(plain[start:stop]), wide=wide, order=turned)
 
     def with_zeros(plain: torch.Tensor) -> Int4:
         made = int4.quantise(plain)
@@ -260,8 +260,8 @@ class TestKept:
         """As when a new version lays weights out otherwise, or the kernels are gone."""
         files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
 
-        def turned(cut, outs, dtype):
-            return changed(Ops().linear.pack_slices(cut, outs, dtype), lambda part: part.flip(0))
+        def turned(cut, out_features, dtype):
+            return changed(Ops().linear.pack_slices(cut, out_features, dtype), lambda part: part.flip(0))
 
         for pack in (Ops().linear.pack_slices, turned):
             ops = replace(Ops(), linear=replace(Ops().linear, pack_slices=pack))

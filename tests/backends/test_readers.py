@@ -43,15 +43,15 @@ class Held:
         return self.left.pop(name)
 
 
-def loaded(checkpoint: Checkpoint, outs: int, ins: int) -> tuple[Loaded, torch.Tensor]:
-    """One projection as its reader gives it, and the floats [outs, ins] that it means."""
+def loaded(checkpoint: Checkpoint, out_features: int, in_features: int) -> tuple[Loaded, torch.Tensor]:
+    """One projection as its reader gives it, and the floats [out_features, in_features] that it means."""
     config = parse_quantization(Fields({"quantization_config": dict(checkpoint.config)}, "config.json"))
     assert config is not None
-    made, meant = checkpoint.make(outs, ins, np.random.default_rng(3))
-    if "weight_packed" in made and ins % 8:  # what a writer leaves behind the last input means nothing
-        made["weight_packed"][:, -1] |= -1 << 4 * (ins % 8)
-    tensors = Held({f"p.{part}": value for part, value in (made | checkpoint.more("p", outs)).items()})
-    found = STORED[config.method](config).load(tensors, "p", outs, ins)
+    made, meant = checkpoint.make(out_features, in_features, np.random.default_rng(3))
+    if "weight_packed" in made and in_features % 8:  # what a writer leaves behind the last input means nothing
+        made["weight_packed"][:, -1] |= -1 << 4 * (in_features % 8)
+    tensors = Held({f"p.{part}": value for part, value in (made | checkpoint.more("p", out_features)).items()})
+    found = STORED[config.method](config).load(tensors, "p", out_features, in_features)
     assert tensors.left.keys() <= {"p.bias"}
     return found, meant
 
@@ -61,16 +61,16 @@ def dense(weight: object) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
-@pytest.mark.parametrize(("outs", "ins"), [(24, 40), (40, 104), (21, 37), (33, 71)])
-def test_any_outputs_of_a_weight_mean_their_floats(checkpoint: Checkpoint, outs: int, ins: int) -> None:
-    if checkpoint.label.split("-")[0] in EIGHT and outs % 8:
+@pytest.mark.parametrize(("out_features", "in_features"), [(24, 40), (40, 104), (21, 37), (33, 71)])
+def test_any_outputs_of_a_weight_mean_their_floats(checkpoint: Checkpoint, out_features: int, in_features: int) -> None:
+    if checkpoint.label.split("-")[0] in EIGHT and out_features % 8:
         pytest.skip("the format packs eight together")
-    found, meant = loaded(checkpoint, outs, ins)
+    found, meant = loaded(checkpoint, out_features, in_features)
     expected = meant if found.order is None else meant[:, found.order]
     assert found.product == max(((len(k), v) for k, v in PRODUCTS.items() if checkpoint.label.startswith(k)))[1]
     tolerance = 0.005 if found.product == "dense" else 1e-6  # rounded to bfloat16
-    for start, stop in ((0, outs), (0, 8), (8, 16), (16, outs)):
+    for start, stop in ((0, out_features), (0, 8), (8, 16), (16, out_features)):
         weight = found.rows(start, stop)
         torch.testing.assert_close(dense(weight), expected[start:stop].float(), rtol=tolerance, atol=1e-8)
-        if found.product == "int4_wide" and ins % 2:
+        if found.product == "int4_wide" and in_features % 2:
             assert not (weight.data[:, -1] >> 4).any(), "a nibble too many is 0"

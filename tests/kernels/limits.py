@@ -87,17 +87,17 @@ def _products(inputs: Callable[..., Make], groups: tuple[int, ...] = ()) -> Iter
     own = groups[:1]
     for rows in (8, 9, 15, 16, 17):
         yield f"rows-{rows}", inputs(rows, 256, 40, *own)
-    for ins in (7, 8, 9, 120, 128, 136):
-        yield f"inputs-{ins}", inputs(3, ins, 40, *own)
-    for rows, ins in ((1, 16384), (1, 16416), (8, 2048), (8, 2080), (16, 4096)):
-        yield f"rows-{rows}-inputs-{ins}", inputs(rows, ins, 24, *own)
+    for in_features in (7, 8, 9, 120, 128, 136):
+        yield f"inputs-{in_features}", inputs(3, in_features, 40, *own)
+    for rows, in_features in ((1, 16384), (1, 16416), (8, 2048), (8, 2080), (16, 4096)):
+        yield f"rows-{rows}-inputs-{in_features}", inputs(rows, in_features, 24, *own)
     for group in groups:
         yield f"group-{group}", inputs(9, 384, 40, group)
         yield f"one-row-of-groups-{group}", inputs(1, 384, 40, group)
 
 
-def _fp8(rows: int, ins: int, outs: int, group: int) -> Make:
-    return linear_fp8._inputs(rows, ins, outs, ins if group == 0 else group)
+def _fp8(rows: int, in_features: int, out_features: int, group: int) -> Make:
+    return linear_fp8._inputs(rows, in_features, out_features, in_features if group == 0 else group)
 
 
 def _layers() -> Iterator[tuple[str, Make]]:

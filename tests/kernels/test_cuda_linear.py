@@ -39,20 +39,26 @@ def linear() -> Linear:
     return Linear(**products, pack_slices=ours.pack_slices)
 
 
-def weight_of(op: str, outs: int, ins: int, group: int, generator: torch.Generator) -> Weight:
-    groups = -(-ins // group)
+def weight_of(op: str, out_features: int, in_features: int, group: int, generator: torch.Generator) -> Weight:
+    groups = -(-in_features // group)
     if op == "dense":
-        return (torch.randn(outs, ins, generator=generator) / ins**0.5).bfloat16()
+        return (torch.randn(out_features, in_features, generator=generator) / in_features**0.5).bfloat16()
     if op == "int8":
-        data = torch.randint(-127, 128, (outs, ins), generator=generator).to(torch.int8)
-        return Int8(data, torch.rand(outs, generator=generator) / (64.0 * ins**0.5))
+        data = torch.randint(-127, 128, (out_features, in_features), generator=generator).to(torch.int8)
+        return Int8(data, torch.rand(out_features, generator=generator) / (64.0 * in_features**0.5))
     if op == "fp8":
-        data = (torch.randn(outs, ins, generator=generator) * 100.0).clamp(-448.0, 448.0)
-        scale = torch.rand(outs, groups, generator=generator) / (100.0 * ins**0.5)
+        data = (torch.randn(out_features, in_features, generator=generator) * 100.0).clamp(-448.0, 448.0)
+        scale = torch.rand(out_features, groups, generator=generator) / (100.0 * in_features**0.5)
         return Fp8(data.to(torch.float8_e4m3fn), scale, group)
-    data = torch.randint(0, 256, (outs, -(-ins // 2)), generator=generator).to(torch.uint8)
-    scale = (torch.rand(outs, groups, generator=generator) / (4.0 * ins**0.5)).half()
-    return Int4(data, scale, torch.randint(0, 17, (outs, groups), generator=generator).to(torch.uint8), group, ins)
+    data = torch.randint(0, 256, (out_features, -(-in_features // 2)), generator=generator).to(torch.uint8)
+    scale = (torch.rand(out_features, groups, generator=generator) / (4.0 * in_features**0.5)).half()
+    return Int4(
+        data,
+        scale,
+        torch.randint(0, 17, (out_features, groups), generator=generator).to(torch.uint8),
+        group,
+        in_features,
+    )
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
@@ -82,10 +88,17 @@ def test_random_shapes(linear: Linear, op: str) -> None:
     draw, generator = random.Random(op), torch.Generator().manual_seed(1)
     torch.use_deterministic_algorithms(True)
     for _ in range(60):
-        rows, outs, ins = draw.choice([*range(1, 18), 40]), draw.randint(1, 700), 8 * draw.randint(1, 300)
-        group = draw.choice([32, 64, 128, 256]) if op.startswith("int4") else draw.choice([64, 128, ins])
-        weight, x = weight_of(op, outs, ins, group, generator), torch.randn(rows, ins, generator=generator).bfloat16()
-        bias = torch.randn(outs, generator=generator) if draw.random() < 0.3 else None
+        rows, out_features, in_features = (
+            draw.choice([*range(1, 18), 40]),
+            draw.randint(1, 700),
+            8 * draw.randint(1, 300),
+        )
+        group = draw.choice([32, 64, 128, 256]) if op.startswith("int4") else draw.choice([64, 128, in_features])
+        weight, x = (
+            weight_of(op, out_features, in_features, group, generator),
+            torch.randn(rows, in_features, generator=generator).bfloat16(),
+        )
+        bias = torch.randn(out_features, generator=generator) if draw.random() < 0.3 else None
         expected = getattr(Ops().linear, op)(x.double(), moved(weight, "cpu", wide=True), bias, torch.float64)
         packed = linear.pack(moved(weight, "cuda"), torch.bfloat16)
         shift = None if bias is None else bias.cuda()
@@ -103,26 +116,28 @@ def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None
     from localllm.kernels.cuda.linear import INT4_WIDE, few_rows
 
     generator = torch.Generator().manual_seed(2)
-    for outs, ins in ((1024, 2048), (776, 4096), (6144, 1024)):
-        weight = linear.pack(moved(weight_of(op, outs, ins, 128, generator), "cuda"), torch.bfloat16)
+    for out_features, in_features in ((1024, 2048), (776, 4096), (6144, 1024)):
+        weight = linear.pack(moved(weight_of(op, out_features, in_features, 128, generator), "cuda"), torch.bfloat16)
         rest = weight, None, torch.bfloat16, INT4_WIDE if op == "int4_wide" else None
-        x = torch.randn(16, ins, generator=generator).bfloat16().cuda()
+        x = torch.randn(16, in_features, generator=generator).bfloat16().cuda()
         whole = few_rows(x, *rest)
         for rows in (1, 2, 5, 8, 9):
             assert torch.equal(few_rows(x[:rows], *rest), whole[:rows])
 
 
 @pytest.mark.parametrize(("op", "group"), [("dense", 64), ("int8", 64), ("int4", 32), ("int4", 64), ("int4", 128)])
-@pytest.mark.parametrize(("outs", "ins"), [(40016, 520), (1000, 14336), (77, 8192), (4096, 4096)])
-def test_one_row_has_the_bits_that_it_has_among_two(linear: Linear, op: str, group: int, outs: int, ins: int) -> None:
+@pytest.mark.parametrize(("out_features", "in_features"), [(40016, 520), (1000, 14336), (77, 8192), (4096, 4096)])
+def test_one_row_has_the_bits_that_it_has_among_two(
+    linear: Linear, op: str, group: int, out_features: int, in_features: int
+) -> None:
     """One row has kernels of its own (one_row*.cu): blocks with many tiles, long rows, ragged ends."""
     from localllm.kernels.cuda.linear import few_rows
 
     generator = torch.Generator().manual_seed(6)
-    weight = linear.pack(moved(weight_of(op, outs, ins, group, generator), "cuda"), torch.bfloat16)
-    x = torch.randn(2, ins, generator=generator).bfloat16().cuda()
-    bias = torch.randn(outs, generator=generator).cuda()
-    for gate in (-1, 0) if outs % 16 == 0 else (-1,):
+    weight = linear.pack(moved(weight_of(op, out_features, in_features, group, generator), "cuda"), torch.bfloat16)
+    x = torch.randn(2, in_features, generator=generator).bfloat16().cuda()
+    bias = torch.randn(out_features, generator=generator).cuda()
+    for gate in (-1, 0) if out_features % 16 == 0 else (-1,):
         both = few_rows(x, weight, bias, torch.bfloat16, None, gate=gate)
         for _ in range(5):  # what one call leaves in shared memory is nothing to the next
             assert torch.equal(few_rows(x[:1], weight, bias, torch.bfloat16, None, gate=gate), both[:1])
@@ -182,15 +197,15 @@ def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
 
 
 @pytest.mark.parametrize("op", ["dense", "int8", "int4", "fp8"])
-@pytest.mark.parametrize(("rows", "ins"), [(1, 1024), (3, 1024), (8, 1024), (1, 5120), (1, 8192)])
-def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int, ins: int) -> None:
+@pytest.mark.parametrize(("rows", "in_features"), [(1, 1024), (3, 1024), (8, 1024), (1, 5120), (1, 8192)])
+def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int, in_features: int) -> None:
     from localllm.kernels.cuda.linear import few_rows
 
     generator = torch.Generator().manual_seed(4)
-    weight = weight_of(op, 2 * 344, ins, 128, generator)
+    weight = weight_of(op, 2 * 344, in_features, 128, generator)
     packed = linear.pack(moved(weight, "cuda"), torch.bfloat16)
-    x, stream = (torch.randn(rows, ins, generator=generator).bfloat16().cuda() for _ in range(2))
-    norm = torch.rand(ins, generator=generator).bfloat16().cuda()
+    x, stream = (torch.randn(rows, in_features, generator=generator).bfloat16().cuda() for _ in range(2))
+    norm = torch.rand(in_features, generator=generator).bfloat16().cuda()
     found, after = few_rows(x, packed, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream, gate=0)
     held, summed = add_rms_norm(x, stream.clone(), norm, 1e-6)
     expected = silu_and_mul(getattr(linear, op)(held, packed))

@@ -104,16 +104,24 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(f"localllm.kernels.cuda.{name}".rstrip("."))
 
 
-def weight_of(op: str, ins: int = 256, outs: int = 48, group: int = 64) -> Any:
-    groups = -(-ins // group)
+def weight_of(op: str, in_features: int = 256, out_features: int = 48, group: int = 64) -> Any:
+    groups = -(-in_features // group)
     if op == "int8":
-        return Int8(torch.ones(outs, ins, dtype=torch.int8), torch.ones(outs))
+        return Int8(torch.ones(out_features, in_features, dtype=torch.int8), torch.ones(out_features))
     if op == "fp8":
-        return Fp8(torch.ones(outs, ins).to(torch.float8_e4m3fn), torch.ones(outs, groups), group)
+        return Fp8(
+            torch.ones(out_features, in_features).to(torch.float8_e4m3fn), torch.ones(out_features, groups), group
+        )
     if op.startswith("int4"):
-        data = torch.ones(outs, -(-ins // 2), dtype=torch.uint8)
-        return Int4(data, torch.ones(outs, groups).half(), torch.ones(outs, groups, dtype=torch.uint8), group, ins)
-    return torch.ones(outs, ins, dtype=torch.bfloat16)
+        data = torch.ones(out_features, -(-in_features // 2), dtype=torch.uint8)
+        return Int4(
+            data,
+            torch.ones(out_features, groups).half(),
+            torch.ones(out_features, groups, dtype=torch.uint8),
+            group,
+            in_features,
+        )
+    return torch.ones(out_features, in_features, dtype=torch.bfloat16)
 
 
 class TestProducts:

@@ -54,19 +54,19 @@ def test_a_row_has_the_same_bits_in_any_company(stored: torch.dtype, dtype: torc
 
 
 @pytest.mark.parametrize("stored", TYPES)
-@pytest.mark.parametrize(("outs", "ins"), [(1, 1), (32, 32), (33, 31), (70, 65)])
-def test_packed_weights_lie_as_the_layout_says(stored: torch.dtype, outs: int, ins: int) -> None:
-    weight = numbers(outs, ins, dtype=stored)
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (32, 32), (33, 31), (70, 65)])
+def test_packed_weights_lie_as_the_layout_says(stored: torch.dtype, out_features: int, in_features: int) -> None:
+    weight = numbers(out_features, in_features, dtype=stored)
     packed = cpu.OPS.linear.pack(weight, stored).data.view(stored)
-    panels = -(-outs // PANEL)
-    if stored == torch.float32:  # [panel][ins][32]
+    panels = -(-out_features // PANEL)
+    if stored == torch.float32:  # [panel][in_features][32]
         found = packed.view(panels, -1, PANEL).transpose(1, 2)
-    else:  # [panel][ins / 2][32][2]
+    else:  # [panel][in_features / 2][32][2]
         found = packed.view(panels, -1, PANEL, 2).transpose(1, 2).flatten(2)
     found = found.reshape(panels * PANEL, -1)
-    assert torch.equal(found[:outs, :ins], weight)
-    assert not found[outs:].any()
-    assert not found[:, ins:].any()
+    assert torch.equal(found[:out_features, :in_features], weight)
+    assert not found[out_features:].any()
+    assert not found[:, in_features:].any()
 
 
 @pytest.mark.parametrize("stored", TYPES)
@@ -75,7 +75,7 @@ def test_rows_that_lie_apart_are_read_and_written_there(stored: torch.dtype) -> 
     out = torch.full((40, 60), 7.0)
     packed = cpu.OPS.linear.pack(weight, torch.float32)
     x, found = whole[:, 13:74], out[:, 9:54]
-    torch.ops.localllm.linear(found, x, packed.data, None, packed.format, packed.ins, packed.group, False)
+    torch.ops.localllm.linear(found, x, packed.data, None, packed.format, packed.in_features, packed.group, False)
     torch.testing.assert_close(found, x @ weight.float().T, rtol=0.0, atol=1e-4)
     assert (out[:, :9] == 7.0).all()
     assert (out[:, 54:] == 7.0).all()

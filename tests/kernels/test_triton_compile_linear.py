@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 CONSUMER = 99 << 10  # bytes of shared memory of a program on GPUs that are sold to people
 ALL = [Target("cuda", 86, 32, CONSUMER), Target("cuda", 89, 32, CONSUMER), *TARGETS]
 NUMBERS = dict.fromkeys(
-    ("rows", "outs", "ins", "subs", "sub", "x_stride", "pitch", "start", "stop", "share"),
+    ("rows", "out_features", "in_features", "subs", "sub", "x_stride", "pitch", "start", "stop", "share"),
     "i32",
 )
-EVEN = frozenset(("outs", "ins", "subs", "sub", "x_stride", "pitch", "share"))
+EVEN = frozenset(("out_features", "in_features", "subs", "sub", "x_stride", "pitch", "share"))
 PLAIN, ACROSS = {"scale": "*fp16", "zero": "*u8"}, {"scale": "*i32", "zero": "*i32"}
 FP32 = {"scale": "*fp32", "zero": "*fp32"}
 RECORDS: dict[str, tuple[dict[str, str], bool, str]] = {  # types of scale and zero point, whether int4, RECORDS
@@ -82,7 +82,7 @@ def widening(label: str) -> Build:
 
 
 def rounding() -> Iterator[Build]:
-    numbers = dict.fromkeys(("rows", "ins", "outs", "x_stride"), "i32")
+    numbers = dict.fromkeys(("rows", "in_features", "out_features", "x_stride"), "i32")
     floats = dict.fromkeys(("scales", "row_scale", "scale", "bias"), "*fp32")
     shared = {**numbers, **floats, "x": "*bf16"}
     of_rows, of_groups, back = (getattr(round_rows, name) for name in ("_round_rows", "_round_groups", "_scale_back"))

@@ -68,21 +68,21 @@ def test_op_equals_reference(case: Case, dtype: torch.dtype, packed: bool) -> No
     )
 
 
-def weight_of(op: str, outs: int, ins: int, group: int, generator: torch.Generator) -> Weight:
+def weight_of(op: str, out_features: int, in_features: int, group: int, generator: torch.Generator) -> Weight:
     """Asymmetric where it may be; the values that a format can hold, all of them."""
-    groups = -(-ins // group)
-    scale = torch.rand(outs, groups, generator=generator) / ins**0.5 + 1e-4
-    data = torch.randint(0, 256, (outs, ins), generator=generator).to(torch.uint8)
+    groups = -(-in_features // group)
+    scale = torch.rand(out_features, groups, generator=generator) / in_features**0.5 + 1e-4
+    data = torch.randint(0, 256, (out_features, in_features), generator=generator).to(torch.uint8)
     if op == "int8":
         return Int8(data.view(torch.int8).clamp(min=-127), scale[:, 0])
     if op == "fp8":
         data[(data & 0x7F) == 0x7F] = 0  # NaN
         return Fp8(data.view(torch.float8_e4m3fn), scale, group)
-    nibbles = data[:, : -(-ins // 2)].contiguous()
-    if ins % 2:
+    nibbles = data[:, : -(-in_features // 2)].contiguous()
+    if in_features % 2:
         nibbles[:, -1] &= 15
-    zero = torch.randint(0, 17, (outs, groups), generator=generator).to(torch.uint8)
-    return Int4(nibbles, scale.half(), zero, group, ins)
+    zero = torch.randint(0, 17, (out_features, groups), generator=generator).to(torch.uint8)
+    return Int4(nibbles, scale.half(), zero, group, in_features)
 
 
 def compared(op: str, weight: Weight, x: Tensor, **options: Any) -> None:
@@ -101,7 +101,7 @@ def compared(op: str, weight: Weight, x: Tensor, **options: Any) -> None:
     assert torch.equal(found, again), "shares of the inputs are added in one order"
 
 
-SHAPES = [  # op, outs, ins, group: blocks that are whole, and that are not; records of every length; many shares
+SHAPES = [  # op, out_features, in_features, group: full and partial blocks; records of every length; many shares
     *(("int4", 33, 256, group) for group in (32, 64)),
     ("int4", 130, 256, 128),
     ("int4_wide", 40, 600, 64),
@@ -127,15 +127,15 @@ DEEP = [
     "dtype", [pytest.param(dtype, id=str(dtype), marks=SLOW if dtype == torch.float16 else []) for dtype in DTYPES]
 )
 @pytest.mark.parametrize(
-    ("op", "outs", "ins", "group"), [*SHAPES, *(pytest.param(*shape, marks=SLOW) for shape in DEEP)]
+    ("op", "out_features", "in_features", "group"), [*SHAPES, *(pytest.param(*shape, marks=SLOW) for shape in DEEP)]
 )
-def test_few_rows_of_every_shape(op: str, outs: int, ins: int, group: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(outs * ins)
-    weight = weight_of(op, outs, ins, group, generator)
+def test_few_rows_of_every_shape(op: str, out_features: int, in_features: int, group: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(out_features * in_features)
+    weight = weight_of(op, out_features, in_features, group, generator)
     for rows in (1, 16):
-        compared(op, weight, torch.randn(rows, ins, generator=generator).to(dtype))
-    bias = torch.randn(outs, generator=generator)
-    compared(op, weight, torch.randn(2, ins, generator=generator).to(dtype), bias=bias, dtype=torch.float32)
+        compared(op, weight, torch.randn(rows, in_features, generator=generator).to(dtype))
+    bias = torch.randn(out_features, generator=generator)
+    compared(op, weight, torch.randn(2, in_features, generator=generator).to(dtype), bias=bias, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
@@ -176,10 +176,10 @@ def test_what_the_kernel_does_not_cover_is_left_to_the_reference(op: str) -> Non
         packed = linear.pack_slices([weight], 5, torch.float32)
         assert torch.equal(getattr(linear, op)(x, packed), reference(x, weight))
     if op == "int8":
-        for ins in (few_rows.MOST_INS, few_rows.MOST_INS + 256):
-            wide = Int8(torch.full((2, ins), 127, dtype=torch.int8), torch.ones(2))
-            found = linear.int8(torch.ones(1, ins, device=DEVICE), moved(wide, DEVICE))
-            torch.testing.assert_close(found.cpu(), torch.full((1, 2), 127.0 * ins), rtol=1e-3, atol=0.0)
+        for in_features in (few_rows.MOST_INS, few_rows.MOST_INS + 256):
+            wide = Int8(torch.full((2, in_features), 127, dtype=torch.int8), torch.ones(2))
+            found = linear.int8(torch.ones(1, in_features, device=DEVICE), moved(wide, DEVICE))
+            torch.testing.assert_close(found.cpu(), torch.full((1, 2), 127.0 * in_features), rtol=1e-3, atol=0.0)
         empty = Int8(torch.zeros(4, 0, dtype=torch.int8), torch.ones(4))
         assert torch.equal(linear.int8(torch.zeros(2, 0), empty, torch.ones(4)), torch.ones(2, 4))
     for shape in ((0, 64), (2, 0, 64)):
@@ -206,15 +206,15 @@ def test_weights_as_the_library_packs_them(group: int, rows: int) -> None:
     """Nibbles turned in each 64 bytes, records in blocks of eight outputs (kernels/cuda/linear.py)."""
     from localllm.kernels.triton import linear
 
-    outs, ins, generator = 72, 384, torch.Generator().manual_seed(group)
-    weight = weight_of("int4", outs, ins, group, generator)
+    out_features, in_features, generator = 72, 384, torch.Generator().manual_seed(group)
+    weight = weight_of("int4", out_features, in_features, group, generator)
     assert isinstance(weight, Int4)
-    words = weight.data.view(outs, -1, 4, 4, 4).transpose(2, 3).reshape(outs, -1)
+    words = weight.data.view(out_features, -1, 4, 4, 4).transpose(2, 3).reshape(out_features, -1)
     pairs = (weight.scale.view(torch.int16).int() & 0xFFFF) | (weight.zero.int() << 16)
     records = pairs.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
-    x = torch.randn(rows, ins, generator=generator)
+    x = torch.randn(rows, in_features, generator=generator)
     given = [one.to(DEVICE) for one in (x, words, records)]
-    found = linear.product(*given, None, None, None, outs, group, turned=True, nibbles=True)
+    found = linear.product(*given, None, None, None, out_features, group, turned=True, nibbles=True)
     expected = x.double() @ weight.dense().double().t()
     torch.testing.assert_close(found.cpu().double(), expected, rtol=0.0, atol=2e-5 * expected.abs().max().item())
 

@@ -62,7 +62,9 @@ def computing(model: Model) -> Iterator[None]:
 torch.library.define(
     "localllm_graphs::attend", "(Tensor(a!) qkv, Tensor cos, Tensor sin, Tensor(b!) out, int site) -> ()"
 )
-torch.library.define("localllm_graphs::product", "(Tensor x, Tensor weight, int outs, ScalarType dtype) -> Tensor")
+torch.library.define(
+    "localllm_graphs::product", "(Tensor x, Tensor weight, int out_features, ScalarType dtype) -> Tensor"
+)
 
 
 @torch.library.register_fake("localllm_graphs::attend")  # type: ignore[untyped-decorator]
@@ -71,14 +73,14 @@ def _(qkv: Tensor, cos: Tensor, sin: Tensor, out: Tensor, site: int) -> None:
 
 
 @torch.library.impl("localllm_graphs::product", "default")
-def _product(x: Tensor, weight: Tensor, outs: int, dtype: torch.dtype) -> Tensor:
+def _product(x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype) -> Tensor:
     model = _MODEL.get()
     return model.products[weight.data_ptr()](x, model.ops, dtype=dtype)
 
 
 @torch.library.register_fake("localllm_graphs::product")  # type: ignore[untyped-decorator]
-def _(x: Tensor, weight: Tensor, outs: int, dtype: torch.dtype) -> Tensor:
-    return x.new_empty((*x.shape[:-1], outs), dtype=dtype)
+def _(x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
 
 attend = torch.ops.localllm_graphs.attend.default

@@ -158,8 +158,8 @@ class _Tracing:
                 return linear.dense(x, weight, bias, dtype)
             first = parts(weight)[0]
             self.products[first.data_ptr()] = Product(name, weight, bias)
-            outs = len(first) if first.dim() == 2 else weight.outs
-            output: Tensor = opaque.product(x, first, outs, dtype or x.dtype)
+            out_features = len(first) if first.dim() == 2 else weight.out_features
+            output: Tensor = opaque.product(x, first, out_features, dtype or x.dtype)
             return output
 
         return product

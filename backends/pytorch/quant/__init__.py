@@ -36,11 +36,11 @@ EIGHT = 8  # smallest number of outputs to load: some formats pack eight outputs
 class Loaded(NamedTuple):
     """A weight in the format of its product, converted by slices of outputs: the whole weight is never in memory."""
 
-    outs: int
-    ins: int
+    out_features: int
+    in_features: int
     rows: Callable[[int, int], Weight]  # outputs start … stop, multiples of EIGHT or the end; may raise ModelRefused
     wide: bool = False  # int4: activations are not rounded, as the checkpoint expects
-    order: Tensor | None = None  # [ins] int64: permutation of the inputs; None: natural order
+    order: Tensor | None = None  # [in_features] int64: permutation of the inputs; None: natural order
 
     @property
     def product(self) -> str:
@@ -63,7 +63,7 @@ class Loaded(NamedTuple):
         return _kind(self._sample()) == _kind(other._sample())
 
     def _sample(self) -> Weight:
-        return self.rows(0, min(EIGHT, self.outs))
+        return self.rows(0, min(EIGHT, self.out_features))
 
 
 class Scheme(Protocol):
@@ -74,8 +74,10 @@ class Scheme(Protocol):
         """Whether the files may have a bias of zeros for a projection that has no bias in the model."""
         ...
 
-    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
-        """The weight [outs, ins] of the projection `name` ("model.layers.0.mlp.up_proj"). Raises ModelRefused.
+    def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
+        """The weight [out_features, in_features] of the projection `name` ("model.layers.0.mlp.up_proj").
+
+        Raises ModelRefused.
 
         `rows` of the result must read mapped tensors in the order of outputs: the caller releases the pages of the
         file between two calls. Other tensors must be copied.
@@ -85,18 +87,18 @@ class Scheme(Protocol):
 
 def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
     """Slices of the weights, joined along the outputs, for linear.pack_slices. A slice may span two weights."""
-    total = sum(weight.outs for weight in loaded)
-    ins = loaded[0].ins
-    step = max(1, AT_ONCE // max(1, ins) // PANEL) * PANEL
+    total = sum(weight.out_features for weight in loaded)
+    in_features = loaded[0].in_features
+    step = max(1, AT_ONCE // max(1, in_features) // PANEL) * PANEL
     for start in range(0, total, step):
         pieces = []
         offset = 0
         for weight in loaded:
             begin = max(0, start - offset)
-            end = min(weight.outs, start + step - offset)
+            end = min(weight.out_features, start + step - offset)
             if begin < end:
                 pieces.append(weight.rows(begin, end))
-            offset += weight.outs
+            offset += weight.out_features
         yield _joined(pieces)
 
 

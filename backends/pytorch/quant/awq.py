@@ -1,7 +1,8 @@
 """AWQ checkpoints (Lin et al., 2023), 4 bits, in the layout of AutoAWQ's "gemm" kernels.
 
-qweight [ins, outs / 8] int32, qzeros [groups, outs / 8] int32    eight outputs a word: 0 2 4 6 1 3 5 7, low bits first
-scales [groups, outs] float16
+qweight [in_features, out_features / 8] int32    eight outputs a word: 0 2 4 6 1 3 5 7, low bits first
+qzeros [groups, out_features / 8] int32          as qweight
+scales [groups, out_features] float16
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ class Awq:
     config: Quantization
     zero_biases: bool = False
 
-    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+    def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight"):
-            return Floats().load(tensors, name, outs, ins)
-        if outs % 8:
-            raise ModelRefused(f"{name}: AWQ packs groups of 8 outputs, but the weight has {outs}")
-        group = self.config.group or -(-ins // 32) * 32
-        groups = -(-ins // group)
+            return Floats().load(tensors, name, out_features, in_features)
+        if out_features % 8:
+            raise ModelRefused(f"{name}: AWQ packs groups of 8 outputs, but the weight has {out_features}")
+        group = self.config.group or -(-in_features // 32) * 32
+        groups = -(-in_features // group)
         # A copy: a slice of outputs is strided in the file.
-        packed = tensors.read(f"{name}.qweight", (ins, outs // 8), ("I32",)).clone()
-        scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
+        packed = tensors.read(f"{name}.qweight", (in_features, out_features // 8), ("I32",)).clone()
+        scales = tensors.read(f"{name}.scales", (groups, out_features), STORED)
         check_finite(f"{name}.scales", scales)
         if self.config.symmetric:
-            zero = torch.full((outs, groups), 8, dtype=torch.uint8)
+            zero = torch.full((out_features, groups), 8, dtype=torch.uint8)
         else:
-            zeros = tensors.read(f"{name}.qzeros", (groups, outs // 8), ("I32",))
+            zeros = tensors.read(f"{name}.qzeros", (groups, out_features // 8), ("I32",))
             zero = unpacked(zeros, ORDER).t().contiguous()
         scale = half_scales(f"{name}.scales", scales.t().contiguous())
 
         def rows(start: int, stop: int) -> Int4:
             nibbles = unpacked(packed[:, start // 8 : stop // 8], ORDER).t().contiguous()
-            return Int4(paired(nibbles), scale[start:stop], zero[start:stop], group, ins)
+            return Int4(paired(nibbles), scale[start:stop], zero[start:stop], group, in_features)
 
-        return Loaded(outs, ins, rows, wide=True)
+        return Loaded(out_features, in_features, rows, wide=True)

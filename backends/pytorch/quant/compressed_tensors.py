@@ -1,9 +1,10 @@
 """compressed-tensors checkpoints, as llm-compressor writes them.
 
-int4  weight_packed [outs, ins / 8] int32, eight inputs a word; weight_scale [outs, groups];
-      weight_zero_point [outs / 8, groups] int32, eight outputs a word; weight_g_idx [ins]; weight_shape [2]
-int8  weight [outs, ins] int8, weight_scale [outs, 1] or [1]
-fp8   weight [outs, ins] e4m3, weight_scale [outs, 1], [1] or [blocks, blocks]
+int4  weight_packed [out_features, in_features / 8] int32, eight inputs a word; weight_scale [out_features, groups];
+      weight_zero_point [out_features / 8, groups] int32, eight outputs a word; weight_g_idx [in_features];
+      weight_shape [2]
+int8  weight [out_features, in_features] int8, weight_scale [out_features, 1] or [1]
+fp8   weight [out_features, in_features] e4m3, weight_scale [out_features, 1], [1] or [blocks, blocks]
 """
 
 from __future__ import annotations
@@ -29,49 +30,53 @@ class CompressedTensors:
     config: Quantization
     zero_biases: bool = False
 
-    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+    def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight") in STORED:
-            return Floats().load(tensors, name, outs, ins)
+            return Floats().load(tensors, name, out_features, in_features)
         match self.config.format:
             case "int4":
-                return self._int4(tensors, name, outs, ins)
+                return self._int4(tensors, name, out_features, in_features)
             case "int8":
-                return self._int8(tensors, name, outs, ins)
-        return read_fp8(tensors, name, outs, ins, self.config, "weight_scale")
+                return self._int8(tensors, name, out_features, in_features)
+        return read_fp8(tensors, name, out_features, in_features, self.config, "weight_scale")
 
-    def _int4(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
-        group = self.config.group or -(-ins // 32) * 32
-        groups = -(-ins // group)
-        packed = tensors.read(f"{name}.weight_packed", (outs, -(-ins // 8)), ("I32",))
-        scale = tensors.read(f"{name}.weight_scale", (outs, groups), STORED)
+    def _int4(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
+        group = self.config.group or -(-in_features // 32) * 32
+        groups = -(-in_features // group)
+        packed = tensors.read(f"{name}.weight_packed", (out_features, -(-in_features // 8)), ("I32",))
+        scale = tensors.read(f"{name}.weight_scale", (out_features, groups), STORED)
         check_finite(f"{name}.weight_scale", scale)
         if f"{name}.weight_shape" in tensors:
             shape = tensors.read(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
-            if shape != [outs, ins]:
-                raise ModelRefused(f"{name}.weight_shape is {shape}, but config.json needs {[outs, ins]}")
-        zero = torch.full((outs, groups), 8, dtype=torch.uint8)
+            if shape != [out_features, in_features]:
+                raise ModelRefused(
+                    f"{name}.weight_shape is {shape}, but config.json needs {[out_features, in_features]}"
+                )
+        zero = torch.full((out_features, groups), 8, dtype=torch.uint8)
         if not self.config.symmetric:
-            zeros = tensors.read(f"{name}.weight_zero_point", (-(-outs // 8), groups), ("I32",))
-            zero = unpacked(zeros.t().contiguous())[:, :outs].t().contiguous()
+            zeros = tensors.read(f"{name}.weight_zero_point", (-(-out_features // 8), groups), ("I32",))
+            zero = unpacked(zeros.t().contiguous())[:, :out_features].t().contiguous()
         halves = half_scales(f"{name}.weight_scale", scale)
         order = None
         if self.config.act_order or f"{name}.weight_g_idx" in tensors:
-            order = grouped(f"{name}.weight_g_idx", tensors.read(f"{name}.weight_g_idx", (ins,), ("I32", "I64")), group)
+            order = grouped(
+                f"{name}.weight_g_idx", tensors.read(f"{name}.weight_g_idx", (in_features,), ("I32", "I64")), group
+            )
 
         def rows(start: int, stop: int) -> Int4:
             # Little-endian: a byte has two inputs, the even one in its low bits.
-            data = packed[start:stop].view(torch.uint8)[:, : -(-ins // 2)]
-            if ins % 2:
+            data = packed[start:stop].view(torch.uint8)[:, : -(-in_features // 2)]
+            if in_features % 2:
                 data = data.clone()
                 data[:, -1] &= 15
-            weight = Int4(data, halves[start:stop], zero[start:stop], group, ins)
+            weight = Int4(data, halves[start:stop], zero[start:stop], group, in_features)
             return weight if order is None else sorted_inputs(weight, order)
 
-        return Loaded(outs, ins, rows, wide=True, order=order)
+        return Loaded(out_features, in_features, rows, wide=True, order=order)
 
-    def _int8(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
-        data = tensors.read(f"{name}.weight", (outs, ins), ("I8",))
-        scale = scales(tensors, f"{name}.weight_scale", outs)
+    def _int8(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
+        data = tensors.read(f"{name}.weight", (out_features, in_features), ("I8",))
+        scale = scales(tensors, f"{name}.weight_scale", out_features)
 
         def rows(start: int, stop: int) -> Weight:
             if self.config.rounds_activations:
@@ -79,4 +84,4 @@ class CompressedTensors:
             wide: Tensor = (data[start:stop].float() * scale[start:stop]).bfloat16()
             return wide
 
-        return Loaded(outs, ins, rows)
+        return Loaded(out_features, in_features, rows)

@@ -23,15 +23,15 @@ class Floats:
     quantise: Callable[[Tensor], Weight] | None = None
     zero_biases: bool = False
 
-    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
-        weight = tensors.read(f"{name}.weight", (outs, ins), STORED)
+    def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
+        weight = tensors.read(f"{name}.weight", (out_features, in_features), STORED)
 
         def rows(start: int, stop: int) -> Weight:
             part = weight[start:stop]
             check_finite(f"{name}.weight", part)
             return part if self.quantise is None else self.quantise(part)
 
-        return Loaded(outs, ins, rows)
+        return Loaded(out_features, in_features, rows)
 
 
 def check_finite(name: str, values: Tensor) -> None:

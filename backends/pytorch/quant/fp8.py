@@ -11,7 +11,7 @@ LARGEST = 448.0
 
 
 def quantise(weight: Tensor) -> Fp8:
-    """weight [outs, ins] of any float type, finite. Rounded to nearest, ties to even."""
+    """weight [out_features, in_features] of any float type, finite. Rounded to nearest, ties to even."""
     wide = weight.float()
     scale = wide.abs().amax(1, keepdim=True) / LARGEST
     data = (wide / scale.clamp(min=1e-30)).clamp_(-LARGEST, LARGEST)

@@ -1,7 +1,7 @@
 """fp8 checkpoints (e4m3): one scale per block of outputs and inputs, per output, or per weight.
 
-weight [outs, ins] e4m3; weight_scale_inv [blocks, blocks], [outs, 1] or [1]: despite its name, the values are
-multiplied by it.
+weight [out_features, in_features] e4m3; weight_scale_inv [blocks, blocks], [out_features, 1] or [1]: despite its name,
+the values are multiplied by it.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ class Fp8Stored:
     config: Quantization
     zero_biases: bool = False
 
-    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+    def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight") in STORED:
-            return Floats().load(tensors, name, outs, ins)
+            return Floats().load(tensors, name, out_features, in_features)
         other_name = f"{name}.weight_scale_inv" not in tensors and f"{name}.weight_scale" in tensors
         scale = "weight_scale" if other_name else "weight_scale_inv"
-        return read_fp8(tensors, name, outs, ins, self.config, scale)
+        return read_fp8(tensors, name, out_features, in_features, self.config, scale)
 
 
-def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantization, scale_name: str) -> Loaded:
+def read_fp8(
+    tensors: Tensors, name: str, out_features: int, in_features: int, config: Quantization, scale_name: str
+) -> Loaded:
     """The weight of `name`. Raises ModelRefused for a NaN and for scales that are missing or have another shape."""
-    data = tensors.read(f"{name}.weight", (outs, ins), ("F8_E4M3",))
+    data = tensors.read(f"{name}.weight", (out_features, in_features), ("F8_E4M3",))
     for unused in ("input_scale", "activation_scale"):
         if f"{name}.{unused}" in tensors:
             tensors.read(f"{name}.{unused}", tensors.shape(f"{name}.{unused}"), STORED)
     if config.block:
-        blocks = -(-outs // config.block), -(-ins // config.group)
+        blocks = -(-out_features // config.block), -(-in_features // config.group)
         stored = tensors.read(f"{name}.{scale_name}", blocks, STORED)
         check_finite(f"{name}.{scale_name}", stored)
-        scale = stored.float().repeat_interleave(config.block, 0)[:outs].contiguous()
+        scale = stored.float().repeat_interleave(config.block, 0)[:out_features].contiguous()
         group = config.group
     else:
-        scale = scales(tensors, f"{name}.{scale_name}", outs)
-        group = ins
+        scale = scales(tensors, f"{name}.{scale_name}", out_features)
+        group = in_features
 
     def rows(start: int, stop: int) -> Fp8:
         part = data[start:stop]
@@ -55,13 +57,13 @@ def read_fp8(tensors: Tensors, name: str, outs: int, ins: int, config: Quantizat
             raise ModelRefused(f"tensor '{name}.weight' has a NaN", "the file is corrupt: download it again")
         return Fp8(part, scale[start:stop], group)
 
-    return Loaded(outs, ins, rows)
+    return Loaded(out_features, in_features, rows)
 
 
-def scales(tensors: Tensors, name: str, outs: int) -> Tensor:
-    """Scales [outs, 1] float32, from one scale per output or one for the whole weight."""
+def scales(tensors: Tensors, name: str, out_features: int) -> Tensor:
+    """Scales [out_features, 1] float32, from one scale per output or one for the whole weight."""
     shape = tensors.shape(name)
-    flat = (), (1,), (1, 1), (outs,)
-    stored = tensors.read(name, shape if shape in flat else (outs, 1), STORED)
+    flat = (), (1,), (1, 1), (out_features,)
+    stored = tensors.read(name, shape if shape in flat else (out_features, 1), STORED)
     check_finite(name, stored)
-    return stored.float().flatten().expand(outs).contiguous().unsqueeze(1)
+    return stored.float().flatten().expand(out_features).contiguous().unsqueeze(1)

@@ -1,7 +1,7 @@
 """GPTQ checkpoints (Frantar et al., 2022), 4 bits, as AutoGPTQ and GPTQModel write them.
 
-qweight [ins / 8, outs] int32    eight inputs a word    scales [groups, outs] float16
-qzeros [groups, outs / 8] int32  eight outputs a word   g_idx [ins] int32, the group of each input
+qweight [in_features / 8, out_features] int32    eight inputs a word    scales [groups, out_features] float16
+qzeros [groups, out_features / 8] int32  eight outputs a word   g_idx [in_features] int32, the group of each input
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ class Gptq:
     config: Quantization
     zero_biases: bool = True  # early exporters store a bias of zeros for projections without a bias
 
-    def load(self, tensors: Tensors, name: str, outs: int, ins: int) -> Loaded:
+    def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight"):
-            return Floats().load(tensors, name, outs, ins)
-        if outs % 8 or ins % 8:
-            raise ModelRefused(f"{name}: GPTQ packs groups of 8 numbers, but the weight is [{outs}, {ins}]")
-        group = self.config.group or -(-ins // 32) * 32
-        groups = -(-ins // group)
-        packed = tensors.read(f"{name}.qweight", (ins // 8, outs), ("I32",))
-        zeros = tensors.read(f"{name}.qzeros", (groups, outs // 8), ("I32",))
+            return Floats().load(tensors, name, out_features, in_features)
+        if out_features % 8 or in_features % 8:
+            raise ModelRefused(
+                f"{name}: GPTQ packs groups of 8 numbers, but the weight is [{out_features}, {in_features}]"
+            )
+        group = self.config.group or -(-in_features // 32) * 32
+        groups = -(-in_features // group)
+        packed = tensors.read(f"{name}.qweight", (in_features // 8, out_features), ("I32",))
+        zeros = tensors.read(f"{name}.qzeros", (groups, out_features // 8), ("I32",))
         if self.config.zeros_less_one:
             zeros = zeros + ONES  # one sum per word: a stored zero point of -1 has borrowed from the next number
-        scales = tensors.read(f"{name}.scales", (groups, outs), STORED)
+        scales = tensors.read(f"{name}.scales", (groups, out_features), STORED)
         check_finite(f"{name}.scales", scales)
         # A copy: a slice of outputs is strided in the file. Little-endian: a byte has two inputs, the even one low.
         data = packed.t().contiguous().view(torch.uint8)
@@ -46,10 +48,10 @@ class Gptq:
         scale = half_scales(f"{name}.scales", scales.t().contiguous())
         order = None
         if self.config.act_order or f"{name}.g_idx" in tensors:
-            order = grouped(f"{name}.g_idx", tensors.read(f"{name}.g_idx", (ins,), ("I32",)), group)
+            order = grouped(f"{name}.g_idx", tensors.read(f"{name}.g_idx", (in_features,), ("I32",)), group)
 
         def rows(start: int, stop: int) -> Int4:
-            weight = Int4(data[start:stop], scale[start:stop], zero[start:stop], group, ins)
+            weight = Int4(data[start:stop], scale[start:stop], zero[start:stop], group, in_features)
             return weight if order is None else sorted_inputs(weight, order)
 
-        return Loaded(outs, ins, rows, wide=True, order=order)
+        return Loaded(out_features, in_features, rows, wide=True, order=order)

@@ -12,16 +12,16 @@ GROUP = 64
 
 
 def quantise(weight: Tensor) -> Int4:
-    """weight [outs, ins] of any float type, finite.
+    """weight [out_features, in_features] of any float type, finite.
 
     Zero is always representable. The scale is rounded to float16 first; the weights are divided by the rounded scale.
     """
-    outs, ins = weight.shape
-    grouped = F.pad(weight.float(), (0, -ins % GROUP)).view(outs, -1, GROUP)
+    out_features, in_features = weight.shape
+    grouped = F.pad(weight.float(), (0, -in_features % GROUP)).view(out_features, -1, GROUP)
     low = grouped.amin(-1).clamp_(max=0.0)
     high = grouped.amax(-1).clamp_(min=0.0)
     scale = ((high - low) / 15.0).half()
     step = scale.float().clamp(min=1e-30)
     zero = (-low / step).round_().clamp_(0, 15)
     nibbles = (grouped / step.unsqueeze(-1)).round_().add_(zero.unsqueeze(-1)).clamp_(0, 15).byte()
-    return Int4(paired(nibbles.flatten(1)[:, :ins]), scale, zero.byte(), GROUP, ins)
+    return Int4(paired(nibbles.flatten(1)[:, :in_features]), scale, zero.byte(), GROUP, in_features)

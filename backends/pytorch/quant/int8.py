@@ -8,7 +8,7 @@ from ....kernels.ops.linear import Int8
 
 
 def quantise(weight: Tensor) -> Int8:
-    """weight [outs, ins] of any float type, finite. Rounded to nearest, ties to even."""
+    """weight [out_features, in_features] of any float type, finite. Rounded to nearest, ties to even."""
     wide = weight.float()
     scale = wide.abs().amax(1) / 127.0
     data = (wide / scale.clamp(min=1e-30).unsqueeze(1)).round_()

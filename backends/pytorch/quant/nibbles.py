@@ -21,13 +21,13 @@ def unpacked(packed: Tensor, order: Sequence[int] = IN_ORDER) -> Tensor:
 
 
 def paired(nibbles: Tensor) -> Tensor:
-    """[outs, ins] uint8 of 0…15 -> [outs, ceil(ins / 2)] uint8, the layout of Int4.data."""
+    """[out_features, in_features] uint8 of 0…15 -> [out_features, ceil(in_features / 2)] uint8, as Int4.data."""
     even = F.pad(nibbles, (0, nibbles.shape[1] % 2))
     return even[:, 0::2] | even[:, 1::2] << 4
 
 
 def half_scales(name: str, scales: Tensor) -> Tensor:
-    """Scales [outs, groups] as float16, for Int4. Raises ModelRefused if float16 cannot represent them."""
+    """Scales [out_features, groups] as float16, for Int4. Raises ModelRefused if float16 cannot represent them."""
     halves = scales.half()
     errors = (halves.float() - scales.float()).abs()
     # An error of 2**-7 is at most an eighth of a quantisation step. Scales near 0 may lose more: they matter little.
@@ -38,10 +38,10 @@ def half_scales(name: str, scales: Tensor) -> Tensor:
 
 
 def grouped(name: str, groups: Tensor | None, group: int) -> Tensor | None:
-    """The permutation [ins] that makes the inputs of each group contiguous; None if they are contiguous already.
+    """The permutation [in_features] that makes the inputs of each group contiguous; None if they are contiguous.
 
-    `groups` [ins] is the group of each input (activation order: Frantar et al., GPTQ, 2022). Raises ModelRefused if a
-    group does not have `group` inputs.
+    `groups` [in_features] is the group of each input (activation order: Frantar et al., GPTQ, 2022). Raises
+    ModelRefused if a group does not have `group` inputs.
     """
     if groups is None:
         return None
@@ -55,6 +55,6 @@ def grouped(name: str, groups: Tensor | None, group: int) -> Tensor | None:
 
 
 def sorted_inputs(weight: Int4, order: Tensor) -> Int4:
-    """The weight with its inputs permuted by `order` [ins]."""
-    nibbles = torch.stack((weight.data & 15, weight.data >> 4), dim=-1).flatten(-2)[:, : weight.ins]
+    """The weight with its inputs permuted by `order` [in_features]."""
+    nibbles = torch.stack((weight.data & 15, weight.data >> 4), dim=-1).flatten(-2)[:, : weight.in_features]
     return weight._replace(data=paired(nibbles[:, order]))
