@@ -68,6 +68,39 @@ __device__ inline Place find_place(const DecodeArgs& args, int at, int lane) {
   return {row, passed};
 }
 
+// The blocks of positions that one chunk computes.
+struct Work {
+  int at, end_block, share;  // first block, end, and the number of blocks per chunk
+  int row, passed;           // the row of the first block, and the number of blocks of all rows before it
+};
+
+template <int BLOCK>
+__device__ inline Work find_work(const DecodeArgs& args, int chunk, int lane) {
+  int all_blocks = 0;
+  for (int row = lane; row < args.rows; row += 32) all_blocks += row_of<BLOCK>(args, row).blocks;
+  all_blocks = __reduce_add_sync(ALL, all_blocks);
+  const int share = max((all_blocks + args.chunks - 1) / args.chunks, LEAST);
+  const int at = chunk * share;
+  const Place place = find_place<BLOCK>(args, at, lane);
+  return {at, min(at + share, all_blocks), share, place.row, place.passed};
+}
+
+// Prefetches the first keys and values of a chunk to L2. Rows and page tables may hold any values: indices are clamped.
+template <int BLOCK, class T, int D, class C>
+__device__ inline void prefetch_chunk(const DecodeArgs& args, const Work& work, Warp<T, D, C>& loader, int64_t head,
+                                      int warp) {
+  if (work.at >= work.end_block || work.row >= args.rows) return;
+  const Row seen = row_of<BLOCK>(args, work.row);
+  const int last = min(seen.end, args.columns << args.page_shift);
+  for (int block = work.at; block < min(work.at + 2, work.end_block); block++) {
+    const int base = seen.low + (block - work.passed) * BLOCK + warp * STEP, position = base + loader.lane % STEP;
+    if (position < 0 || position >= last) continue;
+    const int page = args.page_table[work.row * args.table_row + (position >> args.page_shift)];
+    const int slot = (min(max(page, 0), args.pages - 1) << args.page_shift) + position % (1 << args.page_shift);
+    loader.prefetch(args, head, slot, base, last);
+  }
+}
+
 template <int D, int WARPS>
 struct Partials {  // shared memory for the partial results of the warps of a thread block
   float acc[WARPS][MOST_SHARING][D];
@@ -140,17 +173,13 @@ __global__ void __launch_bounds__((WARPS == FEW_WARPS ? 1 : resident_blocks(D, s
   __shared__ Partials<D, WARPS> partials;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int kv_head = blockIdx.x % args.kv_heads, chunk = blockIdx.x / args.kv_heads;
-  int all_blocks = 0;
-  for (int row = lane; row < args.rows; row += 32) all_blocks += row_of<BLOCK>(args, row).blocks;
-  all_blocks = __reduce_add_sync(ALL, all_blocks);
-  const int share = max((all_blocks + args.chunks - 1) / args.chunks, LEAST);
-  int at = chunk * share;
-  const int end_block = min(at + share, all_blocks);
-  auto [row, passed] = find_place<BLOCK>(args, at, lane);
   const int64_t head_at = kv_head * args.head;
-  bool waiting = true;
   Warp<T, D, C> own;
-  if (at >= end_block) wait_for_previous();
+  // An earlier kernel may still write rows and page tables: until the wait they are only hints.
+  if constexpr (ARCH >= 900) prefetch_chunk<BLOCK>(args, find_work<BLOCK>(args, chunk, lane), own, head_at, warp);
+  wait_for_previous();
+  launch_dependents();
+  auto [at, end_block, share, row, passed] = find_work<BLOCK>(args, chunk, lane);
   for (; at < end_block; row++) {
     const Row seen = row_of<BLOCK>(args, row);
     const int upto = min(end_block, passed + seen.blocks), start = args.row_starts[row];
@@ -163,13 +192,6 @@ __global__ void __launch_bounds__((WARPS == FEW_WARPS ? 1 : resident_blocks(D, s
         return (page << args.page_shift) + (position & ((1 << args.page_shift) - 1));
       };
       int slot = slot_of(base + lane % STEP), next = slot_of(base + BLOCK + lane % STEP);
-      if (waiting) {  // no kernel writes rows and page tables; earlier kernels may write all other inputs
-        own.prefetch(args, head_at, slot, base, last);
-        own.prefetch(args, head_at, next, base + BLOCK, last);
-        wait_for_previous();
-        launch_dependents();
-        waiting = false;
-      }
       own.start();
       own.load_query(static_cast<const T*>(args.query) + start * args.query_token +
                          (kv_head * args.group + own.g) * args.query_head,

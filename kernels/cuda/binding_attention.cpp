@@ -41,6 +41,7 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.out = to.data(), args.query = from.data(), args.keys = keys.data(), args.values = values.data();
   args.row_starts = starts.data<int32_t>(), args.context_lens = contexts.data<int32_t>();
   args.page_table = pages.data<int32_t>(), args.table_row = pages.stride();
+  args.columns = (int)pages.size(1), args.pages = (int)keys.size(0);
   args.query_token = query.stride(0), args.query_head = query.stride(1);
   if (sinks) {
     Argument scores(op, "sinks", *sinks);
