@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from .. import backends
-from ..backends import findings
+from ..backends import selftest_results
 from ..engine.errors import SettingRefused
 from ..engine.runner import DeviceInfo, Unavailable
 from . import paths
@@ -84,7 +84,7 @@ def examine(backend: str = backends.AUTO) -> Report:
         reason=reason,
         hint=hint,
         paths=dict(_places()),
-        self_tests=findings.told(paths.self_test_dir()),
+        self_tests=selftest_results.newest(paths.self_test_dir()),
         disk_free=shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free,
         models=len(catalog.available()),
         versions={"localllm": VERSION} | {name: text for name in PACKAGES if (text := _version(name))},

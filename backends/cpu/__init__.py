@@ -40,6 +40,6 @@ def open(files: ModelFiles, options: LoadOptions) -> Runner:
 
 
 def read_bandwidth() -> float:
-    from .reading import read_bandwidth as measured
+    from .bandwidth import read_bandwidth as measured
 
     return measured()

@@ -13,7 +13,7 @@ from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
 from ..pytorch.device import Device
 from ..pytorch.opening import open_runner
-from .machine import BF16_FLAGS, BF16_LANES, cores, cpu_flags, lane
+from .machine import BF16_FLAGS, BF16_VARIANTS, cores, cpu_flags, variant
 
 try:
     from .ops import OPS
@@ -42,7 +42,7 @@ def open_on_cpu(files: ModelFiles, options: LoadOptions, free: int) -> Runner:
 def device_for(files: ModelFiles, flags: frozenset[str]) -> Device:
     """The CPU with the fastest activation dtype for these files."""
     # bfloat16 matrix instructions make prefill and decode of every model size faster, with and without our kernels.
-    multiplies = bool(flags & BF16_FLAGS) if MISSING else lane(flags) in BF16_LANES
+    multiplies = bool(flags & BF16_FLAGS) if MISSING else variant(flags) in BF16_VARIANTS
     return replace(DEVICE, dtype=torch.bfloat16) if multiplies and files.config.dtype == "bfloat16" else DEVICE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ...kernels.library import LibraryMissing, find_library
-from .machine import cores, lane
+from .machine import cores, variant
 
 
 def kernels(flags: frozenset[str]) -> dict[str, str]:
@@ -15,7 +15,7 @@ def kernels(flags: frozenset[str]) -> dict[str, str]:
     except LibraryMissing as error:
         return {"kernels": f"none, torch only: {error}", "threads": str(cores())}
     forced = "forced by LOCALLLM_CPU_LANE" if os.environ.get("LOCALLLM_CPU_LANE") else "the best for this processor"
-    return {"kernels": f"{lane(flags)}, {forced}", "threads": _threads()}
+    return {"kernels": f"{variant(flags)}, {forced}", "threads": _threads()}
 
 
 def _threads() -> str:

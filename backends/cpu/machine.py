@@ -33,14 +33,14 @@ BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 # ISA variants of the kernels (kernels/cpu/dispatch.cpp) and the flags that they need, the fastest first.
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
-LANES: Mapping[str, frozenset[str]] = {
+VARIANTS: Mapping[str, frozenset[str]] = {
     "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
     "avx512": _AVX512,
     "avxvnni": _AVX2 | {"avx_vnni"},
     "avx2": _AVX2,
     "generic": frozenset(),
 }
-BF16_LANES = frozenset({"amx", "avx512"})
+BF16_VARIANTS = frozenset({"amx", "avx512"})
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -62,9 +62,9 @@ def features(flags: frozenset[str]) -> dict[str, str]:
     return {title: "yes" if flag in flags else "no" for flag, title in FEATURES.items() if (flag in of_arm) == arm}
 
 
-def lane(flags: frozenset[str]) -> str:
+def variant(flags: frozenset[str]) -> str:
     """The ISA variant for a processor with these flags; LOCALLLM_CPU_LANE overrides it."""
-    return os.environ.get("LOCALLLM_CPU_LANE") or next(name for name, needs in LANES.items() if needs <= flags)
+    return os.environ.get("LOCALLLM_CPU_LANE") or next(name for name, needs in VARIANTS.items() if needs <= flags)
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:

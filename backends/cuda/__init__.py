@@ -46,7 +46,7 @@ def open(files: ModelFiles, options: LoadOptions) -> Runner:
 def read_bandwidth() -> float | None:
     if find_spec("triton") is None:
         return None
-    from .reading import read_bandwidth as measured
+    from .bandwidth import read_bandwidth as measured
 
     return measured()
 

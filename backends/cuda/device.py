@@ -24,7 +24,7 @@ from ..pytorch.opening import DTYPES, open_runner
 from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .driver import Driver
-from .ops import LANES, MISSING, OPS
+from .ops import CANDIDATES, MISSING, OPS
 
 
 def _flashinfer(ops: Ops) -> Ops:
@@ -88,6 +88,6 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     if options.self_test_dir is not None:
         gpu = torch.cuda.get_device_name()
         tested = DTYPES.get(options.dtype, dtype)
-        ops, replacements = self_tested(LANES, device.type, tested, options.self_test_dir, gpu, _versions())
+        ops, replacements = self_tested(CANDIDATES, device.type, tested, options.self_test_dir, gpu, _versions())
         device = replace(device, ops=ops, warnings=warnings + replacements)
     return open_runner(files, options, device, max(0, free - WORKSPACE))

@@ -45,20 +45,21 @@ def _with_library(ops: Ops) -> Ops:
     )
 
 
-def _lanes() -> tuple[tuple[Ops, ...], str]:
-    """(lanes of ops, the fastest first and references last; the reason why the CUDA C++ kernels are missing, or "")"""
-    lanes = [Ops()]
+def _candidates() -> tuple[tuple[Ops, ...], str]:
+    """The implementations that this machine can use, the fastest first and the references last; and the reason why the
+    CUDA C++ kernels are missing, or an empty string."""
+    candidates = [Ops()]
     missing = ""
     if find_spec("triton") is not None:
         from ...kernels.triton.ops import with_triton
 
-        lanes.insert(0, with_triton(Ops()))
+        candidates.insert(0, with_triton(Ops()))
     try:
-        lanes.insert(0, _with_library(lanes[0]))
+        candidates.insert(0, _with_library(candidates[0]))
     except LibraryMissing as error:
         missing = str(error)
-    return tuple(lanes), missing
+    return tuple(candidates), missing
 
 
-LANES, MISSING = _lanes()
-OPS = LANES[0]
+CANDIDATES, MISSING = _candidates()
+OPS = CANDIDATES[0]

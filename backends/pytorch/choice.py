@@ -21,4 +21,4 @@ def with_attention(device: Device, options: LoadOptions) -> Device:
             f"attention {name} plans each step on the host, so graphs = full cannot capture it",
             "set graphs to breakable or off, or attention to auto",
         )
-    return replace(device, ops=device.attentions[name](device.ops), records_attention=False)
+    return replace(device, ops=device.attentions[name](device.ops), captures_attention=False)

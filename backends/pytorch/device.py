@@ -66,7 +66,7 @@ class Device:
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of a layer
     # From LoadOptions.attention to the ops with that attention; raises SettingRefused where it is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
-    records_attention: bool = True  # whether whole captured steps include attention; third-party attention may not
+    captures_attention: bool = True  # whether whole captured steps include attention; third-party attention may not
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
 

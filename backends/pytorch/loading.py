@@ -14,12 +14,12 @@ from ...engine.options import LoadOptions
 from .device import Device
 from .mapped import DTYPES
 from .packed import PackedFile, fingerprint
-from .quant import held_bytes
+from .quant import memory_bytes
 from .quant.choose import ON_LOAD, scheme
 from .quant.floats import STORED
 from .weights import Weights
 
-WORTH_KEEPING = 64 * 2**20  # bytes as stored; a smaller model is quantised faster than its packed file is read
+MIN_PACKED_BYTES = 64 * 2**20  # bytes as stored; a smaller model is quantised faster than its packed file is read
 EMBEDDING = "model.embed_tokens.weight"
 _SAMPLE = (64, 256)
 
@@ -37,7 +37,7 @@ class Loader:
         self._quant = options.quant
         self._scheme = scheme(options.quant, files)
         self._packed: PackedFile | None = None
-        if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= WORTH_KEEPING:
+        if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= MIN_PACKED_BYTES:
             sample = self._sample(torch.float32)
             mark = fingerprint(files, self._quant, sample)
             self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", mark, type(sample))
@@ -48,7 +48,7 @@ class Loader:
         @cache
         def share(stored: str) -> float:
             """Bytes in memory per value of a weight stored as this dtype."""
-            return held_bytes(self._sample(DTYPES[stored])) / prod(_SAMPLE)
+            return memory_bytes(self._sample(DTYPES[stored])) / prod(_SAMPLE)
 
         total = 0.0
         for name, tensor in self._files.tensors.items():

@@ -22,7 +22,7 @@ from .loading import Loader
 from .models import accepts
 from .references import with_references
 from .runner import Model, TorchRunner
-from .sizing import cache_dtype, chosen_graphs, plan, recordable_tokens
+from .sizing import cache_dtype, capturable_tokens, chosen_graphs, plan
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
 
@@ -65,6 +65,6 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
     if recorder is not None and chosen_graphs(options, device) == "split":
         compiler = Compiler(options.compiler, options.compiled_dir)
         split = SplitModel(model, kv, device.ops, compiler, recorder.call)
-    recordable = recordable_tokens(config, spec.max_tokens, device)
-    runner = TorchRunner(model, kv, spec, device, recorder, split, recordable)
+    capturable = capturable_tokens(config, spec.max_tokens, device)
+    runner = TorchRunner(model, kv, spec, device, recorder, split, capturable)
     return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner

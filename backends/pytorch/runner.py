@@ -87,7 +87,7 @@ class Split(Protocol):
 
 
 class TorchRunner:
-    """See engine.runner.Runner. Of steps longer than `recordable` tokens the last layer computes only the answers.
+    """See engine.runner.Runner. Of steps longer than `capturable` tokens the last layer computes only the answers.
     Shorter steps compute it whole, captured or not: a capture knows no rows, and both have to give the same bits.
     """
 
@@ -99,7 +99,7 @@ class TorchRunner:
         device: Device,
         recorder: Recorder | None = None,
         split: Split | None = None,
-        recordable: int = 0,
+        capturable: int = 0,
     ) -> None:
         """The recorder is for the replays around this runner, and for the pieces of `split`."""
         self.model = model
@@ -109,7 +109,7 @@ class TorchRunner:
         self.split = split
         self.inputs = Inputs(spec, device)
         self._spec = spec
-        self._recordable = recordable
+        self._recordable = capturable
 
     @property
     def spec(self) -> RunnerSpec:

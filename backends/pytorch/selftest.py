@@ -7,7 +7,7 @@ that is wrong, fails or returns NaN is replaced by the next lane that is right; 
     op c      wrong      fails    (not tested)
 
 The verdicts are cached in a file, whose name has a hash of all versions that they depend on: later starts test nothing.
-UnderTest records a kernel that crashes the process or hangs longer than TEST_SECONDS. It is replaced after two crashes
+CrashMark records a kernel that crashes the process or hangs longer than TEST_SECONDS. It is replaced after two crashes
 in a row, because somebody may have killed the process during the first test.
 """
 
@@ -28,14 +28,14 @@ from ...engine.errors import ModelRefused, OutOfMemory
 from ...kernels.ops import CASES, Ops
 from ...kernels.ops.case import Case
 from ...kernels.ops.judge import answer, asked, fault, given
-from ..findings import Findings, UnderTest
+from ..selftest_results import CrashMark, SelfTestResults
 from .failures import is_shortage
 
-LONGEST_REASON = 160  # characters
+MAX_REASON = 160  # characters
 SECONDS = 0.2  # an op starts no further case after this time
 TEST_SECONDS = 120.0  # a longer test hangs: the process ends, because a kernel cannot be interrupted
 STDERR = 2  # the descriptor: sys.stderr may be replaced
-MOST_CASES = 8  # tested cases per op, evenly spread; the test suite has all cases
+MAX_CASES = 8  # tested cases per op, evenly spread; the test suite has all cases
 
 Verify = Callable[[str, Ops], str]  # (name of an op, ops) -> the defect of this op; empty: none
 
@@ -64,44 +64,44 @@ def self_tested(
     ModelRefused if a kernel breaks the device. The next start replaces this kernel, and any that crashed twice.
     """
     key = hashlib.sha256("\n".join([on, str(dtype), torch.__version__, _sources(), *versions]).encode()).hexdigest()
-    findings = Findings.read(folder / f"{device}-{key[:16]}.json", on)
-    with UnderTest(findings.file.with_suffix(".running")) as under_test:
+    results = SelfTestResults.read(folder / f"{device}-{key[:16]}.json", on)
+    with CrashMark(results.file.with_suffix(".running")) as under_test:
         if under_test.twice:
             reason = "crashed or hung twice in its self-test"
-            findings.verdicts[under_test.left] = f"{reason} (made again without {findings.file})"
-            findings.write([f"{under_test.left} {reason}"])
-        return _self_tested(lanes, device, dtype, findings, under_test)
+            results.verdicts[under_test.left] = f"{reason} (made again without {results.file})"
+            results.write([f"{under_test.left} {reason}"])
+        return _self_tested(lanes, device, dtype, results, under_test)
 
 
 def _self_tested(
-    lanes: Sequence[Ops], device: str, dtype: torch.dtype, findings: Findings, under_test: UnderTest
+    lanes: Sequence[Ops], device: str, dtype: torch.dtype, results: SelfTestResults, under_test: CrashMark
 ) -> tuple[Ops, tuple[str, ...]]:
-    """`choose`, with verdicts from `findings`. Runs the missing tests, adds their verdicts and writes the file."""
-    known = dict(findings.verdicts)
+    """`choose`, with verdicts from `results`. Runs the missing tests, adds their verdicts and writes the file."""
+    known = dict(results.verdicts)
 
     def verify(name: str, ops: Ops) -> str:
         title = f"{name}: {ops.title(name)}"
         if ops.title(name) == "reference":
             return ""
-        if title not in findings.verdicts:
+        if title not in results.verdicts:
             under_test.name(title)
             try:
                 with _watched():
-                    findings.verdicts[title] = _fault(name, ops, device, dtype)
+                    results.verdicts[title] = _fault(name, ops, device, dtype)
             except OutOfMemory as error:  # no verdict on the kernel: the next start tests it again
                 return str(error)
             if not _usable(device):
-                reason = findings.verdicts[title] = findings.verdicts[title] or "leaves nothing that can be computed on"
-                findings.write([f"{title} broke the device: {reason}"])
+                reason = results.verdicts[title] = results.verdicts[title] or "leaves nothing that can be computed on"
+                results.write([f"{title} broke the device: {reason}"])
                 raise ModelRefused(
-                    f"the kernel of {name} caused a device error on {findings.device} in its self-test: {reason}",
+                    f"the kernel of {name} caused a device error on {results.device} in its self-test: {reason}",
                     "load the model again; the next start does not use that kernel",
                 )
-        return findings.verdicts[title]
+        return results.verdicts[title]
 
     ops, fallbacks = choose(lanes, verify)
-    if under_test.left or findings.verdicts != known:
-        findings.write(fallbacks)
+    if under_test.left or results.verdicts != known:
+        results.write(fallbacks)
     return ops, fallbacks
 
 
@@ -125,7 +125,7 @@ def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
             output = answer(case, dict(ops)[name], given(case, ops, arguments, device, case_dtype))
             defect = fault(output, expected, case.tolerances[case_dtype])
         except Exception as error:  # any error of a compiler or a driver
-            defect = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:LONGEST_REASON]
+            defect = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
             if is_shortage(error):
                 raise OutOfMemory(defect) from error
         if defect:
@@ -136,8 +136,8 @@ def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
 
 
 def _few(cases: list[Case]) -> list[Case]:
-    """At most MOST_CASES cases: the first, the last, then some between them."""
-    most = min(len(cases), MOST_CASES)
+    """At most MAX_CASES cases: the first, the last, then some between them."""
+    most = min(len(cases), MAX_CASES)
     chosen = [cases[at * (len(cases) - 1) // max(most - 1, 1)] for at in range(most)]
     return [*chosen[:1], *chosen[:0:-1]]
 

@@ -13,7 +13,7 @@ from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
 from .device import Device
 
 # Tokens of a captured step. The intermediate memory of the largest stays allocated while the model is loaded.
-MOST_TOKENS = 2048
+MAX_TOKENS = 2048
 
 
 def plan(
@@ -54,8 +54,8 @@ def plan(
         max_context=min(context, fitting),
         groups=(CacheGroup(page_size, num_pages),),
         overlap=device.overlap,
-        graph_rows=decode_sizes(options.max_rows) if graphs != "off" and device.records_attention else (),
-        graph_tokens=token_sizes(recordable_tokens(config, max_tokens, device))
+        graph_rows=decode_sizes(options.max_rows) if graphs != "off" and device.captures_attention else (),
+        graph_tokens=token_sizes(capturable_tokens(config, max_tokens, device))
         if graphs in ("split", "breakable")
         else (),
         dtype=str(dtype).removeprefix("torch."),
@@ -85,13 +85,13 @@ def _weight_format(config: ModelConfig, options: LoadOptions) -> str:
     return options.quant if options.quant != "none" else ""
 
 
-def recordable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:
+def capturable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:
     """Tokens of the longest step that is worth a capture: the host launches longer steps faster than they compute."""
     if device.recorder is None:
         return 0
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     weights = config.hidden_size * (heads + 3 * config.intermediate_size)
-    return int(min(max_tokens, MOST_TOKENS, device.layer_work / weights))
+    return int(min(max_tokens, MAX_TOKENS, device.layer_work / weights))
 
 
 def chosen_graphs(options: LoadOptions, device: Device) -> Graphs:

@@ -18,7 +18,7 @@ from ...kernels.ops.linear import Weight, changed
 from ...kernels.ops.projection import Product, Projection, SideBySide
 from .device import Device
 from .mapped import MappedFiles
-from .quant import AT_ONCE, Loaded, Scheme, held_bytes, slices
+from .quant import SLICE_VALUES, Loaded, Scheme, memory_bytes, slices
 from .quant.floats import STORED, check_finite
 
 # Buffers in the files of old exporters. They are computed from config.json instead.
@@ -122,7 +122,7 @@ class Weights:
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
         """The embedding table in its stored dtype. On the CPU it stays memory-mapped: only the rows in use are read."""
         tensor = self._tensors.read(f"{name}.weight", shape, STORED)
-        for part in tensor.split(max(1, AT_ONCE // max(1, shape[1]))):
+        for part in tensor.split(max(1, SLICE_VALUES // max(1, shape[1]))):
             check_finite(f"{name}.weight", part)
             self._tensors.drop_pages()
         self._tensors.forget_read()
@@ -179,7 +179,7 @@ class Weights:
     def _equal(self, one: Tensor, other: Tensor) -> bool:
         """Whether two large tensors of one shape have equal values, in any dtypes."""
         wider = torch.promote_types(one.dtype, other.dtype)
-        rows = max(1, AT_ONCE // max(1, one.shape[1]))
+        rows = max(1, SLICE_VALUES // max(1, one.shape[1]))
         for left, right in zip(one.split(rows), other.split(rows), strict=True):
             if not torch.equal(left.to(wider), right.to(wider)):
                 return False
@@ -211,6 +211,6 @@ class Weights:
         bias = torch.cat(list(biases)) if biases else None
         result = Product(product, placed, bias, None if order is None else order.to(device))
         self.products["+".join(names)] = result
-        self.bytes += held_bytes(placed)
-        self.token_bytes += held_bytes(placed)
+        self.bytes += memory_bytes(placed)
+        self.token_bytes += memory_bytes(placed)
         return result

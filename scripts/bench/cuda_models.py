@@ -209,7 +209,7 @@ def _opened(
     beyond = free - _free(backend) - spec.weight_bytes - spec.cache_bytes
     more = {"beyond_gib": round(beyond / 2**30, 3)} if free else {}
     if isinstance(runner, GraphRunner):
-        more["recorded_in"] = round(runner.recorded_in, 2)
+        more["recorded_in"] = round(runner.capture_seconds, 2)
     _say(f"{way.name}: open, {spec}")
     stepped = Stepped(way.name, runner, overlap=way.overlap)
     _say(f"{way.name}: its cache filled")

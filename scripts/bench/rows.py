@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.backends import cpu
-from localllm.backends.cpu.machine import cores, cpu_flags, lane
+from localllm.backends.cpu.machine import cores, cpu_flags, variant
 from localllm.engine.runner import Unavailable
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,7 +73,7 @@ def save(name: str, rows: Iterable[Row], *, part: bool = False) -> None:
 def _machine() -> str:
     found = cpu.probe()
     name = platform.machine() if isinstance(found, Unavailable) else found.name
-    processor = f"{name} ({lane(cpu_flags())}), {cores()} cores"
+    processor = f"{name} ({variant(cpu_flags())}), {cores()} cores"
     return f"{processor}, Python {platform.python_version()}"
 
 

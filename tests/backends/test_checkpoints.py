@@ -38,12 +38,12 @@ def logits(folder: Path) -> tuple[TorchRunner, torch.Tensor]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("at_once", [32 * HIDDEN, formats.AT_ONCE], ids=["cut", "whole"])
+@pytest.mark.parametrize("at_once", [32 * HIDDEN, formats.SLICE_VALUES], ids=["cut", "whole"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
 def test_a_checkpoint_means_its_floats(
     checkpoint: Checkpoint, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "AT_ONCE", at_once)  # as a large weight is made: 32 outputs, then the next
+    monkeypatch.setattr(formats, "SLICE_VALUES", at_once)  # as a large weight is made: 32 outputs, then the next
     checkpoint.save(tmp_path / "small", tmp_path / "meant")
     runner, found = logits(tmp_path / "small")
     meant, expected = logits(tmp_path / "meant")

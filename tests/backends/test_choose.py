@@ -403,7 +403,7 @@ def test_threads_are_counted_as_the_kernels_count_them(tmp_path: Path, monkeypat
     library.touch()
     monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(library))
     monkeypatch.setattr(sys.modules[kernels.__module__], "cores", lambda: 6)
-    told = kernels(machine_of_cpu.LANES["avx2"])
+    told = kernels(machine_of_cpu.VARIANTS["avx2"])
     assert told == {"kernels": "avx2, the best for this processor", "threads": "6, one per physical core"}
     for value, threads in (("0", "6, one per physical core"), ("3,2", "3, from OMP_NUM_THREADS")):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
@@ -411,7 +411,7 @@ def test_threads_are_counted_as_the_kernels_count_them(tmp_path: Path, monkeypat
     monkeypatch.setenv("LOCALLLM_THREADS", "5")
     assert kernels(frozenset())["threads"] == "5, from LOCALLLM_THREADS"
     monkeypatch.setenv("LOCALLLM_CPU_LANE", "generic")
-    assert kernels(machine_of_cpu.LANES["avx2"])["kernels"] == "generic, forced by LOCALLLM_CPU_LANE"
+    assert kernels(machine_of_cpu.VARIANTS["avx2"])["kernels"] == "generic, forced by LOCALLLM_CPU_LANE"
     library.unlink()
     told = kernels(frozenset())
     assert told["kernels"].startswith("none, torch only")

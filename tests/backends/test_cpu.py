@@ -81,7 +81,7 @@ def test_machine_is_described(tmp_path: Path) -> None:
     assert isinstance(found, DeviceInfo)
     assert 0 < found.free <= found.memory
     assert int(found.features["threads"].split(",")[0]) >= 1
-    assert found.features["kernels"].split(",")[0] in {*machine.LANES, "none"}
+    assert found.features["kernels"].split(",")[0] in {*machine.VARIANTS, "none"}
 
 
 @pytest.mark.parametrize(("physical", "allowed", "cores"), [(4, 8, 4), (4, 2, 2), (None, 8, 1)])
@@ -121,31 +121,31 @@ def test_dtype_is_the_fastest_that_is_right(tmp_path: Path, monkeypatch: pytest.
         folder = tmp_path / str(dtype)
         folder.mkdir()
         stored[dtype] = read_model(canary.save(folder, dtype))
-    amx, plain = machine.LANES["amx"], machine.LANES["avx2"]
+    amx, plain = machine.VARIANTS["amx"], machine.VARIANTS["avx2"]
     monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
     monkeypatch.setattr("localllm.backends.cpu.device.MISSING", "")
     assert device_for(stored[torch.bfloat16], amx).dtype == torch.bfloat16
     assert device_for(stored[torch.bfloat16], plain).dtype == torch.float32
     assert device_for(stored[torch.float32], amx).dtype == torch.float32
     monkeypatch.setenv("LOCALLLM_CPU_LANE", "avx2")
-    assert device_for(stored[torch.bfloat16], amx).dtype == torch.float32, "the lane is forced"
+    assert device_for(stored[torch.bfloat16], amx).dtype == torch.float32, "the ISA variant is forced"
     monkeypatch.setattr("localllm.backends.cpu.device.MISSING", "there are none")
     assert device_for(stored[torch.bfloat16], amx).dtype == torch.bfloat16, "torch uses what the processor has"
 
 
 def test_lane_is_the_fastest_that_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
-    for name, needs in machine.LANES.items():
-        assert machine.lane(needs | {"sse2"}) == name
-    assert machine.lane(machine.LANES["amx"] - {"avx512_bf16"}) == "avx2"
-    assert machine.lane(frozenset({"asimd", "bf16"})) == "generic"
+    for name, needs in machine.VARIANTS.items():
+        assert machine.variant(needs | {"sse2"}) == name
+    assert machine.variant(machine.VARIANTS["amx"] - {"avx512_bf16"}) == "avx2"
+    assert machine.variant(frozenset({"asimd", "bf16"})) == "generic"
 
 
 @pytest.mark.skipif(bool(cpu_device.MISSING), reason=cpu_device.MISSING or "")
 def test_lane_is_what_the_library_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
     usable = torch.ops.localllm.variants().split()
-    foreseen = machine.lane(machine.cpu_flags())
+    foreseen = machine.variant(machine.cpu_flags())
     assert foreseen == usable[-1] or foreseen == "amx", "the system may refuse the tiles"
 
 

@@ -33,10 +33,9 @@ gpu = [
 
 
 def lanes() -> dict[str, Ops]:
-    from localllm.backends.cuda.ops import LANES as found
-    from localllm.backends.cuda.ops import MISSING
+    from localllm.backends.cuda.ops import CANDIDATES, MISSING
 
-    return dict(zip(LANES[1:] if MISSING else LANES, found, strict=True))
+    return dict(zip(LANES[1:] if MISSING else LANES, CANDIDATES, strict=True))
 
 
 def opened(

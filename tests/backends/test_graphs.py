@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch.graphs.breakable import AttentionOutputs, BreakableReplay, Pieces
+from localllm.backends.pytorch.graphs.breakable import AttentionOutputs, BreakableReplay, Segments
 from localllm.backends.pytorch.graphs.full import FullReplay
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Inputs
@@ -246,4 +246,4 @@ def test_places_of_answers_are_shared_by_one_shape_and_type() -> None:
 def test_work_without_attention_is_not_recorded_in_pieces() -> None:
     """Whole layers in one op would be recorded with the rows that happened to be there."""
     with pytest.raises(AssertionError, match="no attention to break at"):
-        Pieces(Tape(), AttentionOutputs()).record(lambda ops: torch.zeros(1), Ops())
+        Segments(Tape(), AttentionOutputs()).record(lambda ops: torch.zeros(1), Ops())

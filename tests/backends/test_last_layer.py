@@ -37,12 +37,12 @@ class TestLastLayer(Conformance):
         return open_runner(files, BUDGET, PARTS, 2**30)
 
 
-def opened(tiny: str, folder: Path, recordable: int) -> TorchRunner:
+def opened(tiny: str, folder: Path, capturable: int) -> TorchRunner:
     (found,) = (one for one in TINIES if one.label == tiny)
     found.save(folder)
     runner = open_runner(read_model(folder), replace(BUDGET, context=64, cache_bytes=2**20), PARTS, 2**30)
     assert isinstance(runner, TorchRunner)
-    return TorchRunner(runner.model, runner.kv, runner.spec, runner.device, recordable=recordable)
+    return TorchRunner(runner.model, runner.kv, runner.spec, runner.device, capturable=capturable)
 
 
 def steps() -> list[Batch]:
@@ -61,8 +61,8 @@ def steps() -> list[Batch]:
 @pytest.mark.parametrize("tiny", ["llama", "qwen3-biases", "gemma3"])
 def test_answers_and_cache_are_those_of_every_token(tmp_path: Path, tiny: str) -> None:
     found = []
-    for recordable in (0, 1000):
-        runner = opened(tiny, tmp_path, recordable)
+    for capturable in (0, 1000):
+        runner = opened(tiny, tmp_path, capturable)
         with torch.inference_mode():
             runner.kv.keys.zero_()
             runner.kv.values.zero_()
@@ -76,10 +76,10 @@ def test_answers_and_cache_are_those_of_every_token(tmp_path: Path, tiny: str) -
         torch.testing.assert_close(own[:, 1:], other[:, 1:], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("recordable", "last"), [(0, [[], [3]]), (20, [[20], [3]]), (24, [[20], [24]])])
-def test_steps_that_may_be_recorded_are_computed_whole(tmp_path: Path, recordable: int, last: list[list[int]]) -> None:
+@pytest.mark.parametrize(("capturable", "last"), [(0, [[], [3]]), (20, [[20], [3]]), (24, [[20], [24]])])
+def test_steps_that_may_be_recorded_are_computed_whole(tmp_path: Path, capturable: int, last: list[list[int]]) -> None:
     seen: list[int] = []
-    runner = opened("llama", tmp_path, recordable)
+    runner = opened("llama", tmp_path, capturable)
     layers, ops = len(runner.kv.keys), runner.device.ops
 
     def counted(x: torch.Tensor, *given: object) -> torch.Tensor:

@@ -86,7 +86,7 @@ def test_a_gpu_s_kernels_are_tested_in_the_dtype_that_is_computed_in(
     assert device.warnings == ("the CUDA C++ kernels are not used (slower): not built", "one is replaced")
     opened(files, LoadOptions(self_test_dir=tmp_path, dtype="float32"))
     assert [given[:5] for given in asked] == [
-        (on_cuda.LANES, "cuda", dtype, tmp_path, "a GPU") for dtype in (torch.bfloat16, torch.float32)
+        (on_cuda.CANDIDATES, "cuda", dtype, tmp_path, "a GPU") for dtype in (torch.bfloat16, torch.float32)
     ]
 
 
@@ -126,7 +126,7 @@ def test_lanes_of_a_gpu_begin_with_what_was_built_and_end_with_references(monkey
     triton_ops = pytest.importorskip("localllm.kernels.triton.ops")
     triton = replace(Ops(), activation=Activation(silu_and_mul=canary.save))
     monkeypatch.setattr(triton_ops, "with_triton", lambda ops: triton)
-    for specified, library, lanes in (
+    for specified, library, candidates in (
         (None, without_library, (Ops(),)),
         (None, with_library, (with_library(Ops()), Ops())),
         (object(), without_library, (triton, Ops())),
@@ -134,7 +134,7 @@ def test_lanes_of_a_gpu_begin_with_what_was_built_and_end_with_references(monkey
     ):
         monkeypatch.setattr(cuda_ops, "find_spec", lambda name, found=specified: found)
         monkeypatch.setattr(cuda_ops, "_with_library", library)
-        assert cuda_ops._lanes() == (lanes, "not built" if library is without_library else "")
+        assert cuda_ops._candidates() == (candidates, "not built" if library is without_library else "")
 
 
 @pytest.mark.parametrize(("missing", "references"), [(True, False), (False, True), (False, False)])

@@ -93,7 +93,7 @@ def test_zeros_stay_zeros(quantise) -> None:
 def test_slices_are_as_one(ops: Ops, quantise, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three weights one below the other, cut where none of them ends."""
     plain = weight(16 + 72 + 33, 70)
-    monkeypatch.setattr(formats, "AT_ONCE", 32 * 70)
+    monkeypatch.setattr(formats, "SLICE_VALUES", 32 * 70)
     three = [
         Loaded(len(part), 70, lambda start, stop, part=part: quantise(part[start:stop]))
         for part in plain.split([16, 72, 33])
@@ -189,7 +189,7 @@ class TestKept:
 
     @pytest.fixture(autouse=True)
     def worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(loading, "WORTH_KEEPING", 0)
+        monkeypatch.setattr(loading, "MIN_PACKED_BYTES", 0)
 
     @staticmethod
     def open(files: ModelFiles, folder: Path, quant: Quant = "int4") -> TorchRunner:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.backends import findings
+from localllm.backends import selftest_results
 from localllm.backends.pytorch import selftest
 from localllm.backends.pytorch.selftest import self_tested
 from localllm.engine.errors import ModelRefused
@@ -163,7 +163,7 @@ def test_a_kernel_that_breaks_the_device_is_left_out_the_next_time(
     ops, told = run(tmp_path, with_rms(rms))
     assert ops.norm.rms is PLAIN.norm.rms
     assert told
-    (line,) = findings.told(tmp_path).values()
+    (line,) = selftest_results.newest(tmp_path).values()
     assert line.startswith(f"norm.rms: {__name__}.{rms.__name__} broke the device: ")
 
 
@@ -216,7 +216,7 @@ def test_a_kernel_that_ends_the_process_twice_is_left_out(tmp_path: Path, does: 
         told, said = start_of(does, tmp_path).communicate(timeout=60)
         instead = "norm.rms: test_selftest.right instead of test_selftest.ending"
         assert f"{instead}, which crashed or hung twice" in told, said
-        (line,) = findings.told(tmp_path).values()
+        (line,) = selftest_results.newest(tmp_path).values()
         assert "test_selftest.ending, which crashed or hung twice in its self-test" in line
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
 
@@ -237,7 +237,7 @@ def test_a_process_that_is_stopped_while_it_tests_blames_no_kernel(tmp_path: Pat
 def test_a_process_that_is_about_to_look_reads_no_name_of_one_that_ended_well(tmp_path: Path) -> None:
     """It may have opened the file before that was removed, and lock it after."""
     file = tmp_path / "chip.running"
-    with findings.UnderTest(file) as under_test:
+    with selftest_results.CrashMark(file) as under_test:
         under_test.name("norm.rms: right")
         opened = file.open()
     with opened:
@@ -248,7 +248,7 @@ def test_a_process_that_is_about_to_look_reads_no_name_of_one_that_ended_well(tm
 def test_a_name_that_was_left_goes_also_where_nothing_is_tested(tmp_path: Path) -> None:
     file = tmp_path / "chip.running"
     file.write_text("norm.rms: right", "utf-8")
-    with findings.UnderTest(file) as under_test:
+    with selftest_results.CrashMark(file) as under_test:
         assert (under_test.left, under_test.twice) == ("norm.rms: right", False)
     assert not file.exists()
 
@@ -291,22 +291,24 @@ def test_every_op_but_what_packs_is_tested(tmp_path: Path) -> None:
 
 
 def test_what_doctor_tells(tmp_path: Path) -> None:
-    assert findings.told(tmp_path / "none") == {}
+    assert selftest_results.newest(tmp_path / "none") == {}
     run(tmp_path, with_rms(right))
     (tmp_path / "broken.json").write_text("[]", "utf-8")
     (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
-    (line,) = findings.told(tmp_path).values()
+    (line,) = selftest_results.newest(tmp_path).values()
     assert line.startswith("all 1 kernels are right (")
     run(tmp_path, with_rms(wrong))
-    ((device, line),) = findings.told(tmp_path).items()
+    ((device, line),) = selftest_results.newest(tmp_path).items()
     assert device == "a chip"
     assert line.startswith("norm.rms: reference instead of ")
 
 
 def test_findings_are_kept_in_a_folder_that_is_made(tmp_path: Path) -> None:
     file = tmp_path / "new" / "folder" / "chip.json"
-    findings.Findings(file, "a chip", {"norm.rms: right": "", "kv.store: wrong": "is off"}).write(["kv.store: wrong"])
-    kept = findings.Findings.read(file, "a chip")
+    selftest_results.SelfTestResults(file, "a chip", {"norm.rms: right": "", "kv.store: wrong": "is off"}).write(
+        ["kv.store: wrong"]
+    )
+    kept = selftest_results.SelfTestResults.read(file, "a chip")
     assert kept.verdicts == {"norm.rms: right": "", "kv.store: wrong": "is off"}
     assert json.loads(file.read_text("utf-8"))["fallbacks"] == ["kv.store: wrong"]
     assert [each.name for each in file.parent.iterdir()] == ["chip.json"]
@@ -315,7 +317,7 @@ def test_findings_are_kept_in_a_folder_that_is_made(tmp_path: Path) -> None:
 def test_findings_that_cannot_take_their_place_leave_nothing(tmp_path: Path) -> None:
     file = tmp_path / "chip.json"
     (file / "in the way").mkdir(parents=True)
-    findings.Findings(file, "a chip", {}).write()
+    selftest_results.SelfTestResults(file, "a chip", {}).write()
     assert [each.name for each in tmp_path.iterdir()] == ["chip.json"]
 
 
@@ -323,23 +325,23 @@ def test_doctor_tells_of_the_newest_outcome_of_a_device(tmp_path: Path) -> None:
     outcomes = (("one", 300, ["x is off", "y is off"]), ("two", 100, []), ("three", 200, []))
     for name, at, fallbacks in outcomes:
         file = tmp_path / f"{name}.json"
-        findings.Findings(file, "a chip", {"norm.rms: right": ""}).write(fallbacks)
+        selftest_results.SelfTestResults(file, "a chip", {"norm.rms: right": ""}).write(fallbacks)
         os.utime(file, (at, at))
-    findings.Findings(tmp_path / "other.json", "another", {}).write()
-    told = findings.told(tmp_path)
+    selftest_results.SelfTestResults(tmp_path / "other.json", "another", {}).write()
+    told = selftest_results.newest(tmp_path)
     assert set(told) == {"a chip", "another"}
     assert told["a chip"].startswith("x is off; y is off (")
 
 
 def test_a_name_is_kept_while_its_test_goes_on_and_says_whether_it_was_left_before(tmp_path: Path) -> None:
     file = tmp_path / "new" / "chip.running"
-    with findings.UnderTest(file) as under_test:
+    with selftest_results.CrashMark(file) as under_test:
         assert not file.exists(), "nothing is tested yet"
         under_test.name("norm.rms: right, with a long name")
         under_test.name("kv.store: right")
         assert file.read_text("utf-8") == "kv.store: right"
         assert file.stat().st_mode & 0o777 == 0o600
-        with findings.UnderTest(file) as other:
+        with selftest_results.CrashMark(file) as other:
             assert (other.left, other.twice) == ("", False), "it is another's that still runs"
             free = os.dup(0)
             os.close(free)
@@ -351,14 +353,14 @@ def test_a_name_is_kept_while_its_test_goes_on_and_says_whether_it_was_left_befo
         assert file.exists()
     assert not file.exists()
     file.write_text("kv.store: right", "utf-8")
-    with findings.UnderTest(file) as under_test:
+    with selftest_results.CrashMark(file) as under_test:
         assert (under_test.left, under_test.twice) == ("kv.store: right", False)
         under_test.name("norm.rms: right")
         assert file.read_text("utf-8") == "norm.rms: right"
         under_test.name("kv.store: right")
         assert file.read_text("utf-8") == "kv.store: right\nagain"
     file.write_text("kv.store: right\nagain", "utf-8")
-    under_test = findings.UnderTest(file)
+    under_test = selftest_results.CrashMark(file)
     with pytest.raises(ValueError, match="broken"), under_test:
         raise ValueError("broken")
     assert (under_test.left, under_test.twice) == ("kv.store: right", True)

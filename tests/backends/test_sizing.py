@@ -9,7 +9,7 @@ import torch
 
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.device import Device
-from localllm.backends.pytorch.sizing import cache_dtype, chosen_graphs, plan, recordable_tokens
+from localllm.backends.pytorch.sizing import cache_dtype, capturable_tokens, chosen_graphs, plan
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import Graphs, LoadOptions
@@ -84,16 +84,16 @@ def test_what_is_recorded(files: ModelFiles) -> None:
     assert sizes(TAPED, graphs="split") == (True, True)
     assert sizes(TAPED, graphs="full") == (True, False)
     assert sizes(TAPED, graphs="off") == (False, False)
-    assert sizes(replace(TAPED, records_attention=False)) == (False, True)
+    assert sizes(replace(TAPED, captures_attention=False)) == (False, True)
     assert [chosen_graphs(LoadOptions(graphs="full"), device) for device in (CPU, TAPED)] == ["off", "full"]
 
 
 def test_steps_are_recorded_as_far_as_that_gains_time(files: ModelFiles) -> None:
-    assert recordable_tokens(files.config, 4000, CPU) == 0
-    assert recordable_tokens(files.config, 4000, TAPED) == 2048
-    assert recordable_tokens(files.config, 100, TAPED) == 100
+    assert capturable_tokens(files.config, 4000, CPU) == 0
+    assert capturable_tokens(files.config, 4000, TAPED) == 2048
+    assert capturable_tokens(files.config, 100, TAPED) == 100
     layer = 128 * (2 * (2 + 1) * 64 + 3 * files.config.intermediate_size)
-    assert recordable_tokens(files.config, 4000, replace(TAPED, layer_work=100.5 * layer)) == 100
+    assert capturable_tokens(files.config, 4000, replace(TAPED, layer_work=100.5 * layer)) == 100
 
 
 def test_caches_of_fp8_are_for_devices_that_can(files: ModelFiles) -> None:
@@ -124,7 +124,7 @@ def test_a_new_device_claims_nothing(files: ModelFiles) -> None:
     assert spec.max_tokens == 512
     assert spec.groups[0].num_pages == 10, "a quarter of what is free"
     assert (device.pinned, device.fp8_cache, device.attentions, device.recorder) == (False, False, {}, None)
-    assert (device.records_attention, device.graphs, device.row_tokens) == (True, "full", 512)
+    assert (device.captures_attention, device.graphs, device.row_tokens) == (True, "full", 512)
 
 
 def test_what_is_fetched_is_a_copy() -> None:

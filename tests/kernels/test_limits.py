@@ -68,9 +68,11 @@ def test_interpreted(case: Case) -> None:
 
 
 def lanes() -> dict[str, Ops]:
-    from localllm.backends.cuda.ops import LANES, MISSING
+    from localllm.backends.cuda.ops import CANDIDATES, MISSING
 
-    return dict(zip(("triton", "references") if MISSING else ("library", "triton", "references"), LANES, strict=True))
+    return dict(
+        zip(("triton", "references") if MISSING else ("library", "triton", "references"), CANDIDATES, strict=True)
+    )
 
 
 @pytest.mark.real

@@ -54,7 +54,7 @@ class AttentionOutputs:
         return self._places[key][: len(query)]
 
 
-class Pieces:
+class Segments:
     """A step captured in pieces: a list of captures with a break between two neighbours."""
 
     def __init__(self, recorder: Recorder, outputs: AttentionOutputs) -> None:
@@ -111,7 +111,7 @@ class BreakableReplay:
         no_attention = Attention(paged=lambda query, *_: outputs.place(query))
         with failures("capturing a step failed"), recorder.session():
             runner.prompts(step, replace(ops, attention=no_attention))  # compiles and allocates before the capture
-            self._pieces = Pieces(recorder, outputs)
+            self._pieces = Segments(recorder, outputs)
             self._hidden = self._pieces.record(partial(runner.prompts, step), ops)
 
     @torch.inference_mode()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ....engine.options import Compiler as How
-from .cutting import Part
+from .cutting import Segment
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Compiler:
         self._folder = folder
         self._kinds: dict[str, Compiled] = {}
 
-    def piece(self, part: Part) -> Compiled:
+    def piece(self, part: Segment) -> Compiled:
         """The callable of a piece. All pieces of one kind share it; its first call compiles."""
         assert part.graph is not None
         if part.kind not in self._kinds:

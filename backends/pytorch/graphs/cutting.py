@@ -17,7 +17,7 @@ Graph = fx.GraphModule
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Segment:
     """A piece of a graph between two cuts, or the op at a cut, with the graph nodes that it reads and writes."""
 
     inputs: tuple[fx.Node, ...]
@@ -57,7 +57,7 @@ def traced(forward: Callable[..., Tensor], *examples: Tensor) -> Graph:
     return graph
 
 
-def cut(graph: Graph, is_cut: Callable[[fx.Node], bool], writes: Callable[[fx.Node], fx.Node]) -> list[Part]:
+def cut(graph: Graph, is_cut: Callable[[fx.Node], bool], writes: Callable[[fx.Node], fx.Node]) -> list[Segment]:
     """The parts in order: a piece, the op at a cut, a piece, … `writes` gives the node of the tensor that the op at a
     cut writes to. No piece allocates this tensor: the implementation of the op returns its output."""
     written = {writes(node) for node in graph.graph.nodes if is_cut(node)}
@@ -78,11 +78,11 @@ def cut(graph: Graph, is_cut: Callable[[fx.Node], bool], writes: Callable[[fx.No
     for at, (stretch, inputs) in enumerate(zip(stretches, reads, strict=False)):
         spent = [node for node, last_at in last.items() if last_at == at]
         if len(stretch) == 1 and is_cut(stretch[0]):
-            parts.append(Part(tuple(inputs), (writes(stretch[0]),), tuple(spent), stretch[0], None))
+            parts.append(Segment(tuple(inputs), (writes(stretch[0]),), tuple(spent), stretch[0], None))
         else:
             outputs = [node for node in stretch if last.get(node, -1) > at]
             piece = _piece(stretch, inputs, outputs)
-            parts.append(Part(tuple(inputs), tuple(outputs), tuple(spent), None, piece, _kind(piece, inputs)))
+            parts.append(Segment(tuple(inputs), tuple(outputs), tuple(spent), None, piece, _kind(piece, inputs)))
     return parts
 
 

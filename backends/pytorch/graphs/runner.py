@@ -33,7 +33,7 @@ class GraphRunner:
         start = time.perf_counter()
         self._pieces = _captured(spec.graph_tokens, lambda tokens: BreakableReplay(inner, tokens, outputs))
         self._whole = _captured(spec.graph_rows, lambda rows: FullReplay(inner, rows))
-        self.recorded_in = time.perf_counter() - start  # seconds
+        self.capture_seconds = time.perf_counter() - start  # seconds
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
         missing = sizes - len(self._pieces) - len(self._whole)
         self._spec = spec

@@ -27,7 +27,7 @@ from ..inputs import Step
 from ..kv import PagedKV
 from . import cutting, opaque
 from .compiling import Compiled, Compiler
-from .cutting import Part
+from .cutting import Segment
 from .opaque import Model, Site, computing
 
 EXAMPLE = (23, 5)  # tokens and answers of the traced step; any numbers that are not sizes of a model
@@ -53,7 +53,7 @@ class SplitModel:
         self._constants = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
         (output,) = (node for node in nodes if node.op == "output")
         (self._hidden,) = output.all_input_nodes
-        self.parts: list[tuple[Part, Compiled | Site]] = [
+        self.parts: list[tuple[Segment, Compiled | Site]] = [
             (part, compiler.piece(part) if part.op is None else tracing.sites[_site(part.op)])
             for part in cutting.cut(self._graph, _is_attention, _answers)
         ]

@@ -29,7 +29,7 @@ class Tensors(Protocol):
         ...
 
 
-AT_ONCE = 2**21  # values of a weight that are converted at a time: their float32 copies fit in the CPU caches
+SLICE_VALUES = 2**21  # values of a weight that are converted at a time: their float32 copies fit in the CPU caches
 EIGHT = 8  # smallest number of outputs to load: some formats pack eight outputs in a word
 
 
@@ -89,7 +89,7 @@ def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
     """Slices of the weights, joined along the outputs, for linear.pack_slices. A slice may span two weights."""
     total = sum(weight.out_features for weight in loaded)
     in_features = loaded[0].in_features
-    step = max(1, AT_ONCE // max(1, in_features) // PANEL) * PANEL
+    step = max(1, SLICE_VALUES // max(1, in_features) // PANEL) * PANEL
     for start in range(0, total, step):
         pieces = []
         offset = 0
@@ -119,6 +119,6 @@ def _kind(weight: Weight) -> tuple[object, ...]:
     return tuple(part.dtype if isinstance(part, Tensor) else part for part in weight)
 
 
-def held_bytes(weight: Any) -> int:
+def memory_bytes(weight: Any) -> int:
     """Bytes of memory of a weight, packed or not."""
     return sum(part.nbytes for part in parts(weight))

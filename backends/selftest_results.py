@@ -19,7 +19,7 @@ from typing import Self
 
 
 @dataclass(slots=True)
-class Findings:
+class SelfTestResults:
     """Verdicts by "op: implementation", cached in a file. An empty verdict is a pass."""
 
     file: Path
@@ -27,7 +27,7 @@ class Findings:
     verdicts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, file: Path, device: str) -> Findings:
+    def read(cls, file: Path, device: str) -> SelfTestResults:
         """The contents of the file; no verdicts if the file is missing or not readable."""
         try:
             verdicts = json.loads(file.read_text("utf-8"))["verdicts"]
@@ -49,7 +49,7 @@ class Findings:
                 beside.unlink()
 
 
-class UnderTest:
+class CrashMark:
     """A file with the name of the kernel under test: written before the test, deleted after the last test. If another
     process has locked the file, this process writes no name. `left` is the kernel in whose test an earlier process
     crashed, empty: none. `twice` says whether two processes in a row crashed in the test of this kernel."""
@@ -105,7 +105,7 @@ class UnderTest:
             os.close(self._lock)
 
 
-def told(folder: Path) -> dict[str, str]:
+def newest(folder: Path) -> dict[str, str]:
     """For doctor: device name -> outcome of its newest self-test."""
     outcomes: list[tuple[float, str, str]] = []
     for file in folder.glob("*.json"):
