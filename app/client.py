@@ -13,8 +13,8 @@ import httpx
 import msgspec
 
 from . import paths
+from .api.admin import LoadedModel, LoadProgress, ModelEntry, Status
 from .config import Settings, loading
-from .daemon.admin import LoadedModel, LoadProgress, ModelEntry, Status
 from .daemon.owner import owner_pid
 from .errors import AppError, DaemonUnreachable, PortTaken
 from .frames import Fault

@@ -11,8 +11,8 @@ import sys
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..api.replies import error_body
 from ..errors import InvalidRequest
-from .replies import error_body
 
 MAX_HEAD = 2**15  # bytes of request line and headers
 HEAD_SECONDS = 30.0  # limit for request line and headers to arrive

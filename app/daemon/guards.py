@@ -26,40 +26,20 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import AppError, Forbidden, InvalidRequest, OutOfMemory, Overloaded, Stopping, Unauthorized, WorkerDied
-from .body import ClientGone
+from ..api.body import ClientGone, is_local
+from ..api.replies import error_response
+from ..errors import AppError, Forbidden, InvalidRequest, Unauthorized
 from .connection import MAX_HEAD
-from .replies import error_body
 
 log = logging.getLogger(__name__)
 
 PUBLIC = {"/health"}  # routes that need no key
-RETRY_AFTER_SECONDS = "1"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 CORS_HEADERS = (
     "Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Stainless-Arch, X-Stainless-Async, X-Stainless-Lang, "
     "X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Read-Timeout, X-Stainless-Retry-Count, "
     "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Helper-Method"
 )
-
-
-def is_local(scope: Scope) -> bool:
-    """True if the request came over the unix socket."""
-    return scope["server"] is not None and scope["server"][1] is None
-
-
-def error_response(error: AppError, headers: dict[str, str] | None = None) -> Response:
-    """An error as a complete response; its headers say if the client should try again."""
-    fields = dict(headers or {})
-    if isinstance(error, Overloaded | OutOfMemory | Stopping):
-        fields["retry-after"] = RETRY_AFTER_SECONDS
-    elif error.status >= 500 and not isinstance(error, WorkerDied):
-        fields["x-should-retry"] = "false"
-    if isinstance(error, Unauthorized):
-        fields["www-authenticate"] = "Bearer"
-    if error.status == 413:
-        fields["connection"] = "close"  # the body is not read to its end
-    return Response(error_body(error), error.status, fields, "application/json")
 
 
 class Traced:

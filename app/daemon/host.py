@@ -15,13 +15,14 @@ import msgspec
 from ...engine.options import LoadOptions
 from ...engine.quantization import Quant
 from .. import paths
+from ..api.admin import LoadedModel
+from ..api.models import Progress, Request
+from ..api.stream import Stream
 from ..config import Settings
 from ..errors import InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
 from ..frames import Fault, Load, Stats
 from ..store import catalog
-from .admin import LoadedModel
-from .process import COMMAND, Progress, Request, Worker, worker_environment
-from .stream import Stream
+from .process import COMMAND, Worker, worker_environment
 
 STOPPING = "the daemon is stopping"
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
@@ -98,11 +99,14 @@ class Host:
             if slot.worker.state == "ready":
                 return slot.worker
 
-    def open(self, worker: Worker, requests: Sequence[Request], weight: int = 1) -> Stream:
-        """Send requests to a worker; `weight` is their number of answers.
+    async def open(
+        self, name: str | None, requests: Sequence[Request], *, weight: int = 1, local: bool = False
+    ) -> Stream:
+        """Send requests to a model, which is loaded if necessary; the stream returns the replies.
 
-        Raises InvalidRequest if `weight` exceeds the setting max_queue, Overloaded if it does with the unfinished
-        answers of the worker.
+        `name`: None stands for the only loaded model. `weight`: number of answers. `local`: see `worker`.
+        Raises the errors of `worker`, InvalidRequest if `weight` exceeds the setting max_queue, and Overloaded if it
+        does with the unfinished answers of the worker.
         """
         self._refuse_when_stopping()
         limit = self.settings.max_queue
@@ -112,6 +116,7 @@ class Host:
                 hint="to raise the limit, use the setting max_queue",
                 param="n",
             )
+        worker = await self.worker(name or self._only(), local=local)
         if worker.held + weight > limit:
             raise Overloaded(
                 f"{worker.model} has {worker.held} unfinished requests; {weight} more exceed the limit of {limit}",
@@ -119,7 +124,19 @@ class Host:
             )
         return worker.open(requests, weight)
 
-    def only(self) -> str:
+    async def load(
+        self,
+        name: str,
+        *,
+        local: bool = False,
+        backend: str | None = None,
+        quant: Quant | None = None,
+        progress: Progress | None = None,
+    ) -> str:
+        """Load a model; returns its id. Raises the errors of `worker`."""
+        return (await self.worker(name, local=local, backend=backend, quant=quant, progress=progress)).model
+
+    def _only(self) -> str:
         """The id of the only loaded model. Raises InvalidRequest unless exactly one model is loaded."""
         if len(self._slots) != 1:
             loaded = ", ".join(self._slots) or "none"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from uvicorn import Config, Server
 
 from .. import paths
+from ..api.routes import Door
 from ..config import Settings
 from ..version import VERSION
 from .connection import MAX_HEAD, Connection
@@ -21,7 +22,7 @@ from .host import Host
 from .listeners import bind_tcp, bind_unix, tcp_key
 from .owner import Owner
 from .process import COMMAND
-from .server import Door, build
+from .server import build
 
 BACKLOG = 512
 KEEP_ALIVE_SECONDS = 75  # an idle connection closes after this time

@@ -29,10 +29,11 @@ from typing import Literal
 import msgspec
 
 from .. import frames
+from ..api.models import Progress, Request
+from ..api.stream import Stream
 from ..config import PREFIX
 from ..errors import AppError, BodyTooLarge, InvalidRequest, WorkerDied
-from ..frames import AskStats, Cancel, Detokenize, Generate, Load, Loading, ModelInfo, Stats, Tokenize
-from .stream import Stream
+from ..frames import AskStats, Cancel, Load, Loading, ModelInfo, Stats
 
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.worker")
 STOP_SECONDS = 5.0  # from Shutdown to SIGKILL
@@ -44,9 +45,6 @@ LOG_BYTES = 2**20  # of one log file; a worker has two, the current one and the 
 LOG_READ = 2**16  # bytes per read; a longer line is split
 
 log = logging.getLogger(__name__)
-
-Request = Generate | Tokenize | Detokenize | AskStats
-Progress = Callable[[str, float], None]  # stage and done of a Loading frame
 
 
 class Worker:
@@ -143,7 +141,7 @@ class Worker:
 
     def open(self, requests: Sequence[Request], weight: int = 1) -> Stream:
         """Send frames; the stream returns their replies. Raises an AppError if they cannot be sent."""
-        if self.state != "ready" or self._writer is None:
+        if self.state != "ready" or self._writer is None or self.info is None:
             raise self.end_error
         try:
             packed = b"".join(frames.pack(request) for request in requests)
@@ -151,7 +149,7 @@ class Worker:
             raise InvalidRequest(f"the request has a value that cannot be sent to the worker: {error}") from None
         except ValueError as error:
             raise BodyTooLarge(str(error)) from None
-        stream = Stream([request.id for request in requests], weight, self._close)
+        stream = Stream(self.info, [request.id for request in requests], weight, self._close)
         self._streams |= dict.fromkeys(stream.ids, stream)
         self.held += weight
         if weight:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,8 +68,8 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
     prompt = _prompt(asked, model, tools, close_reasoning=asked.response_format is not None or bool(forced))
     spec = model.runner.spec
     where = "messages" if asked.prompt is None else "prompt"
-    if any(not 0 <= token < spec.vocab_size for token in prompt.ids):
-        raise InvalidRequest(f"{where} has token ids beyond the vocabulary size {spec.vocab_size}", param=where)
+    check_token_ids(where, prompt.ids, spec.vocab_size)
+    check_token_ids("stop_token_ids", asked.stop_ids, spec.vocab_size)
     max_tokens = asked.max_tokens
     if max_tokens is None:
         max_tokens = spec.max_length - len(prompt.ids)
@@ -100,6 +100,15 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
             parallel_tool_calls=asked.parallel_tool_calls,
         )
     return generation
+
+
+def check_token_ids(param: str, tokens: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidRequest if a token id of this parameter is not in the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(
+                f"{param}: token id {token} is not in the model's vocabulary of {vocab_size}", param=param
+            )
 
 
 def _prompt(asked: Generate, model: OpenModel, tools: Sequence[dict[str, Any]], *, close_reasoning: bool) -> Prompt:

@@ -29,10 +29,9 @@ from ...engine.engine import Engine
 from ...engine.errors import RunnerFailed
 from ...engine.request import Delta
 from .. import frames
-from ..errors import InvalidRequest
 from ..frames import Fault
 from .faults import app_error, internal_error
-from .generation import Generation, prepare
+from .generation import Generation, check_token_ids, prepare
 from .opening import OpenModel, open_model
 from .outbox import Outbox
 
@@ -188,11 +187,7 @@ class Worker:
 
     async def _detokenize(self, frame: frames.Detokenize, model: OpenModel) -> None:
         try:
-            beyond = [token for token in frame.tokens if not 0 <= token < model.info.vocab]
-            if beyond:
-                raise InvalidRequest(
-                    f"token {beyond[0]} is not in the model's vocabulary of {model.info.vocab}", param="tokens"
-                )
+            check_token_ids("tokens", frame.tokens, model.info.vocab)
             text = await asyncio.to_thread(model.tokenizer.decode, frame.tokens)
             self._outbox.send(frames.Text(id=frame.id, text=text))
         except Exception as error:

@@ -70,6 +70,9 @@ class FakeWorker:
                 text = frame.prompt or " ".join(str(message["content"]) for message in frame.messages or [])
                 words = text.split()
                 self.send(frames.Tokens(id=frame.id, tokens=[len(word) for word in words], pieces=words))
+            case frames.Detokenize() if max(frame.tokens, default=0) >= VOCAB:
+                fault = Fault(code="invalid_request", message="tokens: no such token", param="tokens")
+                self.send(Failed(id=frame.id, fault=fault))
             case frames.Detokenize():
                 self.send(frames.Text(id=frame.id, text=" ".join("x" * token for token in frame.tokens)))
             case frames.AskStats():

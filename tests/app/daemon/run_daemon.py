@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from localllm.app.api import exchange
 from localllm.app.config import Settings
-from localllm.app.daemon import connection, exchange, host, lifecycle, process
+from localllm.app.daemon import connection, host, lifecycle, process
 from localllm.app.errors import AppError
 
 # No backend is asked whether it can run a fake worker, but one.

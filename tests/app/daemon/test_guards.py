@@ -13,10 +13,11 @@ import httpx
 import pytest
 from starlette.routing import Route
 
+from localllm.app.api.routes import Door
 from localllm.app.config import Settings
 from localllm.app.daemon import connection as connections
 from localllm.app.daemon.host import Host
-from localllm.app.daemon.server import Door, build
+from localllm.app.daemon.server import build
 from localllm.app.store import catalog
 
 KEY = "k" * 40

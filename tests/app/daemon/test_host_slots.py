@@ -14,7 +14,7 @@ from localllm.app.config import Settings
 from localllm.app.daemon import host as hosts
 from localllm.app.daemon.host import Host
 from localllm.app.errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
-from localllm.app.frames import Load, ModelInfo, Stats
+from localllm.app.frames import Generate, Load, ModelInfo, Stats
 from localllm.app.store.catalog import ModelRef
 
 from ..samples import model_info
@@ -143,39 +143,57 @@ async def test_another_way_of_loading_ends_the_one_before(
     await host.close()
 
 
-async def test_how_much_a_worker_may_hold() -> None:
+async def test_a_worker_has_at_most_max_queue_requests(made: list[FakeWorker]) -> None:
     host = Host(Settings(max_queue=3))
-    worker: Any = FakeWorker.__new__(FakeWorker)
-    worker.model, worker.held = "a", 1
-    host.open(worker, [], 2)
+    with pytest.raises(InvalidRequest) as refused:
+        await host.open("a", [], weight=4)
+    assert refused.value.param == "n"
+    assert made == [], "the model is not loaded for a request that no load could help"
+    await host.open("a", [], weight=1)
+    await host.open("a", [], weight=2)
+    (worker,) = made
     assert worker.held == 3
     with pytest.raises(Overloaded):
-        host.open(worker, [])
+        await host.open("a", [])
     worker.held = 0
-    with pytest.raises(InvalidRequest) as refused:
-        host.open(worker, [], 4)
-    assert refused.value.param == "n"
-    host.open(worker, [], 3)
+    await host.open("a", [], weight=3)
     host.stopping = True
     with pytest.raises(Stopping):
-        host.open(worker, [], 1)
+        await host.open("a", [], weight=1)
+    await host.close()
+
+
+async def test_a_request_loads_its_model(made: list[FakeWorker]) -> None:
+    host = Host(Settings())
+    requests: Any = [Generate(id="r")]
+    assert await host.open("a", requests, weight=1) == requests
+    assert await host.open(None, requests, weight=1) == requests, "without a name: the only loaded model"
+    assert [(worker.model, worker.held) for worker in made] == [("a", 2)]
+    with pytest.raises(ModelNotFound):
+        await host.open("/b", requests)
+    await host.open("/b", requests, local=True)
+    assert await host.load("/b", local=True) == "/b"
+    await host.close()
 
 
 async def test_the_only_model(made: list[FakeWorker]) -> None:
     host = Host(Settings())
     with pytest.raises(InvalidRequest, match="none"):
-        host.only()
+        await host.open(None, [])
     assert host.find("a") is None
     first = await host.worker("a")
-    assert (host.only(), host.find("a")) == ("a", first)
+    assert host.find("a") is first
+    await host.open(None, [])
+    assert made[0].held == 1
     await host.worker("b")
     with pytest.raises(InvalidRequest, match="a, b"):
-        host.only()
+        await host.open(None, [])
     with pytest.raises(ModelNotFound) as unknown:
         await host.unload("c")
     assert unknown.value.hint == "loaded: a, b"
     await host.unload("b")
-    assert host.only() == "a"
+    await host.open(None, [])
+    assert made[0].held == 2
     assert made[1].quiet_for == [Settings().drain]
     assert str(made[1].expected_end) == "b was unloaded"
     await host.close()

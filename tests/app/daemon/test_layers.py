@@ -9,8 +9,9 @@ import pytest
 from starlette.types import ASGIApp
 
 from localllm.app import errors
+from localllm.app.api.body import ClientGone, is_local
+from localllm.app.api.replies import error_response
 from localllm.app.daemon import guards
-from localllm.app.daemon.body import ClientGone
 from localllm.app.daemon.connection import MAX_HEAD
 from localllm.app.errors import AppError, Forbidden, InvalidRequest, Unauthorized
 
@@ -70,7 +71,7 @@ KINDS = [kind for kind in errors.BY_CODE.values() if kind.__module__ == errors._
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_headers_tell_whether_to_try_again(kind: type[AppError]) -> None:
-    headers = guards.error_response(kind("x"), {"x-more": "1"}).headers
+    headers = error_response(kind("x"), {"x-more": "1"}).headers
     assert headers.get("retry-after") == ("1" if kind in RETRIED else None)
     final = kind.status >= 500 and kind not in RETRIED | {errors.WorkerDied}
     assert headers.get("x-should-retry") == ("false" if final else None)
@@ -177,7 +178,7 @@ async def test_web_pages_matter_at_the_port_only() -> None:
         await through(layer, scope)
     status, headers, _ = await through(layer, scope | {"server": ("/socket", None)})
     assert (status, headers) == (200, {})
-    assert not guards.is_local(scope | {"server": None})
+    assert not is_local(scope | {"server": None})
 
 
 @pytest.mark.parametrize("value", [b"Bearer  key ", b"BEARER key"])

@@ -48,6 +48,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     _, worker._writer = await asyncio.open_connection(sock=ours)
     reader, far = await asyncio.open_connection(sock=theirs)
     worker.state = "ready"
+    worker.info = model_info()
     yield Bench(worker, reader, over)
     for writer in (worker._writer, far):
         writer.close()

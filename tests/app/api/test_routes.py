@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from localllm.app import frames
+from localllm.app.api import routes
+from localllm.app.api.admin import LoadedModel
+from localllm.app.api.routes import Door
+from localllm.app.api.stream import Stream
 from localllm.app.config import Settings, loading
-from localllm.app.daemon import server
-from localllm.app.daemon.admin import LoadedModel
-from localllm.app.daemon.server import Door, build
+from localllm.app.daemon.server import build
 from localllm.app.errors import ModelNotFound
 from localllm.app.store.catalog import ModelRef
 from localllm.app.version import VERSION
 
-READY = SimpleNamespace(model="here", info=SimpleNamespace(context=32, vocab=10))
+from ..samples import model_info
+
+INFO = model_info(model="here", context=32, vocab=10)
+READY = SimpleNamespace(model="here", info=INFO)
 LOADING_WORKER = SimpleNamespace(model="coming", info=None)
 
 
@@ -41,26 +45,19 @@ class FakeHost:
     def find(self, name: str) -> Any:
         return {"here": READY, "coming": LOADING_WORKER}.get(name)
 
-    def only(self) -> str:
-        return "here"
-
-    async def worker(self, name: str, **how: Any) -> Any:
+    async def load(self, name: str, **how: Any) -> str:
+        how.pop("progress")("reading", 0.5)
         self.asked.append((name, how))
-        if "progress" in how:
-            how.pop("progress")("reading", 0.5)
-            await self.goes_on.wait()
+        await self.goes_on.wait()
         if name != "here":
             raise ModelNotFound("no such model")
-        return READY
+        return name
 
-    @asynccontextmanager
-    async def open(self, worker: Any, sent: list[frames.Frame]) -> AsyncIterator[Any]:
-        self.asked += sent
-
-        async def take() -> list[Any]:
-            return [self.reply]
-
-        yield SimpleNamespace(take=take)
+    async def open(self, name: str | None, requests: list[Any], *, local: bool) -> Stream:
+        self.asked += [(name, local), *requests]
+        stream = Stream(INFO, [request.id for request in requests], 1, lambda _: None)
+        stream.put(structs.replace(self.reply, id=requests[0].id))
+        return stream
 
     async def stats(self) -> list[Any]:
         known = frames.Stats(id="s", running=5, waiting=0, cache_tokens=0, cache_used=0)
@@ -93,8 +90,8 @@ async def client(host: FakeHost, stops: list[bool], monkeypatch: pytest.MonkeyPa
         ModelRef(id=name, path=tmp_path, context=context, size=9, description="d", bundled=name == "here")
         for name, context in (("here", 64), ("coming", 64), ("org/cold", 0))
     ]
-    monkeypatch.setattr(server.catalog, "available", lambda: known)
-    monkeypatch.setattr(server.catalog, "resolve", lambda name: next(model for model in known if model.id == name))
+    monkeypatch.setattr(routes.catalog, "available", lambda: known)
+    monkeypatch.setattr(routes.catalog, "resolve", lambda name: next(model for model in known if model.id == name))
     app = build(host, Door(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
 
     async def on_socket(scope: Any, receive: Any, send: Any) -> None:
@@ -153,8 +150,8 @@ async def test_tokenizing(client: httpx.AsyncClient, host: FakeHost, flag: bool 
     host.reply = frames.Tokens(id="t", tokens=[1, 2], pieces=["a", "b"])
     said = (await client.post("/tokenize", json={"prompt": "x", "add_special_tokens": flag})).json()
     assert said == {"count": 2, "max_model_len": 32, "tokens": [1, 2], "token_strs": ["a", "b"]}
-    (name, how), frame = host.asked
-    assert (name, how) == ("here", {"local": True})
+    (name, local), frame = host.asked
+    assert (name, local) == (None, True)
     assert (frame.prompt, frame.messages, frame.add_special_tokens) == ("x", None, sent)
     await client.post("/tokenize", json={"model": "here", "messages": [{"role": "user", "content": "x"}]})
     assert host.asked[-1].messages == [{"role": "user", "content": "x"}]
@@ -165,6 +162,7 @@ async def test_detokenizing(client: httpx.AsyncClient, host: FakeHost) -> None:
     for tokens in ([], [0, 9]):
         assert (await client.post("/detokenize", json={"tokens": tokens})).json() == {"prompt": "ab"}
         assert host.asked[-1].tokens == tokens
+    host.reply = frames.Failed(id="t", fault=frames.Fault(code="invalid_request", message="x", param="tokens"))
     refused = await client.post("/detokenize", json={"tokens": [10, 0]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
 
@@ -184,7 +182,7 @@ async def test_a_load_as_events(client: httpx.AsyncClient, host: FakeHost) -> No
 
 async def test_a_load_that_nobody_waits_for(host: FakeHost) -> None:
     """What it holds of the host goes; the load itself is the host's."""
-    events = server._Load(host, Door())._events(server.LoadBody(model="here"), True)  # type: ignore[arg-type]
+    events = routes._Load(host, Door())._events(routes.LoadBody(model="here"), True)  # type: ignore[arg-type]
     assert b"reading" in await anext(events)
     await events.aclose()  # type: ignore[attr-defined]
     await asyncio.sleep(0)

@@ -6,7 +6,6 @@ of OpenAI, and common ones of vLLM and llama.cpp (top_k, min_p, repetition_penal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -332,18 +331,3 @@ class DetokenizeBody(WireBody):
 
     tokens: list[TokenId]
     model: Name | None = None
-
-
-def check_tokens(requests: Iterable[Generate], vocab: int) -> None:
-    """Raises InvalidRequest if a parameter has a token id that is not in the vocabulary."""
-    for request in requests:
-        ids = {
-            "prompt": request.prompt if isinstance(request.prompt, list) else [],
-            "stop_token_ids": request.stop_ids,
-            "logit_bias": [int(key) for key in request.logit_bias],
-        }
-        for param, tokens in ids.items():
-            if tokens and max(tokens) >= vocab:
-                raise InvalidRequest(
-                    f"{param}: token id {max(tokens)} is not in the model's vocabulary of {vocab}", param=param
-                )

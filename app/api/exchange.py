@@ -13,11 +13,10 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import AppError, Stopping
 from ..frames import Finished, Generate, ModelInfo, Piece
 from .answers import KEEP_ALIVE, Answer, ChatAnswer, CompletionAnswer, Head, error_event
-from .body import ClientGone, read_json
-from .guards import is_local
-from .host import Host
+from .body import ClientGone, is_local, read_json
 from .metrics import Metrics, Watch
-from .openai import ChatBody, CompletionBody, check_tokens
+from .models import Models
+from .openai import ChatBody, CompletionBody
 from .replies import CachedTokens, UsageReport
 from .stream import Stream
 
@@ -32,12 +31,12 @@ SSE_HEADERS = [
 class Exchange:
     """ASGI app for chats (`body=ChatBody`) or completions (`body=CompletionBody`)."""
 
-    def __init__(self, host: Host, metrics: Metrics, body: type[ChatBody] | type[CompletionBody], version: str) -> None:
-        self.host = host
+    def __init__(self, models: Models, metrics: Metrics, body: type[ChatBody | CompletionBody], version: str) -> None:
+        self.models = models
         self.metrics = metrics
         self.body = body
         self.version = version
-        self.limit = host.settings.max_body_mib * 2**20
+        self.limit = models.settings.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self.body, self.limit)
@@ -46,30 +45,37 @@ class Exchange:
     async def _answer(self, body: ChatBody | CompletionBody, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{uuid.uuid4().hex}"
         requests = body.frames(request_id)
-        worker = await self.host.worker(body.model or self.host.only(), local=is_local(scope))
-        assert worker.info is not None
-        check_tokens(requests, worker.info.vocab)
-        head = Head(request_id, worker.model, _fingerprint(self.version, worker.info))
-        kind = ChatAnswer if isinstance(body, ChatBody) else CompletionAnswer
         choices = len(requests) * requests[0].n
+        stream = await self._open(body.model, requests, choices, is_local(scope))
+        model = stream.info.model
+        head = Head(request_id, model, _fingerprint(self.version, stream.info))
+        kind = ChatAnswer if isinstance(body, ChatBody) else CompletionAnswer
         answer = kind(head, choices, logprobs=body.shows_logprobs, usage=body.wants_usage)
-        watch = self.metrics.watch(worker.model)
+        tally = _Tally(requests, stream, self.metrics.watch(model))
         outcome = "cancelled"
         try:
-            async with self.host.open(worker, requests, weight=choices) as stream:
+            async with stream:
                 await stream.started()
-                tally = _Tally(requests, stream, watch)
                 if body.stream:
                     outcome = await _stream(answer, tally, send)
                 else:
-                    whole = await _collect(answer, tally)
-                    await Response(whole, media_type="application/json")(scope, receive, send)
+                    document = await _collect(answer, tally)
+                    await Response(document, media_type="application/json")(scope, receive, send)
                     outcome = "ok"
         except AppError as error:
             outcome = error.code
             raise
         finally:
-            self.metrics.requests.labels(worker.model, outcome).inc()
+            self.metrics.requests.labels(model, outcome).inc()
+
+    async def _open(self, name: str | None, requests: list[Generate], choices: int, local: bool) -> Stream:
+        """Send the requests. Counts a refusal of a loaded model; other names do not become labels of the metrics."""
+        try:
+            return await self.models.open(name, requests, weight=choices, local=local)
+        except AppError as error:
+            if name and self.models.find(name):
+                self.metrics.requests.labels(name, error.code).inc()
+            raise
 
 
 class _Tally:

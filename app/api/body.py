@@ -37,6 +37,11 @@ class ClientGone(Exception):
     """The client closed its connection, so there is no reply to send."""
 
 
+def is_local(scope: Scope) -> bool:
+    """True if the request came over the unix socket."""
+    return scope["server"] is not None and scope["server"][1] is None
+
+
 async def read_json(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> Body:
     """Read the body and decode it as `kind`. Raises an AppError that names the wrong field, or ClientGone."""
     return decode(await _read(scope, receive, limit), kind)

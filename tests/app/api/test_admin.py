@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from localllm.app.daemon.admin import LoadedModel, ModelEntry, Status
+from localllm.app.api.admin import LoadedModel, ModelEntry, Status
 
 
 def test_a_loading_model_has_no_figures_yet() -> None:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from localllm.app.api import exchange
+from localllm.app.api.answers import ChatAnswer, Head
+from localllm.app.api.body import ClientGone
+from localllm.app.api.exchange import unless_gone
+from localllm.app.api.metrics import Metrics
+from localllm.app.api.openai import ChatBody, CompletionBody
+from localllm.app.api.stream import Stream
 from localllm.app.config import Settings
-from localllm.app.daemon import exchange
-from localllm.app.daemon.answers import ChatAnswer, Head
-from localllm.app.daemon.body import ClientGone
-from localllm.app.daemon.exchange import unless_gone
-from localllm.app.daemon.metrics import Metrics
-from localllm.app.daemon.openai import ChatBody, CompletionBody
-from localllm.app.daemon.stream import Stream
-from localllm.app.errors import AppError, Stopping, WorkerDied
+from localllm.app.errors import AppError, Overloaded, Stopping, WorkerDied
 from localllm.app.frames import Failed, Fault, Finished, Generate, Piece, Started
 
 from ..samples import model_info
 
 
 def tally(*frames: Any, requests: tuple[Generate, ...] = (Generate(id="a"),)) -> exchange._Tally:
-    stream = Stream([request.id for request in requests], 1, lambda _: None)
+    stream = Stream(model_info(), [request.id for request in requests], 1, lambda _: None)
     for frame in frames:
         stream.put(frame)
     return exchange._Tally(list(requests), stream, Metrics().watch("m"))
@@ -146,34 +145,36 @@ async def test_work_goes_on_while_the_client_is_there() -> None:
         await unless_gone(messages.get, fail())
 
 
-class FakeHost:
-    """A host of one model; its worker answers with the frames of a test."""
+class FakeModels:
+    """One model, which answers with the frames of a test, or refuses with its error."""
 
-    def __init__(self, *replies: Any) -> None:
+    def __init__(self, *replies: Any, refusal: AppError | None = None) -> None:
         self.settings = Settings(max_body_mib=1)
         self.replies = replies
+        self.refusal = refusal
         self.asked: list[Any] = []
         self.closed: list[Stream] = []
         self.opened = asyncio.Event()
 
-    def only(self) -> str:
-        return "only"
+    def find(self, name: str) -> Any:
+        return name if name == "m" else None
 
-    async def worker(self, name: str, *, local: bool) -> Any:
-        self.asked.append((name, local))
-        return SimpleNamespace(model=name, info=model_info(vocab=10, backend="b", quant="int8"))
-
-    def open(self, worker: Any, requests: list[Generate], weight: int) -> Stream:
-        self.asked.append((requests, weight))
+    async def open(self, name: str | None, requests: list[Generate], *, weight: int, local: bool) -> Stream:
+        self.asked.append((name, local, requests, weight))
+        if self.refusal is not None:
+            raise self.refusal
         self.opened.set()
-        stream = Stream([request.id for request in requests], weight, self.closed.append)
+        info = model_info(model=name or "only", vocab=10, backend="b", quant="int8")
+        stream = Stream(info, [request.id for request in requests], weight, self.closed.append)
         for request in requests:
             for reply in self.replies:
                 stream.put(structs.replace(reply, id=request.id))
         return stream
 
 
-async def exchanged(host: FakeHost, kind: Any = ChatBody, *, local: bool = False, **body: Any) -> tuple[list[Any], str]:
+async def exchanged(
+    models: FakeModels, kind: Any = ChatBody, *, local: bool = False, **body: Any
+) -> tuple[list[Any], str]:
     """What was sent, and the metrics' page."""
     sent: list[Any] = []
     metrics = Metrics()
@@ -192,7 +193,7 @@ async def exchanged(host: FakeHost, kind: Any = ChatBody, *, local: bool = False
         "headers": [(b"content-type", b"application/json")],
         "server": ("/socket", None) if local else ("127.0.0.1", 1),
     }
-    endpoint = exchange.Exchange(host, metrics, kind, "1.2")  # type: ignore[arg-type]
+    endpoint = exchange.Exchange(models, metrics, kind, "1.2")  # type: ignore[arg-type]
     try:
         await endpoint(scope, receive, send)
     except AppError as error:
@@ -206,9 +207,9 @@ ENDS = (Started(id="", prompt_tokens=2), Piece(id="", text="x", finish="stop"), 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_chat_from_its_body_to_its_last_byte(stream: bool) -> None:
-    host = FakeHost(*ENDS)
+    host = FakeModels(*ENDS)
     sent, page = await exchanged(host, messages=HI, stream=stream, model="m")
-    (name, local), (requests, weight) = host.asked
+    ((name, local, requests, weight),) = host.asked
     assert (name, local, weight, len(requests)) == ("m", False, 1, 1)
     body = sent[1]["body"].removeprefix(b"data: ")
     answer = json.loads(body)
@@ -224,10 +225,10 @@ async def test_a_chat_from_its_body_to_its_last_byte(stream: bool) -> None:
 
 
 async def test_completions_of_several_prompts_weigh_what_they_ask_for() -> None:
-    host = FakeHost(*ENDS[:1], Piece(id="", text="x", finish="stop"), Piece(id="", choice=1, finish="stop"), ENDS[2])
+    host = FakeModels(*ENDS[:1], Piece(id="", text="x", finish="stop"), Piece(id="", choice=1, finish="stop"), ENDS[2])
     sent, _ = await exchanged(host, CompletionBody, local=True, prompt=["a", "b"], n=2)
-    (name, local), (requests, weight) = host.asked
-    assert (name, local, weight, len(requests)) == ("only", True, 4, 2)
+    ((name, local, requests, weight),) = host.asked
+    assert (name, local, weight, len(requests)) == (None, True, 4, 2)
     answer = json.loads(sent[1]["body"])
     assert answer["id"].startswith("cmpl-")
     assert [request.id for request in requests] == [f"{answer['id']}-0", f"{answer['id']}-1"]
@@ -237,18 +238,21 @@ async def test_completions_of_several_prompts_weigh_what_they_ask_for() -> None:
 async def test_outcomes_are_counted() -> None:
     failing = Failed(id="", fault=Fault(code="context_length_exceeded", message="too long"))
     for stream in (False, True):
-        (error,), page = await exchanged(FakeHost(failing), messages=HI, model="m", stream=stream)
+        (error,), page = await exchanged(FakeModels(failing), messages=HI, model="m", stream=stream)
         assert error.code == "context_length_exceeded", "an error before the start has a status of its own"
         assert 'localllm_requests_total{model="m",status="context_length_exceeded"} 1.0' in page
-    refused = FakeHost()
-    (error,), page = await exchanged(refused, messages=HI, model="m", stop_token_ids=[10])
-    assert (error.param, len(refused.asked), "localllm_requests_total{" in page) == ("stop_token_ids", 1, False)
+    refused = FakeModels(refusal=Overloaded("too many"))
+    (error,), page = await exchanged(refused, messages=HI, model="m")
+    assert error.code == "server_overloaded"
+    assert 'localllm_requests_total{model="m",status="server_overloaded"} 1.0' in page
+    (error,), page = await exchanged(refused, messages=HI, model="no-model")
+    assert "localllm_requests_total{" not in page, "the label of a metric is never the text of a client"
     (error,), _ = await exchanged(refused, messages=HI, model="m" * 2**20)
     assert error.code == "request_too_large"
 
 
 async def test_a_client_that_hangs_up_is_counted_as_cancelled() -> None:
-    host = FakeHost(ENDS[0])
+    host = FakeModels(ENDS[0])
     metrics = Metrics()
     endpoint = exchange.Exchange(host, metrics, ChatBody, "1.2")  # type: ignore[arg-type]
     body = json.dumps({"messages": HI, "model": "m"}).encode()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.app.daemon import metrics
-from localllm.app.daemon.metrics import Metrics
+from localllm.app.api import metrics
+from localllm.app.api.metrics import Metrics
 from localllm.app.frames import Piece, Stats
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from localllm.app.daemon import body as bodies
-from localllm.app.daemon.body import ClientGone, WireBody, check_depth, decode, read_json
+from localllm.app.api import body as bodies
+from localllm.app.api.body import ClientGone, WireBody, check_depth, decode, read_json
 from localllm.app.errors import AppError, BodyTooLarge, InvalidRequest, UnsupportedMedia, UnsupportedParameter
 
 LIMIT = 100

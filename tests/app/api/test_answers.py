@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from localllm.app.daemon.answers import ChatAnswer, CompletionAnswer, Head, error_event, event
-from localllm.app.daemon.replies import UsageReport
+from localllm.app.api.answers import ChatAnswer, CompletionAnswer, Head, error_event, event
+from localllm.app.api.replies import UsageReport
 from localllm.app.errors import AppError, ContextTooLong
 from localllm.app.frames import Piece, PieceLogprob, ToolCallPiece
 
-from .conftest import events
+from ..daemon.conftest import events
 
 HEAD = Head("id", "m", "f", created=7)
 COMMON = {"id": "id", "created": 7, "model": "m", "system_fingerprint": "f"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from ..errors import AppError, Overloaded
-from ..frames import Failed, Finished, FromWorker, Piece, Started, Stats, Text, Tokens
+from ..frames import Failed, Finished, FromWorker, ModelInfo, Piece, Started, Stats, Text, Tokens
 
 # Limit of unread pieces and log-probabilities, so that a slow client cannot use more memory.
 MAX_UNREAD = 32_768
@@ -21,7 +21,8 @@ class Stream:
     At exit, the requests that still run are cancelled.
     """
 
-    def __init__(self, ids: Sequence[str], weight: int, on_close: Callable[[Stream], None]) -> None:
+    def __init__(self, info: ModelInfo, ids: Sequence[str], weight: int, on_close: Callable[[Stream], None]) -> None:
+        self.info = info
         self.ids = tuple(ids)
         self.weight = weight
         self.running = set(ids)  # ids without their last reply

@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.responses import Response
 
-from ..errors import AppError
+from ..errors import AppError, OutOfMemory, Overloaded, Stopping, Unauthorized, WorkerDied
+
+RETRY_AFTER_SECONDS = "1"
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -171,3 +174,17 @@ def error_body(error: AppError) -> bytes:
     if error.hint:
         detail["hint"] = error.hint
     return msgspec.json.encode({"error": detail | error.numbers})
+
+
+def error_response(error: AppError, headers: dict[str, str] | None = None) -> Response:
+    """An error as a complete response; its headers say if the client should try again."""
+    fields = dict(headers or {})
+    if isinstance(error, Overloaded | OutOfMemory | Stopping):
+        fields["retry-after"] = RETRY_AFTER_SECONDS
+    elif error.status >= 500 and not isinstance(error, WorkerDied):
+        fields["x-should-retry"] = "false"
+    if isinstance(error, Unauthorized):
+        fields["www-authenticate"] = "Bearer"
+    if error.status == 413:
+        fields["connection"] = "close"  # the body is not read to its end
+    return Response(error_body(error), error.status, fields, "application/json")

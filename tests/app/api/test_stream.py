@@ -6,16 +6,18 @@ import asyncio
 
 import pytest
 
-from localllm.app.daemon import stream
-from localllm.app.daemon.stream import Stream
+from localllm.app.api import stream
+from localllm.app.api.stream import Stream
 from localllm.app.errors import ModelNotFound, Overloaded, WorkerDied
 from localllm.app.frames import Failed, Fault, Finished, Piece, PieceLogprob, Started
+
+from ..samples import model_info
 
 
 def made(*names: str) -> tuple[Stream, list[Stream]]:
     """Of these frames, and the streams that were closed."""
     closed: list[Stream] = []
-    return Stream(names, len(names), closed.append), closed
+    return Stream(model_info(), names, len(names), closed.append), closed
 
 
 async def test_it_has_started_once_every_frame_was_accepted() -> None:

@@ -1,0 +1,256 @@
+"""The routes of the API, and their handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from .. import frames
+from ..config import loading
+from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
+from ..store import catalog
+from ..version import VERSION
+from .admin import LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
+from .answers import error_event, event
+from .body import is_local, read_json
+from .exchange import SSE_HEADERS, Exchange, unless_gone
+from .messages import message_dict
+from .metrics import CONTENT_TYPE, Metrics
+from .models import Models
+from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from .openapi import describe
+from .replies import error_response
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(slots=True)
+class Door:
+    """How clients reach the daemon: its URL, and the key that TCP clients must send (empty: none)."""
+
+    url: str = ""
+    key: str = ""
+    names: tuple[str, ...] = ()  # more names for the Host header
+    stop: Callable[[], None] = field(default=lambda: None)
+
+
+def routes(models: Models, door: Door) -> list[Route]:
+    """All routes of the daemon."""
+    return _Api(models, door).routes()
+
+
+class _Api:
+    def __init__(self, models: Models, door: Door) -> None:
+        self.models = models
+        self.door = door
+        self.metrics = Metrics()
+        self.limit = models.settings.max_body_mib * 2**20
+
+    def routes(self) -> list[Route]:
+        chat = Exchange(self.models, self.metrics, ChatBody, VERSION)
+        completion = Exchange(self.models, self.metrics, CompletionBody, VERSION)
+        openai_routes: list[tuple[str, str, Any]] = [
+            ("POST", "/chat/completions", chat),
+            ("POST", "/completions", completion),
+            ("GET", "/models", self.cards),
+            ("GET", "/models/{id:path}", self.card),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+        ]
+        daemon_routes: list[tuple[str, str, Any]] = [
+            ("GET", "/health", self.health),
+            ("GET", "/metrics", self.figures),
+            ("GET", "/openapi.json", self.openapi),
+            ("GET", "/admin/status", self.for_us(self.status)),
+            ("GET", "/admin/models", self.for_us(self.available)),
+            ("GET", "/admin/loaded", self.for_us(self.loaded)),
+            ("POST", "/admin/load", _Load(self.models, self.door)),
+            ("POST", "/admin/unload", self.for_us(self.unload)),
+            ("POST", "/admin/shutdown", self.for_us(self.shutdown)),
+        ]
+        routes = daemon_routes + openai_routes
+        routes += [(method, f"/v1{path}", endpoint) for method, path, endpoint in openai_routes]
+        return [Route(path, endpoint, methods=[method]) for method, path, endpoint in routes]
+
+    def for_us(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint for requests over the unix socket or with the API key; Forbidden for others."""
+
+        async def guarded(request: Request) -> Response:
+            check_admin(request.scope, self.door)
+            return await endpoint(request)
+
+        return guarded
+
+    async def health(self, request: Request) -> Response:
+        return _json({"status": "stopping" if self.models.stopping else "ok", "version": VERSION})
+
+    async def figures(self, request: Request) -> Response:
+        stats = {model.model: stats for model, stats in await self.models.stats() if stats is not None}
+        return Response(self.metrics.render(stats, self.models.deaths), media_type=CONTENT_TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        return _json(describe(VERSION))
+
+    async def cards(self, request: Request) -> Response:
+        known = await asyncio.to_thread(catalog.available)
+        return _json({"object": "list", "data": [self._card(model) for model in known]})
+
+    async def card(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        if catalog.is_path(name):
+            raise ModelNotFound(f"model {name!r} is not on this machine", param="model")
+        return _json(self._card(await asyncio.to_thread(catalog.resolve, name)))
+
+    def _card(self, model: catalog.ModelRef) -> dict[str, Any]:
+        loaded = self.models.find(model.id)
+        context = loaded.info.context if loaded and loaded.info else model.context
+        return {
+            "id": model.id,
+            "object": "model",
+            "created": int((model.path / "config.json").stat().st_mtime),
+            "owned_by": "localllm",
+            "loaded": loaded is not None,
+            "max_model_len": context or None,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_json(request.scope, request.receive, TokenizeBody, self.limit)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("exactly one of prompt and messages must be given", param="prompt")
+        frame = frames.Tokenize(
+            id=uuid.uuid4().hex,
+            prompt=body.prompt,
+            messages=None if body.messages is None else [message_dict(message) for message in body.messages],
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+        reply, info = await self._ask(request, body.model, frame)
+        assert isinstance(reply, frames.Tokens)
+        return _json(
+            {
+                "count": len(reply.tokens),
+                "max_model_len": info.context,
+                "tokens": reply.tokens,
+                "token_strs": reply.pieces,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await read_json(request.scope, request.receive, DetokenizeBody, self.limit)
+        frame = frames.Detokenize(id=uuid.uuid4().hex, tokens=body.tokens)
+        reply, _ = await self._ask(request, body.model, frame)
+        assert isinstance(reply, frames.Text)
+        return _json({"prompt": reply.text})
+
+    async def _ask(
+        self, request: Request, model: str | None, frame: frames.Tokenize | frames.Detokenize
+    ) -> tuple[object, frames.ModelInfo]:
+        """Send one frame to the worker of a model; its reply, and the info of the model."""
+        async with await self.models.open(model, [frame], local=is_local(request.scope)) as stream:
+            replies = await stream.take()
+        return replies[0], stream.info
+
+    async def status(self, request: Request) -> Response:
+        settings = loading(self.models.settings)
+        return _json(
+            Status(
+                version=VERSION, pid=os.getpid(), url=self.door.url, stopping=self.models.stopping, settings=settings
+            )
+        )
+
+    async def available(self, request: Request) -> Response:
+        known = await asyncio.to_thread(catalog.available)
+        return _json(
+            [
+                ModelEntry(
+                    id=model.id,
+                    bundled=model.bundled,
+                    loaded=self.models.find(model.id) is not None,
+                    size=model.size,
+                    context=model.context,
+                    description=model.description,
+                )
+                for model in known
+            ]
+        )
+
+    async def loaded(self, request: Request) -> Response:
+        return _json(await self.models.loaded())
+
+    async def unload(self, request: Request) -> Response:
+        body = await read_json(request.scope, request.receive, UnloadBody, self.limit)
+        await self.models.unload(body.model)
+        return _json({})
+
+    async def shutdown(self, request: Request) -> Response:
+        self.door.stop()
+        return _json({}, status=202)
+
+
+class _Load:
+    """POST /admin/load. Replies with events: the progress of the load, then the model or an error."""
+
+    def __init__(self, models: Models, door: Door) -> None:
+        self.models = models
+        self.door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_admin(scope, self.door)
+        body = await read_json(scope, receive, LoadBody, 2**20)
+        await unless_gone(receive, self._answer(body, is_local(scope), send))
+
+    async def _answer(self, body: LoadBody, local: bool, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+        async for data in self._events(body, local):
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self, body: LoadBody, local: bool) -> AsyncIterator[bytes]:
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        load = asyncio.create_task(
+            self.models.load(
+                body.model,
+                local=local,
+                backend=body.backend,
+                quant=body.quant,
+                progress=lambda stage, done: events.put_nowait(event(LoadProgress(stage, done))),
+            )
+        )
+        load.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while data := await events.get():
+                yield data
+            models = {model.id: model for model in await self.models.loaded()}
+            yield event(models[load.result()])
+        except AppError as error:
+            yield error_event(error)
+        finally:
+            load.cancel()
+
+
+def check_admin(scope: Scope, door: Door) -> None:
+    """Raises Forbidden if a request came over TCP and the daemon has no API key. `Keys` has checked the key."""
+    if not is_local(scope) and not door.key:
+        raise Forbidden("this route needs the unix socket or an API key")
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 405:
+        return error_response(MethodNotAllowed(f"{where}: method not allowed"), dict(error.headers or {}))
+    return error_response(RouteNotFound(f"{where}: unknown route", hint="GET /openapi.json lists the routes"))
