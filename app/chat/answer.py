@@ -40,7 +40,7 @@ class Choice:
         self._stop_ids = stop_ids
         marks = {tokenizer.id_of(mark) for mark in (THINK, END_THINK, CALL, END_CALL)}
         hidden = frozenset(tokenizer.special_ids - marks)
-        before = prompt.ids if prompt.goes_on else ()
+        before = prompt.ids if prompt.continues_text else ()
         self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop, before=before)
         self._parser = OutputParser(
             reasoning=prompt.reasoning,

@@ -28,7 +28,7 @@ class Prompt:
     reasoning: bool = False  # the answer may start with <think>…</think>
     inside_reasoning: bool = False  # the prompt ends with an open <think>
     tools: bool = False  # <tool_call>…</tool_call> in the answer is a call
-    goes_on: bool = False  # the answer continues the prompt's text: its first token keeps a space in front
+    continues_text: bool = False  # the answer continues the prompt's text: its first token keeps a space in front
 
 
 class PromptMaker:
@@ -46,9 +46,9 @@ class PromptMaker:
         `context`: as in from_messages.
         """
         if not isinstance(prompt, str):
-            return Prompt(tuple(prompt), goes_on=True)
+            return Prompt(tuple(prompt), continues_text=True)
         self._refuse_early(prompt, context, "prompt")
-        return Prompt(tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)), goes_on=True)
+        return Prompt(tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)), continues_text=True)
 
     def from_messages(
         self,
@@ -102,7 +102,7 @@ class PromptMaker:
             reasoning=THINK in template or self.tokenizer.id_of(THINK) is not None,
             inside_reasoning=opened,
             tools=bool(tools) and (CALL in template or self.tokenizer.id_of(CALL) is not None),
-            goes_on=continue_final_message,
+            continues_text=continue_final_message,
         )
 
     def _refuse_early(self, text: str, context: int | None, where: str) -> None:

@@ -79,7 +79,7 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     compiled = _grammar(asked, model, prompt, tools, forced)
     if asked.response_format is not None:
-        prompt = replace(prompt, goes_on=True)  # keep the first space: a regex may require it
+        prompt = replace(prompt, continues_text=True)  # keep the first space: a regex may require it
     generation = Generation(asked, prompt, [], {})
     for index in range(asked.n):
         name = f"{asked.id}/{index}"

@@ -59,7 +59,8 @@ def test_an_answer_that_goes_on_from_the_prompt_keeps_its_first_space(tmp_path: 
     words = vocabulary("llama", tmp_path)
     prompt, answer = (tuple(words.encode(text, add_special_tokens=False)) for text in ("the quick", "brown fox"))
     shown = [
-        text_of(feed(Choice("a", 0, words, Prompt(prompt, goes_on=goes_on)), list(answer))) for goes_on in (True, False)
+        text_of(feed(Choice("a", 0, words, Prompt(prompt, continues_text=flag)), list(answer)))
+        for flag in (True, False)
     ]
     assert shown == [" brown fox", "brown fox"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def text_of(prompts: PromptMaker, *args: Any, **kwargs: Any) -> str:
 def test_a_conversation(prompts: PromptMaker) -> None:
     assert text_of(prompts, HI) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     prompt = prompts.from_messages(HI)
-    assert (prompt.reasoning, prompt.inside_reasoning, prompt.tools, prompt.goes_on) == (True, False, False, False)
+    assert replace(prompt, ids=()) == Prompt((), reasoning=True)
 
 
 def test_equals_transformers(prompts: PromptMaker, tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_continue_final_message(prompts: PromptMaker, content: str) -> None:
     messages = [*HI, {"role": "assistant", "content": content}]
     expected = f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{content}"
     assert text_of(prompts, messages, continue_final_message=True) == expected
-    assert prompts.from_messages(messages, continue_final_message=True).goes_on
+    assert prompts.from_messages(messages, continue_final_message=True).continues_text
 
 
 def test_continue_needs_a_message_of_the_assistant(
@@ -131,7 +132,7 @@ def test_refusals(
 
 
 def test_raw_prompts(prompts: PromptMaker) -> None:
-    assert prompts.from_text([5, 6]) == Prompt((5, 6), goes_on=True)
+    assert prompts.from_text([5, 6]) == Prompt((5, 6), continues_text=True)
     prompt = prompts.from_text("<|im_start|>hi<think>")
     assert prompt.ids[0] == 1
     assert not (prompt.reasoning)
@@ -164,7 +165,7 @@ def test_a_text_far_too_long_is_refused_by_its_beginning(prompts: PromptMaker, m
 def test_what_may_fit_is_tokenized_to_its_end(prompts: PromptMaker, text: str) -> None:
     """The last one does not, and so few tokens for its length are no case for an estimate."""
     assert prompts.from_text(text, context=100) == prompts.from_text(text)
-    assert prompts.from_text(text).goes_on
+    assert prompts.from_text(text).continues_text
 
 
 def test_the_template_alone_says_what_begins_a_conversation(
