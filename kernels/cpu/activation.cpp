@@ -1,10 +1,10 @@
-// Gated activations. Rows are divided into pieces, so that all workers compute even if there is only one row.
+// Gated activations. Rows are divided into chunks, so that all workers compute even if there is only one row.
 #include "row.h"
 
 namespace localllm::VARIANT {
 namespace {
 
-constexpr int64_t PIECE = 256;  // elements
+constexpr int64_t CHUNK = 256;  // elements
 
 F32 silu(F32 x) { return x / (set1(1.0f) + exp(zero() - x)); }
 
@@ -31,12 +31,12 @@ F32 gelu(F32 x) {
 }
 
 template <class T, class F>
-void gate_pieces(const ActivationArgs& args, const Worker& worker, F activate) {
-  int64_t pieces = (args.dim + PIECE - 1) / PIECE;
-  Share share = share_of(args.rows * pieces, worker);
+void gate_chunks(const ActivationArgs& args, const Worker& worker, F activate) {
+  int64_t chunks = (args.dim + CHUNK - 1) / CHUNK;
+  Share share = share_of(args.rows * chunks, worker);
   for (long item = share.begin; item < share.end; item++) {
-    int64_t row = item / pieces, begin = item % pieces * PIECE;
-    int64_t end = begin + PIECE < args.dim ? begin + PIECE : args.dim;
+    int64_t row = item / chunks, begin = item % chunks * CHUNK;
+    int64_t end = begin + CHUNK < args.dim ? begin + CHUNK : args.dim;
     const T* gates = (const T*)args.x + row * args.x_stride;
     const T* ups = gates + args.dim;
     T* out = (T*)args.out + row * args.out_stride;
@@ -49,9 +49,9 @@ void gate_pieces(const ActivationArgs& args, const Worker& worker, F activate) {
 template <class T>
 void gate_as(const ActivationArgs& args, const Worker& worker) {
   switch (args.kind) {
-    case Activation::silu: return gate_pieces<T>(args, worker, [](F32 x) { return silu(x); });
-    case Activation::gelu: return gate_pieces<T>(args, worker, [](F32 x) { return gelu(x); });
-    case Activation::gelu_tanh: return gate_pieces<T>(args, worker, [](F32 x) { return gelu_tanh(x); });
+    case Activation::silu: return gate_chunks<T>(args, worker, [](F32 x) { return silu(x); });
+    case Activation::gelu: return gate_chunks<T>(args, worker, [](F32 x) { return gelu(x); });
+    case Activation::gelu_tanh: return gate_chunks<T>(args, worker, [](F32 x) { return gelu_tanh(x); });
   }
 }
 

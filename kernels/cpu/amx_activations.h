@@ -33,8 +33,8 @@ static inline float quantise_group(const T* x, int64_t count, int64_t row, int64
     int8_t* to = activations + plan.offset(row / BLOCK, first + step) + row % BLOCK * plan.depth;
     for (int64_t k = 0; k < plan.depth; k += WIDTH) {
       int64_t left = count - step * plan.depth - k;
-      const T* at = x + step * plan.depth + k;
-      F32 values = left >= WIDTH ? load(at) : left > 0 ? load(at, (int)left) : zero();
+      const T* from = x + step * plan.depth + k;
+      F32 values = left >= WIDTH ? load(from) : left > 0 ? load(from, (int)left) : zero();
       store_int8(to + k, finite ? round(values * factor) : zero());
     }
   }
@@ -46,7 +46,7 @@ static inline void quantise_row(const T* x, int64_t row, const LinearArgs& args,
   float* scales = (float*)((uint8_t*)args.shared + plan.scales_offset());
   scales += row / BLOCK * plan.groups * BLOCK + row % BLOCK;
   for (int64_t group = 0; group < plan.groups; group++) {
-    int64_t first = group * plan.group_steps * plan.step, left = row < args.rows ? args.ins - first : 0;
+    int64_t first = group * plan.group_steps * plan.step, left = row < args.rows ? args.in_features - first : 0;
     int64_t width = plan.group_steps * plan.step, count = left < width ? left : width;
     scales[group * BLOCK] = quantise_group(x + first, count, row, group * plan.group_steps, plan, (int8_t*)args.shared);
   }
@@ -55,7 +55,7 @@ static inline void quantise_row(const T* x, int64_t row, const LinearArgs& args,
 static inline void copy_row(const bf16* x, int64_t row, const LinearArgs& args, const Plan& plan) {
   for (int64_t step = 0; step < plan.steps; step++) {
     uint8_t* to = (uint8_t*)args.shared + plan.offset(row / BLOCK, step) + row % BLOCK * plan.depth;
-    int64_t left = row < args.rows ? args.ins - step * plan.step : 0;
+    int64_t left = row < args.rows ? args.in_features - step * plan.step : 0;
     if (left < plan.step) memset(to, 0, plan.depth);
     if (left > 0) memcpy(to, x + step * plan.step, (left < plan.step ? left : plan.step) * sizeof(bf16));
   }
@@ -65,15 +65,11 @@ static inline void copy_row(const bf16* x, int64_t row, const LinearArgs& args, 
 static inline void arrange(const LinearArgs& args, const Plan& plan, const Worker& worker) {
   Share rows = share_of(round_up(args.rows, TILE_ROWS), worker);
   for (int64_t row = rows.begin; row < rows.end; row++) {
-    int64_t at = (row < args.rows ? row : 0) * args.x_stride;
-    if (plan.product == Product::bf16)
-      copy_row((const bf16*)args.x + at, row, args, plan);
-    else if (args.x_type == Type::f32)
-      quantise_row((const float*)args.x + at, row, args, plan);
-    else if (args.x_type == Type::bf16)
-      quantise_row((const bf16*)args.x + at, row, args, plan);
-    else
-      quantise_row((const f16*)args.x + at, row, args, plan);
+    int64_t offset = (row < args.rows ? row : 0) * args.x_stride;
+    if (plan.product == Product::bf16) copy_row((const bf16*)args.x + offset, row, args, plan);
+    else if (args.x_type == Type::f32) quantise_row((const float*)args.x + offset, row, args, plan);
+    else if (args.x_type == Type::bf16) quantise_row((const bf16*)args.x + offset, row, args, plan);
+    else quantise_row((const f16*)args.x + offset, row, args, plan);
   }
 }
 

@@ -65,17 +65,17 @@ class BlockAttention {
   BlockAttention(const AttentionArgs& args, const QueryBlock& block, int64_t tokens, uint8_t* memory)
       : args(args), block(block), group(args.heads / args.kv_heads), width(round_up(args.dim, 32)), steps(width / 32),
         count(block.tokens * group) {
-    int64_t most_strips = strips(tokens, group);
-    queries = allocate(memory, most_strips * STRIP * width * 2);
+    int64_t max_strips = strips(tokens, group);
+    queries = allocate(memory, max_strips * STRIP * width * 2);
     keys = allocate(memory, KEYS * width * 2);
     values = allocate(memory, KEYS * width * 2);
     staging = (bf16*)allocate(memory, KEYS * width * 2);
     weights = allocate(memory, KEYS * STRIP * 2);
     scores = (float*)allocate(memory, KEYS * STRIP * 4);
-    sums = (float*)allocate(memory, most_strips * STRIP * width * 4);
-    peak = (float*)allocate(memory, most_strips * STRIP * 4);
-    total = (float*)allocate(memory, most_strips * STRIP * 4);
-    positions = (int32_t*)allocate(memory, most_strips * STRIP * 4);
+    sums = (float*)allocate(memory, max_strips * STRIP * width * 4);
+    peak = (float*)allocate(memory, max_strips * STRIP * 4);
+    total = (float*)allocate(memory, max_strips * STRIP * 4);
+    positions = (int32_t*)allocate(memory, max_strips * STRIP * 4);
   }
 
   void run() {
@@ -116,19 +116,19 @@ class BlockAttention {
   // Copies dim elements to row `index` of `staging`, padded with zeros. null: only zeros.
   void copy_row(int64_t index, const bf16* from) {
     if (from) memcpy(staging + index * width, from, args.dim * 2);
-    int64_t copied = from ? args.dim : 0;
-    memset(staging + index * width + copied, 0, (width - copied) * 2);
+    int64_t length = from ? args.dim : 0;
+    memset(staging + index * width + length, 0, (width - length) * 2);
   }
 
   void load_queries() {
     for (int64_t strip = 0; strip * STRIP < count; strip++) {
       for (int64_t i = 0; i < STRIP; i++) {
-        int64_t at = strip * STRIP + i, query = at < count ? at : count - 1;  // padding repeats the last query
+        int64_t index = strip * STRIP + i, query = index < count ? index : count - 1;  // padding repeats the last query
         int64_t token = query / group, head = block.kv_head * group + query % group;
         copy_row(i, (const bf16*)args.query + (block.token + token) * args.query_stride + head * args.dim);
-        positions[at] = (int32_t)(block.position + token);
-        peak[at] = args.sinks ? args.sinks[head] * LOG2E : LOWEST;
-        total[at] = args.sinks ? 1.0f : 0.0f;
+        positions[index] = (int32_t)(block.position + token);
+        peak[index] = args.sinks ? args.sinks[head] * LOG2E : LOWEST;
+        total[index] = args.sinks ? 1.0f : 0.0f;
       }
       for (int64_t step = 0; step < steps; step++)
         for (int64_t half = 0; half < 2; half++)
@@ -141,12 +141,12 @@ class BlockAttention {
   void copy_rows(const void* pages, int64_t first, int64_t size) {
     const int32_t* table = args.page_table + block.row * args.pages_per_row;
     for (int64_t i = 0; i < round_up(size, 32); i++) {
-      int64_t at = first + i;
+      int64_t position = first + i;
       if (i >= size) {
         copy_row(i, nullptr);
         continue;
       }
-      int64_t slot = (int64_t)table[at / args.page_size] * args.page_size + at % args.page_size;
+      int64_t slot = (int64_t)table[position / args.page_size] * args.page_size + position % args.page_size;
       copy_row(i, (const bf16*)pages + (slot * args.kv_heads + block.kv_head) * args.dim);
     }
   }
@@ -209,9 +209,9 @@ class BlockAttention {
   }
 
   F32 masked(F32 value, int32_t key, Ints position) const {
-    Ints seen = position >= key;
-    if (args.window) seen &= position < (int32_t)(key + args.window);
-    Bits selected = (Bits)seen;
+    Ints visible = position >= key;
+    if (args.window) visible &= position < (int32_t)(key + args.window);
+    Bits selected = (Bits)visible;
     Bits bits = (selected & bits_of(value)) | (~selected & bits_of(set1(LOWEST)));
     F32 out;
     memcpy(&out.v, &bits, sizeof bits);

@@ -38,11 +38,11 @@ static inline void store_sums(float* sums) {
 
 // Prefetches memory into L2, some cache lines in every step.
 struct LinePrefetch {
-  const uint8_t* at;
+  const uint8_t* address;
   int64_t lines;  // cache lines per step
 
   void fetch() {
-    for (int64_t i = 0; i < lines; i++, at += 64) __builtin_prefetch(at, 0, 2);
+    for (int64_t i = 0; i < lines; i++, address += 64) __builtin_prefetch(address, 0, 2);
   }
 };
 

@@ -12,9 +12,9 @@ typedef float SumFloats __attribute__((vector_size(WIDTH * 4)));
 template <Product product>
 static inline F32 number(const float* sums) {
   if constexpr (product == Product::bf16) return load(sums);
-  SumInts whole;
-  memcpy(&whole, sums, sizeof whole);
-  SumFloats floats = __builtin_convertvector(whole, SumFloats);
+  SumInts integers;
+  memcpy(&integers, sums, sizeof integers);
+  SumFloats floats = __builtin_convertvector(integers, SumFloats);
   F32 out;
   memcpy(&out.v, &floats, sizeof floats);
   return out;
@@ -23,7 +23,7 @@ static inline F32 number(const float* sums) {
 template <Product product, class Out>
 static inline void finish_rows(const LinearArgs& args, int64_t block, int64_t panel, const float* sums,
                                const float* row_scales, const float* column_scales) {
-  int64_t rows = args.rows - block * BLOCK, columns = args.outs - panel * PANEL;
+  int64_t rows = args.rows - block * BLOCK, columns = args.out_features - panel * PANEL;
   if (rows > BLOCK) rows = BLOCK;
   Out* out = (Out*)args.out + block * BLOCK * args.out_stride + panel * PANEL;
   for (int64_t j = 0; j < PANEL && j < columns; j += WIDTH) {

@@ -4,7 +4,7 @@
 //   block   32 rows (two tiles); the last block may have one tile of 16 rows
 //   chunk   the steps that a worker processes before it continues with the next panel
 //
-// Shared memory has three parts:
+// Shared memory has three sections:
 //   activations   [chunks][blocks][steps of the chunk][tiles][16 rows][depth]
 //   scales        float [blocks][groups][32], only for int8 activations
 //   counters      one cache line per block (amx_tasks.h)
@@ -31,10 +31,10 @@ struct Plan {
 
   int64_t tiles(int64_t block) const { return rows - block * BLOCK > TILE_ROWS ? 2 : 1; }
   int64_t step_bytes(int64_t block) const { return tiles(block) * TILE_ROWS * depth; }
-  // Offset in bytes of step `at` of a block in the activations.
-  int64_t offset(int64_t block, int64_t at) const {
-    int64_t first = at / chunk * chunk, of_chunk = steps - first < chunk ? steps - first : chunk;
-    return (first * blocks + block * of_chunk) * BLOCK * depth + (at - first) * step_bytes(block);
+  // Offset in bytes of step `index` of a block in the activations.
+  int64_t offset(int64_t block, int64_t index) const {
+    int64_t first = index / chunk * chunk, chunk_steps = steps - first < chunk ? steps - first : chunk;
+    return (first * blocks + block * chunk_steps) * BLOCK * depth + (index - first) * step_bytes(block);
   }
   int64_t scales_offset() const { return blocks * steps * BLOCK * depth; }
   int64_t counters_offset() const {
@@ -50,8 +50,8 @@ static inline Plan steps_of(const LinearArgs& args) {
   // If the group is not a multiple of 64, tiles have half the depth, so that no product crosses the end of a group.
   plan.depth = integer && args.format == Format::int4 && args.group % 64 ? 32 : 64;
   plan.step = integer ? plan.depth : plan.depth / 2;
-  bool grouped = args.format == Format::int4 || (args.format == Format::fp8 && args.group < args.ins);
-  plan.steps = round_up(args.ins, grouped ? args.group : plan.step) / plan.step;
+  bool grouped = args.format == Format::int4 || (args.format == Format::fp8 && args.group < args.in_features);
+  plan.steps = round_up(args.in_features, grouped ? args.group : plan.step) / plan.step;
   plan.group_steps = grouped ? args.group / plan.step : plan.steps;
   plan.groups = plan.steps / plan.group_steps;
   plan.rows = args.rows;

@@ -9,14 +9,15 @@ namespace localllm::VARIANT {
 
 // to += sums of one group × scales of its columns × scales of its rows (int8 only).
 template <Product product, int tiles>
-static inline void fold(const float* sums, float* to, bool first, const float* row_scales, const float* column_scales) {
+static inline void add_scaled(const float* sums, float* to, bool first, const float* row_scales,
+                              const float* column_scales) {
   for (int j = 0; j < PANEL; j += WIDTH) {
     F32 column = load(column_scales + j);
     for (int row = 0; row < tiles * TILE_ROWS; row++) {
-      int at = row * PANEL + j;
-      F32 before = first ? zero() : load(to + at), scale = column;
+      int index = row * PANEL + j;
+      F32 before = first ? zero() : load(to + index), scale = column;
       if constexpr (product == Product::int8) scale = scale * set1(row_scales[row]);
-      store(to + at, fma(number<product>(sums + at), scale, before));
+      store(to + index, fma(number<product>(sums + index), scale, before));
     }
   }
 }
@@ -47,8 +48,8 @@ static inline void block_product(const Plan& plan, const uint8_t* a, const uint8
       b += plan.group_steps * plan.depth * PANEL;
     }
     if (i)
-      fold<product, tiles>(stage + (i - 1) % 2 * SUMS, sums, group + i == 1, row_scales + (group + i - 1) * BLOCK,
-                           column_scales + (i - 1) * PANEL);
+      add_scaled<product, tiles>(stage + (i - 1) % 2 * SUMS, sums, group + i == 1, row_scales + (group + i - 1) * BLOCK,
+                                 column_scales + (i - 1) * PANEL);
   }
 }
 

@@ -14,36 +14,37 @@ constexpr int64_t BLOCKS = 8;             // maximum per group
 constexpr int64_t PANELS = 12;            // maximum per task: memory has the sums of all its blocks and panels
 constexpr int64_t TASKS_PER_WORKER = 6;   // minimum, if the product is large enough
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t pieces_of(int64_t count, int64_t most) { return (count + most - 1) / most; }
-static inline int64_t even(int64_t count, int64_t most) {  // size of about equal pieces, at most `most`
-  return pieces_of(count, pieces_of(count, most));
+static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t ceil_div(int64_t count, int64_t divisor) { return (count + divisor - 1) / divisor; }
+static inline int64_t even_size(int64_t count, int64_t max_size) {  // of groups of about equal size, at most `max_size`
+  return ceil_div(count, ceil_div(count, max_size));
 }
 
-struct Cut {
+struct Division {
   int64_t blocks;      // row blocks per group
   int64_t groups;
   int64_t panels;      // of the weight
   int64_t max_panels;  // per task
 };
 
-static inline Cut cut_of(const Plan& plan, int64_t panels, int workers) {
-  Cut cut;
-  cut.blocks = BLOCKS;
-  while (cut.blocks > 1 && pieces_of(plan.blocks, cut.blocks) * panels < TASKS_PER_WORKER * workers) cut.blocks /= 2;
-  cut.blocks = even(plan.blocks, cut.blocks);
-  cut.groups = pieces_of(plan.blocks, cut.blocks);
-  cut.panels = panels;
-  cut.max_panels = 1;
-  return cut;
+static inline Division division_of(const Plan& plan, int64_t panels, int workers) {
+  Division division;
+  division.blocks = BLOCKS;
+  while (division.blocks > 1 && ceil_div(plan.blocks, division.blocks) * panels < TASKS_PER_WORKER * workers)
+    division.blocks /= 2;
+  division.blocks = even_size(plan.blocks, division.blocks);
+  division.groups = ceil_div(plan.blocks, division.blocks);
+  division.panels = panels;
+  division.max_panels = 1;
+  return division;
 }
 
-static inline Plan plan_of(const LinearArgs& args, Cut* cut, int workers) {
+static inline Plan plan_of(const LinearArgs& args, Division* division, int workers) {
   Plan plan = steps_of(args);
-  *cut = cut_of(plan, round_up(args.outs, PANEL) / PANEL, workers);
-  plan.chunk = even(plan.steps, least(STEPS, ACTIVATIONS / (cut->blocks * BLOCK * plan.depth)));
-  if (plan.groups > 1) plan.chunk = least(round_up(plan.chunk, plan.group_steps), plan.steps);  // complete groups
-  if (plan.chunk < plan.steps) cut->max_panels = PANELS;  // every task reads all activations, so use large tasks
+  *division = division_of(plan, round_up(args.out_features, PANEL) / PANEL, workers);
+  plan.chunk = even_size(plan.steps, min_of(STEPS, ACTIVATIONS / (division->blocks * BLOCK * plan.depth)));
+  if (plan.groups > 1) plan.chunk = min_of(round_up(plan.chunk, plan.group_steps), plan.steps);  // complete groups
+  if (plan.chunk < plan.steps) division->max_panels = PANELS;  // every task reads all activations, so use large tasks
   return plan;
 }
 
@@ -56,24 +57,24 @@ struct Task {
 // at about the same time and memory is read once.
 class Tasks {
  public:
-  Tasks(uint8_t* counters, const Cut& cut, const Worker& worker)
-      : counters(counters), cut(cut), worker(worker), begin(0), tried(0) {}
+  Tasks(uint8_t* counters, const Division& division, const Worker& worker)
+      : counters(counters), division(division), worker(worker), begin(0), exhausted(0) {}
 
   Task next() {
-    for (; begin < cut.groups; begin += worker.count, tried = 0) {
-      int64_t active = least(worker.count, cut.groups - begin);
+    for (; begin < division.groups; begin += worker.count, exhausted = 0) {
+      int64_t active = min_of(worker.count, division.groups - begin);
       int64_t start = worker.index * active / worker.count;
-      for (; tried < active; tried++) {
-        int64_t group = begin + (start + tried) % active;
+      for (; exhausted < active; exhausted++) {
+        int64_t group = begin + (start + exhausted) % active;
         int64_t* counter = (int64_t*)(counters + group * COUNTER_BYTES);
         int64_t first = __atomic_load_n(counter, __ATOMIC_RELAXED), last;
         do {
-          int64_t left = cut.panels - first;
+          int64_t left = division.panels - first;
           int64_t share = left * active / (2 * worker.count);
-          last = first + least(left, share < 2 ? least(2, cut.max_panels) : least(share, cut.max_panels));
-        } while (first < cut.panels &&
+          last = first + min_of(left, share < 2 ? min_of(2, division.max_panels) : min_of(share, division.max_panels));
+        } while (first < division.panels &&
                  !__atomic_compare_exchange_n(counter, &first, last, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-        if (first < cut.panels) return {group, first, last};
+        if (first < division.panels) return {group, first, last};
       }
     }
     return {0, 0, 0};
@@ -81,10 +82,10 @@ class Tasks {
 
  private:
   uint8_t* counters;
-  const Cut& cut;
+  const Division& division;
   const Worker& worker;
   int64_t begin;  // the first active group
-  int64_t tried;  // number of active groups without tasks
+  int64_t exhausted;  // number of active groups without tasks
 };
 
 }  // namespace

@@ -24,18 +24,18 @@ struct Weights {
 struct DenseWeights : Weights {
   static constexpr Product product = Product::bf16;
   static constexpr bool expanded = false;
-  const uint8_t* at(const uint8_t* panel, int64_t step) const { return panel + step * 2048; }
-  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t, uint8_t*) const { return at(panel, step); }
+  const uint8_t* step_data(const uint8_t* panel, int64_t step) const { return panel + step * 2048; }
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t, uint8_t*) const { return step_data(panel, step); }
   void scales(const uint8_t*, int64_t, float*) const {}
 };
 
 struct Int8Weights : Weights {
   static constexpr Product product = Product::int8;
   static constexpr bool expanded = false;
-  const uint8_t* at(const uint8_t* panel, int64_t step) const { return panel + step * 2048; }
-  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t, uint8_t*) const { return at(panel, step); }
+  const uint8_t* step_data(const uint8_t* panel, int64_t step) const { return panel + step * 2048; }
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t, uint8_t*) const { return step_data(panel, step); }
   void scales(const uint8_t* panel, int64_t, float* to) const {
-    memcpy(to, at(panel, plan->steps) + PANEL * 4, PANEL * 4);
+    memcpy(to, step_data(panel, plan->steps) + PANEL * 4, PANEL * 4);
   }
 };
 
@@ -44,7 +44,7 @@ struct Int4Weights : Weights {
   static constexpr Product product = kind;
   static constexpr bool expanded = true;
 
-  const uint8_t* at(const uint8_t* panel, int64_t step) const {
+  const uint8_t* step_data(const uint8_t* panel, int64_t step) const {
     const uint8_t* start = panel + step / plan->group_steps * (PANEL * 3 + group * PANEL / 2);
     int64_t within = step % plan->group_steps;
     return within ? start + PANEL * 3 + within * plan->step * PANEL / 2 : start;
@@ -53,19 +53,20 @@ struct Int4Weights : Weights {
     uint8_t* to = expanded_tiles;
     for (int64_t end = step + count; step < end; step++) {
       int64_t within = step % plan->group_steps;
-      const uint8_t *zeros = at(panel, step - within) + PANEL * 2, *nibbles = within ? at(panel, step) : zeros + PANEL;
-      SignedWords zero[2] = {widened(zeros), widened(zeros + 16)};
+      const uint8_t *zeros = step_data(panel, step - within) + PANEL * 2;
+      const uint8_t *nibbles = within ? step_data(panel, step) : zeros + PANEL;
+      SignedWords zero[2] = {to_words(zeros), to_words(zeros + 16)};
       for (int64_t k = 0; k < plan->step; k += 4, nibbles += 64) to = expand(nibbles, zero, to);
     }
     return expanded_tiles;
   }
   void scales(const uint8_t* panel, int64_t group_index, float* to) const {
-    const f16* from = (const f16*)at(panel, group_index * plan->group_steps);
+    const f16* from = (const f16*)step_data(panel, group_index * plan->group_steps);
     for (int j = 0; j < PANEL; j += WIDTH) store(to + j, load(from + j));
   }
 
  private:
-  static SignedWords widened(const uint8_t* zeros) {
+  static SignedWords to_words(const uint8_t* zeros) {
     Bytes16 bytes;
     memcpy(&bytes, zeros, sizeof bytes);
     return __builtin_convertvector(bytes, SignedWords);
@@ -96,7 +97,7 @@ struct Fp8Weights : Weights {  // e4m3 values are exact in bf16; scales() correc
   static constexpr Product product = Product::bf16;
   static constexpr bool expanded = true;
 
-  const uint8_t* at(const uint8_t* panel, int64_t step) const {
+  const uint8_t* step_data(const uint8_t* panel, int64_t step) const {
     const uint8_t* block = panel + step / plan->group_steps * (PANEL * 4 + plan->group_steps * 1024);
     int64_t within = step % plan->group_steps;
     return within ? block + PANEL * 4 + within * 1024 : block;
@@ -104,13 +105,13 @@ struct Fp8Weights : Weights {  // e4m3 values are exact in bf16; scales() correc
   const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t count, uint8_t* expanded_tiles) const {
     uint8_t* to = expanded_tiles;
     for (int64_t end = step + count; step < end; step++, to += 2048) {
-      const uint8_t* from = at(panel, step) + (step % plan->group_steps ? 0 : PANEL * 4);
+      const uint8_t* from = step_data(panel, step) + (step % plan->group_steps ? 0 : PANEL * 4);
       for (int64_t i = 0; i < 1024; i += PANEL) expand(from + i, (bf16*)to + i);
     }
     return expanded_tiles;
   }
   void scales(const uint8_t* panel, int64_t group_index, float* to) const {
-    const float* from = (const float*)at(panel, group_index * plan->group_steps);
+    const float* from = (const float*)step_data(panel, group_index * plan->group_steps);
     for (int j = 0; j < PANEL; j += WIDTH) store(to + j, load(from + j) * set1(256.0f));
   }
 

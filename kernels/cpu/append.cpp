@@ -25,17 +25,17 @@ void append(const AppendArgs& args, const Worker& worker) {
   int64_t heads = args.heads + 2 * args.kv_heads;
   Share share = share_of(args.tokens * heads, worker);
   for (int64_t i = share.begin; i < share.end; i++) {
-    int64_t token = i / heads, head = i % heads, at = token * args.stride + head * args.dim;
+    int64_t token = i / heads, head = i % heads, offset = token * args.stride + head * args.dim;
     bool query = head < args.heads, key = !query && head < args.heads + args.kv_heads;
     const void* weight = query ? args.query_norm : key ? args.key_norm : nullptr;
-    widen(args.type, args.qkv, at, x, args.dim);
+    widen(args.type, args.qkv, offset, x, args.dim);
     if (weight) normalise(args, weight, x);
     if (query || key) rotate(args.rotation, args.cos + token * args.half, args.sin + token * args.half, args.half, x);
     if (query) {
-      narrow(args.type, x, 1.0f, args.qkv, at, args.dim);
+      narrow(args.type, x, 1.0f, args.qkv, offset, args.dim);
     } else {
-      int64_t slot = (args.slots[token] * args.kv_heads + (head - args.heads) % args.kv_heads) * args.dim;
-      narrow(args.cache_type, x, 1.0f, key ? args.key_pages : args.value_pages, slot, args.dim);
+      int64_t cache_offset = (args.slots[token] * args.kv_heads + (head - args.heads) % args.kv_heads) * args.dim;
+      narrow(args.cache_type, x, 1.0f, key ? args.key_pages : args.value_pages, cache_offset, args.dim);
     }
   }
 }

@@ -20,23 +20,23 @@ using torch::stable::Tensor;
 
 // Appends a text or a number. It does not use a std::ostream: in the CUDA library, which contains its own copy of the
 // stream code, a stream crashes because the process has a second copy.
-template <class Part>
-void append_to(std::string& text, const Part& part) {
-  if constexpr (std::is_floating_point_v<Part>) {
+template <class Value>
+void append_to(std::string& text, const Value& value) {
+  if constexpr (std::is_floating_point_v<Value>) {
     char digits[32];
-    std::snprintf(digits, sizeof digits, "%g", (double)part);
+    std::snprintf(digits, sizeof digits, "%g", (double)value);
     text += digits;
-  } else if constexpr (std::is_integral_v<Part>) {
-    text += std::to_string(part);
+  } else if constexpr (std::is_integral_v<Value>) {
+    text += std::to_string(value);
   } else {
-    text += part;
+    text += value;
   }
 }
 
-template <class... Parts>
-[[noreturn, gnu::cold, gnu::noinline]] void refuse(const Parts&... parts) {
+template <class... Values>
+[[noreturn, gnu::cold, gnu::noinline]] void refuse(const Values&... values) {
   std::string text;
-  (append_to(text, parts), ...);
+  (append_to(text, values), ...);
   throw std::runtime_error(text);
 }
 

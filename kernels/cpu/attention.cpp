@@ -3,7 +3,7 @@
 // 1. Rows of one token: every worker gets an equal number of keys.
 // 2. Blocks of longer rows: workers take items from a shared list, the most expensive first, so that all workers finish
 //    at about the same time.
-// 3. Rows with several pieces: their partial results are merged.
+// 3. Rows with several chunks: their partial results are merged.
 #include "attention_decode.h"
 #include "attention_extend.h"
 
@@ -13,7 +13,7 @@ namespace {
 // A row that extend() computes. Jobs are in shared memory.
 struct Job {
   Row row;
-  int64_t items, cost;  // number of (piece, block, kv head) items; cost of the most expensive item
+  int64_t items, cost;  // number of (chunk, block, kv head) items; cost of the most expensive item
   int64_t partials;     // offset of the row's partial results, in floats
 };
 
@@ -28,7 +28,7 @@ Shared shared_of(const AttentionArgs& args) {
   return {(int64_t*)memory, (Job*)(memory + 64), (float*)(memory + round_up(64 + args.rows * sizeof(Job), 64))};
 }
 
-int64_t items_of(const AttentionArgs& args, const Row& row) { return row.pieces * row.blocks * args.kv_heads; }
+int64_t items_of(const AttentionArgs& args, const Row& row) { return row.chunks * row.blocks * args.kv_heads; }
 
 // Writes a job for every row that extend() computes, the most expensive first. Returns the number of jobs.
 int64_t plan_jobs(const AttentionArgs& args, Job* jobs) {
@@ -36,9 +36,9 @@ int64_t plan_jobs(const AttentionArgs& args, Job* jobs) {
   for (int64_t index = 0; index < args.rows; index++) {
     Row row = row_of(args, index);
     if (row.tokens > 0 && !row.decodes) {
-      int64_t cost = row.piece_keys * min_of(row.tokens, row.block_tokens), place = count++;
-      for (; place > 0 && jobs[place - 1].cost < cost; place--) jobs[place] = jobs[place - 1];
-      jobs[place] = {row, items_of(args, row), cost, partials};
+      int64_t cost = row.chunk_keys * min_of(row.tokens, row.block_tokens), position = count++;
+      for (; position > 0 && jobs[position - 1].cost < cost; position--) jobs[position] = jobs[position - 1];
+      jobs[position] = {row, items_of(args, row), cost, partials};
     }
     partials += partial_floats(args, row);
   }
@@ -52,21 +52,21 @@ void decode_rows(const AttentionArgs& args, float* partials, const Worker& worke
     Row row = row_of(args, index);
     if (row.decodes) total += (row.context - row.first) * args.kv_heads;
   }
-  int64_t begin = total * worker.index / worker.count, end = total * (worker.index + 1) / worker.count, at = 0;
-  for (int64_t index = 0; index < args.rows && at < end; index++) {
+  int64_t begin = total * worker.index / worker.count, end = total * (worker.index + 1) / worker.count, offset = 0;
+  for (int64_t index = 0; index < args.rows && offset < end; index++) {
     Row row = row_of(args, index);
-    for (int64_t piece = 0; row.decodes && piece < row.pieces; piece++) {
-      Keys keys = keys_of(row, piece);
+    for (int64_t chunk = 0; row.decodes && chunk < row.chunks; chunk++) {
+      Keys keys = keys_of(row, chunk);
       int64_t size = keys.end - keys.begin, first = args.kv_heads, last = 0;
       for (int64_t head = 0; head < args.kv_heads; head++) {
-        int64_t middle = at + head * size + size / 2;
+        int64_t middle = offset + head * size + size / 2;
         if (begin <= middle && middle < end) {
           first = min_of(first, head);
           last = head + 1;
         }
       }
-      if (first < last) decode<E, C>(args, row, piece, first, last, partials, worker);
-      at += size * args.kv_heads;
+      if (first < last) decode<E, C>(args, row, chunk, first, last, partials, worker);
+      offset += size * args.kv_heads;
     }
     partials += partial_floats(args, row);
   }
@@ -82,8 +82,8 @@ void extend_rows(const AttentionArgs& args, const Shared& shared, int64_t jobs, 
     if (job == shared.jobs + jobs) return;
     item -= before;
     int64_t kv_head = item % args.kv_heads, rest = item / args.kv_heads;
-    int64_t block = job->row.blocks - 1 - rest / job->row.pieces;  // the last block attends to the most keys
-    extend<E, C>(args, job->row, rest % job->row.pieces, block, kv_head, shared.partials + job->partials, worker);
+    int64_t block = job->row.blocks - 1 - rest / job->row.chunks;  // the last block attends to the most keys
+    extend<E, C>(args, job->row, rest % job->row.chunks, block, kv_head, shared.partials + job->partials, worker);
   }
 }
 
@@ -91,11 +91,11 @@ template <class E, class C>
 void all_rows(const AttentionArgs& args, const Worker& worker) {
   Shared shared = shared_of(args);
   int64_t jobs = 0;
-  bool merges = false;
+  bool needs_merge = false;
   for (int64_t index = 0; index < args.rows; index++) {
     Row row = row_of(args, index);
     jobs += row.tokens > 0 && !row.decodes;
-    merges |= row.pieces > 1;
+    needs_merge |= row.chunks > 1;
   }
   if (jobs) {
     if (worker.index == 0) {
@@ -106,12 +106,12 @@ void all_rows(const AttentionArgs& args, const Worker& worker) {
   }
   decode_rows<E, C>(args, shared.partials, worker);
   if (jobs) extend_rows<E, C>(args, shared, jobs, worker);
-  if (!merges) return;
+  if (!needs_merge) return;
   worker.barrier();
   float* partials = shared.partials;
   for (int64_t index = 0; index < args.rows; index++) {
     Row row = row_of(args, index);
-    if (row.pieces > 1) {
+    if (row.chunks > 1) {
       Share share = share_of(row.tokens * args.heads, worker);
       float* sums = (float*)worker.scratch(args.dim * sizeof(float));
       for (int64_t i = share.begin; i < share.end; i++) {

@@ -19,7 +19,7 @@ struct TilePrefetch {
   const int64_t* offsets;  // [keys], in bytes
   int64_t keys;            // number of keys that are not yet prefetched
   int64_t width;           // bytes of a key
-  int64_t at = 0;          // bytes of the current key that are already prefetched
+  int64_t offset = 0;      // bytes of the current key that are already prefetched
   int pending = 0;         // bytes requested since the last cache line
 
   template <int BYTES>
@@ -33,10 +33,10 @@ struct TilePrefetch {
 
   void fetch_line() {
     if (keys == 0) return;
-    __builtin_prefetch(pages + *offsets + at, 0, 2);
-    at += 64;
-    if (at < width) return;
-    at = 0;
+    __builtin_prefetch(pages + *offsets + offset, 0, 2);
+    offset += 64;
+    if (offset < width) return;
+    offset = 0;
     offsets++;
     keys--;
   }
@@ -52,18 +52,18 @@ template <class E, class C, int Q>
     F32 sums[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) sums[i] = zero();
-    each_block(dim, [&](int64_t at, auto n) {
+    each_block(dim, [&](int64_t first_dim, auto n) {
       prefetch.fetch<K * BLOCK * sizeof(C)>();
 #pragma GCC unroll 8
       for (int k = 0; k < K; k++) {
-        F32 x[PARTS<E>];
-        load_block<E>(keys[key + k] + at, n, x);
+        F32 x[BLOCK_VECTORS<E>];
+        load_block<E>(keys[key + k] + first_dim, n, x);
 #pragma GCC unroll 4
         for (int q = 0; q < Q; q++) {
 #pragma GCC unroll 2
-          for (int part = 0; part < PARTS<E>; part++) {
-            F32 lanes = load(query + q * stride + at / STEP<E> + part * WIDTH);
-            sums[q * K + k] = dot<E>(sums[q * K + k], lanes, x[part]);
+          for (int i = 0; i < BLOCK_VECTORS<E>; i++) {
+            F32 lanes = load(query + q * stride + first_dim / STEP<E> + i * WIDTH);
+            sums[q * K + k] = dot<E>(sums[q * K + k], lanes, x[i]);
           }
         }
       }
@@ -87,24 +87,25 @@ static inline void each_query_group(int64_t count, Body body) {
   if (q < count) body.template operator()<1>(q);
 }
 
-// sums[q] = sums[q] * factors[q] + weights[q] · values, for Q queries and B blocks of dimensions from `at` on.
+// sums[q] = sums[q] * factors[q] + weights[q] · values, for Q queries and B blocks of dimensions from `first_dim` on.
 template <class E, class C, int Q, int B, class Count>
 [[gnu::noinline]] static void add_values(const float (*weights)[TILE_KEYS], const C* const* values, TilePrefetch& next,
-                                         int64_t count, int64_t at, Count n, const float* factors, float* sums,
+                                         int64_t count, int64_t first_dim, Count n, const float* factors, float* sums,
                                          int64_t stride) {
   TilePrefetch prefetch = next;
   F32 acc[Q][B][2];
 #pragma GCC unroll 4
   for (int q = 0; q < Q; q++) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * B; i++) acc[q][i / 2][i % 2] = load(sums + q * stride + at + i * WIDTH) * set1(factors[q]);
+    for (int i = 0; i < 2 * B; i++)
+      acc[q][i / 2][i % 2] = load(sums + q * stride + first_dim + i * WIDTH) * set1(factors[q]);
   }
   for (int64_t key = 0; key < count; key += STEP<E>) {
     prefetch.fetch<STEP<E> * B * BLOCK * sizeof(C)>();
 #pragma GCC unroll 4
     for (int b = 0; b < B; b++) {
       F32 x[2];
-      load_values<E>(values + key, at + b * BLOCK, n, x);
+      load_values<E>(values + key, first_dim + b * BLOCK, n, x);
 #pragma GCC unroll 4
       for (int q = 0; q < Q; q++) {
         F32 weight = set1(weights[q][key / STEP<E>]);
@@ -116,7 +117,7 @@ template <class E, class C, int Q, int B, class Count>
 #pragma GCC unroll 4
   for (int q = 0; q < Q; q++) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 2 * B; i++) store(sums + q * stride + at + i * WIDTH, acc[q][i / 2][i % 2]);
+    for (int i = 0; i < 2 * B; i++) store(sums + q * stride + first_dim + i * WIDTH, acc[q][i / 2][i % 2]);
   }
   next = prefetch;
 }
@@ -157,10 +158,10 @@ struct Tile {
   }
 };
 
-// Computes one piece of a row for the kv heads [begin, end). It processes a tile of keys for all heads before the next
+// Computes one chunk of a row for the kv heads [begin, end). It processes a tile of keys for all heads before the next
 // tile.
 template <class E, class C>
-static inline void decode(const AttentionArgs& args, const Row& row, int64_t piece, int64_t begin, int64_t end,
+static inline void decode(const AttentionArgs& args, const Row& row, int64_t chunk, int64_t begin, int64_t end,
                           float* partials, const Worker& worker) {
   int64_t group = args.heads / args.kv_heads, dim = round_up(args.dim, BLOCK);
   int64_t lanes = dim / STEP<E>;
@@ -171,24 +172,24 @@ static inline void decode(const AttentionArgs& args, const Row& row, int64_t pie
   for (int64_t head = begin * group; head < end * group; head++) {
     load_query<E>(args, row, 0, head, lanes, queries + head * lanes);
     if constexpr (same<E, float>) block_order<E, C>(queries + head * lanes, dim / BLOCK);
-    begin_query(args, piece, head, peak + head, total + head);
+    begin_query(args, chunk, head, peak + head, total + head);
   }
   memset(sums + begin * group * dim, 0, (end - begin) * group * dim * sizeof(float));
 
   Scores to_score = {args.scale, args.soft_cap};
-  Keys keys = keys_of(row, piece);
-  int64_t offsets[TILE_KEYS], next_offsets[TILE_KEYS], in_bytes[TILE_KEYS];
+  Keys keys = keys_of(row, chunk);
+  int64_t offsets[TILE_KEYS], next_offsets[TILE_KEYS], byte_offsets[TILE_KEYS];
   locate(args, row, keys.begin, min_of(TILE_KEYS, keys.end - keys.begin), TILE_KEYS, next_offsets);
   for (int64_t position = keys.begin; position < keys.end; position += TILE_KEYS) {
     int64_t count = min_of(TILE_KEYS, keys.end - position), next = position + TILE_KEYS;
     memcpy(offsets, next_offsets, sizeof offsets);
-    bool more = next < row.context;  // prefetch also into the next piece: usually the same worker computes it
+    bool more = next < row.context;  // prefetch also into the next chunk: usually the same worker computes it
     if (more) locate(args, row, next, min_of(TILE_KEYS, row.context - next), TILE_KEYS, next_offsets);
-    for (int i = 0; i < TILE_KEYS; i++) in_bytes[i] = (next_offsets[i] + begin * args.dim) * (int64_t)sizeof(C);
+    for (int i = 0; i < TILE_KEYS; i++) byte_offsets[i] = (next_offsets[i] + begin * args.dim) * (int64_t)sizeof(C);
     int64_t width = (end - begin) * args.dim * (int64_t)sizeof(C);
-    TilePrefetch next_keys = {(const char*)args.key_pages, in_bytes, more ? TILE_KEYS : 0, width};
-    TilePrefetch next_values = {(const char*)args.value_pages, in_bytes, more ? TILE_KEYS : 0, width};
-    TilePrefetch no_prefetch = {nullptr, in_bytes, 0, 0};  // only the first queries of a tile prefetch the next one
+    TilePrefetch next_keys = {(const char*)args.key_pages, byte_offsets, more ? TILE_KEYS : 0, width};
+    TilePrefetch next_values = {(const char*)args.value_pages, byte_offsets, more ? TILE_KEYS : 0, width};
+    TilePrefetch no_prefetch = {nullptr, byte_offsets, 0, 0};  // only the first queries of a tile prefetch the next one
     for (int64_t kv_head = begin; kv_head < end; kv_head++) {
       Tile<C> key(args.key_pages, offsets, kv_head * args.dim), value(args.value_pages, offsets, kv_head * args.dim);
       alignas(64) float scores[MAX_DECODE_GROUP][TILE_KEYS] = {};
@@ -205,23 +206,25 @@ static inline void decode(const AttentionArgs& args, const Row& row, int64_t pie
         TilePrefetch& prefetch = q == 0 ? next_values : no_prefetch;
         float* query_sums = sums + (first + q) * dim;
         constexpr int B = 4 / Q;
-        int64_t at = 0;
-        for (; at + B * BLOCK <= args.dim; at += B * BLOCK) {
-          add_values<E, C, Q, B>(scores + q, value.rows, prefetch, count, at, Full(), factors + q, query_sums, dim);
-        }
-        for (; at + BLOCK <= args.dim; at += BLOCK) {
-          add_values<E, C, Q, 1>(scores + q, value.rows, prefetch, count, at, Full(), factors + q, query_sums, dim);
-        }
-        if (at < args.dim) {
-          add_values<E, C, Q, 1>(scores + q, value.rows, prefetch, count, at, args.dim - at, factors + q, query_sums,
+        int64_t first_dim = 0;
+        for (; first_dim + B * BLOCK <= args.dim; first_dim += B * BLOCK) {
+          add_values<E, C, Q, B>(scores + q, value.rows, prefetch, count, first_dim, Full(), factors + q, query_sums,
                                  dim);
+        }
+        for (; first_dim + BLOCK <= args.dim; first_dim += BLOCK) {
+          add_values<E, C, Q, 1>(scores + q, value.rows, prefetch, count, first_dim, Full(), factors + q, query_sums,
+                                 dim);
+        }
+        if (first_dim < args.dim) {
+          add_values<E, C, Q, 1>(scores + q, value.rows, prefetch, count, first_dim, args.dim - first_dim, factors + q,
+                                 query_sums, dim);
         }
       });
     }
   }
   for (int64_t head = begin * group; head < end * group; head++) {
     natural_order<E, C>(sums + head * dim, dim / BLOCK);
-    end_query(args, row, piece, 0, head, peak[head], total[head], sums + head * dim, partials);
+    end_query(args, row, chunk, 0, head, peak[head], total[head], sums + head * dim, partials);
   }
 }
 

@@ -91,13 +91,13 @@ static inline void arrange_values(const C* const* values, int64_t count, int64_t
   int64_t keys = round_up(count, PANEL_LANES);
   for (int64_t key = 0; key < keys; key += STEP<E>) {
     float* row = panels + key / STEP<E> * PANEL_LANES;
-    each_block(dim, [&](int64_t at, auto n) {
+    each_block(dim, [&](int64_t first_dim, auto n) {
       const C* step_values[2];
-      for (int i = 0; i < STEP<E>; i++) step_values[i] = key + i < count ? values[key + i] + at : zeros;
+      for (int i = 0; i < STEP<E>; i++) step_values[i] = key + i < count ? values[key + i] + first_dim : zeros;
       F32 x[2];
       load_values<E>(step_values, 0, n, x);
-      store(row + at * keys / STEP<E>, x[0]);
-      store(row + at * keys / STEP<E> + WIDTH, x[1]);
+      store(row + first_dim * keys / STEP<E>, x[0]);
+      store(row + first_dim * keys / STEP<E> + WIDTH, x[1]);
     });
   }
 }
@@ -152,9 +152,9 @@ static inline void softmax_row(const Scores& to_score, int64_t begin, int64_t en
   *peak = highest;
 }
 
-// Computes one block of a row's tokens for one kv head, over one piece of the keys.
+// Computes one block of a row's tokens for one kv head, over one chunk of the keys.
 template <class E, class C>
-static inline void extend(const AttentionArgs& args, const Row& row, int64_t piece, int64_t block, int64_t kv_head,
+static inline void extend(const AttentionArgs& args, const Row& row, int64_t chunk, int64_t block, int64_t kv_head,
                           float* partials, const Worker& worker) {
   int64_t group = args.heads / args.kv_heads, first_head = kv_head * group;
   int64_t first = block * row.block_tokens, tokens = min_of(row.block_tokens, row.tokens - first);
@@ -165,7 +165,7 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t pie
   for (int64_t i = 0; i < rows; i++) {
     load_query<E>(args, row, first + i / group, first_head + i % group, space.lanes, space.queries + i * space.lanes);
     float total;
-    begin_query(args, piece, first_head + i % group, space.peaks + i, &total);
+    begin_query(args, chunk, first_head + i % group, space.peaks + i, &total);
     memset(space.totals + i * WIDTH, 0, WIDTH * sizeof(float));
     space.totals[i * WIDTH] = total;
   }
@@ -174,14 +174,14 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t pie
   Scores to_score = {args.scale, args.soft_cap};
   int64_t position = row.context - row.tokens + first;  // of the block's first token
   int64_t reach = args.window > 0 ? args.window : row.context;
-  Keys keys = keys_of(row, piece);
+  Keys keys = keys_of(row, chunk);
   keys.begin = max_of(keys.begin, position + 1 - reach);
   keys.end = min_of(keys.end, position + tokens);
-  for (int64_t at = keys.begin; at < keys.end; at += KEYS) {
-    int64_t count = min_of(KEYS, keys.end - at), width = round_up(count, PANEL_LANES);
+  for (int64_t key_begin = keys.begin; key_begin < keys.end; key_begin += KEYS) {
+    int64_t count = min_of(KEYS, keys.end - key_begin), width = round_up(count, PANEL_LANES);
     int64_t offsets[KEYS];
     const C *key[KEYS], *value[KEYS];
-    locate(args, row, at, count, KEYS, offsets);
+    locate(args, row, key_begin, count, KEYS, offsets);
     for (int64_t i = 0; i < KEYS; i++) {
       key[i] = (const C*)args.key_pages + offsets[i] + kv_head * args.dim;
       value[i] = (const C*)args.value_pages + offsets[i] + kv_head * args.dim;
@@ -189,24 +189,24 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t pie
     arrange_keys<E>(key, count, args.dim, space.lanes, space.keys);
     arrange_values<E>(value, count, args.dim, space.values);
 
-    // The rows [since(a), until(b)) attend to at least one of the keys [a, b) of this block.
-    auto since = [&](int64_t a) { return max_of(0, at + a - position) * group; };
-    auto until = [&](int64_t b) { return max_of(0, min_of(tokens, at + b + reach - 1 - position)) * group; };
+    // The rows [first_row(a), end_row(b)) attend to at least one of the keys [a, b) of this block.
+    auto first_row = [&](int64_t a) { return max_of(0, key_begin + a - position) * group; };
+    auto end_row = [&](int64_t b) { return max_of(0, min_of(tokens, key_begin + b + reach - 1 - position)) * group; };
     for (int64_t panel = 0; panel < width; panel += PANEL_LANES) {
-      each_rows(since(panel), until(min_of(count, panel + PANEL_LANES)), [&]<int ROWS>(int64_t i) {
+      each_rows(first_row(panel), end_row(min_of(count, panel + PANEL_LANES)), [&]<int ROWS>(int64_t i) {
         multiply<E, ROWS>(space.queries + i * space.lanes, space.lanes, space.keys + panel * space.lanes,
                           (args.dim + STEP<E> - 1) / STEP<E>, nullptr, space.scores + i * KEYS + panel, KEYS);
       });
     }
-    for (int64_t i = since(0); i < until(count); i++) {
-      int64_t seen = position + i / group + 1 - at;  // number of keys up to the token's own position
-      softmax_row<E>(to_score, max_of(0, seen - reach), min_of(count, seen), width, space.scores + i * KEYS,
+    for (int64_t i = first_row(0); i < end_row(count); i++) {
+      int64_t visible = position + i / group + 1 - key_begin;  // number of keys up to the token's own position
+      softmax_row<E>(to_score, max_of(0, visible - reach), min_of(count, visible), width, space.scores + i * KEYS,
                      space.peaks + i, space.totals + i * WIDTH, space.factors + i);
     }
     for (int64_t panel = 0; panel < space.dim; panel += PANEL_LANES) {
-      each_rows(since(0), until(count), [&]<int ROWS>(int64_t i) {
-        int64_t begin = max_of(0, position + i / group + 1 - at - reach) / STEP<E>;
-        int64_t end = min_of(width, round_up(position + (i + ROWS - 1) / group + 1 - at, STEP<E>)) / STEP<E>;
+      each_rows(first_row(0), end_row(count), [&]<int ROWS>(int64_t i) {
+        int64_t begin = max_of(0, position + i / group + 1 - key_begin - reach) / STEP<E>;
+        int64_t end = min_of(width, round_up(position + (i + ROWS - 1) / group + 1 - key_begin, STEP<E>)) / STEP<E>;
         multiply<E, ROWS>(space.scores + i * KEYS + begin, KEYS,
                           space.values + (panel * width / STEP<E> + begin * PANEL_LANES), end - begin,
                           space.factors + i, space.sums + i * space.dim + panel, space.dim);
@@ -215,7 +215,7 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t pie
   }
   for (int64_t i = 0; i < rows; i++) {
     natural_order<E, C>(space.sums + i * space.dim, space.dim / BLOCK);
-    end_query(args, row, piece, first + i / group, first_head + i % group, space.peaks[i],
+    end_query(args, row, chunk, first + i / group, first_head + i % group, space.peaks[i],
               sum(load(space.totals + i * WIDTH)), space.sums + i * space.dim, partials);
   }
 }

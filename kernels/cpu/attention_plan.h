@@ -2,8 +2,8 @@
 // output is bitwise the same alone and in a batch, for any number of workers.
 //
 //   keys of a row      first ........................................ context
-//                      | piece 0 | piece 1 | ... computed separately and merged at the end
-//   tokens of a row    | block 0 | block 1 | ... only in long rows, whose keys are one piece
+//                      | chunk 0 | chunk 1 | ... computed separately and merged at the end
+//   tokens of a row    | block 0 | block 1 | ... only in long rows, whose keys are one chunk
 #pragma once
 
 #include "vec.h"
@@ -12,10 +12,10 @@ namespace localllm::VARIANT {
 
 constexpr int64_t QUERIES = 96;             // approximate number of queries per block and kv head
 constexpr int64_t MAX_DECODE_GROUP = 8;     // decode() supports up to 8 query heads per kv head
-constexpr int64_t DECODE_PIECE = 128;       // smallest number of keys of a piece in rows of one token
-constexpr int64_t MAX_DECODE_PIECES = 32;
-constexpr int64_t PREFILL_PIECE = 1024;     // the same for longer rows, where a piece has more partial results to merge
-constexpr int64_t MAX_PREFILL_PIECES = 8;
+constexpr int64_t MIN_DECODE_CHUNK = 128;   // smallest number of keys of a chunk in rows of one token
+constexpr int64_t MAX_DECODE_CHUNKS = 32;
+constexpr int64_t MIN_PREFILL_CHUNK = 1024;  // the same for longer rows, whose chunks have more results to merge
+constexpr int64_t MAX_PREFILL_CHUNKS = 8;
 
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -24,7 +24,7 @@ struct Row {
   int64_t index, token, tokens;  // token: index of its first token in the batch
   int64_t first, context;        // its tokens attend to the keys [first, context)
   int64_t blocks, block_tokens;
-  int64_t pieces, piece_keys;
+  int64_t chunks, chunk_keys;
   bool decodes;  // computed by decode(), which reads keys from the pages; false: by extend(), which rearranges keys
 };
 
@@ -41,15 +41,15 @@ static inline Row row_of(const AttentionArgs& args, int64_t index) {
   row.blocks = (row.tokens + row.block_tokens - 1) / row.block_tokens;
   row.decodes = row.tokens == 1 && group <= MAX_DECODE_GROUP;
   int64_t keys = row.context - row.first;
-  int64_t least = row.tokens == 1 ? DECODE_PIECE : PREFILL_PIECE;
-  int64_t most = row.tokens == 1 ? MAX_DECODE_PIECES : MAX_PREFILL_PIECES;
-  row.piece_keys = keys;
-  row.pieces = 1;
-  if (row.blocks == 1 && keys > least) {
-    row.pieces = (keys + least - 1) / least;
-    if (row.pieces > most) row.pieces = most;
-    row.piece_keys = round_up((keys + row.pieces - 1) / row.pieces, 32);
-    row.pieces = (keys + row.piece_keys - 1) / row.piece_keys;
+  int64_t min_keys = row.tokens == 1 ? MIN_DECODE_CHUNK : MIN_PREFILL_CHUNK;
+  int64_t max_chunks = row.tokens == 1 ? MAX_DECODE_CHUNKS : MAX_PREFILL_CHUNKS;
+  row.chunk_keys = keys;
+  row.chunks = 1;
+  if (row.blocks == 1 && keys > min_keys) {
+    row.chunks = (keys + min_keys - 1) / min_keys;
+    if (row.chunks > max_chunks) row.chunks = max_chunks;
+    row.chunk_keys = round_up((keys + row.chunks - 1) / row.chunks, 32);
+    row.chunks = (keys + row.chunk_keys - 1) / row.chunk_keys;
   }
   return row;
 }
@@ -58,8 +58,8 @@ struct Keys {
   int64_t begin, end;
 };
 
-static inline Keys keys_of(const Row& row, int64_t piece) {
-  int64_t begin = row.first + piece * row.piece_keys, end = begin + row.piece_keys;
+static inline Keys keys_of(const Row& row, int64_t chunk) {
+  int64_t begin = row.first + chunk * row.chunk_keys, end = begin + row.chunk_keys;
   return {begin, end < row.context ? end : row.context};
 }
 
@@ -68,26 +68,26 @@ static inline Keys keys_of(const Row& row, int64_t piece) {
 static inline void locate(const AttentionArgs& args, const Row& row, int64_t position, int64_t count, int64_t size,
                           int64_t* offsets) {
   const int32_t* pages = args.page_table + row.index * args.pages_per_row;
-  int64_t page = position / args.page_size, place = position % args.page_size, width = args.kv_heads * args.dim;
+  int64_t page = position / args.page_size, offset = position % args.page_size, width = args.kv_heads * args.dim;
   for (int64_t i = 0; i < count; i++) {
-    offsets[i] = (pages[page] * args.page_size + place) * width;
-    if (++place == args.page_size) {
+    offsets[i] = (pages[page] * args.page_size + offset) * width;
+    if (++offset == args.page_size) {
       page++;
-      place = 0;
+      offset = 0;
     }
   }
   for (int64_t i = count; i < size; i++) offsets[i] = offsets[count - 1];
 }
 
-// If a row has several pieces, each piece stores a partial result for every token and head: the largest score, the sum
+// If a row has several chunks, each chunk stores a partial result for every token and head: the largest score, the sum
 // of the softmax weights, and the weighted sum of values, in floats. merge() combines them.
 static inline int64_t partial_floats(const AttentionArgs& args) { return args.dim + 2; }
 static inline int64_t partial_floats(const AttentionArgs& args, const Row& row) {
-  return row.pieces > 1 ? row.pieces * row.tokens * args.heads * partial_floats(args) : 0;
+  return row.chunks > 1 ? row.chunks * row.tokens * args.heads * partial_floats(args) : 0;
 }
-static inline float* partial_at(const AttentionArgs& args, const Row& row, float* partials, int64_t piece,
+static inline float* partial_of(const AttentionArgs& args, const Row& row, float* partials, int64_t chunk,
                                 int64_t token, int64_t head) {
-  return partials + ((piece * row.tokens + token) * args.heads + head) * partial_floats(args);
+  return partials + ((chunk * row.tokens + token) * args.heads + head) * partial_floats(args);
 }
 
 }  // namespace localllm::VARIANT

@@ -1,4 +1,4 @@
-// The result of a query: its output, or the partial result of one piece of keys.
+// The result of a query: its output, or the partial result of one chunk of keys.
 #pragma once
 
 #include "attention_plan.h"
@@ -8,44 +8,44 @@
 namespace localllm::VARIANT {
 
 // Sets the largest score of a query and its sum of weights before the first key. A sink is a score without a value;
-// only the first piece counts it.
-static inline void begin_query(const AttentionArgs& args, int64_t piece, int64_t head, float* peak, float* total) {
-  bool sinks = args.sinks && piece == 0;
+// only the first chunk counts it.
+static inline void begin_query(const AttentionArgs& args, int64_t chunk, int64_t head, float* peak, float* total) {
+  bool sinks = args.sinks && chunk == 0;
   *peak = sinks ? args.sinks[head] * LOG2E : LOWEST;
   *total = sinks ? 1.0f : 0.0f;
 }
 
 static inline void write_output(const AttentionArgs& args, const Row& row, int64_t token, int64_t head,
                                 const float* sums, float total) {
-  int64_t at = ((row.token + token) * args.heads + head) * args.dim;
-  narrow(args.type, sums, 1.0f / total, args.out, at, args.dim);
+  int64_t offset = ((row.token + token) * args.heads + head) * args.dim;
+  narrow(args.type, sums, 1.0f / total, args.out, offset, args.dim);
 }
 
 // Writes the output of a query or its partial result. sums [dim] are in natural order; `partials` are those of the row.
-static inline void end_query(const AttentionArgs& args, const Row& row, int64_t piece, int64_t token, int64_t head,
+static inline void end_query(const AttentionArgs& args, const Row& row, int64_t chunk, int64_t token, int64_t head,
                              float peak, float total, const float* sums, float* partials) {
-  if (row.pieces == 1) return write_output(args, row, token, head, sums, total);
-  float* part = partial_at(args, row, partials, piece, token, head);
-  part[0] = peak;
-  part[1] = total;
-  memcpy(part + 2, sums, args.dim * sizeof(float));
+  if (row.chunks == 1) return write_output(args, row, token, head, sums, total);
+  float* partial = partial_of(args, row, partials, chunk, token, head);
+  partial[0] = peak;
+  partial[1] = total;
+  memcpy(partial + 2, sums, args.dim * sizeof(float));
 }
 
 // Combines the partial results of one query and writes its output. sums [dim] is working memory.
 static inline void merge(const AttentionArgs& args, const Row& row, int64_t token, int64_t head, float* partials,
                          float* sums) {
   float peak = LOWEST, total = 0.0f;
-  for (int64_t piece = 0; piece < row.pieces; piece++) {
-    float piece_peak = partial_at(args, row, partials, piece, token, head)[0];
-    peak = piece_peak > peak ? piece_peak : peak;
+  for (int64_t chunk = 0; chunk < row.chunks; chunk++) {
+    float chunk_peak = partial_of(args, row, partials, chunk, token, head)[0];
+    peak = chunk_peak > peak ? chunk_peak : peak;
   }
   for (int64_t i = 0; i < args.dim; i++) sums[i] = 0.0f;
-  for (int64_t piece = 0; piece < row.pieces; piece++) {
-    const float* part = partial_at(args, row, partials, piece, token, head);
-    float weight = exp2_of(part[0] - peak);
-    total += weight * part[1];
+  for (int64_t chunk = 0; chunk < row.chunks; chunk++) {
+    const float* partial = partial_of(args, row, partials, chunk, token, head);
+    float weight = exp2_of(partial[0] - peak);
+    total += weight * partial[1];
     each_vector(0, args.dim, [=](int64_t i, auto n) {
-      store(sums + i, fma(load(part + 2 + i, n), set1(weight), load(sums + i, n)), n);
+      store(sums + i, fma(load(partial + 2 + i, n), set1(weight), load(sums + i, n)), n);
     });
   }
   write_output(args, row, token, head, sums, total);
@@ -55,12 +55,12 @@ static inline void merge(const AttentionArgs& args, const Row& row, int64_t toke
 template <class E>
 static inline void load_query(const AttentionArgs& args, const Row& row, int64_t token, int64_t head, int64_t lanes,
                               float* query) {
-  int64_t at = (row.token + token) * args.query_stride + head * args.dim;
+  int64_t offset = (row.token + token) * args.query_stride + head * args.dim;
   memset(query, 0, lanes * sizeof(float));
   if constexpr (sizeof(E) == 2) {  // no conversion
-    memcpy(query, (const E*)args.query + at, args.dim * sizeof(E));
+    memcpy(query, (const E*)args.query + offset, args.dim * sizeof(E));
   } else {
-    widen(args.type, args.query, at, query, args.dim);
+    widen(args.type, args.query, offset, query, args.dim);
   }
 }
 

@@ -21,7 +21,7 @@ constexpr int STEP = 4 / sizeof(E);  // elements per lane
 constexpr int BLOCK = 2 * WIDTH;  // dimensions
 
 template <class E>
-constexpr int PARTS = 2 / STEP<E>;  // vectors per block of a query or key
+constexpr int BLOCK_VECTORS = 2 / STEP<E>;  // vectors per block of a query or key
 
 // Per lane: sum + a · b.
 template <class E>
@@ -32,9 +32,9 @@ static inline F32 dot(F32 sum, F32 a, F32 b) {
   return fma(a, b, sum);
 }
 
-// Loads a block into PARTS vectors of lanes, in block order.
+// Loads a block into BLOCK_VECTORS vectors of lanes, in block order.
 template <class E, class C>
-static inline void load_block(const C* p, F32 (&x)[PARTS<E>]) {
+static inline void load_block(const C* p, F32 (&x)[BLOCK_VECTORS<E>]) {
   if constexpr (same<E, bf16>) {
     x[0] = load((const float*)p);
     return;
@@ -59,7 +59,7 @@ static inline void load_block(const C* p, F32 (&x)[PARTS<E>]) {
 
 // Loads the first n elements of a block; the rest is zero.
 template <class E, class C>
-static inline void load_block(const C* p, int64_t n, F32 (&x)[PARTS<E>]) {
+static inline void load_block(const C* p, int64_t n, F32 (&x)[BLOCK_VECTORS<E>]) {
   alignas(64) C first[BLOCK];
 #if defined(__AVX512BW__)
   if constexpr (sizeof(C) == 2) {
@@ -74,7 +74,7 @@ static inline void load_block(const C* p, int64_t n, F32 (&x)[PARTS<E>]) {
 }
 
 template <class E, class C>
-static inline void load_block(const C* p, Full, F32 (&x)[PARTS<E>]) { load_block<E>(p, x); }
+static inline void load_block(const C* p, Full, F32 (&x)[BLOCK_VECTORS<E>]) { load_block<E>(p, x); }
 
 // Loads WIDTH lanes in natural order: `left` > 0 elements from p, then zeros.
 template <class E, class C>
@@ -119,9 +119,9 @@ constexpr int dimension_at(int i) {
 template <class E, class C>
 static inline void natural_order(float* x, int64_t blocks) {
   for (float* block = x; block < x + blocks * BLOCK; block += BLOCK) {
-    float moved[BLOCK];
-    for (int i = 0; i < BLOCK; i++) moved[dimension_at<E, C>(i)] = block[i];
-    memcpy(block, moved, sizeof moved);
+    float permuted[BLOCK];
+    for (int i = 0; i < BLOCK; i++) permuted[dimension_at<E, C>(i)] = block[i];
+    memcpy(block, permuted, sizeof permuted);
   }
 }
 
@@ -130,9 +130,9 @@ template <class E, class C>
 static inline void block_order(float* x, int64_t blocks) {
   static_assert(same<E, float>);
   for (float* block = x; block < x + blocks * BLOCK; block += BLOCK) {
-    float moved[BLOCK];
-    for (int i = 0; i < BLOCK; i++) moved[i] = block[dimension_at<E, C>(i)];
-    memcpy(block, moved, sizeof moved);
+    float permuted[BLOCK];
+    for (int i = 0; i < BLOCK; i++) permuted[i] = block[dimension_at<E, C>(i)];
+    memcpy(block, permuted, sizeof permuted);
   }
 }
 

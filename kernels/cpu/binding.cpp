@@ -112,38 +112,45 @@ void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t k
   static const ScalarType types[] = {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half,
                                      ScalarType::Char, ScalarType::Byte, ScalarType::Float8_e4m3fn};
   Argument to("pack", "packed", packed), from("pack", "data", data);
-  Format format = (Format)cast("pack", "format", kind, 0, 5);
+  Format format = (Format)check_range("pack", "format", kind, 0, 5);
   from.shaped({ANY, ANY}).of(types[kind]).dense();
-  int64_t outs = from.size(0), ins = format == Format::int4 ? 2 * from.size(1) : from.size(1);
-  PackArgs args{to.data(), from.data(), nullptr, nullptr, format, outs, ins, check_group("pack", format, ins, group)};
-  check_packed("pack", to, format, outs, ins, args.group);
+  int64_t out_features = from.size(0), in_features = format == Format::int4 ? 2 * from.size(1) : from.size(1);
+  PackArgs args{};
+  args.packed = to.data();
+  args.data = from.data();
+  args.format = format;
+  args.out_features = out_features;
+  args.in_features = in_features;
+  args.group = check_group("pack", format, in_features, group);
+  check_packed("pack", to, format, out_features, in_features, args.group);
   bool quantised = format >= Format::int8;
   if (quantised != scales.has_value())
     refuse("pack: scales are ", quantised ? "missing" : "for quantised weights only");
   if ((format == Format::int4) != zeros.has_value())
     refuse("pack: zeros are ", format == Format::int4 ? "missing" : "for int4 only");
-  int64_t groups = args.group ? (ins + args.group - 1) / args.group : 0;
+  int64_t groups = args.group ? (in_features + args.group - 1) / args.group : 0;
   if (scales) {
-    Argument each("pack", "scales", *scales);
-    if (format == Format::int8) each.shaped({outs});
-    else each.shaped({outs, groups});
-    args.scales = each.of(format == Format::int4 ? ScalarType::Half : ScalarType::Float).dense().data();
+    Argument argument("pack", "scales", *scales);
+    if (format == Format::int8) argument.shaped({out_features});
+    else argument.shaped({out_features, groups});
+    args.scales = argument.of(format == Format::int4 ? ScalarType::Half : ScalarType::Float).dense().data();
   }
   if (zeros) {
-    Argument each("pack", "zeros", *zeros);
-    args.zeros = each.shaped({outs, groups}).of(ScalarType::Byte).dense().data<uint8_t>();
+    Argument argument("pack", "zeros", *zeros);
+    args.zeros = argument.shaped({out_features, groups}).of(ScalarType::Byte).dense().data<uint8_t>();
   }
   run(variant().pack, args, to.count());
 }
 
-void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, int64_t ins, int64_t group, bool wide) {
+void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, int64_t in_features, int64_t group,
+            bool wide) {
   Argument to("linear", "out", out), from("linear", "x", x), weight("linear", "packed", packed);
-  Format format = (Format)cast("linear", "format", kind, 0, 5);
-  from.shaped({ANY, cast("linear", "ins", ins, 0, INT32_MAX)}).dense_rows();
+  Format format = (Format)check_range("linear", "format", kind, 0, 5);
+  from.shaped({ANY, check_range("linear", "in_features", in_features, 0, INT32_MAX)}).dense_rows();
   to.shaped({from.size(0), ANY}).written_rows();
   LinearArgs args{};
-  args.group = check_group("linear", format, ins, group);
-  check_packed("linear", weight, format, to.size(1), ins, args.group);
+  args.group = check_group("linear", format, in_features, group);
+  check_packed("linear", weight, format, to.size(1), in_features, args.group);
   args.out = to.data();
   args.x = from.data();
   args.weight = weight.data();
@@ -151,17 +158,17 @@ void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, in
   args.x_type = from.number();
   args.format = format;
   args.rows = to.size(0);
-  args.outs = to.size(1);
-  args.ins = ins;
+  args.out_features = to.size(1);
+  args.in_features = in_features;
   args.x_stride = from.stride();
   args.out_stride = to.stride();
   args.wide = wide;
   if (wide && format != Format::int4) refuse("linear: wide is for int4 only");
   if (bias) {
     Argument shift("linear", "bias", *bias);
-    args.bias = shift.shaped({args.outs}).of(ScalarType::Float).dense().data<float>();
+    args.bias = shift.shaped({args.out_features}).of(ScalarType::Float).dense().data<float>();
   }
-  if (args.rows == 0 || args.outs == 0) return;
+  if (args.rows == 0 || args.out_features == 0) return;
   run(variant().linear, variant().linear_shared, args, weight.count() + from.count() * from.bytes());
 }
 
@@ -191,8 +198,8 @@ void draw(Tensor tokens, Tensor logits, Tensor temperature, Tensor seed_low, Ten
   check_logits("draw", x);
   int64_t rows = x.size(0);
   auto per_row = [rows](const char* name, const Tensor& tensor, ScalarType type) {
-    Argument each("draw", name, tensor);
-    return each.shaped({rows}).of(type).dense().data();
+    Argument argument("draw", name, tensor);
+    return argument.shaped({rows}).of(type).dense().data();
   };
   DrawArgs args{};
   args.tokens = to.shaped({rows}).of(ScalarType::Long).dense().data<int64_t>();
@@ -211,12 +218,12 @@ void draw(Tensor tokens, Tensor logits, Tensor temperature, Tensor seed_low, Ten
 }
 
 void mask(Tensor logits, Tensor rows, Tensor words) {
-  Argument x("mask", "logits", logits), which("mask", "rows", rows), bits("mask", "words", words);
+  Argument x("mask", "logits", logits), row_ids("mask", "rows", rows), bits("mask", "words", words);
   check_logits("mask", x).written_rows();
-  which.shaped({ANY}).of(ScalarType::Long).below(x.size(0));
-  bits.shaped({which.size(0), (x.size(1) + 31) / 32}).of(ScalarType::Int).dense();
-  MaskArgs args{x.data<float>(), which.data<int64_t>(), bits.data<int32_t>(), which.size(0), bits.size(1), x.size(1),
-                x.stride()};
+  row_ids.shaped({ANY}).of(ScalarType::Long).below(x.size(0));
+  bits.shaped({row_ids.size(0), (x.size(1) + 31) / 32}).of(ScalarType::Int).dense();
+  MaskArgs args{x.data<float>(), row_ids.data<int64_t>(), bits.data<int32_t>(), row_ids.size(0),
+                bits.size(1), x.size(1), x.stride()};
   run(variant().mask, args, args.count * args.vocab * 4);
 }
 
@@ -251,15 +258,20 @@ std::string use_variant(std::string name) { return localllm::use_variant(name); 
 
 int64_t threads() { return localllm::threads(); }
 
-int64_t use_threads(int64_t count) { return localllm::use_threads((int)cast("use_threads", "count", count, 0, 1024)); }
+int64_t use_threads(int64_t count) {
+  return localllm::use_threads((int)check_range("use_threads", "count", count, 0, 1024));
+}
 
-int64_t share_from(int64_t bytes) { return localllm::share_from(cast("share_from", "bytes", bytes, 0, INT64_MAX)); }
+int64_t share_from(int64_t bytes) {
+  return localllm::share_from(check_range("share_from", "bytes", bytes, 0, INT64_MAX));
+}
 
-int64_t packed_bytes(int64_t format, int64_t outs, int64_t ins, int64_t group) {
-  Format known = (Format)cast("packed_bytes", "format", format, 0, 5);
-  cast("packed_bytes", "outs", outs, 0, INT32_MAX);
-  cast("packed_bytes", "ins", ins, 0, INT32_MAX);
-  return localllm::packed_bytes(known, outs, ins, check_group("packed_bytes", known, ins, group));
+int64_t packed_bytes(int64_t format, int64_t out_features, int64_t in_features, int64_t group) {
+  Format weight_format = (Format)check_range("packed_bytes", "format", format, 0, 5);
+  check_range("packed_bytes", "out_features", out_features, 0, INT32_MAX);
+  check_range("packed_bytes", "in_features", in_features, 0, INT32_MAX);
+  return localllm::packed_bytes(weight_format, out_features, in_features,
+                                check_group("packed_bytes", weight_format, in_features, group));
 }
 
 }  // namespace

@@ -27,10 +27,10 @@ double read(const BoundArgs& args, const Worker& worker) {
   const Line* data = (const Line*)args.data + share.begin * LINES * STREAMS;
   Line sums[STREAMS][LINES] = {};
   for (int64_t repeat = 0; repeat < args.repeats; repeat++)
-    for (long at = 0; at < lines; at += LINES)
+    for (long first = 0; first < lines; first += LINES)
       for (int stream = 0; stream < STREAMS; stream++)
         for (int i = 0; i < LINES; i++) {
-          const Line* line = data + stream * lines + at + i;
+          const Line* line = data + stream * lines + first + i;
           __builtin_prefetch((const char*)line + DISTANCE);
           sums[stream][i] |= *line;
         }

@@ -16,11 +16,11 @@ int64_t check_rows(const Op& op, const AttentionArgs& args, int64_t pages) {
     if (context < queries || context > args.pages_per_row * args.page_size)
       refuse(op.name, ": context_lens[", row, "] is ", context, ", ", queries, " (its new tokens) to ",
              args.pages_per_row * args.page_size, " (positions in its pages) expected");
-    int64_t first = args.window ? context - queries - args.window + 1 : 0;
-    first = first > 0 ? first : 0;
-    positions += context - first;
+    int64_t first_position = args.window ? context - queries - args.window + 1 : 0;
+    first_position = first_position > 0 ? first_position : 0;
+    positions += context - first_position;
     const int32_t* table = args.page_table + row * args.pages_per_row;
-    for (int64_t page = first / args.page_size; page * args.page_size < context; page++)
+    for (int64_t page = first_position / args.page_size; page * args.page_size < context; page++)
       if (table[page] < 0 || table[page] >= pages)
         refuse(op.name, ": page_table[", row, ", ", page, "] is ", table[page], ", 0 to ", pages - 1, " expected");
   }
@@ -29,8 +29,9 @@ int64_t check_rows(const Op& op, const AttentionArgs& args, int64_t pages) {
 
 }  // namespace
 
-int64_t cast(const Op& op, const char* name, int64_t value, int64_t least, int64_t most) {
-  if (value < least || value > most) refuse(op.name, ": ", name, " is ", value, ", ", least, " to ", most, " expected");
+int64_t check_range(const Op& op, const char* name, int64_t value, int64_t min_value, int64_t max_value) {
+  if (value < min_value || value > max_value)
+    refuse(op.name, ": ", name, " is ", value, ", ", min_value, " to ", max_value, " expected");
   return value;
 }
 
@@ -82,7 +83,7 @@ int64_t attention_rows(const Op& op, AttentionArgs& args, int64_t pages, const T
   args.pages_per_row = table.size(1);
   args.scale = (float)scale;
   args.soft_cap = (float)soft_cap;
-  args.window = cast(op, "window", window, 0, INT32_MAX);
+  args.window = check_range(op, "window", window, 0, INT32_MAX);
   if (args.kv_heads == 0 || args.heads % args.kv_heads != 0)
     refuse(op.name, ": query has ", args.heads, " heads, a multiple of the ", args.kv_heads, " kv heads of the pages",
            " expected");
@@ -95,21 +96,22 @@ int64_t attention_rows(const Op& op, AttentionArgs& args, int64_t pages, const T
   return check_rows(op, args, pages);
 }
 
-int64_t check_group(const char* op, Format format, int64_t ins, int64_t group) {
+int64_t check_group(const char* op, Format format, int64_t in_features, int64_t group) {
   if (format != Format::int4 && format != Format::fp8) return 0;
-  bool whole = format == Format::fp8 && group == ins;
-  if (group < 1 || (group % 32 != 0 && !whole))
+  bool one_group = format == Format::fp8 && group == in_features;
+  if (group < 1 || (group % 32 != 0 && !one_group))
     refuse(op, ": group is ", group, ", a multiple of 32", format == Format::fp8 ? " or all inputs" : "", " expected");
   return group;
 }
 
-void check_packed(const char* op, Argument& packed, Format format, int64_t outs, int64_t ins, int64_t group) {
+void check_packed(const char* op, Argument& packed, Format format, int64_t out_features, int64_t in_features,
+                  int64_t group) {
   static const char* names[] = {"float32", "bfloat16", "float16", "int8", "int4", "fp8"};
-  int64_t bytes = packed_bytes(format, outs, ins, group);
+  int64_t bytes = packed_bytes(format, out_features, in_features, group);
   packed.of(ScalarType::Byte).dense();
   if (packed.count() != bytes)
-    refuse(op, ": packed has ", packed.count(), " bytes, ", bytes, " expected for ", names[(int)format], " of ", outs,
-           " outputs and ", ins, " inputs");
+    refuse(op, ": packed has ", packed.count(), " bytes, ", bytes, " expected for ", names[(int)format], " of ",
+           out_features, " outputs and ", in_features, " inputs");
 }
 
 }  // namespace localllm

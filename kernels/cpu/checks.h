@@ -5,8 +5,8 @@
 
 namespace localllm {
 
-// Checks that least <= value <= most and returns the value.
-int64_t cast(const Op& op, const char* name, int64_t value, int64_t least, int64_t most);
+// Checks that min_value <= value <= max_value and returns the value.
+int64_t check_range(const Op& op, const char* name, int64_t value, int64_t min_value, int64_t max_value);
 
 // Checks the key and value caches: [pages, page_size, kv_heads, dim] each, of one type. Returns the number of slots.
 int64_t cache_slots(const Op& op, Argument& keys, Argument& values, int64_t kv_heads, int64_t dim);
@@ -33,9 +33,10 @@ int64_t attention_rows(const Op& op, AttentionArgs& args, int64_t pages, const T
                        double scale, int64_t window, double soft_cap);
 
 // Checks the group size (inputs) of int4 and fp8 weights and returns it. Returns 0 for other formats.
-int64_t check_group(const char* op, Format format, int64_t ins, int64_t group);
+int64_t check_group(const char* op, Format format, int64_t in_features, int64_t group);
 
 // Checks that `packed` is uint8, dense, and has the size of a packed weight of this format and shape.
-void check_packed(const char* op, Argument& packed, Format format, int64_t outs, int64_t ins, int64_t group);
+void check_packed(const char* op, Argument& packed, Format format, int64_t out_features, int64_t in_features,
+                  int64_t group);
 
 }  // namespace localllm

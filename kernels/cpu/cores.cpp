@@ -42,7 +42,7 @@ double allowed_cpus(const std::string& quota_text, const std::string& period_tex
 
 // The smallest number of CPUs that this process's control group and its parents allow.
 double cpu_quota() {
-  double least = INFINITY;
+  double smallest = INFINITY;
   const std::string root = "/sys/fs/cgroup";
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
@@ -52,15 +52,15 @@ double cpu_quota() {
       std::string limit = first_line(root + path + "/cpu.max");  // "200000 100000" or "max 100000"
       size_t space = limit.find(' ');
       if (space != std::string::npos)
-        least = std::min(least, allowed_cpus(limit.substr(0, space), limit.substr(space + 1)));
+        smallest = std::min(smallest, allowed_cpus(limit.substr(0, space), limit.substr(space + 1)));
       size_t slash = path.rfind('/');
       if (path.empty() || slash == std::string::npos) break;
       path = path.substr(0, slash);
     }
   }
   const std::string version_1 = root + "/cpu/";  // in a container: the container's control group
-  return std::min(least, allowed_cpus(first_line(version_1 + "cpu.cfs_quota_us"),
-                                      first_line(version_1 + "cpu.cfs_period_us")));
+  return std::min(
+      smallest, allowed_cpus(first_line(version_1 + "cpu.cfs_quota_us"), first_line(version_1 + "cpu.cfs_period_us")));
 }
 
 }  // namespace
@@ -70,9 +70,9 @@ std::vector<int> cores() {
 #if defined(__linux__)
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-    std::set<std::string> seen;
+    std::set<std::string> visited;
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-      if (CPU_ISSET(cpu, &allowed) && seen.insert(core_of(cpu)).second) cpus.push_back(cpu);
+      if (CPU_ISSET(cpu, &allowed) && visited.insert(core_of(cpu)).second) cpus.push_back(cpu);
   }
 #endif
   if (cpus.empty())
@@ -88,10 +88,10 @@ int usable_cores() {
 
 void pin([[maybe_unused]] int cpu) {
 #if defined(__linux__)
-  cpu_set_t only;
-  CPU_ZERO(&only);
-  CPU_SET(cpu, &only);
-  pthread_setaffinity_np(pthread_self(), sizeof only, &only);
+  cpu_set_t cpu_set;
+  CPU_ZERO(&cpu_set);
+  CPU_SET(cpu, &cpu_set);
+  pthread_setaffinity_np(pthread_self(), sizeof cpu_set, &cpu_set);
 #endif
 }
 

@@ -19,9 +19,9 @@ struct Leaf {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-inline Leaf leaf(unsigned number, unsigned part = 0) {
+inline Leaf leaf(unsigned number, unsigned subleaf = 0) {
   Leaf registers;
-  __get_cpuid_count(number, part, &registers.eax, &registers.ebx, &registers.ecx, &registers.edx);
+  __get_cpuid_count(number, subleaf, &registers.eax, &registers.ebx, &registers.ecx, &registers.edx);
   return registers;
 }
 

@@ -64,7 +64,7 @@ std::string use_variant(const std::string& name) {
   }
   if (name.empty()) in_use() = usable().back();
   else if (name != variant().name)
-    throw std::runtime_error("ISA variant \"" + name + "\" is not available: this machine and this build have " + names);
+    throw std::runtime_error("ISA variant \"" + name + "\" is not available: this machine and build have " + names);
   return variant().name;
 }
 

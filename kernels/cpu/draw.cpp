@@ -43,8 +43,8 @@ struct RowMemory {
   float* weights;     // [vocab] weights of the values
   int64_t* counts;    // [workers] number of candidates of each worker
   struct Filter {
-    float cutoff;  // tokens with a logit of at least this are candidates
-    float least;   // result, valid if done: the smallest value (logit / temperature) that passes
+    float cutoff;     // tokens with a logit of at least this are candidates
+    float min_value;  // result, valid if done: the smallest value (logit / temperature) that passes
     bool done;
   }* filter;
 };
@@ -98,13 +98,13 @@ float first_cutoff(const Row& row, const RowMemory& memory, int64_t n) {
     memory.values[count] = memory.block_max[block];
     memory.weights[count++] = 1;
   }
-  return count < n ? LOWEST : least_kept(memory.values, memory.weights, count, (double)n);
+  return count < n ? LOWEST : threshold_of(memory.values, memory.weights, count, (double)n);
 }
 
 // Writes the values of this worker's candidates and their number.
 void collect_candidates(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
   float cutoff = memory.filter->cutoff;
-  F32 least = set1(cutoff), temperature = set1(row.temperature);
+  F32 cutoffs = set1(cutoff), temperature = set1(row.temperature);
   Share blocks = blocks_of(row.vocab, workers);
   float* values = memory.values + blocks.begin * BLOCK;
   int64_t count = 0;
@@ -112,7 +112,7 @@ void collect_candidates(const Row& row, const RowWorkers& workers, const RowMemo
     if (memory.block_max[block] < cutoff) continue;
     each_vector(block * BLOCK, block_end(block, row.vocab), [&](int64_t i, auto n) {
       F32 logits = load(row.logits + i, n);
-      unsigned bits = first_bits(not_below(logits, least), n);
+      unsigned bits = first_bits(not_below(logits, cutoffs), n);
       if (bits == ALL) {
         store(values + count, logits / temperature);
         count += WIDTH;
@@ -152,21 +152,21 @@ double exp_weights(float* weights, const float* values, int64_t count, float top
   return total;
 }
 
-// Computes filter->least from all candidates. If the candidates do not reach the nucleus's weight, it lowers the cutoff
-// instead and leaves `done` false. One worker calls it.
+// Computes filter->min_value from all candidates. If the candidates do not reach the nucleus's weight, it lowers the
+// cutoff instead and leaves `done` false. One worker calls it.
 void apply_filters(const Row& row, const RowWorkers& workers, const RowMemory& memory, float top, double total) {
   RowMemory::Filter& filter = *memory.filter;
   int64_t count = join_candidates(row, workers, memory);
   filter.done = true;
   if (row.top_k) {
     for (int64_t i = 0; i < count; i++) memory.weights[i] = 1;
-    filter.least = least_kept(memory.values, memory.weights, count, (double)row.top_k);
+    filter.min_value = threshold_of(memory.values, memory.weights, count, (double)row.top_k);
     if (!(row.top_p < 1)) return;
-    int64_t kept = 0;
+    int64_t passing = 0;
     for (int64_t i = 0; i < count; i++) {
-      if (memory.values[i] >= filter.least) memory.values[kept++] = memory.values[i];
+      if (memory.values[i] >= filter.min_value) memory.values[passing++] = memory.values[i];
     }
-    count = kept;
+    count = passing;
     total = exp_weights(memory.weights, memory.values, count, top);
   } else if (exp_weights(memory.weights, memory.values, count, top) < row.top_p * total && filter.cutoff > LOWEST) {
     // All tokens below this logit together weigh less than the tokens that top_p may remove.
@@ -175,7 +175,7 @@ void apply_filters(const Row& row, const RowWorkers& workers, const RowMemory& m
     filter.done = false;
     return;
   }
-  filter.least = least_kept(memory.values, memory.weights, count, row.top_p * total);
+  filter.min_value = threshold_of(memory.values, memory.weights, count, row.top_p * total);
 }
 
 float row_max(const Row& row, const RowMemory& memory) {
@@ -197,7 +197,7 @@ double total_weight(const Row& row, const RowMemory& memory, float top) {
 
 // The smallest value (logit / temperature) that passes the filters; block_max is then valid. -infinity if all tokens
 // pass: there are no filters, or the row has a NaN or an infinity, which wins in spite of filters.
-float least_value(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
+float min_passing_value(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
   bool nucleus = row.top_p < 1;
   bool needs_sums = nucleus && !row.top_k;
   if (!row.top_k && !nucleus && !(row.min_p > 0)) return -INFINITY;
@@ -206,8 +206,8 @@ float least_value(const Row& row, const RowWorkers& workers, const RowMemory& me
   barrier(workers);
   float top = row_max(row, memory) / row.temperature;
   if (!(top < INFINITY && top > -INFINITY)) return -INFINITY;
-  float least = row.min_p > 0 ? top + logf(row.min_p) : LOWEST;
-  if (!row.top_k && !nucleus) return least;
+  float min_value = row.min_p > 0 ? top + logf(row.min_p) : LOWEST;
+  if (!row.top_k && !nucleus) return min_value;
   double total = needs_sums ? total_weight(row, memory, top) : 0;
   if (workers.index == 0)
     *memory.filter = {first_cutoff(row, memory, row.top_k ? row.top_k : NUCLEUS_BLOCKS), 0, false};
@@ -218,15 +218,15 @@ float least_value(const Row& row, const RowWorkers& workers, const RowMemory& me
     if (workers.index == 0) apply_filters(row, workers, memory, top, total);
     barrier(workers);
   } while (!memory.filter->done);
-  return least > memory.filter->least ? least : memory.filter->least;
+  return min_value > memory.filter->min_value ? min_value : memory.filter->min_value;
 }
 
-// The token with the largest value + noise among this worker's tokens whose value is at least `least`. If `block_max`
-// is given, it skips the blocks whose logits are all too small.
-Candidate best_noisy(const Row& row, const RowWorkers& workers, float least, const float* block_max) {
-  float cutoff = least * row.temperature;
-  cutoff -= fabsf(cutoff) * 1e-6f;  // a margin for rounding: logit / temperature is below `least` for smaller logits
-  F32 temperature = set1(row.temperature), lowest = set1(least), smallest_logit = set1(cutoff);
+// The token with the largest value + noise among this worker's tokens whose value is at least `min_value`. If
+// `block_max` is given, it skips the blocks whose logits are all too small.
+Candidate best_noisy(const Row& row, const RowWorkers& workers, float min_value, const float* block_max) {
+  float cutoff = min_value * row.temperature;
+  cutoff -= fabsf(cutoff) * 1e-6f;  // a margin for rounding: smaller logits / temperature are below `min_value`
+  F32 temperature = set1(row.temperature), lowest = set1(min_value), smallest_logit = set1(cutoff);
   Candidate best = {LOWEST, 0};
   Share blocks = blocks_of(row.vocab, workers);
   for (long block = blocks.begin; block < blocks.end; block++) {
@@ -249,8 +249,8 @@ Candidate best_noisy(const Row& row, const RowWorkers& workers, float least, con
 
 Candidate best_of_worker(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
   if (row.temperature == 0) return largest_logit(row.logits, row.vocab, workers);
-  float least = least_value(row, workers, memory);
-  return best_noisy(row, workers, least, least > -INFINITY ? memory.block_max : nullptr);
+  float min_value = min_passing_value(row, workers, memory);
+  return best_noisy(row, workers, min_value, min_value > -INFINITY ? memory.block_max : nullptr);
 }
 
 }  // namespace

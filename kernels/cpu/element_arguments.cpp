@@ -52,7 +52,7 @@ ActivationArgs gate_arguments(const Op& op, const Tensor& out, const Tensor& x, 
   to.shaped({ANY, ANY}).written_rows();
   from.shaped({to.size(0), 2 * to.size(1)}).dense_rows();
   if (to.number() != from.number()) refuse(op.name, ": out and x are of different types");
-  return {to.data(),  from.data(), from.number(),  (Activation)cast(op, "kind", kind, 0, 2),
+  return {to.data(),  from.data(), from.number(), (Activation)check_range(op, "kind", kind, 0, 2),
           to.size(0), to.size(1),  from.stride(), to.stride()};
 }
 
@@ -61,33 +61,33 @@ RopeArgs rope_arguments(const Op& op, const Tensor& x, const Tensor& cos, const 
   rotated.shaped({ANY, ANY, ANY}).written_rows();
   int64_t half = rotation_half(op, cosines, sines, rotated.size(0), rotated.size(2));
   return {rotated.data(), rotated.number(), cosines.data<float>(), sines.data<float>(),
-          (Rotation)cast(op, "rotation", rotation, 0, 1), rotated.size(0), rotated.size(1), rotated.size(2), half,
-          rotated.stride()};
+          (Rotation)check_range(op, "rotation", rotation, 0, 1), rotated.size(0), rotated.size(1), rotated.size(2),
+          half, rotated.stride()};
 }
 
 StoreArgs store_arguments(const Op& op, const Tensor& key, const Tensor& value, const Tensor& key_pages,
                           const Tensor& value_pages, const Tensor& slots) {
-  Argument k(op, "key", key), v(op, "value", value), at(op, "slots", slots);
+  Argument k(op, "key", key), v(op, "value", value), slot_ids(op, "slots", slots);
   Argument keys(op, "key_pages", key_pages), values(op, "value_pages", value_pages);
   k.shaped({ANY, ANY, ANY}).dense_rows();
   v.shaped({k.size(0), k.size(1), k.size(2)}).dense_rows();
   if (k.number() != v.number()) refuse(op.name, ": key and value are of different types");
   int64_t limit = cache_slots(op, keys, values, k.size(1), k.size(2));
-  at.shaped({k.size(0)}).of(ScalarType::Long).below(limit);
+  slot_ids.shaped({k.size(0)}).of(ScalarType::Long).below(limit);
   CacheType cache = cache_type(op, keys);
-  return {k.data(), v.data(), keys.data(), values.data(), k.number(), cache.type, at.data<int64_t>(), k.size(0),
+  return {k.data(), v.data(), keys.data(), values.data(), k.number(), cache.type, slot_ids.data<int64_t>(), k.size(0),
           k.size(1) * k.size(2), k.stride(), v.stride(), limit, cache.e4m3};
 }
 
 AppendArgs append_arguments(const Op& op, const Tensor& qkv, const Tensor* query_norm, const Tensor* key_norm,
                             double eps, double offset, const Tensor& cos, const Tensor& sin, int64_t rotation,
                             const Tensor& slots, const Tensor& key_pages, const Tensor& value_pages) {
-  Argument x(op, "qkv", qkv), at(op, "slots", slots), cosines(op, "cos", cos), sines(op, "sin", sin);
+  Argument x(op, "qkv", qkv), slot_ids(op, "slots", slots), cosines(op, "cos", cos), sines(op, "sin", sin);
   Argument keys(op, "key_pages", key_pages), values(op, "value_pages", value_pages);
   x.shaped({ANY, ANY, ANY}).written_rows();
   AppendArgs args{};
   args.limit = cache_slots(op, keys, values, ANY, x.size(2));
-  at.shaped({x.size(0)}).of(ScalarType::Long).below(args.limit);
+  slot_ids.shaped({x.size(0)}).of(ScalarType::Long).below(args.limit);
   CacheType cache = cache_type(op, keys);
   args.qkv = x.data();
   args.type = x.number();
@@ -96,8 +96,8 @@ AppendArgs append_arguments(const Op& op, const Tensor& qkv, const Tensor* query
   args.half = rotation_half(op, cosines, sines, x.size(0), x.size(2));
   args.cos = cosines.data<float>();
   args.sin = sines.data<float>();
-  args.rotation = (Rotation)cast(op, "rotation", rotation, 0, 1);
-  args.slots = at.data<int64_t>();
+  args.rotation = (Rotation)check_range(op, "rotation", rotation, 0, 1);
+  args.slots = slot_ids.data<int64_t>();
   args.key_pages = keys.data();
   args.value_pages = values.data();
   args.tokens = x.size(0);
@@ -124,13 +124,14 @@ EmbeddingArgs embedding_arguments(const Op& op, const Tensor& out, const Tensor&
 }
 
 CopyPagesArgs copy_pages_arguments(const Op& op, const Tensor& pages, const Tensor& sources, const Tensor& targets) {
-  Argument all(op, "pages", pages), from(op, "sources", sources), to(op, "targets", targets);
-  if (all.dims() == 0) refuse(op.name, ": pages has no dimensions");
-  all.dense();
-  from.shaped({ANY}).of(ScalarType::Long).below(all.size(0));
-  to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(0));
-  int64_t page_bytes = all.size(0) ? all.count() / all.size(0) * all.bytes() : 0;
-  return {all.data(), from.data<int64_t>(), to.data<int64_t>(), from.size(0), page_bytes, nullptr, all.size(0)};
+  Argument page_data(op, "pages", pages), from(op, "sources", sources), to(op, "targets", targets);
+  if (page_data.dims() == 0) refuse(op.name, ": pages has no dimensions");
+  page_data.dense();
+  from.shaped({ANY}).of(ScalarType::Long).below(page_data.size(0));
+  to.shaped({from.size(0)}).of(ScalarType::Long).below(page_data.size(0));
+  int64_t page_bytes = page_data.size(0) ? page_data.count() / page_data.size(0) * page_data.bytes() : 0;
+  return {page_data.data(), from.data<int64_t>(), to.data<int64_t>(), from.size(0), page_bytes, nullptr,
+          page_data.size(0)};
 }
 
 }  // namespace localllm

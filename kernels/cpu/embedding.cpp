@@ -8,9 +8,9 @@ template <class T, class W>
 void look_up(const EmbeddingArgs& args, const Worker& worker) {
   Share share = share_of(args.count, worker);
   F32 scale = set1(args.scale);
-  for (long at = share.begin; at < share.end; at++) {
-    const W* from = (const W*)args.weight + args.tokens[at] * args.dim;
-    T* to = (T*)args.out + at * args.dim;
+  for (long index = share.begin; index < share.end; index++) {
+    const W* from = (const W*)args.weight + args.tokens[index] * args.dim;
+    T* to = (T*)args.out + index * args.dim;
     each_vector(0, args.dim, [&](int64_t i, auto n) { store(to + i, load(from + i, n) * scale, n); });
   }
 }

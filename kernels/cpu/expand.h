@@ -23,7 +23,7 @@ constexpr int EXPANDED_TILE_ROWS = 3;
 constexpr int EXPANDED_PRIVATE_ROWS = 2;  // up to 2 rows, every worker converts its own copy and needs no barrier
 
 static inline int64_t expanded_bytes(const LinearArgs& args, int64_t rows) {
-  return rows * padded_ins(args.format, args.ins, args.group) * 4;
+  return rows * padded_in_features(args.format, args.in_features, args.group) * 4;
 }
 
 template <class Weight>
@@ -56,23 +56,23 @@ static inline void expanded_tile(const float* weight, const float* x, int64_t in
 static inline void expanded_fill(const LinearArgs& args, float* to, const Tiles& tiles, int64_t first, int64_t tile,
                                  int64_t begin) {
   int64_t row = tiles.begin(tile), size = tiles.size(tile);
-  float* at = to + row * padded_ins(args.format, args.ins, args.group) + begin * size;
+  float* out = to + row * padded_in_features(args.format, args.in_features, args.group) + begin * size;
   for (int64_t r = 0; r < size; r++) {
     alignas(64) float values[32];
     with_type(args.x_type, [&](auto sample) {
       auto* x = (const decltype(sample)*)args.x + (first + row + r) * args.x_stride + begin;
-      for (int64_t i = 0; i < 32; i += WIDTH) store(values + i, load_some(x + i, args.ins - begin - i));
+      for (int64_t i = 0; i < 32; i += WIDTH) store(values + i, load_some(x + i, args.in_features - begin - i));
     });
-    for (int64_t i = 0; i < 32; i++) at[i * size + r] = values[i];
+    for (int64_t i = 0; i < 32; i++) out[i * size + r] = values[i];
   }
 }
 
 template <class Weight>
 static inline void expanded_panel(const LinearArgs& args, const float* from, const Tiles& tiles, int64_t first,
                                   int64_t panel, int64_t begin, int64_t end, float* sums) {
-  int64_t depth = padded_ins(Weight::format, args.ins, args.group), group = round_up(args.group, 32);
+  int64_t depth = padded_in_features(Weight::format, args.in_features, args.group), group = round_up(args.group, 32);
   int64_t row = tiles.begin(begin), rows = tiles.begin(end) - row;
-  int64_t bytes = panel_bytes(Weight::format, args.ins, args.group), block_bytes = bytes / (depth / group);
+  int64_t bytes = panel_bytes(Weight::format, args.in_features, args.group), block_bytes = bytes / (depth / group);
   const uint8_t* weight = (const uint8_t*)args.weight + panel * bytes;
   alignas(64) float values[EXPANDED_BLOCK * PANEL];
   memset(sums, 0, rows * PANEL * 4);
@@ -88,12 +88,12 @@ static inline void expanded_panel(const LinearArgs& args, const float* from, con
       int64_t inputs = group - k < EXPANDED_BLOCK ? group - k : EXPANDED_BLOCK;
       Weight::expand(weight + g * block_bytes, k, k + inputs, values);
       for (int64_t tile = begin; tile < end; tile++) {
-        int64_t at = tiles.begin(tile);
+        int64_t first_row = tiles.begin(tile);
         with_number<EXPANDED_TILE_ROWS>(tiles.size(tile), [&](auto number) {
           constexpr int R = decltype(number)::value, V = R == 1 ? PANEL / WIDTH : 2;
           for (int j = 0; j < PANEL; j += V * WIDTH) {
-            expanded_tile<R, V>(values + j, from + at * depth + (g * group + k) * R, inputs,
-                                sums + (at - row) * PANEL + j);
+            expanded_tile<R, V>(values + j, from + first_row * depth + (g * group + k) * R, inputs,
+                                sums + (first_row - row) * PANEL + j);
           }
         });
       }
@@ -104,7 +104,8 @@ static inline void expanded_panel(const LinearArgs& args, const float* from, con
 
 template <class Weight>
 static inline void expanded_product(const LinearArgs& args, const Worker& worker) {
-  int64_t depth = padded_ins(Weight::format, args.ins, args.group), panels = round_up(args.outs, PANEL) / PANEL;
+  int64_t depth = padded_in_features(Weight::format, args.in_features, args.group);
+  int64_t panels = round_up(args.out_features, PANEL) / PANEL;
   bool private_copy = args.rows <= EXPANDED_PRIVATE_ROWS;
   for (int64_t first = 0; first < args.rows; first += EXPANDED_CHUNK) {
     int64_t rows = args.rows - first < EXPANDED_CHUNK ? args.rows - first : EXPANDED_CHUNK;
@@ -120,12 +121,12 @@ static inline void expanded_product(const LinearArgs& args, const Worker& worker
     }
     if (!private_copy) worker.barrier();
 
-    int64_t parts = parts_of(panels, tiles, worker);
-    share = share_of(panels * parts, worker);
+    int64_t splits = splits_of(panels, tiles, worker);
+    share = share_of(panels * splits, worker);
     for (int64_t item = share.begin; item < share.end; item++) {
-      int64_t part = item % parts;
-      expanded_panel<Weight>(args, x, tiles, first, item / parts, tiles.count * part / parts,
-                             tiles.count * (part + 1) / parts, (float*)(scratch + x_bytes));
+      int64_t split = item % splits;
+      expanded_panel<Weight>(args, x, tiles, first, item / splits, tiles.count * split / splits,
+                             tiles.count * (split + 1) / splits, (float*)(scratch + x_bytes));
     }
   }
 }

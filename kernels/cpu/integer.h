@@ -16,9 +16,9 @@ constexpr int SHIFT = 0;
 
 struct I32 { __m512i v; };
 static inline I32 zeros() { return {_mm512_setzero_si512()}; }
-static inline I32 load_whole(const void* p) { return {_mm512_loadu_si512(p)}; }
-static inline void store_whole(void* p, I32 x) { _mm512_storeu_si512(p, x.v); }
-static inline I32 repeat(const void* p) {  // repeats the four bytes at p in all elements
+static inline I32 load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
+static inline void store_words(void* p, I32 x) { _mm512_storeu_si512(p, x.v); }
+static inline I32 broadcast_word(const void* p) {  // copies the four bytes at p to all elements
   int32_t bytes;
   memcpy(&bytes, p, 4);
   return {_mm512_set1_epi32(bytes)};
@@ -30,23 +30,23 @@ static inline I32 operator|(I32 a, I32 b) { return {_mm512_or_si512(a.v, b.v)}; 
 static inline I32 operator^(I32 a, I32 b) { return {_mm512_xor_si512(a.v, b.v)}; }
 static inline I32 operator>>(I32 a, int bits) { return {_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
 static inline I32 operator<<(I32 a, int bits) { return {_mm512_sll_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
-static inline I32 all(int32_t x) { return {_mm512_set1_epi32(x)}; }
+static inline I32 broadcast(int32_t x) { return {_mm512_set1_epi32(x)}; }
 static inline F32 to_float(I32 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 static inline F32 as_float(I32 x) { return {_mm512_castsi512_ps(x.v)}; }
 static inline F32 load_bytes(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
-static inline void store_bytes(int8_t* p, F32 whole) {
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(whole.v)));
+static inline void store_bytes(int8_t* p, F32 integers) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(integers.v)));
 }
 
 #elif defined(__AVX2__)
 
 struct I32 { __m256i v; };
 static inline I32 zeros() { return {_mm256_setzero_si256()}; }
-static inline I32 load_whole(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
-static inline void store_whole(void* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x.v); }
-static inline I32 repeat(const void* p) {
+static inline I32 load_words(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+static inline void store_words(void* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x.v); }
+static inline I32 broadcast_word(const void* p) {
   int32_t bytes;
   memcpy(&bytes, p, 4);
   return {_mm256_set1_epi32(bytes)};
@@ -58,14 +58,14 @@ static inline I32 operator|(I32 a, I32 b) { return {_mm256_or_si256(a.v, b.v)}; 
 static inline I32 operator^(I32 a, I32 b) { return {_mm256_xor_si256(a.v, b.v)}; }
 static inline I32 operator>>(I32 a, int bits) { return {_mm256_srl_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
 static inline I32 operator<<(I32 a, int bits) { return {_mm256_sll_epi32(a.v, _mm_cvtsi32_si128(bits))}; }
-static inline I32 all(int32_t x) { return {_mm256_set1_epi32(x)}; }
+static inline I32 broadcast(int32_t x) { return {_mm256_set1_epi32(x)}; }
 static inline F32 to_float(I32 x) { return {_mm256_cvtepi32_ps(x.v)}; }
 static inline F32 as_float(I32 x) { return {_mm256_castsi256_ps(x.v)}; }
 static inline F32 load_bytes(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
 }
-static inline void store_bytes(int8_t* p, F32 whole) {
-  __m256i x = _mm256_cvtps_epi32(whole.v);
+static inline void store_bytes(int8_t* p, F32 integers) {
+  __m256i x = _mm256_cvtps_epi32(integers.v);
   __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
 }
@@ -74,17 +74,17 @@ static inline void store_bytes(int8_t* p, F32 whole) {
 
 struct I32 { Ints v; };
 static inline I32 zeros() { return {(Ints){}}; }
-static inline I32 load_whole(const void* p) {
+static inline I32 load_words(const void* p) {
   I32 out;
   memcpy(&out.v, p, sizeof out.v);
   return out;
 }
-static inline void store_whole(void* p, I32 x) { memcpy(p, &x.v, sizeof x.v); }
-static inline I32 all(int32_t x) { return {x + (Ints){}}; }
-static inline I32 repeat(const void* p) {
+static inline void store_words(void* p, I32 x) { memcpy(p, &x.v, sizeof x.v); }
+static inline I32 broadcast(int32_t x) { return {x + (Ints){}}; }
+static inline I32 broadcast_word(const void* p) {
   int32_t bytes;
   memcpy(&bytes, p, 4);
-  return all(bytes);
+  return broadcast(bytes);
 }
 static inline I32 operator+(I32 a, I32 b) { return {a.v + b.v}; }
 static inline I32 operator-(I32 a, I32 b) { return {a.v - b.v}; }
@@ -101,8 +101,8 @@ static inline F32 load_bytes(const uint8_t* p) {
   for (int i = 0; i < WIDTH; i++) out.v[i] = p[i];
   return out;
 }
-static inline void store_bytes(int8_t* p, F32 whole) {
-  for (int i = 0; i < WIDTH; i++) p[i] = (int8_t)nearbyintf(whole.v[i]);
+static inline void store_bytes(int8_t* p, F32 integers) {
+  for (int i = 0; i < WIDTH; i++) p[i] = (int8_t)nearbyintf(integers.v[i]);
 }
 
 #endif
@@ -110,7 +110,7 @@ static inline void store_bytes(int8_t* p, F32 whole) {
 // Prefetch distance for weights in bytes. The loops are too long for the hardware prefetcher. For several rows, a
 // shorter distance is slower.
 constexpr int64_t LEAD = 8192;
-static inline void prefetch_weights(const void* at) { __builtin_prefetch((const char*)at + LEAD); }
+static inline void prefetch_weights(const void* address) { __builtin_prefetch((const char*)address + LEAD); }
 
 // Makes GCC keep a sum in its register. Otherwise GCC copies the sum or reorders the additions as a tree, and runs out
 // of registers.

@@ -107,22 +107,23 @@ struct LinearArgs {  // out = x @ weightᵀ + bias
   void* out;
   const void* x;
   const void* weight;  // packed (layout.h)
-  const float* bias;   // [outs] or null
+  const float* bias;   // [out_features] or null
   Type out_type, x_type;
   Format format;
-  int64_t rows, outs, ins, group, x_stride, out_stride;
+  int64_t rows, out_features, in_features, group, x_stride, out_stride;
   bool wide;     // int4: float activations (W4A16); false: int8 activations with a scale per token and group (W4A8)
   void* shared;  // quantised or rearranged activations
 };
 
-struct PackArgs {  // converts a weight [outs, ins] to the packed layout of layout.h
+struct PackArgs {  // converts a weight [out_features, in_features] to the packed layout of layout.h
   void* packed;
-  // f32, bf16, f16, int8 or e4m3 [outs, ins]. int4: bytes [outs, ceil(ins / 2)], even inputs in the low nibble.
+  // f32, bf16, f16, int8 or e4m3 [out_features, in_features]. int4: bytes [out_features, ceil(in_features / 2)], even
+  // inputs in the low nibble.
   const void* data;
-  const void* scales;    // int8: float [outs]; int4: half [outs, groups]; fp8: float [outs, groups]
-  const uint8_t* zeros;  // int4: zero points [outs, groups]
+  const void* scales;    // int8: float [out_features]; int4: half, fp8: float [out_features, groups]
+  const uint8_t* zeros;  // int4: zero points [out_features, groups]
   Format format;
-  int64_t outs, ins, group;
+  int64_t out_features, in_features, group;
 };
 
 struct EmbeddingArgs {  // out[t] = weight[tokens[t]] * scale

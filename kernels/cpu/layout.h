@@ -1,12 +1,13 @@
 // The memory layout of packed weights. All ISA variants use the same layout, so one packed file works on every CPU.
 //
-// A weight [outs, ins] is stored as consecutive panels of 32 outputs; the last panel is padded with zeros. A product
-// reads a panel sequentially for any number of rows. Inputs are interleaved for the dot-product instructions (VNNI).
-// The right column gives the index of output j of the panel and input k.
+// A weight [out_features, in_features] is stored as consecutive panels of 32 outputs; the last panel is padded with
+// zeros. A product reads a panel sequentially for any number of rows. Inputs are interleaved for the dot-product
+// instructions (VNNI). K is the number of inputs. The right column gives the index of output j of the panel
+// and input k.
 //
-//   f32         [ins][32]                                                     element (k, j)
-//   bf16, f16   [ins/2][32][2], ins rounded up to 32                          (k/2, j, k%2)
-//   int8        [ins/4][32][4], ins rounded up to 64, then                    (k/4, j, k%4)
+//   f32         [K][32]                                                       element (k, j)
+//   bf16, f16   [K/2][32][2], K rounded up to 32                              (k/2, j, k%2)
+//   int8        [K/4][32][4], K rounded up to 64, then                        (k/4, j, k%4)
 //               int32 sums[32]  (sum over k of the weights, for products that shift the activations to unsigned)
 //               float scales[32]
 //   int4        per group of `group` inputs (a multiple of 32; the last group is padded):
@@ -28,20 +29,20 @@ constexpr int64_t PANEL = 32;
 constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 // Number of inputs in the packed layout, including padding.
-constexpr int64_t padded_ins(Format format, int64_t ins, int64_t group) {
+constexpr int64_t padded_in_features(Format format, int64_t in_features, int64_t group) {
   switch (format) {
-    case Format::f32: return ins;
+    case Format::f32: return in_features;
     case Format::bf16:
-    case Format::f16: return round_up(ins, 32);
-    case Format::int8: return round_up(ins, 64);
-    case Format::int4: return round_up(ins, group);
-    case Format::fp8: return round_up(round_up(ins, group), 32);
+    case Format::f16: return round_up(in_features, 32);
+    case Format::int8: return round_up(in_features, 64);
+    case Format::int4: return round_up(in_features, group);
+    case Format::fp8: return round_up(round_up(in_features, group), 32);
   }
   return 0;
 }
 
-constexpr int64_t panel_bytes(Format format, int64_t ins, int64_t group) {
-  int64_t depth = padded_ins(format, ins, group);
+constexpr int64_t panel_bytes(Format format, int64_t in_features, int64_t group) {
+  int64_t depth = padded_in_features(format, in_features, group);
   switch (format) {
     case Format::f32: return depth * PANEL * 4;
     case Format::bf16:
@@ -53,8 +54,8 @@ constexpr int64_t panel_bytes(Format format, int64_t ins, int64_t group) {
   return 0;
 }
 
-constexpr int64_t packed_bytes(Format format, int64_t outs, int64_t ins, int64_t group) {
-  return round_up(outs, PANEL) / PANEL * panel_bytes(format, ins, group);
+constexpr int64_t packed_bytes(Format format, int64_t out_features, int64_t in_features, int64_t group) {
+  return round_up(out_features, PANEL) / PANEL * panel_bytes(format, in_features, group);
 }
 
 }  // namespace localllm

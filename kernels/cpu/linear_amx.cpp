@@ -23,10 +23,10 @@ namespace {
 constexpr int64_t MIN_ROWS = 8;
 constexpr int64_t MIN_ROWS_W4A8 = 24;
 
-bool tiled(const LinearArgs& args) {
+bool uses_tiles(const LinearArgs& args) {
   bool nibbles = args.format == Format::int4 && !args.wide;
   if (args.rows < (nibbles ? MIN_ROWS_W4A8 : MIN_ROWS)) return false;
-  if (args.outs == 0 || args.ins == 0) return false;
+  if (args.out_features == 0 || args.in_features == 0) return false;
   switch (args.format) {
     case Format::int8: return true;
     case Format::int4: return !args.wide || args.x_type == Type::bf16;
@@ -39,16 +39,16 @@ bool tiled(const LinearArgs& args) {
 template <class Source>
 class Job {
  public:
-  Job(const LinearArgs& args, const Plan& plan, const Cut& cut, const Worker& worker)
-      : args(args), plan(plan), cut(cut), worker(worker) {
+  Job(const LinearArgs& args, const Plan& plan, const Division& division, const Worker& worker)
+      : args(args), plan(plan), division(division), worker(worker) {
     weights.panels = (const uint8_t*)args.weight;
-    weights.panel_bytes = panel_bytes(args.format, args.ins, args.group);
+    weights.panel_bytes = panel_bytes(args.format, args.in_features, args.group);
     weights.group = args.group;
     weights.plan = &plan;
   }
 
   void run() {
-    int64_t sums_bytes = cut.blocks * cut.max_panels * SUMS * 4;
+    int64_t sums_bytes = division.blocks * division.max_panels * SUMS * 4;
     int64_t scales_bytes = round_up((plan.groups == 1 ? 1 : plan.chunk / plan.group_steps) * PANEL * 4, 64);
     int64_t expanded_bytes = Source::expanded ? plan.chunk * plan.depth * PANEL : 0;
     uint8_t* scratch = (uint8_t*)worker.scratch(sums_bytes + 2 * SUMS * 4 + scales_bytes + expanded_bytes);
@@ -57,7 +57,7 @@ class Job {
     scales = stage + 2 * SUMS;
     expanded_tiles = (uint8_t*)scales + scales_bytes;
     configure_tiles(plan.depth);
-    Tasks tasks((uint8_t*)args.shared + plan.counters_offset(), cut, worker);
+    Tasks tasks((uint8_t*)args.shared + plan.counters_offset(), division, worker);
     for (Task task = tasks.next(), after; task.begin < task.end; task = after) {
       after = tasks.next();
       run(task, after);
@@ -68,23 +68,24 @@ class Job {
  private:
   const LinearArgs& args;
   const Plan& plan;
-  const Cut& cut;
+  const Division& division;
   const Worker& worker;
   Source weights;
   float *sums, *stage, *scales;
   uint8_t* expanded_tiles;
 
   void run(const Task& task, const Task& after) {
-    int64_t top = task.group * cut.blocks, bottom = least(top + cut.blocks, plan.blocks);
+    int64_t top = task.group * division.blocks, bottom = min_of(top + division.blocks, plan.blocks);
     for (int64_t first = 0; first < plan.steps; first += plan.chunk) {
-      int64_t steps = least(plan.chunk, plan.steps - first);
+      int64_t steps = min_of(plan.chunk, plan.steps - first);
       bool last = first + steps == plan.steps;
       for (int64_t panel = task.begin; panel < task.end; panel++) {
         const uint8_t* packed = weights.panel(panel);
-        const uint8_t* next = panel + 1 < task.end ? weights.at(weights.panel(panel + 1), first)
+        const uint8_t* next = panel + 1 < task.end ? weights.step_data(weights.panel(panel + 1), first)
                               : last               ? weights.panel(after.begin)
-                                                   : weights.at(weights.panel(task.begin), first + steps);
-        int64_t bytes = weights.at(packed, first + steps) - weights.at(packed, first), each = bytes / (bottom - top);
+                                                   : weights.step_data(weights.panel(task.begin), first + steps);
+        int64_t bytes = weights.step_data(packed, first + steps) - weights.step_data(packed, first);
+        int64_t block_bytes = bytes / (bottom - top);
         const uint8_t* b = weights.tiles(packed, first, steps, expanded_tiles);
         if (plan.groups == 1)
           weights.scales(packed, 0, scales);
@@ -93,19 +94,19 @@ class Job {
             weights.scales(packed, first / plan.group_steps + i, scales + i * PANEL);
         for (int64_t block = top; block < bottom; block++) {
           const uint8_t* a = (const uint8_t*)args.shared + plan.offset(block, first);
-          float* at = sums + ((block - top) * cut.max_panels + panel - task.begin) * SUMS;
+          float* block_sums = sums + ((block - top) * division.max_panels + panel - task.begin) * SUMS;
           // With fewer than 4 blocks the product reads panels at the speed of memory, and the hardware prefetch
           // suffices.
-          LinePrefetch prefetch{next + (block - top) * each, bottom - top < 4 ? 0 : pieces_of(each, steps * 64)};
+          LinePrefetch prefetch{next + (block - top) * block_bytes,
+                                bottom - top < 4 ? 0 : ceil_div(block_bytes, steps * 64)};
           if (plan.tiles(block) == 2)
-            block_product<Source, 2>(plan, a, b, first, steps, row_scales(block), scales, at, stage, prefetch);
+            block_product<Source, 2>(plan, a, b, first, steps, row_scales(block), scales, block_sums, stage, prefetch);
           else
-            block_product<Source, 1>(plan, a, b, first, steps, row_scales(block), scales, at, stage, prefetch);
+            block_product<Source, 1>(plan, a, b, first, steps, row_scales(block), scales, block_sums, stage, prefetch);
           if (!last) continue;
           if (plan.groups > 1 || args.format == Format::bf16)
-            finish<Product::bf16>(args, block, panel, at, nullptr, nullptr);
-          else
-            finish<Source::product>(args, block, panel, at, row_scales(block), scales);
+            finish<Product::bf16>(args, block, panel, block_sums, nullptr, nullptr);
+          else finish<Source::product>(args, block, panel, block_sums, row_scales(block), scales);
         }
       }
     }
@@ -120,24 +121,24 @@ class Job {
 }  // namespace
 
 void linear(const LinearArgs& args, const Worker& worker) {
-  if (!tiled(args)) return avx512::linear(args, worker);
-  Cut cut;
-  Plan plan = plan_of(args, &cut, worker.count);
+  if (!uses_tiles(args)) return avx512::linear(args, worker);
+  Division division;
+  Plan plan = plan_of(args, &division, worker.count);
   arrange(args, plan, worker);
-  if (worker.index == 0) memset((uint8_t*)args.shared + plan.counters_offset(), 0, cut.groups * COUNTER_BYTES);
+  if (worker.index == 0) memset((uint8_t*)args.shared + plan.counters_offset(), 0, division.groups * COUNTER_BYTES);
   worker.barrier();
   switch (args.format) {
-    case Format::bf16: return Job<DenseWeights>(args, plan, cut, worker).run();
-    case Format::int8: return Job<Int8Weights>(args, plan, cut, worker).run();
-    case Format::fp8: return Job<Fp8Weights>(args, plan, cut, worker).run();
+    case Format::bf16: return Job<DenseWeights>(args, plan, division, worker).run();
+    case Format::int8: return Job<Int8Weights>(args, plan, division, worker).run();
+    case Format::fp8: return Job<Fp8Weights>(args, plan, division, worker).run();
     default:
-      if (args.wide) return Job<Int4Weights<Product::bf16>>(args, plan, cut, worker).run();
-      return Job<Int4Weights<Product::int8>>(args, plan, cut, worker).run();
+      if (args.wide) return Job<Int4Weights<Product::bf16>>(args, plan, division, worker).run();
+      return Job<Int4Weights<Product::int8>>(args, plan, division, worker).run();
   }
 }
 
 size_t linear_shared(const LinearArgs& args, int workers) {
-  return tiled(args) ? steps_of(args).bytes() : avx512::linear_shared(args, workers);
+  return uses_tiles(args) ? steps_of(args).bytes() : avx512::linear_shared(args, workers);
 }
 
 }  // namespace localllm::amx

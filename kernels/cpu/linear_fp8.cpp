@@ -18,8 +18,8 @@ __m256i halves(__m256i upper_bytes) {
   __m256i rest = _mm256_and_si256(_mm256_srli_epi16(upper_bytes, 1), _mm256_set1_epi16(0x3f80));
   return _mm256_or_si256(rest, _mm256_and_si256(upper_bytes, _mm256_set1_epi16((short)0x8000)));
 }
-Pair load_pair(const uint8_t* at) {
-  __m256i both = _mm256_loadu_si256((const __m256i*)at);
+Pair load_pair(const uint8_t* from) {
+  __m256i both = _mm256_loadu_si256((const __m256i*)from);
   return {{_mm512_cvtph_ps(halves(_mm256_slli_epi16(both, 8)))}, {_mm512_cvtph_ps(halves(both))}};
 }
 #elif defined(__AVX2__)
@@ -27,17 +27,17 @@ __m128i halves(__m128i upper_bytes) {
   __m128i rest = _mm_and_si128(_mm_srli_epi16(upper_bytes, 1), _mm_set1_epi16(0x3f80));
   return _mm_or_si128(rest, _mm_and_si128(upper_bytes, _mm_set1_epi16((short)0x8000)));
 }
-Pair load_pair(const uint8_t* at) {
-  __m128i both = _mm_loadu_si128((const __m128i*)at);
+Pair load_pair(const uint8_t* from) {
+  __m128i both = _mm_loadu_si128((const __m128i*)from);
   return {{_mm256_cvtph_ps(halves(_mm_slli_epi16(both, 8)))}, {_mm256_cvtph_ps(halves(both))}};
 }
 #else
 F32 from_byte(I32 byte) {  // 2^112 corrects the exponent bias of a float, except for BIAS_FACTOR
-  return as_float((byte & all(0x7f)) << 20 | (byte & all(0x80)) << 24) * set1(0x1p112f);
+  return as_float((byte & broadcast(0x7f)) << 20 | (byte & broadcast(0x80)) << 24) * set1(0x1p112f);
 }
-Pair load_pair(const uint8_t* at) {
+Pair load_pair(const uint8_t* from) {
   I32 both;
-  for (int i = 0; i < WIDTH; i++) both.v[i] = at[2 * i] | at[2 * i + 1] << 8;
+  for (int i = 0; i < WIDTH; i++) both.v[i] = from[2 * i] | from[2 * i + 1] << 8;
   return {from_byte(both), from_byte(both >> 8)};
 }
 #endif
@@ -80,9 +80,9 @@ struct E4m3 {
       for (int v = 0; v < V; v++) {
         F32 scale = load((const float*)block + j + v * WIDTH);
         for (int r = 0; r < R; r++) {
-          float* at = sums + r * PANEL + j + v * WIDTH;
+          float* to = sums + r * PANEL + j + v * WIDTH;
           F32 sum = (acc[r][v][0] + acc[r][v][1]) * set1(BIAS_FACTOR);
-          store(at, fma(sum, scale, load(at)));
+          store(to, fma(sum, scale, load(to)));
         }
       }
     }
@@ -96,19 +96,19 @@ size_t linear_fp8_shared(const LinearArgs& args, int) { return expanded_shared<E
 void linear_fp8(const LinearArgs& args, const Worker& worker) { expanded_product<E4m3>(args, worker); }
 
 void pack_fp8(const PackArgs& args, const Worker& worker) {
-  int64_t depth = padded_ins(Format::fp8, args.ins, args.group), group = round_up(args.group, 32);
+  int64_t depth = padded_in_features(Format::fp8, args.in_features, args.group), group = round_up(args.group, 32);
   int64_t blocks = depth / group, block_bytes = PANEL * 4 + group * PANEL;
-  Share share = share_of(round_up(args.outs, PANEL) / PANEL, worker);
+  Share share = share_of(round_up(args.out_features, PANEL) / PANEL, worker);
   for (int64_t panel = share.begin; panel < share.end; panel++) {
     uint8_t* to = (uint8_t*)args.packed + panel * blocks * block_bytes;
     memset(to, 0, blocks * block_bytes);
-    for (int64_t j = 0; j < PANEL && panel * PANEL + j < args.outs; j++) {
+    for (int64_t j = 0; j < PANEL && panel * PANEL + j < args.out_features; j++) {
       int64_t out = panel * PANEL + j;
-      const uint8_t* from = (const uint8_t*)args.data + out * args.ins;
+      const uint8_t* from = (const uint8_t*)args.data + out * args.in_features;
       for (int64_t b = 0; b < blocks; b++) {
         memcpy(to + b * block_bytes + j * 4, (const float*)args.scales + out * blocks + b, 4);
       }
-      for (int64_t k = 0; k < args.ins; k++) {
+      for (int64_t k = 0; k < args.in_features; k++) {
         int64_t i = k % group;
         to[k / group * block_bytes + PANEL * 4 + i / 2 * PANEL * 2 + j * 2 + i % 2] = from[k];
       }

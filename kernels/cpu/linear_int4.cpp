@@ -25,7 +25,7 @@ struct Activations {
   float* sums;         // sums of the quantised values, in the layout of scales
 };
 
-int64_t depth_of(const LinearArgs& args) { return padded_ins(Format::int4, args.ins, args.group); }
+int64_t depth_of(const LinearArgs& args) { return padded_in_features(Format::int4, args.in_features, args.group); }
 
 int64_t groups_in_block(const LinearArgs& args) { return BLOCK > args.group ? BLOCK / args.group : 1; }
 
@@ -43,19 +43,19 @@ Activations activations_at(void* memory, int64_t rows, int64_t depth, int64_t gr
 void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int64_t first, int64_t tile,
           int64_t group, int8_t* quantised) {
   int64_t depth = depth_of(args), begin = group * args.group, row = tiles.begin(tile), size = tiles.size(tile);
-  int64_t n = args.ins - begin < args.group ? args.ins - begin : args.group;
+  int64_t n = args.in_features - begin < args.group ? args.in_features - begin : args.group;
   for (int64_t r = 0; r < size; r++) {
-    float most = 0;
+    float magnitude = 0;
     with_type(args.x_type, [&](auto sample) {
       auto* x = (const decltype(sample)*)args.x + (first + row + r) * args.x_stride + begin;
-      most = largest_of(x, n);
-      quantise(quantised + r * args.group, x, n, args.group, inverse_of(most));
+      magnitude = largest_of(x, n);
+      quantise(quantised + r * args.group, x, n, args.group, inverse_of(magnitude));
     });
     int32_t sum = 0;
     for (int64_t i = 0; i < args.group; i++) sum += quantised[r * args.group + i];
-    int64_t at = row * (depth / args.group) + group * size + r;
-    to.scales[at] = most / 127.0f;
-    to.sums[at] = (float)sum;
+    int64_t index = row * (depth / args.group) + group * size + r;
+    to.scales[index] = magnitude / 127.0f;
+    to.sums[index] = (float)sum;
   }
   scatter(to.quantised + row * depth + begin * size, size, quantised, args.group, 0);
 }
@@ -63,18 +63,18 @@ void fill(const LinearArgs& args, const Activations& to, const Tiles& tiles, int
 // Loads weights of four inputs as unsigned bytes: one vector for the outputs from j on, one for those from j + 16 on.
 struct Packed {
   static constexpr int STRIDE = PANEL * 2;
-  static void load(const uint8_t* at, I32 (&w)[2]) {
-    prefetch_weights(at);
-    I32 both = load_whole(at), low = all(0x0f0f0f0f);
+  static void load(const uint8_t* from, I32 (&w)[2]) {
+    prefetch_weights(from);
+    I32 both = load_words(from), low = broadcast(0x0f0f0f0f);
     w[0] = both & low;
     w[1] = both >> 4 & low;
   }
 };
 struct Unpacked {  // weights that unpack() has written
   static constexpr int STRIDE = PANEL * 4;
-  static void load(const uint8_t* at, I32 (&w)[2]) {
-    w[0] = load_whole(at);
-    w[1] = load_whole(at + 64);
+  static void load(const uint8_t* from, I32 (&w)[2]) {
+    w[0] = load_words(from);
+    w[1] = load_words(from + 64);
   }
 };
 
@@ -88,7 +88,7 @@ inline void multiply(const uint8_t* weight, const uint8_t* x, int64_t steps, I32
       I32 w[2];
       Weight::load(weight, w);
       for (int r = 0; r < R; r++) {
-        I32 words = repeat(x + r * 4);
+        I32 words = broadcast_word(x + r * 4);
         for (int v = 0; v < 2; v++) {
           sums[r][v] = in_place({_mm256_add_epi16(sums[r][v].v, _mm256_maddubs_epi16(w[v].v, words.v))});
         }
@@ -105,7 +105,7 @@ inline void multiply(const uint8_t* weight, const uint8_t* x, int64_t steps, I32
     I32 w[2];
     Weight::load(weight, w);
     for (int r = 0; r < R; r++) {
-      I32 words = repeat(x + r * 4);
+      I32 words = broadcast_word(x + r * 4);
       for (int v = 0; v < 2; v++) acc[r][v] = in_place(dot(acc[r][v], w[v], words));
     }
   }
@@ -123,9 +123,9 @@ void group_product(const uint8_t* group, const uint8_t* weight, const uint8_t* x
     for (int v = 0; v < 2; v++) {
       F32 scale = load((const f16*)group + v * 16 + j), point = zero() - load_bytes(group + PANEL * 2 + v * 16 + j);
       for (int r = 0; r < R; r++) {
-        float* at = sums + r * PANEL + v * 16 + j;
+        float* to = sums + r * PANEL + v * 16 + j;
         F32 quantised = fma(point, set1(totals[r]), to_float(acc[r][v]));
-        store(at, fma(quantised, scale * set1(scales[r]), load(at)));
+        store(to, fma(quantised, scale * set1(scales[r]), load(to)));
       }
     }
   }
@@ -136,8 +136,8 @@ void unpack(const uint8_t* nibbles, int64_t inputs, uint8_t* bytes) {
     for (int j = 0; j < 16; j += WIDTH) {
       I32 w[2];
       Packed::load(nibbles + j * 4, w);
-      store_whole(bytes + j * 4, w[0]);
-      store_whole(bytes + 64 + j * 4, w[1]);
+      store_words(bytes + j * 4, w[0]);
+      store_words(bytes + 64 + j * 4, w[1]);
     }
   }
 }
@@ -156,21 +156,22 @@ void panel_product(const LinearArgs& args, const Activations& from, const Tiles&
   const uint8_t* weight = (const uint8_t*)args.weight + panel * groups * group_bytes;
   bool unpacks_once = end - begin > MAX_REPEATED_UNPACKS;
   memset(memory.sums, 0, rows * PANEL * 4);
-  for (int64_t at_group = 0; at_group < groups; at_group += block) {
-    int64_t end_group = at_group + block < groups ? at_group + block : groups;
-    for (int64_t g = at_group; g < end_group && unpacks_once; g++) {
-      unpack(weight + g * group_bytes + PANEL * 3, args.group, memory.bytes + (g - at_group) * args.group * PANEL);
+  for (int64_t first_group = 0; first_group < groups; first_group += block) {
+    int64_t end_group = first_group + block < groups ? first_group + block : groups;
+    for (int64_t g = first_group; g < end_group && unpacks_once; g++) {
+      unpack(weight + g * group_bytes + PANEL * 3, args.group, memory.bytes + (g - first_group) * args.group * PANEL);
     }
     for (int64_t tile = begin; tile < end; tile++) {
-      int64_t at = tiles.begin(tile);
+      int64_t first_row = tiles.begin(tile);
       with_number<MAX_TILE_ROWS>(tiles.size(tile), [&](auto number) {
         constexpr int R = decltype(number)::value;
-        for (int64_t g = at_group; g < end_group; g++) {
-          const uint8_t *group = weight + g * group_bytes, *x = from.quantised + at * depth + g * args.group * R;
-          const float *scales = from.scales + at * groups + g * R, *totals = from.sums + at * groups + g * R;
-          float* sums = memory.sums + (at - row) * PANEL;
+        for (int64_t g = first_group; g < end_group; g++) {
+          const uint8_t *group = weight + g * group_bytes, *x = from.quantised + first_row * depth + g * args.group * R;
+          const float *scales = from.scales + first_row * groups + g * R;
+          const float *totals = from.sums + first_row * groups + g * R;
+          float* sums = memory.sums + (first_row - row) * PANEL;
           if (unpacks_once) {
-            const uint8_t* bytes = memory.bytes + (g - at_group) * args.group * PANEL;
+            const uint8_t* bytes = memory.bytes + (g - first_group) * args.group * PANEL;
             group_product<R, Unpacked>(group, bytes, x, scales, totals, args.group, sums);
           } else {
             group_product<R, Packed>(group, group + PANEL * 3, x, scales, totals, args.group, sums);
@@ -192,7 +193,7 @@ size_t linear_int4_shared(const LinearArgs& args, int) {
 
 void linear_int4(const LinearArgs& args, const Worker& worker) {
   if (args.wide) return expanded_product<Nibbles>(args, worker);
-  int64_t depth = depth_of(args), groups = depth / args.group, panels = round_up(args.outs, PANEL) / PANEL;
+  int64_t depth = depth_of(args), groups = depth / args.group, panels = round_up(args.out_features, PANEL) / PANEL;
   bool private_copy = args.rows <= MAX_PRIVATE_ROWS;
   for (int64_t first = 0; first < args.rows; first += CHUNK) {
     int64_t rows = args.rows - first < CHUNK ? args.rows - first : CHUNK;
@@ -210,31 +211,32 @@ void linear_int4(const LinearArgs& args, const Worker& worker) {
     }
     if (!private_copy) worker.barrier();
 
-    int64_t parts = parts_of(panels, tiles, worker);
-    share = share_of(panels * parts, worker);
+    int64_t splits = splits_of(panels, tiles, worker);
+    share = share_of(panels * splits, worker);
     for (int64_t item = share.begin; item < share.end; item++) {
-      int64_t part = item % parts;
-      panel_product(args, x, tiles, first, item / parts, tiles.count * part / parts,
-                    tiles.count * (part + 1) / parts, memory);
+      int64_t split = item % splits;
+      panel_product(args, x, tiles, first, item / splits, tiles.count * split / splits,
+                    tiles.count * (split + 1) / splits, memory);
     }
   }
 }
 
 void pack_int4(const PackArgs& args, const Worker& worker) {
-  int64_t groups = padded_ins(Format::int4, args.ins, args.group) / args.group, row_bytes = (args.ins + 1) / 2;
+  int64_t groups = padded_in_features(Format::int4, args.in_features, args.group) / args.group;
+  int64_t row_bytes = (args.in_features + 1) / 2;
   int64_t group_bytes = PANEL * 3 + args.group * PANEL / 2;
-  Share share = share_of(round_up(args.outs, PANEL) / PANEL, worker);
+  Share share = share_of(round_up(args.out_features, PANEL) / PANEL, worker);
   for (int64_t panel = share.begin; panel < share.end; panel++) {
     uint8_t* to = (uint8_t*)args.packed + panel * groups * group_bytes;
     memset(to, 0, groups * group_bytes);
-    for (int64_t j = 0; j < PANEL && panel * PANEL + j < args.outs; j++) {
+    for (int64_t j = 0; j < PANEL && panel * PANEL + j < args.out_features; j++) {
       int64_t out = panel * PANEL + j;
       const uint8_t* from = (const uint8_t*)args.data + out * row_bytes;
       for (int64_t g = 0; g < groups; g++) {
         uint8_t* group = to + g * group_bytes;
         memcpy(group + j * 2, (const f16*)args.scales + out * groups + g, 2);
         group[PANEL * 2 + j] = args.zeros[out * groups + g];
-        int64_t n = args.ins - g * args.group < args.group ? args.ins - g * args.group : args.group;
+        int64_t n = args.in_features - g * args.group < args.group ? args.in_features - g * args.group : args.group;
         for (int64_t i = 0; i < n; i++) {
           int64_t k = g * args.group + i;
           uint8_t nibble = from[k / 2] >> 4 * (k % 2) & 15;

@@ -102,15 +102,15 @@ static inline unsigned first_bits(unsigned bits, int n) { return bits & ((1u << 
 
 // The largest of logits [begin, end); NaN if one of them is NaN.
 static inline float block_max(const float* logits, int64_t begin, int64_t end) {
-  F32 most = set1(-INFINITY);
+  F32 maxima = set1(-INFINITY);
   unsigned nan = 0;  // separate, because max() ignores NaN
   int64_t i = begin;
   for (; i + WIDTH <= end; i += WIDTH) {
     F32 x = load(logits + i);
     nan |= not_numbers(x);
-    most = max(x, most);
+    maxima = max(x, maxima);
   }
-  float out = nan ? NAN : largest(most);
+  float out = nan ? NAN : largest(maxima);
   for (; i < end; i++) out = larger(logits[i], out) ? logits[i] : out;
   return out;
 }

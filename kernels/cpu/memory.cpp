@@ -30,12 +30,12 @@ void advise_huge([[maybe_unused]] void* start, [[maybe_unused]] size_t bytes) {
 void first_touch(const TouchArgs& args, const Worker& worker) {
   Share share = share_of((args.bytes + args.unit - 1) / args.unit, worker);
   int64_t end = share.end * args.unit < args.bytes ? share.end * args.unit : args.bytes;
-  for (int64_t at = share.begin * args.unit; at < end; at += SMALL_PAGE) args.start[at] = 0;
+  for (int64_t offset = share.begin * args.unit; offset < end; offset += SMALL_PAGE) args.start[offset] = 0;
 }
 
 Buffer::~Buffer() { std::free(start_); }
 
-void* Buffer::at_least(size_t bytes) {
+void* Buffer::reserve(size_t bytes) {
   if (bytes <= size_ && start_) return start_;
   std::free(start_);
   start_ = nullptr;

@@ -28,7 +28,7 @@ class Buffer {
   ~Buffer();
 
   // At least `bytes` of uninitialised memory. Throws std::bad_alloc.
-  void* at_least(size_t bytes);
+  void* reserve(size_t bytes);
 
  private:
   void* start_ = nullptr;

@@ -7,29 +7,29 @@ namespace {
 // Sum of (x - mean)². Four independent sums hide the latency of the multiply-adds.
 template <class T>
 float squares(const T* x, int64_t dim, float mean) {
-  F32 parts[4] = {zero(), zero(), zero(), zero()};
+  F32 sums[4] = {zero(), zero(), zero(), zero()};
   F32 center = set1(mean);
   int64_t i = 0;
   for (; i + 4 * WIDTH <= dim; i += 4 * WIDTH) {
-    for (int part = 0; part < 4; part++) {
-      F32 off = load(x + i + part * WIDTH) - center;
-      parts[part] = fma(off, off, parts[part]);
+    for (int chain = 0; chain < 4; chain++) {
+      F32 off = load(x + i + chain * WIDTH) - center;
+      sums[chain] = fma(off, off, sums[chain]);
     }
   }
   for (; i + WIDTH <= dim; i += WIDTH) {
     F32 off = load(x + i) - center;
-    parts[0] = fma(off, off, parts[0]);
+    sums[0] = fma(off, off, sums[0]);
   }
   float rest = 0;
   for (; i < dim; i++) rest += (to_float(x[i]) - mean) * (to_float(x[i]) - mean);
-  return sum((parts[0] + parts[1]) + (parts[2] + parts[3])) + rest;
+  return sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
 }
 
 template <class T>
 float total(const T* x, int64_t dim) {
-  F32 parts = zero();
-  each_vector(0, dim, [&](int64_t i, auto n) { parts = parts + load(x + i, n); });
-  return sum(parts);
+  F32 sums = zero();
+  each_vector(0, dim, [&](int64_t i, auto n) { sums = sums + load(x + i, n); });
+  return sum(sums);
 }
 
 template <class T, class W>

@@ -6,21 +6,21 @@
 
 namespace localllm::VARIANT {
 
-// Division of rows into tiles of at most `most` rows and about equal size. The activations of a tile are stored as
+// Division of rows into tiles of at most `max_rows` rows and about equal size. The activations of a tile are stored as
 // [steps][rows of the tile], one 4-byte word (four int8 or a float) each.
 struct Tiles {
   int64_t rows, count;
-  Tiles(int64_t rows, int64_t most) : rows(rows), count((rows + most - 1) / most) {}
+  Tiles(int64_t rows, int64_t max_rows) : rows(rows), count((rows + max_rows - 1) / max_rows) {}
   int64_t begin(int64_t tile) const { return rows * tile / count; }
   int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
 };
 
-// The number of parts into which the tiles of a panel are divided: more than 1 if there are too few panels for an even
+// The number of splits into which the tiles of a panel are divided: more than 1 if there are too few panels for an even
 // division of the work.
-static inline int64_t parts_of(int64_t panels, const Tiles& tiles, const Worker& worker) {
+static inline int64_t splits_of(int64_t panels, const Tiles& tiles, const Worker& worker) {
   if (panels >= 4 * worker.count) return 1;
-  int64_t parts = (4 * worker.count + panels - 1) / panels;
-  return parts < tiles.count ? parts : tiles.count;
+  int64_t splits = (4 * worker.count + panels - 1) / panels;
+  return splits < tiles.count ? splits : tiles.count;
 }
 
 template <int N>
@@ -52,13 +52,13 @@ static inline F32 load_some(const T* p, int64_t n) {  // up to WIDTH of n elemen
 // The largest magnitude of n values; NaN if one of them is NaN or infinite.
 template <class T>
 static inline float largest_of(const T* x, int64_t n) {
-  F32 most = zero(), bad = zero();
+  F32 magnitudes = zero(), not_finite = zero();
   for (int64_t i = 0; i < n; i += WIDTH) {
     F32 value = load_some(x + i, n - i);
-    most = max(most, max(value, zero() - value));
-    bad = fma(value, zero(), bad);
+    magnitudes = max(magnitudes, max(value, zero() - value));
+    not_finite = fma(value, zero(), not_finite);
   }
-  return largest(most) + sum(bad);
+  return largest(magnitudes) + sum(not_finite);
 }
 
 // The factor that maps the largest magnitude to 127. For NaN it is 0: the scale makes the outputs of such a row NaN.
@@ -79,15 +79,15 @@ static inline void quantise(int8_t* out, const T* x, int64_t n, int64_t count, f
 static inline void scatter(uint8_t* tile, int64_t size, const int8_t* rows, int64_t bytes, uint32_t flip) {
   for (int64_t i = 0; i < bytes; i += 4 * WIDTH) {
     store_transposed((int)size, (bytes - i) / 4, (float*)(tile + i * size), [&](int row) {
-      I32 words = load_whole(rows + row * bytes + i);
-      return as_float(flip ? words ^ all((int32_t)flip) : words);
+      I32 words = load_words(rows + row * bytes + i);
+      return as_float(flip ? words ^ broadcast((int32_t)flip) : words);
     });
   }
 }
 
 // Writes the 32 values of a panel, plus the bias, to row `row` of the output.
 static inline void write_outputs(const LinearArgs& args, int64_t row, int64_t panel, const float* values) {
-  int64_t first = panel * PANEL, n = args.outs - first < PANEL ? args.outs - first : PANEL;
+  int64_t first = panel * PANEL, n = args.out_features - first < PANEL ? args.out_features - first : PANEL;
   with_type(args.out_type, [&](auto sample) {
     auto* out = (decltype(sample)*)args.out + row * args.out_stride + first;
     for (int64_t j = 0; j < n; j += WIDTH) {

@@ -58,8 +58,8 @@ void mask(const MaskArgs& args, const Worker& worker) {
   for (long item = share.begin; item < share.end; item++) {
     uint32_t word = (uint32_t)args.words[item];
     if (word == ~0u) continue;
-    int64_t at = item / args.words_per_row, begin = item % args.words_per_row * 32;
-    float* logits = args.logits + args.rows[at] * args.stride + begin;
+    int64_t index = item / args.words_per_row, begin = item % args.words_per_row * 32;
+    float* logits = args.logits + args.rows[index] * args.stride + begin;
     int tokens = args.vocab - begin < 32 ? (int)(args.vocab - begin) : 32;
     for (int i = 0; i < tokens; i++) logits[i] = word >> i & 1 ? logits[i] : -INFINITY;
   }

@@ -16,8 +16,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "attention(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
            "Tensor context_lens, Tensor page_table, Tensor? sinks, float scale, int window, float soft_cap) -> ()",
            "pack(Tensor(a!) packed, Tensor data, Tensor? scales, Tensor? zeros, int format, int group) -> ()",
-           "linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor? bias, int format, int ins, int group, bool wide) "
-           "-> ()",
+           "linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor? bias, int format, int in_features, int group, "
+           "bool wide) -> ()",
            "embedding(Tensor(a!) out, Tensor tokens, Tensor weight, float scale) -> ()",
            "greedy(Tensor(a!) tokens, Tensor logits) -> ()",
            "draw(Tensor(a!) tokens, Tensor logits, Tensor temperature, Tensor seed_low, Tensor seed_high, "
@@ -37,7 +37,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "threads() -> int",
            "use_threads(int count) -> int",
            "share_from(int bytes) -> int",
-           "packed_bytes(int format, int outs, int ins, int group) -> int",
+           "packed_bytes(int format, int out_features, int in_features, int group) -> int",
        })
     library.def(schema);
 }

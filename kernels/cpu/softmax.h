@@ -13,15 +13,15 @@ constexpr float LOWEST = -3e38f;  // lower than all scores, and finite, so that 
 // for it.
 static inline F32 exp2(F32 x) {
   F32 clamped = max(set1(-127.0f), x);
-  F32 whole = round(clamped);
-  F32 rest = clamped - whole;
+  F32 integer = round(clamped);
+  F32 rest = clamped - integer;
   F32 p = set1(1.3264726899e-3f);  // minimax polynomial of the relative error over [-1/2, 1/2]
   p = fma(p, rest, set1(9.6715126606e-3f));
   p = fma(p, rest, set1(5.5507337442e-2f));
   p = fma(p, rest, set1(2.4022242085e-1f));
   p = fma(p, rest, set1(6.9314697760e-1f));
   p = fma(p, rest, set1(1.0f));
-  return p * power_of_two(whole);
+  return p * power_of_two(integer);
 }
 
 static inline float exp2_of(float x) {

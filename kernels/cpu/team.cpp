@@ -145,7 +145,7 @@ std::atomic<int64_t> smallest_shared_work{32 << 10};
 // The memory of a thread that runs kernels alone.
 thread_local struct {
   Buffer scratch, shared;
-} alone;
+} caller_memory;
 
 struct Process {
   std::mutex mutex;
@@ -168,7 +168,7 @@ void reset_after_fork() {
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, reset_after_fork);
 
 // The value of an environment variable; 0 if it is not set.
-int number_in(const char* variable) {
+int thread_count_in(const char* variable) {
   const char* text = std::getenv(variable);
   if (!text || !*text) return 0;
   char* end;
@@ -180,8 +180,8 @@ int number_in(const char* variable) {
 }
 
 int default_threads() {
-  if (int count = number_in("LOCALLLM_THREADS")) return count;
-  if (int count = number_in("OMP_NUM_THREADS")) return count;
+  if (int count = thread_count_in("LOCALLLM_THREADS")) return count;
+  if (int count = thread_count_in("OMP_NUM_THREADS")) return count;
   return usable_cores();
 }
 
@@ -206,16 +206,16 @@ int64_t share_from(int64_t bytes) { return smallest_shared_work.exchange(bytes);
 
 Run::Run(int64_t bytes) {
   if (bytes < smallest_shared_work.load(std::memory_order_relaxed)) return;
-  Process* here = process();
-  lock_ = std::unique_lock(here->mutex);
-  if (!here->workers) here->workers = default_threads();
-  if (here->workers == 1) return;
-  if (!here->team) here->team = std::make_unique<Team>(here->workers);
-  team_ = here->team.get();
-  workers_ = here->workers;
+  Process* process_state = process();
+  lock_ = std::unique_lock(process_state->mutex);
+  if (!process_state->workers) process_state->workers = default_threads();
+  if (process_state->workers == 1) return;
+  if (!process_state->team) process_state->team = std::make_unique<Team>(process_state->workers);
+  team_ = process_state->team.get();
+  workers_ = process_state->workers;
 }
 
-void* Run::shared(size_t bytes) { return (team_ ? team_->shared() : alone.shared).at_least(bytes); }
+void* Run::shared(size_t bytes) { return (team_ ? team_->shared() : caller_memory.shared).reserve(bytes); }
 
 void Run::start(Work work, const void* job) { team_->run(work, job); }
 
@@ -225,7 +225,7 @@ void Worker::barrier() const {
 
 void* Worker::scratch(size_t bytes) const {
   try {
-    return (team ? team->scratch(index) : alone.scratch).at_least(bytes);
+    return (team ? team->scratch(index) : caller_memory.scratch).reserve(bytes);
   } catch (const std::bad_alloc&) {  // an exception cannot leave the worker: the others wait for it at a barrier
     std::fprintf(stderr, "localllm: out of memory: a kernel cannot allocate %zu bytes of scratch memory\n", bytes);
     std::abort();

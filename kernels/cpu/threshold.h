@@ -10,7 +10,7 @@ namespace localllm::VARIANT {
 // positive, and count at least 1. The function permutes values and weights together.
 //
 // Each iteration divides the remaining values into bins and continues with the values of the bin of the result.
-static inline float least_kept(float* values, float* weights, int64_t count, double target) {
+static inline float threshold_of(float* values, float* weights, int64_t count, double target) {
   constexpr int BINS = 256;
   double before = 0;  // total weight of the values that are larger than all remaining values
   for (;;) {
@@ -42,16 +42,16 @@ static inline float least_kept(float* values, float* weights, int64_t count, dou
       before = above;
       above += even[bin] + odd[bin];
     }
-    int64_t kept = 0;
+    int64_t remaining = 0;
     for (i = 0; i < count; i++) {
       if (bin_of(values[i]) != chosen) continue;
       float value = values[i], weight = weights[i];
-      values[i] = values[kept];
-      weights[i] = weights[kept];
-      values[kept] = value;
-      weights[kept++] = weight;
+      values[i] = values[remaining];
+      weights[i] = weights[remaining];
+      values[remaining] = value;
+      weights[remaining++] = weight;
     }
-    count = kept;
+    count = remaining;
   }
 }
 

@@ -31,14 +31,14 @@ static inline F32 multiply_add(F32 sum, F32 x, F32 weight) {
 #endif
 }
 
-// A policy class (Singles, Pairs, Dots) defines the steps in which a tile reads a panel. A step covers INS inputs and
-// has PARTS parts. A part has one element of x per row and one vector of weights per vector of outputs.
-struct Singles {  // f32 weights [ins][32]
+// A policy class (Singles, Pairs, Dots) defines the steps in which a tile reads a panel. A step covers INPUTS inputs
+// and has SUBSTEPS substeps. A substep has one element of x per row and one vector of weights per vector of outputs.
+struct Singles {  // f32 weights [in_features][32]
   using X = float;
   using Weight = float;
-  static constexpr int INS = 1, PARTS = 1;
+  static constexpr int INPUTS = 1, SUBSTEPS = 1;
   static inline F32 weights(const float* panel, int vector, int) { return load(panel + vector * WIDTH); }
-  static inline F32 spread(const float* x) { return set1(*x); }
+  static inline F32 broadcast(const float* x) { return set1(*x); }
   static inline F32 add(F32 sum, F32 x, F32 weight) { return multiply_add(sum, x, weight); }
 };
 
@@ -61,9 +61,9 @@ static inline F32 every_other(const bf16* p, int odd) {
 }
 static inline F32 every_other(const f16* p, int odd) {
   __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
-  __m256i apart = _mm256_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0, 15, 14, 11, 10, 7, 6, 3, 2, 13,
+  __m256i order = _mm256_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0, 15, 14, 11, 10, 7, 6, 3, 2, 13,
                                   12, 9, 8, 5, 4, 1, 0);
-  pairs = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pairs, apart), 0xd8);  // even elements, then odd elements
+  pairs = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pairs, order), 0xd8);  // even elements, then odd elements
   return {_mm256_cvtph_ps(odd ? _mm256_extracti128_si256(pairs, 1) : _mm256_castsi256_si128(pairs))};
 }
 #else
@@ -76,14 +76,14 @@ static inline F32 every_other(const T* p, int odd) {
 #endif
 
 template <class Half>
-struct Pairs {  // bf16 or f16 weights [ins / 2][32][2], converted to float in registers
+struct Pairs {  // bf16 or f16 weights [in_features / 2][32][2], converted to float in registers
   using X = float;
   using Weight = Half;
-  static constexpr int INS = 2, PARTS = 2;
-  static inline F32 weights(const Half* panel, int vector, int part) {
-    return every_other(panel + vector * 2 * WIDTH, part);
+  static constexpr int INPUTS = 2, SUBSTEPS = 2;
+  static inline F32 weights(const Half* panel, int vector, int substep) {
+    return every_other(panel + vector * 2 * WIDTH, substep);
   }
-  static inline F32 spread(const float* x) { return set1(*x); }
+  static inline F32 broadcast(const float* x) { return set1(*x); }
   static inline F32 add(F32 sum, F32 x, F32 weight) { return multiply_add(sum, x, weight); }
 };
 
@@ -91,11 +91,11 @@ struct Pairs {  // bf16 or f16 weights [ins / 2][32][2], converted to float in r
 struct Dots {  // bf16 weights and activations, dot products of two inputs with float sums
   using X = uint32_t;  // two bf16
   using Weight = bf16;
-  static constexpr int INS = 2, PARTS = 1;
+  static constexpr int INPUTS = 2, SUBSTEPS = 1;
   static inline __m512i weights(const bf16* panel, int vector, int) {
     return _mm512_loadu_si512(panel + vector * 2 * WIDTH);
   }
-  static inline __m512i spread(const uint32_t* x) {
+  static inline __m512i broadcast(const uint32_t* x) {
     uint32_t pair;
     memcpy(&pair, x, 4);  // x may be unaligned: a row of bf16 can start at any even address
     return _mm512_set1_epi32(pair);
@@ -106,45 +106,46 @@ struct Dots {  // bf16 weights and activations, dot products of two inputs with 
 };
 #endif
 
-// sums [ROWS, 32] += x [steps, PARTS, ROWS] × panel, for ACROSS vectors of outputs from `vector` on. If `fresh`, the
-// sums start from zero.
-template <class P, int ROWS, int ACROSS>
-static inline void tile(const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums,
-                        int vector, bool fresh, Prefetch prefetch) {
-  F32 acc[ROWS][ACROSS];
+// sums [ROWS, 32] += x [steps, SUBSTEPS, ROWS] × panel, for OUT_VECTORS vectors of outputs from `vector` on. If
+// `from_zero`, the sums start from zero.
+template <class P, int ROWS, int OUT_VECTORS>
+static inline void tile(const typename P::X* x, const typename P::Weight* panel, int64_t steps, float* sums, int vector,
+                        bool from_zero, Prefetch prefetch) {
+  F32 acc[ROWS][OUT_VECTORS];
 #pragma GCC unroll 16
   for (int row = 0; row < ROWS; row++) {
 #pragma GCC unroll 4
-    for (int i = 0; i < ACROSS; i++) acc[row][i] = fresh ? zero() : load(sums + row * PANEL + (vector + i) * WIDTH);
+    for (int i = 0; i < OUT_VECTORS; i++)
+      acc[row][i] = from_zero ? zero() : load(sums + row * PANEL + (vector + i) * WIDTH);
   }
   for (int64_t step = 0; step < steps; step++) {
 #pragma GCC unroll 2
-    for (int line = 0; line < ACROSS * WIDTH; line += 16) __builtin_prefetch(prefetch.at + line * 4);
+    for (int line = 0; line < OUT_VECTORS * WIDTH; line += 16) __builtin_prefetch(prefetch.address + line * 4);
 #pragma GCC unroll 2
-    for (int part = 0; part < P::PARTS; part++) {
-      decltype(P::weights(panel, 0, 0)) weights[ACROSS];
+    for (int substep = 0; substep < P::SUBSTEPS; substep++) {
+      decltype(P::weights(panel, 0, 0)) weights[OUT_VECTORS];
 #pragma GCC unroll 4
-      for (int i = 0; i < ACROSS; i++) weights[i] = P::weights(panel, vector + i, part);
+      for (int i = 0; i < OUT_VECTORS; i++) weights[i] = P::weights(panel, vector + i, substep);
 #pragma GCC unroll 16
       for (int row = 0; row < ROWS; row++) {
-        auto value = P::spread(x + part * ROWS + row);
+        auto value = P::broadcast(x + substep * ROWS + row);
 #pragma GCC unroll 4
-        for (int i = 0; i < ACROSS; i++) acc[row][i] = P::add(acc[row][i], value, weights[i]);
+        for (int i = 0; i < OUT_VECTORS; i++) acc[row][i] = P::add(acc[row][i], value, weights[i]);
       }
     }
-    x += P::PARTS * ROWS;
-    panel += P::INS * PANEL;
-    prefetch.at += prefetch.by;
+    x += P::SUBSTEPS * ROWS;
+    panel += P::INPUTS * PANEL;
+    prefetch.address += prefetch.step_bytes;
   }
 #pragma GCC unroll 16
   for (int row = 0; row < ROWS; row++) {
 #pragma GCC unroll 4
-    for (int i = 0; i < ACROSS; i++) store(sums + row * PANEL + (vector + i) * WIDTH, acc[row][i]);
+    for (int i = 0; i < OUT_VECTORS; i++) store(sums + row * PANEL + (vector + i) * WIDTH, acc[row][i]);
   }
 }
 
 // Number of vectors of outputs in a tile of `rows` rows, so that all sums fit in the registers.
-constexpr int across(int rows) {
+constexpr int out_vectors_of(int rows) {
   int vectors = VECTORS;
   while (vectors * rows > MAX_SUM_VECTORS) vectors /= 2;
   return vectors;

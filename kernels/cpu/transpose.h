@@ -69,18 +69,18 @@ static inline void store_first(float* out, F32 x, int n) {
   _mm512_mask_storeu_ps(out, (1u << n) - 1, x.v);
 #elif defined(__AVX2__)
   if (n == WIDTH) return store(out, x);
-  __m128 part = _mm256_castps256_ps128(x.v);
+  __m128 rest = _mm256_castps256_ps128(x.v);
   if (n & 4) {
-    _mm_storeu_ps(out, part);
+    _mm_storeu_ps(out, rest);
     out += 4;
-    part = _mm256_extractf128_ps(x.v, 1);
+    rest = _mm256_extractf128_ps(x.v, 1);
   }
   if (n & 2) {
-    _mm_storel_pi((__m64*)out, part);
+    _mm_storel_pi((__m64*)out, rest);
     out += 2;
-    part = _mm_movehl_ps(part, part);
+    rest = _mm_movehl_ps(rest, rest);
   }
-  if (n & 1) _mm_store_ss(out, part);
+  if (n & 1) _mm_store_ss(out, rest);
 #else
   float values[WIDTH];
   store(values, x);

@@ -108,9 +108,9 @@ static inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 static inline float sum(F32 x) { return _mm512_reduce_add_ps(x.v); }
 static inline float largest(F32 x) { return _mm512_reduce_max_ps(x.v); }
 static inline F32 round(F32 x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-static inline F32 power_of_two(F32 whole) {  // 2^whole for integers in -126…127
+static inline F32 power_of_two(F32 integer) {  // 2^integer for integers in -126…127
   return {_mm512_castsi512_ps(
-      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole.v), _mm512_set1_epi32(127)), 23))};
+      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(integer.v), _mm512_set1_epi32(127)), 23))};
 }
 
 #elif defined(__AVX2__)
@@ -155,9 +155,9 @@ static inline float largest(F32 x) {
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 static inline F32 round(F32 x) { return {_mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-static inline F32 power_of_two(F32 whole) {
+static inline F32 power_of_two(F32 integer) {
   return {_mm256_castsi256_ps(
-      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole.v), _mm256_set1_epi32(127)), 23))};
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(integer.v), _mm256_set1_epi32(127)), 23))};
 }
 
 #else  // any CPU: vector extensions of GCC and Clang, which use NEON or SSE if available
@@ -206,8 +206,8 @@ static inline F32 round(F32 x) {
   for (int i = 0; i < WIDTH; i++) out.v[i] = nearbyintf(x.v[i]);
   return out;
 }
-static inline F32 power_of_two(F32 whole) {
-  Ints bits = (__builtin_convertvector(whole.v, Ints) + 127) << 23;
+static inline F32 power_of_two(F32 integer) {
+  Ints bits = (__builtin_convertvector(integer.v, Ints) + 127) << 23;
   return {(Floats)bits};
 }
 
@@ -232,9 +232,9 @@ static inline void store(T* p, F32 x, int n) {
 // NaN stays NaN, because min() and max() return their second operand for it.
 static inline F32 exp(F32 x) {
   F32 clamped = min(set1(88.3f), max(set1(-87.33f), x));
-  F32 whole = round(clamped * set1(1.44269504f));
-  F32 rest = fma(whole, set1(-0.693359375f), clamped);
-  rest = fma(whole, set1(2.12194440e-4f), rest);
+  F32 integer = round(clamped * set1(1.44269504f));
+  F32 rest = fma(integer, set1(-0.693359375f), clamped);
+  rest = fma(integer, set1(2.12194440e-4f), rest);
   F32 p = set1(1.9875691500e-4f);
   p = fma(p, rest, set1(1.3981999507e-3f));
   p = fma(p, rest, set1(8.3334519073e-3f));
@@ -242,7 +242,7 @@ static inline F32 exp(F32 x) {
   p = fma(p, rest, set1(1.6666665459e-1f));
   p = fma(p, rest, set1(5.0000001201e-1f));
   p = fma(p * rest, rest, rest + set1(1.0f));
-  return p * power_of_two(whole);
+  return p * power_of_two(integer);
 }
 
 }  // namespace localllm::VARIANT

@@ -28,9 +28,9 @@ struct Share {
 };
 
 static inline Share share_of(long total, const Worker& worker) {
-  long each = total / worker.count, rest = total % worker.count;
-  long begin = worker.index * each + (worker.index < rest ? worker.index : rest);
-  return {begin, begin + each + (worker.index < rest ? 1 : 0)};
+  long size = total / worker.count, remainder = total % worker.count;
+  long begin = worker.index * size + (worker.index < remainder ? worker.index : remainder);
+  return {begin, begin + size + (worker.index < remainder ? 1 : 0)};
 }
 
 }  // namespace localllm

@@ -48,7 +48,7 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
     args.sinks = scores.shaped({from.size(1)}).of(ScalarType::Float).dense().data<float>();
   }
   args.rows = (int)rows, args.kv_heads = (int)kv_heads, args.group = (int)(from.size(1) / kv_heads);
-  args.window = (int)cast(op, "window", window, 0, INT32_MAX);
+  args.window = (int)check_range(op, "window", window, 0, INT32_MAX);
   while (int64_t{1} << args.page_shift < size) args.page_shift++;
   args.scale = (float)scale, args.cap = (float)cap;
   if (rows == 0) return;

@@ -53,9 +53,9 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.tokens = (int)from.size(0), args.slots = (int)(keys.size(0) * size), args.page_size = (int)size;
   args.rows = (int)pages.size(0), args.columns = (int)pages.size(1);
   args.kv_heads = (int)kv_heads, args.group = (int)(from.size(1) / kv_heads);
-  args.window = (int)cast(op, "window", window, 0, INT32_MAX);
-  args.fewest = (int)cast(op, "fewest", fewest, 1, INT32_MAX);
-  args.tiles = cast(op, "tiles", tiles, 0, INT32_MAX);
+  args.window = (int)check_range(op, "window", window, 0, INT32_MAX);
+  args.fewest = (int)check_range(op, "fewest", fewest, 1, INT32_MAX);
+  args.tiles = check_range(op, "tiles", tiles, 0, INT32_MAX);
   args.scale = (float)scale, args.cap = (float)cap;
   if (args.tiles == 0 || args.rows == 0 || args.tokens == 0) return;
   Queue queue(query);

@@ -94,9 +94,11 @@ bool fits_op(int64_t device, int64_t rows, int64_t outs, int64_t ins, int64_t ro
              bool gated, bool normed) {
   const Op op("few_rows_fits");
   ProductArgs args{};
-  args.format = (Weights)cast(op, "format", format, 0, 4), args.rows = cast(op, "rows", rows, 1, MAX_ROWS);
-  args.outs = cast(op, "outs", outs, 0, INT32_MAX), args.ins = cast(op, "ins", ins, 1, INT32_MAX);
-  args.row_bytes = cast(op, "row_bytes", row_bytes, 1, INT32_MAX), args.group = cast(op, "group", group, 1, INT64_MAX);
+  args.format = (Weights)check_range(op, "format", format, 0, 4),
+  args.rows = check_range(op, "rows", rows, 1, MAX_ROWS);
+  args.outs = check_range(op, "outs", outs, 0, INT32_MAX), args.ins = check_range(op, "ins", ins, 1, INT32_MAX);
+  args.row_bytes = check_range(op, "row_bytes", row_bytes, 1, INT32_MAX),
+  args.group = check_range(op, "group", group, 1, INT64_MAX);
   args.gated = gated;
   torch::stable::accelerator::DeviceGuard guard((torch::stable::accelerator::DeviceIndex)device);
   return product_fits(args, normed);

@@ -17,9 +17,11 @@ void take_shape(StepArgs& args, const Tensor& layers, int64_t hidden, int64_t in
   Argument table({OP, layers}, "layers", layers);
   table.shaped({ANY, FIELDS}).of(ScalarType::Long).dense();
   args.layers = table.data<StepLayer>(), args.layer_count = (int)table.size(0);
-  args.hidden = (int)cast(OP, "hidden", hidden, 128, 1 << 16), args.inner = (int)cast(OP, "inner", inner, 64, 1 << 18);
-  args.heads = (int)cast(OP, "heads", heads, 1, 1024), args.kv_heads = (int)cast(OP, "kv_heads", kv_heads, 1, heads);
-  args.dim = (int)cast(OP, "dim", dim, 64, 128);
+  args.hidden = (int)check_range(OP, "hidden", hidden, 128, 1 << 16),
+  args.inner = (int)check_range(OP, "inner", inner, 64, 1 << 18);
+  args.heads = (int)check_range(OP, "heads", heads, 1, 1024),
+  args.kv_heads = (int)check_range(OP, "kv_heads", kv_heads, 1, heads);
+  args.dim = (int)check_range(OP, "dim", dim, 64, 128);
   if (args.layer_count < 1 || hidden % 128 || inner % 64 || (dim != 64 && dim != 128) || heads % kv_heads ||
       heads > 8 * kv_heads)
     refuse(OP, ": hidden ", hidden, ", inner ", inner, " and ", heads, " heads of ", dim, " for ", kv_heads,
@@ -56,7 +58,7 @@ void step_op(Tensor x_out, Tensor stream_out, Tensor x, Tensor stream, Tensor la
   for (Argument* one : {&before, &to, &after}) one->shaped({1, hidden}).of(ScalarType::BFloat16).dense();
   StepArgs args{};
   take_shape(args, layers, hidden, inner, heads, keys.size(3), keys.size(4));
-  args.gate = (Activation)cast(OP, "gate", gate, 0, 2);
+  args.gate = (Activation)check_range(OP, "gate", gate, 0, 2);
   args.x = from.data(), args.stream = before.data(), args.x_out = to.data(), args.stream_out = after.data();
   Argument c(op, "cos", cos), s(op, "sin", sin), at(op, "slots", slots), contexts(op, "context_lens", context_lens);
   args.cos = c.shaped({1, args.dim / 2}).of(ScalarType::Float).dense().data<float>();

@@ -87,7 +87,7 @@ def test_the_environment_forces_a_lane_and_a_team() -> None:
     assert asked.stdout.split() == ["3"], asked.stderr
     refused = python("", LOCALLLM_CPU_LANE="avx1024")
     assert refused.returncode == 1
-    assert f"this machine and this build have {', '.join(LANES)}" in refused.stderr
+    assert f"this machine and build have {', '.join(LANES)}" in refused.stderr
     unreadable = python("ops.use_threads(0)", OMP_NUM_THREADS="many")
     assert 'OMP_NUM_THREADS is "many"; a number of threads' in unreadable.stderr
 

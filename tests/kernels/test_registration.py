@@ -130,7 +130,7 @@ def attention_with(**changed: Any) -> dict[str, Any]:
 
 def linear_with(**changed: Any) -> dict[str, Any]:
     given = {"out": F(2, 5), "x": F(2, 8), "packed": F(8 * 32 * 4, dtype=torch.uint8), "bias": None}
-    return given | {"format": 0, "ins": 8, "group": 0, "wide": False} | changed
+    return given | {"format": 0, "in_features": 8, "group": 0, "wide": False} | changed
 
 
 REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
@@ -165,7 +165,7 @@ REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("linear", linear_with(format=4, group=0), "linear: group is 0, a multiple of 32 expected"),
     ("linear", linear_with(wide=True), "linear: wide is for int4 only"),
     ("linear", linear_with(bias=F(5).half()), "linear: bias is float16, float32 expected"),
-    ("linear", linear_with(ins=-1), "linear: ins is -1, 0 to 2147483647 expected"),
+    ("linear", linear_with(in_features=-1), "linear: in_features is -1, 0 to 2147483647 expected"),
     ("pack", (F(1024, dtype=torch.uint8), F(5, 8), F(5), None, 0, 0), "pack: scales are for quantised weights only"),
     ("pack", (F(2304, dtype=torch.uint8), F(5, 8, dtype=torch.int8), None, None, 3, 0), "pack: scales are missing"),
     ("pack", (F(12, dtype=torch.uint8), F(5, 8), None, None, 0, 0), "pack: packed has 12 bytes, 1024 expected"),
@@ -174,7 +174,7 @@ REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("mask", (F(2, 33), TOKENS, F(2, 1, dtype=torch.int32)), "mask: words has shape [2, 1], [2, 2] expected"),
     ("mask", (F(2, 33), TOKENS + 2, F(2, 2, dtype=torch.int32)), "mask: rows[0] is 2, 0 to 1 expected"),
     ("logprob", (F(2), F(2), F(2, 7), TOKENS + 7), "logprob: tokens[0] is 7, 0 to 6 expected"),
-    ("packed_bytes", (0, -1, 8, 0), "packed_bytes: outs is -1, 0 to 2147483647 expected"),
+    ("packed_bytes", (0, -1, 8, 0), "packed_bytes: out_features is -1, 0 to 2147483647 expected"),
     ("use_threads", (-1,), "use_threads: count is -1, 0 to 1024 expected"),
 ]
 

@@ -1,5 +1,5 @@
-// Calls of the tile kernels with plain numbers, on a team of fresh threads, for tests. What they hand to the AVX-512
-// lane is only counted here.
+// Runs the tile kernels on a team of new threads, for tests. The AVX-512 kernels that they call are replaced by stubs
+// that count the calls.
 #include <atomic>
 #include <barrier>
 #include <cstdlib>
@@ -36,7 +36,7 @@ class Team {
   }
 };
 
-static void* fresh(size_t bytes) {  // garbage in it, so that nothing relies on zeros
+static void* garbage(size_t bytes) {  // filled with 0xff, so that kernels that expect zeros fail
   void* memory = aligned_alloc(64, round_up(bytes + 1, 64));
   memset(memory, 0xff, bytes);
   return memory;
@@ -44,17 +44,17 @@ static void* fresh(size_t bytes) {  // garbage in it, so that nothing relies on 
 
 void Worker::barrier() const { team->gate.arrive_and_wait(); }
 void* Worker::scratch(size_t bytes) const {
-  team->scratch[index].reset(fresh(bytes));
+  team->scratch[index].reset(garbage(bytes));
   return team->scratch[index].get();
 }
 
-static std::atomic<int> handed_over;
+static std::atomic<int> delegations;
 
 namespace avx512 {
-void linear(const LinearArgs&, const Worker&) { handed_over++; }
+void linear(const LinearArgs&, const Worker&) { delegations++; }
 size_t linear_shared(const LinearArgs&, int) { return 0; }
 
-void attention(const AttentionArgs& args, const Worker& worker) {  // marks its tokens with 7
+void attention(const AttentionArgs& args, const Worker& worker) {  // writes 7 to all outputs of its tokens
   uint16_t* out = (uint16_t*)args.out;
   int64_t width = args.heads * args.dim, end = args.row_starts[args.rows] * width;
   for (int64_t i = args.row_starts[0] * width; worker.index == 0 && i < end; i++) out[i] = 0x40e0;
@@ -75,7 +75,7 @@ using namespace localllm;
 
 extern "C" {
 
-// False where the system refuses this process the tiles' registers.
+// Returns false if the system does not permit this process to use tile registers.
 __attribute__((visibility("default"))) bool open_tiles() {
 #if defined(TILES_EMULATED)
   return true;
@@ -84,17 +84,18 @@ __attribute__((visibility("default"))) bool open_tiles() {
 #endif
 }
 
-// The number of threads that handed the product to the AVX-512 lane.
-__attribute__((visibility("default"))) int run_linear(
-    void* out, const void* x, const void* weight, const float* bias, int out_type, int x_type, int format, int64_t rows,
-    int64_t outs, int64_t ins, int64_t group, int64_t x_stride, int64_t out_stride, bool wide, int workers) {
-  LinearArgs args{out,  x,    weight, bias, Type(out_type), Type(x_type), Format(format), rows,
-                  outs, ins,  group,  x_stride, out_stride, wide, nullptr};
-  std::unique_ptr<void, Free> shared(fresh(amx::linear_shared(args, workers)));
+// Returns the number of threads that called the AVX-512 product.
+__attribute__((visibility("default"))) int run_linear(void* out, const void* x, const void* weight, const float* bias,
+                                                      int out_type, int x_type, int format, int64_t rows,
+                                                      int64_t out_features, int64_t in_features, int64_t group,
+                                                      int64_t x_stride, int64_t out_stride, bool wide, int workers) {
+  LinearArgs args{out,          x,           weight, bias,     Type(out_type), Type(x_type), Format(format), rows,
+                  out_features, in_features, group,  x_stride, out_stride,     wide,         nullptr};
+  std::unique_ptr<void, Free> shared(garbage(amx::linear_shared(args, workers)));
   args.shared = shared.get();
-  handed_over = 0;
+  delegations = 0;
   Team::run(amx::linear, args, workers);
-  return handed_over;
+  return delegations;
 }
 
 __attribute__((visibility("default"))) void run_attention(
@@ -109,7 +110,7 @@ __attribute__((visibility("default"))) void run_attention(
   args.rows = rows, args.tokens = tokens, args.heads = heads, args.kv_heads = kv_heads, args.dim = dim;
   args.query_stride = query_stride, args.page_size = page_size, args.pages_per_row = pages_per_row;
   args.scale = scale, args.soft_cap = soft_cap, args.window = window;
-  std::unique_ptr<void, Free> shared(fresh(amx::attention_shared(args, workers)));
+  std::unique_ptr<void, Free> shared(garbage(amx::attention_shared(args, workers)));
   args.shared = shared.get();
   Team::run(amx::attention, args, workers);
 }
