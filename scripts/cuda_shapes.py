@@ -224,8 +224,8 @@ def decoder_step(pick: random.Random) -> object:
     """Only on Hopper; also of models of which the layers would be computed one by one."""
     from localllm.kernels.cuda.linear import pack_slices
     from localllm.kernels.cuda.step import decoders, prepare_stack
-    from localllm.kernels.ops.judge import given
     from localllm.kernels.ops.layer import inputs
+    from localllm.kernels.ops.reference_check import device_arguments
 
     kv_heads = pick.choice([1, 2, 3])
     make = inputs(
@@ -243,7 +243,7 @@ def decoder_step(pick: random.Random) -> object:
     case = Case("layer.decoders", "random", make, packs=("stack",))
     ops = Ops(layer=Layer(decoders=decoders, prepare_stack=prepare_stack), linear=Linear(pack_slices=pack_slices))
     arguments = make(torch.Generator().manual_seed(pick.randrange(10**6)), torch.bfloat16)
-    return decoders(**given(case, ops, arguments, "cuda", torch.bfloat16))
+    return decoders(**device_arguments(case, ops, arguments, "cuda", torch.bfloat16))
 
 
 def beyond(pick: random.Random) -> object:

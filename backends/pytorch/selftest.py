@@ -27,7 +27,7 @@ from ... import kernels
 from ...engine.errors import ModelRefused, OutOfMemory
 from ...kernels.ops import CASES, Ops
 from ...kernels.ops.case import Case
-from ...kernels.ops.judge import answer, asked, fault, given
+from ...kernels.ops.reference_check import call_op, device_arguments, mismatch, reference_run
 from ..selftest_results import CrashMark, SelfTestResults
 from .failures import is_shortage
 
@@ -120,10 +120,10 @@ def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
     start = time.perf_counter()
     for case in _few([case for case in CASES if case.op == name]):
         case_dtype = dtype if dtype in case.tolerances else next(iter(case.tolerances))
-        arguments, expected = asked(case, dict(Ops())[name], case_dtype)
+        arguments, expected = reference_run(case, dict(Ops())[name], case_dtype)
         try:
-            output = answer(case, dict(ops)[name], given(case, ops, arguments, device, case_dtype))
-            defect = fault(output, expected, case.tolerances[case_dtype])
+            output = call_op(case, dict(ops)[name], device_arguments(case, ops, arguments, device, case_dtype))
+            defect = mismatch(output, expected, case.tolerances[case_dtype])
         except Exception as error:  # any error of a compiler or a driver
             defect = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
             if is_shortage(error):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, moved
+from localllm.kernels.ops.reference_check import call_op, copy_to
 
 COPYING = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor}
 
@@ -45,7 +45,7 @@ class NoCopies(TorchFunctionMode):
 
 def capture(op: Callable[..., Any], **arguments: Any) -> None:
     """Raises where a graph of a GPU could not hold what op does."""
-    there = {name: moved(value, "meta") for name, value in arguments.items()}
+    there = {name: copy_to(value, "meta") for name, value in arguments.items()}
     with NoCopies(), OnDevice():
         op(**there)
 
@@ -54,7 +54,7 @@ def capture(op: Callable[..., Any], **arguments: Any) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_reference_can_be_captured(case: Case) -> None:
     arguments = case.make(torch.Generator().manual_seed(1), next(iter(case.tolerances)))
-    capture(lambda **there: answer(case, dict(Ops())[case.op], there), **arguments)
+    capture(lambda **there: call_op(case, dict(Ops())[case.op], there), **arguments)
 
 
 @pytest.mark.parametrize(

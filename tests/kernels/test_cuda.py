@@ -14,10 +14,10 @@ import torch
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, moved
 from localllm.kernels.ops.kv import KV
 from localllm.kernels.ops.linear import Linear
 from localllm.kernels.ops.norm import Norm
+from localllm.kernels.ops.reference_check import call_op, copy_to
 from localllm.kernels.ops.rope import Rope
 
 pytestmark = [
@@ -51,10 +51,10 @@ def ops() -> Ops:
 @pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case}-{dtype}" for case, dtype in RUNS])
 def test_op_equals_reference(ops: Ops, case: Case, dtype: torch.dtype) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
-    expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
+    expected = call_op(case, dict(Ops())[case.op], {k: copy_to(v, "cpu", wide=True) for k, v in arguments.items()})
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     try:
-        found = answer(case, dict(ops)[case.op], {name: moved(value, "cuda") for name, value in arguments.items()})
+        found = call_op(case, dict(ops)[case.op], {name: copy_to(value, "cuda") for name, value in arguments.items()})
     finally:
         torch.use_deterministic_algorithms(False)
     for one, other in zip(found, expected, strict=True):
@@ -144,8 +144,8 @@ def random_append(seed: int) -> dict[str, object]:
 def test_append_of_any_shape(ops: Ops, seed: int) -> None:
     case = Case("kv.append", "random", lambda *_: {}, mutates=("key_pages", "value_pages"))
     arguments = random_append(seed)
-    expected = answer(case, Ops().kv.append, {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
-    found = answer(case, ops.kv.append, {name: moved(value, "cuda") for name, value in arguments.items()})
+    expected = call_op(case, Ops().kv.append, {k: copy_to(v, "cpu", wide=True) for k, v in arguments.items()})
+    found = call_op(case, ops.kv.append, {name: copy_to(value, "cuda") for name, value in arguments.items()})
     steps = {torch.float8_e4m3fn: 2**-4, torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-19}
     for one, other in zip(found, expected, strict=True):
         if one.dtype == torch.float8_e4m3fn:

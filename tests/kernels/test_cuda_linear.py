@@ -12,9 +12,9 @@ import torch
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import silu_and_mul
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, held, moved
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 from localllm.kernels.ops.norm import add_rms_norm
+from localllm.kernels.ops.reference_check import call_op, copy_to, pack_value
 
 pytestmark = [
     pytest.mark.real,
@@ -69,12 +69,12 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None
 @pytest.mark.parametrize(("case", "dtype"), RUNS, ids=[f"{case}-{dtype}" for case, dtype in RUNS])
 def test_op_equals_reference(linear: Linear, case: Case, dtype: torch.dtype) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
-    expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
-    given = {name: moved(value, "cuda") for name, value in arguments.items()}
+    expected = call_op(case, dict(Ops())[case.op], {k: copy_to(v, "cpu", wide=True) for k, v in arguments.items()})
+    given = {name: copy_to(value, "cuda") for name, value in arguments.items()}
     given["weight"] = linear.pack(given["weight"], dtype)
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     try:
-        found = answer(case, getattr(linear, case.op.split(".")[1]), given)
+        found = call_op(case, getattr(linear, case.op.split(".")[1]), given)
     finally:
         torch.use_deterministic_algorithms(False)
     close(found[0], expected[0], case.tolerances[dtype])
@@ -99,8 +99,8 @@ def test_random_shapes(linear: Linear, op: str) -> None:
             torch.randn(rows, in_features, generator=generator).bfloat16(),
         )
         bias = torch.randn(out_features, generator=generator) if draw.random() < 0.3 else None
-        expected = getattr(Ops().linear, op)(x.double(), moved(weight, "cpu", wide=True), bias, torch.float64)
-        packed = linear.pack(moved(weight, "cuda"), torch.bfloat16)
+        expected = getattr(Ops().linear, op)(x.double(), copy_to(weight, "cpu", wide=True), bias, torch.float64)
+        packed = linear.pack(copy_to(weight, "cuda"), torch.bfloat16)
         shift = None if bias is None else bias.cuda()
         format = INT4_WIDE if op == "int4_wide" else None
         if rows <= 16 and fits(packed, rows, format):
@@ -117,7 +117,7 @@ def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None
 
     generator = torch.Generator().manual_seed(2)
     for out_features, in_features in ((1024, 2048), (776, 4096), (6144, 1024)):
-        weight = linear.pack(moved(weight_of(op, out_features, in_features, 128, generator), "cuda"), torch.bfloat16)
+        weight = linear.pack(copy_to(weight_of(op, out_features, in_features, 128, generator), "cuda"), torch.bfloat16)
         rest = weight, None, torch.bfloat16, INT4_WIDE if op == "int4_wide" else None
         x = torch.randn(16, in_features, generator=generator).bfloat16().cuda()
         whole = few_rows(x, *rest)
@@ -134,7 +134,7 @@ def test_one_row_has_the_bits_that_it_has_among_two(
     from localllm.kernels.cuda.linear import few_rows
 
     generator = torch.Generator().manual_seed(6)
-    weight = linear.pack(moved(weight_of(op, out_features, in_features, group, generator), "cuda"), torch.bfloat16)
+    weight = linear.pack(copy_to(weight_of(op, out_features, in_features, group, generator), "cuda"), torch.bfloat16)
     x = torch.randn(2, in_features, generator=generator).bfloat16().cuda()
     bias = torch.randn(out_features, generator=generator).cuda()
     for gate in (-1, 0) if out_features % 16 == 0 else (-1,):
@@ -150,7 +150,7 @@ def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
     generator = torch.Generator().manual_seed(8)
     x, stream = (torch.randn(1, 8192, generator=generator).bfloat16().cuda() for _ in range(2))
     norm = torch.rand(8192, generator=generator).bfloat16().cuda()
-    weight = linear.pack(moved(weight_of("int8", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
+    weight = linear.pack(copy_to(weight_of("int8", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
     longer = weight._replace(data=torch.nn.functional.pad(weight.data, (0, 64)))
     found, expected = (
         few_rows(x, one, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream) for one in (longer, weight)
@@ -163,7 +163,7 @@ def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
     torch.ops.localllm.few_rows(out, x, *held, False, None, None, None, 0.0, 0.0, -1)
     assert torch.equal(out, few_rows(x, weight, None, torch.bfloat16))
 
-    weight = linear.pack(moved(weight_of("int4", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
+    weight = linear.pack(copy_to(weight_of("int4", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
     shifted = torch.empty(1 + weight.records.numel(), device="cuda", dtype=torch.int32)[1:].view_as(weight.records)
     own = few_rows(x, weight._replace(records=shifted.copy_(weight.records)), None, torch.bfloat16)
     assert torch.equal(own, few_rows(x, weight, None, torch.bfloat16))
@@ -174,7 +174,7 @@ def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
     generator = torch.Generator().manual_seed(3)
     weights: list[Any] = []
     for op in FORMATS * 3:
-        weights.append((op, linear.pack(moved(weight_of(op, 1024, 1024, 128, generator), "cuda"), torch.bfloat16)))
+        weights.append((op, linear.pack(copy_to(weight_of(op, 1024, 1024, 128, generator), "cuda"), torch.bfloat16)))
     x = torch.randn(3, 1024, generator=generator).bfloat16().cuda()
 
     def chain(each: Any = lambda: None) -> torch.Tensor:
@@ -203,7 +203,7 @@ def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int, in_feature
 
     generator = torch.Generator().manual_seed(4)
     weight = weight_of(op, 2 * 344, in_features, 128, generator)
-    packed = linear.pack(moved(weight, "cuda"), torch.bfloat16)
+    packed = linear.pack(copy_to(weight, "cuda"), torch.bfloat16)
     x, stream = (torch.randn(rows, in_features, generator=generator).bfloat16().cuda() for _ in range(2))
     norm = torch.rand(in_features, generator=generator).bfloat16().cuda()
     found, after = few_rows(x, packed, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream, gate=0)
@@ -216,7 +216,7 @@ def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int, in_feature
 def test_a_nan_stays_in_its_row(linear: Linear) -> None:
     generator = torch.Generator().manual_seed(5)
     for op in FORMATS:
-        weight = linear.pack(moved(weight_of(op, 64, 256, 64, generator), "cuda"), torch.bfloat16)
+        weight = linear.pack(copy_to(weight_of(op, 64, 256, 64, generator), "cuda"), torch.bfloat16)
         x = torch.randn(4, 256, generator=generator).bfloat16().cuda()
         x[2, 7] = float("nan")
         found = getattr(linear, op)(x, weight).isnan()
@@ -246,10 +246,10 @@ def test_layer_equals_reference(linear: Linear, case: Case) -> None:
 
     dtype = torch.bfloat16
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
-    wide = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
-    expected = answer(case, Ops().layer.decoder, wide)
-    given = {name: moved(value, "cuda") for name, value in arguments.items()}
+    wide = {name: copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
+    expected = call_op(case, Ops().layer.decoder, wide)
+    given = {name: copy_to(value, "cuda") for name, value in arguments.items()}
     ops = Ops(linear=linear)
-    given |= {"layer": held(ops, given["layer"], dtype), "ops": ops}
-    for found, right in zip(answer(case, layer.decoder, given), expected, strict=True):
+    given |= {"layer": pack_value(ops, given["layer"], dtype), "ops": ops}
+    for found, right in zip(call_op(case, layer.decoder, given), expected, strict=True):
         close(found, right, case.tolerances[dtype])

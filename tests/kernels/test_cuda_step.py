@@ -14,8 +14,8 @@ from torch import Tensor
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, asked, fault, given, moved
 from localllm.kernels.ops.layer import CACHE, inputs
+from localllm.kernels.ops.reference_check import call_op, copy_to, device_arguments, mismatch, reference_run
 from localllm.kernels.ops.step import Cache, LayerStep
 
 pytestmark = [
@@ -64,26 +64,26 @@ def stack_case(context: int, layers: int = 2, **shape: Any) -> Case:
 
 def run(ops: Ops, case: Case, arguments: Mapping[str, Any]) -> list[Tensor]:
     """The kernel's answers; fresh memory is NaN."""
-    there = given(case, ops, arguments, "cuda", torch.bfloat16)
+    there = device_arguments(case, ops, arguments, "cuda", torch.bfloat16)
     torch.use_deterministic_algorithms(True)
     try:
-        return answer(case, ops.layer.decoders, {**there, "ops": kernel_only(ops)})
+        return call_op(case, ops.layer.decoders, {**there, "ops": kernel_only(ops)})
     finally:
         torch.use_deterministic_algorithms(False)
 
 
 def right(case: Case, arguments: Mapping[str, Any]) -> list[Tensor]:
     """The reference's, in float64."""
-    wide = {name: moved(value, "cuda", wide=True) for name, value in arguments.items()}
-    return [one.cpu() for one in answer(case, Ops().layer.decoders, wide)]
+    wide = {name: copy_to(value, "cuda", wide=True) for name, value in arguments.items()}
+    return [one.cpu() for one in call_op(case, Ops().layer.decoders, wide)]
 
 
 @pytest.mark.parametrize("case", STACKS, ids=map(str, STACKS))
 def test_cases(ops: Ops, case: Case) -> None:
     """Those that do not fit the kernel too, which go layer by layer."""
-    arguments, expected = asked(case, Ops().layer.decoders, torch.bfloat16)
-    there = given(case, ops, arguments, "cuda", torch.bfloat16)
-    assert not fault(answer(case, ops.layer.decoders, there), expected, TOLERANCE)
+    arguments, expected = reference_run(case, Ops().layer.decoders, torch.bfloat16)
+    there = device_arguments(case, ops, arguments, "cuda", torch.bfloat16)
+    assert not mismatch(call_op(case, ops.layer.decoders, there), expected, TOLERANCE)
 
 
 @pytest.mark.parametrize("context", [1, 17, 128, 129, 400, 3000])
@@ -91,7 +91,7 @@ def test_cases(ops: Ops, case: Case) -> None:
 def test_equals_reference(ops: Ops, name: str, context: int) -> None:
     case = stack_case(context, **SHAPES[name])
     arguments = dict(case.make(torch.Generator().manual_seed(context), torch.bfloat16))
-    assert not fault(run(ops, case, arguments), right(case, arguments), TOLERANCE)
+    assert not mismatch(run(ops, case, arguments), right(case, arguments), TOLERANCE)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -113,7 +113,7 @@ def test_equals_reference_in_any_shape(ops: Ops, seed: int) -> None:
         page_size=pick.choice([1, 16, 64, 128]),
     )
     arguments = dict(case.make(torch.Generator().manual_seed(seed), torch.bfloat16))
-    assert not fault(run(ops, case, arguments), right(case, arguments), TOLERANCE)
+    assert not mismatch(run(ops, case, arguments), right(case, arguments), TOLERANCE)
 
 
 @pytest.mark.parametrize("context", [5, 31, 130, 700])
@@ -129,7 +129,7 @@ def test_nothing_beyond_a_context_is_read(ops: Ops, context: int) -> None:
     for pages in (step.cache.keys, step.cache.values):
         pages[:, unused] = float("nan")
     found = run(ops, case, arguments)
-    assert not fault(found[2:], expected[2:], TOLERANCE)
+    assert not mismatch(found[2:], expected[2:], TOLERANCE)
     assert found[0][:, unused].isnan().all(), "nor written"
 
 
@@ -139,8 +139,8 @@ def test_one_recording_serves_any_context(ops: Ops, name: str) -> None:
     shape, longest = SHAPES[name], 600
     case = stack_case(longest, **shape)
     arguments = dict(case.make(torch.Generator().manual_seed(2), torch.bfloat16))
-    there = given(case, ops, arguments, "cuda", torch.bfloat16)
-    plain = moved(arguments["stack"], "cuda")
+    there = device_arguments(case, ops, arguments, "cuda", torch.bfloat16)
+    plain = copy_to(arguments["stack"], "cuda")
     step: LayerStep = there["step"]
     held, cache = step.rows, step.cache
     pick, size = random.Random(3), shape["page_size"]
@@ -169,15 +169,17 @@ def test_one_recording_serves_any_context(ops: Ops, name: str) -> None:
         elif turn % 10 == 0:
             exact = Rows(held.row_starts, held.context_lens, held.page_table, held.query_lens, (context,))
             wide = {**there, "stack": plain, "step": step._replace(rows=exact, cache=Cache(keys, values))}
-            wide = {name: moved(value, "cuda", wide=True) for name, value in wide.items() if name != "ops"}
+            wide = {name: copy_to(value, "cuda", wide=True) for name, value in wide.items() if name != "ops"}
             expected = Ops().layer.decoders(Ops(), **wide)
-            assert not fault(first[:2], [one.cpu() for one in expected], TOLERANCE)
+            assert not mismatch(first[:2], [one.cpu() for one in expected], TOLERANCE)
 
 
 def test_a_step_with_no_context_ends(ops: Ops) -> None:
     """As one of the token alone."""
     case = stack_case(1, **SMALL)
-    there = given(case, ops, case.make(torch.Generator().manual_seed(4), torch.bfloat16), "cuda", torch.bfloat16)
+    there = device_arguments(
+        case, ops, case.make(torch.Generator().manual_seed(4), torch.bfloat16), "cuda", torch.bfloat16
+    )
     there["ops"] = kernel_only(ops)
     expected = ops.layer.decoders(**there)
     there["step"].rows.context_lens.fill_(0)
@@ -192,14 +194,18 @@ def test_what_it_does_not_fit_goes_layer_by_layer(ops: Ops) -> None:
     gemma = inputs([(1, 40)], layers=2, after_norms=True, **SMALL)
     for make in (prompt, many, window, gemma):
         case = Case("layer.decoders", "loop", make, packs=("stack",))
-        there = given(case, ops, case.make(torch.Generator().manual_seed(1), torch.bfloat16), "cuda", torch.bfloat16)
+        there = device_arguments(
+            case, ops, case.make(torch.Generator().manual_seed(1), torch.bfloat16), "cuda", torch.bfloat16
+        )
         with pytest.raises(AssertionError, match="left to the loop"):
             ops.layer.decoders(**{**there, "ops": kernel_only(ops)})
 
 
 def test_bad_arguments_are_refused_by_name(ops: Ops) -> None:
     case = stack_case(5, **SMALL)
-    there = given(case, ops, case.make(torch.Generator().manual_seed(1), torch.bfloat16), "cuda", torch.bfloat16)
+    there = device_arguments(
+        case, ops, case.make(torch.Generator().manual_seed(1), torch.bfloat16), "cuda", torch.bfloat16
+    )
     with pytest.raises(RuntimeError, match=r"decoder_step: slots is int32, int64 expected"):
         ops.layer.decoders(**{**there, "step": there["step"]._replace(slots=there["step"].slots.int())})
     shifted = torch.zeros(2 * 2048, dtype=torch.bfloat16, device="cuda")[1 : 1 + there["x"].numel()].view_as(there["x"])

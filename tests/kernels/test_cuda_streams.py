@@ -15,9 +15,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import given, moved
 from localllm.kernels.ops.layer import inputs as layer_inputs
 from localllm.kernels.ops.linear import Fp8
+from localllm.kernels.ops.reference_check import copy_to, device_arguments
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_attention import inputs, on_device
@@ -67,10 +67,10 @@ def steps() -> Iterator[Call]:
     make = layer_inputs([(1, 300)], 8, 2, 64, 256, 192, layers=3, page_size=16)
     case = Case("layer.decoders", "two", make, packs=("stack",))
     plain = make(torch.Generator().manual_seed(1), torch.bfloat16)
-    first = given(case, OPS, plain, "cuda", torch.bfloat16)
+    first = device_arguments(case, OPS, plain, "cuda", torch.bfloat16)
     assert first["stack"].shape is not None
     for sign in (1, -1):
-        own = {name: moved(first[name], "cuda") for name in ("x", "stream", "step")}
+        own = {name: copy_to(first[name], "cuda") for name in ("x", "stream", "step")}
         own["x"] *= sign
         yield lambda own=own: torch.cat(OPS.layer.decoders(OPS, first["stack"], **own))
 

@@ -21,9 +21,9 @@ from localllm.backends.cuda.ops import _with_library
 from localllm.kernels.library import LibraryMissing, find_library
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
-from localllm.kernels.ops.judge import held
 from localllm.kernels.ops.layer import inputs as layer_inputs
 from localllm.kernels.ops.linear import Fp8, Int4, Int8
+from localllm.kernels.ops.reference_check import pack_value
 
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 
@@ -193,7 +193,7 @@ class TestLayer:
             layer_inputs([(1, 4)] * rows, **{"hidden": 128, "inner": 64, "dim": 32, **shape})(torch.Generator(), dtype)
         )
         products = Ops(linear=type(ops.linear)(dense=linear.dense, pack_slices=linear.pack_slices))
-        given |= {"layer": held(products, given["layer"], dtype), "ops": products}
+        given |= {"layer": pack_value(products, given["layer"], dtype), "ops": products}
         given |= {name: gpu(given[name]) for name in ("x", "stream")}
         module("layer").decoder(**given)
         return library.called()

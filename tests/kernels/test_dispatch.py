@@ -15,7 +15,7 @@ import torch
 from localllm.backends.cpu.device import DEVICE
 from localllm.kernels.ops import CASES
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, held
+from localllm.kernels.ops.reference_check import call_op, pack_value
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 
@@ -37,10 +37,10 @@ def as_before() -> Iterator[None]:
 
 def answers(case: Case) -> list[torch.Tensor]:
     given = dict(case.make(torch.Generator().manual_seed(5), torch.float32))
-    given |= {name: held(DEVICE.ops, given[name], torch.float32) for name in case.packs}
+    given |= {name: pack_value(DEVICE.ops, given[name], torch.float32) for name in case.packs}
     if "ops" in given:
         given["ops"] = DEVICE.ops
-    return answer(case, dict(DEVICE.ops)[case.op], given)
+    return call_op(case, dict(DEVICE.ops)[case.op], given)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

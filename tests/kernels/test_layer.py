@@ -11,10 +11,10 @@ from torch import Tensor
 
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.judge import held, moved
 from localllm.kernels.ops.layer import inputs
 from localllm.kernels.ops.mlp import GatedMlp
 from localllm.kernels.ops.projection import Product
+from localllm.kernels.ops.reference_check import copy_to, pack_value
 from localllm.kernels.ops.step import Adapters, Cache, LayerStep
 
 LENS = [(1, 9), (5, 5), (3, 12)]
@@ -64,7 +64,7 @@ def arguments(**more: Any) -> dict[str, Any]:
 
 def packed(ops: Ops, layer: Any) -> Any:
     """The layer with the device's weights, not yet prepared."""
-    return held(replace(ops, layer=Ops().layer), layer, torch.float32)
+    return pack_value(replace(ops, layer=Ops().layer), layer, torch.float32)
 
 
 def adapted(layer: Any) -> Any:
@@ -82,7 +82,7 @@ def fused(ops: Ops) -> Ops:
 
 
 def decoded(ops: Ops, layer: Any, given: dict[str, Any]) -> list[Tensor]:
-    there = {name: moved(given[name], "cpu") for name in ("x", "stream", "step")}
+    there = {name: copy_to(given[name], "cpu") for name in ("x", "stream", "step")}
     x, stream = ops.layer.decoder(ops, layer, **there)
     return [x, stream, there["step"].cache.keys, there["step"].cache.values]
 
@@ -136,8 +136,8 @@ def test_layers_may_have_unlike_pages_and_rotations(ops: Ops) -> None:
     turns = [step.rotations[0] for step in steps]
     for index, part in enumerate(parts):
         expected = decoded(Ops(), part["layer"], part)
-        layer = held(ops, replace(part["layer"], cache_index=index, rotation_index=index), torch.float32)
-        step = moved(part["step"]._replace(cache=cache, rotations=turns), "cpu")
-        x, stream = ops.layer.decoder(ops, layer, moved(part["x"], "cpu"), moved(part["stream"], "cpu"), step)
+        layer = pack_value(ops, replace(part["layer"], cache_index=index, rotation_index=index), torch.float32)
+        step = copy_to(part["step"]._replace(cache=cache, rotations=turns), "cpu")
+        x, stream = ops.layer.decoder(ops, layer, copy_to(part["x"], "cpu"), copy_to(part["stream"], "cpu"), step)
         pages = [step.cache.keys[index], step.cache.values[index]]
         near([x, stream, *pages], [*expected[:2], *(pages[0] for pages in expected[2:])])

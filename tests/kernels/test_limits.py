@@ -13,7 +13,7 @@ from torch import Tensor
 from localllm.backends.cpu.device import OPS
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, asked, fault, given
+from localllm.kernels.ops.reference_check import call_op, device_arguments, mismatch, reference_run
 
 from .limits import LIMITS, PARAMETERS, sample
 
@@ -26,13 +26,13 @@ VIEWS |= {"sampling.greedy": ("logits",), "sampling.draw": ("logits",), "samplin
 
 
 def wrong(case: Case, ops: Ops, device: str, dtype: torch.dtype, *, apart: bool = False) -> str:
-    arguments, expected = asked(case, dict(Ops())[case.op], dtype)
-    there = given(case, ops, arguments, device, dtype)
+    arguments, expected = reference_run(case, dict(Ops())[case.op], dtype)
+    there = device_arguments(case, ops, arguments, device, dtype)
     if apart:
         there |= {name: lying_apart(there[name]) for name in VIEWS[case.op]}
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     try:
-        return fault(answer(case, dict(ops)[case.op], there), expected, case.tolerances[dtype])
+        return mismatch(call_op(case, dict(ops)[case.op], there), expected, case.tolerances[dtype])
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.backends.cpu import device as cpu
-from localllm.kernels.ops import CASES, MultiPlatformOp, Ops, judge
+from localllm.kernels.ops import CASES, MultiPlatformOp, Ops, reference_check
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, moved
+from localllm.kernels.ops.reference_check import call_op, copy_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 @cache
 def asked(number: int, dtype: torch.dtype) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """The case's arguments, and the reference's answer in float64."""
-    return judge.asked(CASES[number], dict(Ops())[CASES[number].op], dtype)
+    return reference_check.reference_run(CASES[number], dict(Ops())[CASES[number].op], dtype)
 
 
 @pytest.mark.real
@@ -76,8 +76,8 @@ def test_op_equals_reference(target: Target, number: int) -> None:
     case = CASES[number]
     for dtype, tolerance in case.tolerances.items():
         arguments, expected = asked(number, dtype)
-        given = judge.given(case, target.ops, arguments, target.device, dtype)
-        found = answer(case, dict(target.ops)[case.op], given)
+        given = reference_check.device_arguments(case, target.ops, arguments, target.device, dtype)
+        found = call_op(case, dict(target.ops)[case.op], given)
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
             if not one.is_floating_point():
@@ -95,7 +95,7 @@ def test_answers_are_of_the_type_that_was_asked_for(ops: Ops, number: int) -> No
     case = CASES[number]
     for dtype in case.tolerances:
         arguments, _ = asked(number, dtype)
-        given = judge.given(case, ops, arguments, "cpu", dtype)
+        given = reference_check.device_arguments(case, ops, arguments, "cpu", dtype)
         (first, *_) = (
             given[name]
             for name in ("x", "gate_up", "query", "qkv", "logits", "weight", "pages", "tokens", "key")
@@ -135,9 +135,9 @@ def test_kernels_of_the_cpu_compute_every_case_but_those_of_float8(name: str) ->
         if case.op != name:
             continue
         arguments, _ = asked(number, next(iter(case.tolerances)))
-        given = judge.given(case, cpu.OPS, arguments, "cpu", next(iter(case.tolerances)))
+        given = reference_check.device_arguments(case, cpu.OPS, arguments, "cpu", next(iter(case.tolerances)))
         with Namespaces() as called:
-            answer(case, dict(cpu.OPS)[name], given)
+            call_op(case, dict(cpu.OPS)[name], given)
         if "localllm" not in called.seen:
             left.append(case.label)
     assert all(label.startswith("float8") for label in left), left
@@ -176,7 +176,7 @@ def naive_attention(
 @pytest.mark.parametrize("case", [case for case in CASES if case.op == "attention.paged"], ids=str)
 def test_attention_reference_means_what_it_says(case: Case) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(1), torch.float32))
-    arguments = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
+    arguments = {name: copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
     torch.testing.assert_close(Ops().attention.paged(**arguments), naive_attention(**arguments), rtol=0.0, atol=1e-12)
 
 

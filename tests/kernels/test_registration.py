@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from localllm.backends.cpu.device import DEVICE
 from localllm.kernels.ops import CASES
-from localllm.kernels.ops.judge import answer, held
+from localllm.kernels.ops.reference_check import call_op, pack_value
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 
@@ -54,10 +54,10 @@ def recorded() -> dict[str, list[tuple[Any, ...]]]:
         for case in CASES:
             dtype = torch.bfloat16 if torch.bfloat16 in case.tolerances else torch.float32
             given = dict(case.make(torch.Generator().manual_seed(3), dtype))
-            given |= {name: held(DEVICE.ops, given[name], dtype) for name in case.packs}
+            given |= {name: pack_value(DEVICE.ops, given[name], dtype) for name in case.packs}
             if "ops" in given:
                 given["ops"] = DEVICE.ops
-            answer(case, dict(DEVICE.ops)[case.op], given)
+            call_op(case, dict(DEVICE.ops)[case.op], given)
     return recorder.calls
 
 

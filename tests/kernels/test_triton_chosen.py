@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from localllm import kernels
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer
+from localllm.kernels.ops.reference_check import call_op
 
 pytest.importorskip("triton")
 FOLDER = Path(next(iter(kernels.__path__))) / "triton"
@@ -49,12 +49,12 @@ def test_a_trace_goes_through_the_references(case: Case) -> None:
     from localllm.kernels.triton.ops import with_triton
 
     arguments = case.make(torch.Generator().manual_seed(1), torch.float32)
-    expected = answer(case, dict(Ops())[case.op], dict(arguments))
+    expected = call_op(case, dict(Ops())[case.op], dict(arguments))
     with FakeTensorMode() as mode:
         fake = {
             name: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for name, one in arguments.items()
         }
-        found = answer(case, dict(with_triton(Ops()))[case.op], fake)
+        found = call_op(case, dict(with_triton(Ops()))[case.op], fake)
     assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in expected]
 
 

@@ -19,9 +19,9 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.judge import answer, moved
 from localllm.kernels.ops.kv import KV
 from localllm.kernels.ops.norm import Norm
+from localllm.kernels.ops.reference_check import call_op, copy_to
 from localllm.kernels.ops.rope import Rope
 from localllm.kernels.ops.sampling import Draws, Sampling
 from localllm.kernels.triton import activation, kv, norm, rope, sampling
@@ -58,10 +58,10 @@ RUNS = [
 )
 def test_op_equals_reference(case: Case, dtype: torch.dtype) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
-    expected = answer(case, dict(REFERENCE)[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})
+    expected = call_op(case, dict(REFERENCE)[case.op], {k: copy_to(v, "cpu", wide=True) for k, v in arguments.items()})
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     try:
-        found = answer(case, dict(FAST)[case.op], {name: moved(value, DEVICE) for name, value in arguments.items()})
+        found = call_op(case, dict(FAST)[case.op], {name: copy_to(value, DEVICE) for name, value in arguments.items()})
     finally:
         torch.use_deterministic_algorithms(False)
     for one, other in zip(found, expected, strict=True):
@@ -78,7 +78,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def drawn(logits: torch.Tensor, how: Draws) -> list[int]:
-    return FAST.sampling.draw(logits.to(DEVICE), moved(how, DEVICE)).tolist()
+    return FAST.sampling.draw(logits.to(DEVICE), copy_to(how, DEVICE)).tolist()
 
 
 @pytest.mark.parametrize("shape", one_of_each(SHAPES, lambda _: "", slow=not CUDA))
@@ -204,7 +204,7 @@ def test_append_leaves_out_what_lies_beyond_the_cache() -> None:
 def test_sampling_is_captured_and_replayed(rows: int) -> None:
     """Nothing asks the host, and a replay reads what the tensors hold by then."""
     logits = numbers(rows, 5_000).to(DEVICE)
-    how = moved(draws(rows, top_k=40, top_p=0.9, min_p=0.01), DEVICE)
+    how = copy_to(draws(rows, top_k=40, top_p=0.9, min_p=0.01), DEVICE)
     tokens = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
 
     def work() -> tuple[torch.Tensor, ...]:

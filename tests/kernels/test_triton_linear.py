@@ -12,8 +12,8 @@ from torch import Tensor
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.case import TOLERANCES, Case
-from localllm.kernels.ops.judge import answer, moved
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Weight
+from localllm.kernels.ops.reference_check import call_op, copy_to
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -57,8 +57,8 @@ def test_op_equals_reference(case: Case, dtype: torch.dtype, packed: bool) -> No
     from localllm.kernels.triton import linear
 
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
-    expected = answer(case, dict(Ops())[case.op], {k: moved(v, "cpu", wide=True) for k, v in arguments.items()})[0]
-    given = {name: moved(value, DEVICE) for name, value in arguments.items()}
+    expected = call_op(case, dict(Ops())[case.op], {k: copy_to(v, "cpu", wide=True) for k, v in arguments.items()})[0]
+    given = {name: copy_to(value, DEVICE) for name, value in arguments.items()}
     if packed:
         given["weight"] = linear.pack_slices([given["weight"]], len(given["weight"].data), dtype)
     found = getattr(linear, case.op.split(".")[1])(**given)
@@ -89,12 +89,12 @@ def compared(op: str, weight: Weight, x: Tensor, **options: Any) -> None:
     """A product of x on the device beside the reference's in float64."""
     from localllm.kernels.triton import linear
 
-    expected = dict(Ops())[f"linear.{op}"](x.double(), moved(weight, "cpu", wide=True), **options)
+    expected = dict(Ops())[f"linear.{op}"](x.double(), copy_to(weight, "cpu", wide=True), **options)
     if isinstance(weight, Int4):
-        held: Any = linear.pack_slices([moved(weight, DEVICE)], len(weight.data), x.dtype)
+        held: Any = linear.pack_slices([copy_to(weight, DEVICE)], len(weight.data), x.dtype)
     else:
-        held = moved(weight, DEVICE)
-    there = {name: moved(value, DEVICE) for name, value in options.items()}
+        held = copy_to(weight, DEVICE)
+    there = {name: copy_to(value, DEVICE) for name, value in options.items()}
     found, again = (getattr(linear, op)(x.to(DEVICE), held, **there) for _ in range(2))
     allowed = TOLERANCES[x.dtype] * expected.abs().max().item()
     torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=0.0, atol=allowed)
@@ -156,7 +156,7 @@ def test_few_rows_read_the_weight_as_it_is(op: str, rows: int, monkeypatch: pyte
     ]:
         monkeypatch.setattr(module, name, refuse)
     generator = torch.Generator().manual_seed(rows)
-    weight = moved(weight_of(op, 48, 256, 256 if op in ("int8", "fp8") else 64, generator), DEVICE)
+    weight = copy_to(weight_of(op, 48, 256, 256 if op in ("int8", "fp8") else 64, generator), DEVICE)
     for dtype in DTYPES:
         x = torch.randn(rows, 256, generator=generator).to(DEVICE, dtype)
         assert getattr(linear, op)(x, weight).isfinite().all()
@@ -178,12 +178,12 @@ def test_what_the_kernel_does_not_cover_is_left_to_the_reference(op: str) -> Non
     if op == "int8":
         for in_features in (few_rows.MOST_INS, few_rows.MOST_INS + 256):
             wide = Int8(torch.full((2, in_features), 127, dtype=torch.int8), torch.ones(2))
-            found = linear.int8(torch.ones(1, in_features, device=DEVICE), moved(wide, DEVICE))
+            found = linear.int8(torch.ones(1, in_features, device=DEVICE), copy_to(wide, DEVICE))
             torch.testing.assert_close(found.cpu(), torch.full((1, 2), 127.0 * in_features), rtol=1e-3, atol=0.0)
         empty = Int8(torch.zeros(4, 0, dtype=torch.int8), torch.ones(4))
         assert torch.equal(linear.int8(torch.zeros(2, 0), empty, torch.ones(4)), torch.ones(2, 4))
     for shape in ((0, 64), (2, 0, 64)):
-        assert getattr(linear, op)(torch.zeros(shape, device=DEVICE), moved(weight, DEVICE)).shape == (*shape[:-1], 5)
+        assert getattr(linear, op)(torch.zeros(shape, device=DEVICE), copy_to(weight, DEVICE)).shape == (*shape[:-1], 5)
 
 
 def test_int4_is_packed_as_a_whole_and_in_slices() -> None:
@@ -237,7 +237,7 @@ def test_what_is_no_number_breaks_its_row_alone(op: str, broken: float) -> None:
 
     case = next(case for case in CASES if case.op == f"linear.{op}" and str(case).endswith("33-rows"))
     dtype = torch.float32 if INTERPRETED else torch.bfloat16
-    given = {k: moved(v, DEVICE) for k, v in case.make(torch.Generator().manual_seed(7), dtype).items()}
+    given = {k: copy_to(v, DEVICE) for k, v in case.make(torch.Generator().manual_seed(7), dtype).items()}
     given["x"][5, 3] = broken
     found = getattr(linear, op)(**given).isfinite()
     assert not found[5].any()

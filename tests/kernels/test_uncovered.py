@@ -10,7 +10,7 @@ import torch
 
 from localllm.backends.cpu import device as cpu
 from localllm.backends.pytorch.quant.int4 import quantise as int4
-from localllm.kernels.ops import CASES, Ops, judge
+from localllm.kernels.ops import CASES, Ops, reference_check
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.layer import DecoderLayer
 from localllm.kernels.ops.mlp import GatedMlp
@@ -35,10 +35,14 @@ def near(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("case", FLOATS, ids=str)
 def test_float64_is_computed_as_the_reference_does(case: Case) -> None:
-    arguments, expected = judge.asked(case, dict(REFERENCE)[case.op], F32)
-    wide = {name: judge.moved(value, "cpu", wide=True) for name, value in arguments.items()}
+    arguments, expected = reference_check.reference_run(case, dict(REFERENCE)[case.op], F32)
+    wide = {name: reference_check.copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
     for found, other in zip(
-        judge.answer(case, dict(FAST)[case.op], judge.given(case, FAST, wide, "cpu", F64)), expected, strict=True
+        reference_check.call_op(
+            case, dict(FAST)[case.op], reference_check.device_arguments(case, FAST, wide, "cpu", F64)
+        ),
+        expected,
+        strict=True,
     ):
         near(found, other)
 
@@ -127,7 +131,7 @@ def test_rotations_of_unlike_types(name: str) -> None:
 def test_caches_of_unlike_types(kind: str) -> None:
     """One side is of float64: the cache's writes and attention."""
     (case,) = (case for case in CASES if str(case) == "kv.append-plain")
-    arguments, _ = judge.asked(case, REFERENCE.kv.append, F32)
+    arguments, _ = reference_check.reference_run(case, REFERENCE.kv.append, F32)
     names = ("qkv", "query_norm", "key_norm") if kind == "query" else case.mutates
     arguments |= {name: arguments[name].double() for name in names}
     pages = [[arguments[name].clone() for name in case.mutates] for _ in range(2)]
@@ -146,7 +150,7 @@ def test_caches_of_unlike_types(kind: str) -> None:
 @pytest.mark.parametrize("strides", ["every second number", "a part of each head", "every second head"])
 def test_attention_of_queries_that_lie_apart(strides: str) -> None:
     (case,) = (case for case in CASES if str(case) == "attention.paged-mixed")
-    arguments, _ = judge.asked(case, REFERENCE.attention.paged, F32)
+    arguments, _ = reference_check.reference_run(case, REFERENCE.attention.paged, F32)
     query = arguments["query"]
     room = query.new_full((query.shape[0], 2 * query.shape[1], 2 * query.shape[2]), torch.nan)
     apart = {
@@ -175,7 +179,7 @@ def test_logits_that_are_not_of_float32(dtype: torch.dtype) -> None:
     REFERENCE.sampling.mask(masked[1], rows, words)
     assert torch.equal(*masked)
     (case,) = (case for case in CASES if str(case) == "sampling.draw-all")
-    arguments, _ = judge.asked(case, REFERENCE.sampling.draw, F32)
+    arguments, _ = reference_check.reference_run(case, REFERENCE.sampling.draw, F32)
     wide = arguments["logits"].to(dtype)
     expected = REFERENCE.sampling.draw(wide, arguments["draws"])
     assert torch.equal(FAST.sampling.draw(wide, arguments["draws"]), expected)
@@ -186,7 +190,7 @@ def test_a_layer_whose_products_no_call_takes_stays_as_it_is() -> None:
     from localllm.kernels.cpu.layer import Prepared
 
     (case,) = (case for case in CASES if str(case) == "layer.decoder-decode")
-    arguments, _ = judge.asked(case, REFERENCE.layer.decoder, F32)
+    arguments, _ = reference_check.reference_run(case, REFERENCE.layer.decoder, F32)
     plain = arguments["layer"]
     plains = plain.qkv, plain.out, plain.mlp.gate_up, plain.mlp.down
 
@@ -214,9 +218,9 @@ def test_a_layer_whose_products_no_call_takes_stays_as_it_is() -> None:
 @pytest.mark.parametrize("label", ["linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"])
 def test_products_of_inputs_with_more_dimensions(label: str) -> None:
     (case,) = (case for case in CASES if str(case) == f"{label}-bias")
-    arguments, _ = judge.asked(case, dict(REFERENCE)[case.op], F32)
+    arguments, _ = reference_check.reference_run(case, dict(REFERENCE)[case.op], F32)
     for ops in (FAST, REFERENCE):
-        given = judge.given(case, ops, arguments, "cpu", F32)
+        given = reference_check.device_arguments(case, ops, arguments, "cpu", F32)
         op, x = dict(ops)[case.op], given.pop("x")
         expected = op(x, **given)
         for shape in ((5, 1), (1, 5), (1, 5, 1)):
@@ -227,8 +231,8 @@ def test_products_of_inputs_with_more_dimensions(label: str) -> None:
 @pytest.mark.parametrize("label", ["linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"])
 def test_weights_that_are_not_packed_take_the_reference(label: str) -> None:
     (case,) = (case for case in CASES if str(case) == f"{label}-bias")
-    arguments, _ = judge.asked(case, dict(REFERENCE)[case.op], F32)
-    plain = judge.given(case, REFERENCE, arguments, "cpu", F32)
+    arguments, _ = reference_check.reference_run(case, dict(REFERENCE)[case.op], F32)
+    plain = reference_check.device_arguments(case, REFERENCE, arguments, "cpu", F32)
     assert torch.equal(dict(FAST)[case.op](**plain), dict(REFERENCE)[case.op](**plain))
 
 

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 SEED = 7
 
 
-def moved(value: Any, device: str, wide: bool = False) -> Any:
+def copy_to(value: Any, device: str, wide: bool = False) -> Any:
     """A copy of the value, with all its tensors on the device. `wide`: float tensors become float64."""
     if isinstance(value, Tensor):
         return value.to(device, torch.float64 if wide and value.is_floating_point() else value.dtype, copy=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{name: moved(getattr(value, name), device, wide) for name in fields})
+        return dataclasses.replace(value, **{name: copy_to(getattr(value, name), device, wide) for name in fields})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(part, device, wide) for part in value))
+        return type(value)(*(copy_to(part, device, wide) for part in value))
     if isinstance(value, tuple | list):
-        return type(value)(moved(part, device, wide) for part in value)
+        return type(value)(copy_to(part, device, wide) for part in value)
     return value
 
 
-def answer(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
+def call_op(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
     """The outputs of a call: the arguments that the op writes, then the tensors that it returns."""
     result = op(**arguments)
     returned = [result] if isinstance(result, Tensor) else list(result or ())
@@ -44,10 +44,10 @@ def answer(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
     return written + returned
 
 
-def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
+def pack_value(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
     """The value after packing and preparation by the device; it is a weight, a layer or a tuple of layers."""
     if isinstance(value, tuple) and isinstance(value[0], DecoderLayer):
-        return ops.layer.prepare_stack([held(ops, layer, dtype) for layer in value])
+        return ops.layer.prepare_stack([pack_value(ops, layer, dtype) for layer in value])
     if not isinstance(value, DecoderLayer):
         return ops.linear.pack(value, dtype)
 
@@ -61,24 +61,26 @@ def held(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
     return ops.layer.prepare(layer)
 
 
-def given(case: Case, ops: Ops, arguments: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
+def device_arguments(
+    case: Case, ops: Ops, arguments: Mapping[str, Any], device: str, dtype: torch.dtype
+) -> dict[str, Any]:
     """The case's arguments on the device, with packed weights and prepared layers."""
-    on_device = {name: moved(value, device) for name, value in arguments.items()}
+    on_device = {name: copy_to(value, device) for name, value in arguments.items()}
     for name in case.packs:
-        on_device[name] = held(ops, on_device[name], dtype)
+        on_device[name] = pack_value(ops, on_device[name], dtype)
     if "ops" in on_device:
         on_device["ops"] = ops
     return on_device
 
 
-def asked(case: Case, reference: Any, dtype: torch.dtype) -> tuple[dict[str, Any], list[Tensor]]:
+def reference_run(case: Case, reference: Any, dtype: torch.dtype) -> tuple[dict[str, Any], list[Tensor]]:
     """The case's arguments on the CPU in `dtype`, and the outputs of the reference in float64."""
     arguments = dict(case.make(torch.Generator().manual_seed(SEED), dtype))
-    wide = {name: moved(value, "cpu", wide=True) for name, value in arguments.items()}
-    return arguments, answer(case, reference, wide)
+    wide = {name: copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
+    return arguments, call_op(case, reference, wide)
 
 
-def fault(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> str:
+def mismatch(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> str:
     """The fault of the outputs `found`, as the end of a sentence; empty if there is none.
 
     `tolerance`: the largest difference allowed, as a fraction of the largest magnitude expected.

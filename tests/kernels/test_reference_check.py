@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localllm.kernels.ops.judge import fault
+from localllm.kernels.ops.reference_check import mismatch
 
 INF, NAN = torch.inf, torch.nan
 
@@ -40,4 +40,4 @@ def of(*values: float) -> list[torch.Tensor]:
     ],
 )
 def test_what_is_wrong_is_said(found: list[torch.Tensor], expected: list[torch.Tensor], says: str) -> None:
-    assert fault(found, expected, 0.01) == says
+    assert mismatch(found, expected, 0.01) == says
