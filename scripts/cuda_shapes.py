@@ -114,9 +114,9 @@ def append(pick: random.Random) -> None:
     head_norms = (norms[0], norms[1]) if pick.random() < 0.7 else (None, None)
     qkv = rows_apart(pick, tokens, heads + 2 * kv_heads, dim, dtype=dtype)
     pages = floats(2, 12, 4, kv_heads, dim).to(pick.choice([dtype, torch.float8_e4m3fn]))
-    turned, rotation = angles(pick, tokens, dim), pick.randint(0, 1)
+    tables, rotation = angles(pick, tokens, dim), pick.randint(0, 1)
     at = slots(pick, tokens, 48)
-    torch.ops.localllm.append(qkv, *head_norms, 1e-6, 0.0, *turned, rotation, at, pages[0], pages[1])
+    torch.ops.localllm.append(qkv, *head_norms, 1e-6, 0.0, *tables, rotation, at, pages[0], pages[1])
 
 
 def copy_parts(pick: random.Random) -> None:
@@ -154,7 +154,7 @@ def weight(pick: random.Random, op: str, outs: int, ins: int) -> Weight:
 
 def product(op: str, pick: random.Random, most: int = 16) -> None:
     """Of 1 to `most` rows; with the norm before it and the gate behind it where the layer would."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, few_rows, pack_slices, takes_norm
+    from localllm.kernels.cuda.linear import INT4_WIDE, pack_slices, small_batch, takes_norm
 
     widest, longest = (400, 150) if most > 1 else pick.choice(ALONE)
     rows, outs, ins = pick.randint(1, most), pick.randint(1, widest), 8 * pick.randint(1, longest)
@@ -167,7 +167,7 @@ def product(op: str, pick: random.Random, most: int = 16) -> None:
         norm, stream = (floats(ins), 1e-6, 0.0), floats(rows, ins) if pick.random() < 0.7 else None
     format = INT4_WIDE if op == "int4_wide" else None
     dtype = pick.choice([torch.bfloat16, torch.float32])
-    few_rows(floats(rows, ins), packed, bias, torch.bfloat16 if gate >= 0 else dtype, format, norm, stream, gate)
+    small_batch(floats(rows, ins), packed, bias, torch.bfloat16 if gate >= 0 else dtype, format, norm, stream, gate)
 
 
 def batch(
@@ -265,8 +265,8 @@ KERNELS: Mapping[str, Draw] = {
     "append": append,
     "copy_parts": copy_parts,
     "embedding": embedding,
-    **{f"few_rows_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
-    **{f"few_rows_{op}_alone": partial(product, op, most=1) for op in ("dense", "int8", "int4")},
+    **{f"small_batch_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
+    **{f"small_batch_{op}_alone": partial(product, op, most=1) for op in ("dense", "int8", "int4")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
     "decoder_step": decoder_step,

@@ -28,7 +28,7 @@ from torch import Tensor
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.tensorfiles import StoredTensor, read_header
-from ...kernels.ops.linear import Fp8, Int4, Int8, parts
+from ...kernels.ops.linear import Fp8, Int4, Int8, weight_tensors
 from ...kernels.ops.projection import Product
 from .checksums import Checksums, count, read_checked
 from .mapped import DTYPES
@@ -53,7 +53,7 @@ def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
         with file.open("rb") as opened:
             digest.update(opened.read(8 + struct.unpack("<Q", opened.read(8))[0]))
     digest.update(type(sample).__name__.encode())
-    for part in parts(sample):
+    for part in weight_tensors(sample):
         digest.update(_bytes(part))
     return digest.hexdigest()
 
@@ -126,7 +126,7 @@ class PackedFile:
         """Write the file atomically. Logs errors and does not raise: the model runs without the file."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            needed = sum(part.nbytes for product in products.values() for part in parts(product.weight))
+            needed = sum(part.nbytes for product in products.values() for part in weight_tensors(product.weight))
             if needed + SPARE > shutil.disk_usage(self._file.parent).free:
                 log.warning("the packed weights are not cached: not enough disk space for %d bytes", needed)
                 return

@@ -46,8 +46,8 @@ def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
     if len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers):
         logits = logits.clone() if listed >= 0 else logits
         _adjust(logits, batch, settings, device)
-    most = _most(rows, logits.shape[1])
-    tokens = ops.draw(logits, _draws(settings, most)) if rows.temperature.any() else ops.greedy(logits)
+    max_k = _max_k(rows, logits.shape[1])
+    tokens = ops.draw(logits, _draws(settings, max_k)) if rows.temperature.any() else ops.greedy(logits)
     return Drawn(tokens, ops.logprobs(raw, tokens, listed) if listed >= 0 else None)
 
 
@@ -71,8 +71,8 @@ def _adjust(logits: Tensor, batch: Batch, settings: dict[str, Tensor], device: D
         ops.mask(logits, owners, words)
 
 
-def _most(rows: AnswerSampling, vocab: int) -> int:
-    """See Draws.most: a row with top_p and no top_k may need all values in order, other rows their top_k."""
+def _max_k(rows: AnswerSampling, vocab: int) -> int:
+    """See Draws.max_k: a row with top_p and no top_k may need all values in order, other rows their top_k."""
     heated = rows.temperature > 0
     limited = (rows.top_k > 0) & heated
     if ((rows.top_p < 1) & heated & ~limited).any():
@@ -80,7 +80,7 @@ def _most(rows: AnswerSampling, vocab: int) -> int:
     return min(vocab, int(rows.top_k[limited].max(initial=1)))
 
 
-def _draws(settings: dict[str, Tensor], most: int) -> Draws:
+def _draws(settings: dict[str, Tensor], max_k: int) -> Draws:
     """With all filters, those that are off for every row too: they cost nothing, and kernels are of one kind."""
     return Draws(
         temperature=settings["temperature"],
@@ -90,5 +90,5 @@ def _draws(settings: dict[str, Tensor], most: int) -> Draws:
         top_k=settings["top_k"],
         top_p=settings["top_p"],
         min_p=settings["min_p"],
-        most=most,
+        max_k=max_k,
     )

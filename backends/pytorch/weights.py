@@ -14,7 +14,7 @@ from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.layer import DecoderLayer
-from ...kernels.ops.linear import Weight, changed
+from ...kernels.ops.linear import Weight, map_tensors
 from ...kernels.ops.projection import Product, Projection, SideBySide
 from .device import Device
 from .mapped import MappedFiles
@@ -200,14 +200,14 @@ class Weights:
     def _sent(self, loaded: Sequence[Loaded]) -> Iterator[Weight]:
         """Slices of the weight on the device."""
         for plain in slices(loaded):
-            yield changed(plain, lambda part: part.to(self._device.type))
+            yield map_tensors(plain, lambda part: part.to(self._device.type))
             self._tensors.drop_pages()
 
     def _product(
         self, names: Sequence[str], product: str, weight: Any, biases: Sequence[Tensor], order: Tensor | None = None
     ) -> Product:
         device = self._device.type
-        placed = changed(weight, lambda part: part.to(device))
+        placed = map_tensors(weight, lambda part: part.to(device))
         bias = torch.cat(list(biases)) if biases else None
         result = Product(product, placed, bias, None if order is None else order.to(device))
         self.products["+".join(names)] = result

@@ -51,7 +51,7 @@ def _draw(rows: int, vocab: int, top_k: int, top_p: float) -> Arguments:
         top_k=torch.full((rows,), top_k, dtype=torch.int32) if top_k else None,
         top_p=torch.full((rows,), top_p) if top_p < 1 else None,
         min_p=None,
-        most=top_k or vocab,
+        max_k=top_k or vocab,
     )
     return {**_greedy(rows, vocab), "draws": draws}
 

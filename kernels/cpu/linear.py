@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ops import linear as reference
-from ..ops.linear import Fp8, Int4, Int8, Weight, parts
+from ..ops.linear import Fp8, Int4, Int8, Weight, weight_tensors
 
 _linear = torch.ops.localllm.linear.default
 _pack = torch.ops.localllm.pack.default
@@ -57,7 +57,7 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
     end = 0
     for part in chain([first], slices):
         start = end
-        end = end + _packed_bytes(layout[0], len(parts(part)[0]), *layout[1:])
+        end = end + _packed_bytes(layout[0], len(weight_tensors(part)[0]), *layout[1:])
         _fill(packed.data[start:end], part, layout)
     return packed
 
@@ -117,7 +117,7 @@ def _layout(weight: Weight) -> tuple[int, int, int] | None:
 
 def _fill(packed: Tensor, weight: Weight, layout: tuple[int, int, int]) -> None:
     """Write the panels of one slice. Only the last slice of a weight may end in a partly filled panel."""
-    data, *scales = (part.contiguous() for part in parts(weight))
+    data, *scales = (part.contiguous() for part in weight_tensors(weight))
     _pack(packed, data, *scales, *[None] * (2 - len(scales)), layout[0], layout[2])
 
 

@@ -33,7 +33,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     if logits.dtype != torch.float32:
         return reference.draw(logits, draws)
     tokens = logits.new_empty(len(logits), dtype=torch.int64)
-    _draw(tokens, logits, *draws[:-1])  # the kernel does not need `most`
+    _draw(tokens, logits, *draws[:-1])  # the kernel does not need `max_k`
     return tokens
 
 

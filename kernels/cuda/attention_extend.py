@@ -14,9 +14,9 @@ _extend = getattr(torch.ops.localllm, "extend_attention", None)  # built for Hop
 DIMS = (64, 128)
 TYPES = (torch.bfloat16, torch.float16)
 TILE_ROWS = 128  # EXTEND_TILE_ROWS in attention_extend.h
-# Split-K attention (Triton) is faster for rows of up to FEW queries. It is also faster for longer rows if the GPU has
-# at least IDLE times as many multiprocessors as there are tiles, and a context has at least LONG positions.
-FEW = 4
+# Split-K attention (Triton) is faster for rows of up to SHORT_QUERIES queries. It is also faster for longer rows if the
+# GPU has at least IDLE times as many multiprocessors as there are tiles, and a context has at least LONG positions.
+SHORT_QUERIES = 4
 IDLE = 4
 LONG = 1024
 
@@ -25,7 +25,7 @@ def serves(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) ->
     """True if `extend` supports this batch and is faster for it than split-K attention."""
     heads, dim = query.shape[1:]
     size, kv_heads = key_pages.shape[1:3]
-    if max(rows.query_lens) <= FEW or _extend is None or query.dtype not in TYPES or dim not in DIMS:
+    if max(rows.query_lens) <= SHORT_QUERIES or _extend is None or query.dtype not in TYPES or dim not in DIMS:
         return False
     token, head, one = query.stride()
     page, slot, cache_head, cache_one = key_pages.stride()
@@ -80,7 +80,7 @@ def tiles_of(rows: Rows, group: int, fewest: int) -> int:
 
 
 def _leaves_idle(rows: Rows, group: int, kv_heads: int, processors: int) -> bool:
-    return tiles_of(rows, group, FEW + 1) * kv_heads * IDLE <= processors and max(rows.contexts) >= LONG
+    return tiles_of(rows, group, SHORT_QUERIES + 1) * kv_heads * IDLE <= processors and max(rows.contexts) >= LONG
 
 
 @cache

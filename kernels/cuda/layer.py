@@ -12,7 +12,7 @@ from ..ops.layer import DecoderLayer
 from ..ops.mlp import GatedMlp
 from ..ops.projection import Product, Projection
 from ..ops.step import LayerStep
-from .linear import few_rows, takes_norm
+from .linear import small_batch, takes_norm
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def _fused(projection: Projection, x: Tensor, gated: bool = False) -> Product | 
 def _normalised(
     x: Tensor, stream: Tensor, norm: tuple[Tensor, float, float], product: Product, gate: int = -1
 ) -> tuple[Tensor, Tensor]:
-    answer: tuple[Tensor, Tensor] = few_rows(
+    answer: tuple[Tensor, Tensor] = small_batch(
         x.contiguous(), product.weight, product.bias, x.dtype, None, norm, stream.contiguous(), gate
     )
     return answer

@@ -20,10 +20,10 @@ from ..ops.linear import Fp8, Int4, Int8, Weight
 
 TRITON = find_spec("triton") is not None
 
-FEW = 16  # limit of the rows of few_rows
+SMALL_BATCH = 16  # limit of the rows of small_batch
 BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # as Weights in linear.h
-_few_rows = torch.ops.localllm.few_rows.default
-_few_rows_fits = torch.ops.localllm.few_rows_fits.default
+_small_batch_op = torch.ops.localllm.few_rows.default
+_small_batch_fits = torch.ops.localllm.few_rows_fits.default
 torch.library.register_fake("localllm::few_rows", lambda *_: None, allow_override=True)
 
 
@@ -161,8 +161,8 @@ def _packed(weight: Weight) -> Packed:
 
 
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_few(x, weight) and _beats_torch(x.numel() // weight.in_features, weight, dtype):
-        return _few(x, weight, bias, dtype)
+    if _is_small_batch(x, weight) and _beats_torch(x.numel() // weight.in_features, weight, dtype):
+        return _small_batch_product(x, weight, bias, dtype)
     plain = weight.data if isinstance(weight, Packed) else weight
     if dtype == torch.float32 and x.is_cuda and x.dtype == plain.dtype == torch.bfloat16:
         return _unrounded(x, plain, bias)
@@ -178,15 +178,15 @@ def _unrounded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_few(x, weight):
-        return _few(x, weight, bias, dtype)
+    if _is_small_batch(x, weight):
+        return _small_batch_product(x, weight, bias, dtype)
     plain = weight.plain() if isinstance(weight, Packed) else weight
     return (_triton().int8 if TRITON else reference.linear_int8.int8)(x, plain, bias, dtype)
 
 
 def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_few(x, weight):
-        return _few(x, weight, bias, dtype)
+    if _is_small_batch(x, weight):
+        return _small_batch_product(x, weight, bias, dtype)
     if TRITON and isinstance(weight, Packed):
         return _nibbles(_triton().rounded(x, weight.group), weight, bias, dtype or x.dtype)
     plain = weight.plain() if isinstance(weight, Packed) else weight
@@ -194,8 +194,8 @@ def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype 
 
 
 def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_few(x, weight, INT4_WIDE):
-        return _few(x, weight, bias, dtype, INT4_WIDE)
+    if _is_small_batch(x, weight, INT4_WIDE):
+        return _small_batch_product(x, weight, bias, dtype, INT4_WIDE)
     if TRITON and isinstance(weight, Packed):
         return _nibbles(x, weight, bias, dtype or x.dtype)
     plain = weight.plain() if isinstance(weight, Packed) else weight
@@ -203,8 +203,8 @@ def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.d
 
 
 def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_few(x, weight):
-        return _few(x, weight, bias, dtype)
+    if _is_small_batch(x, weight):
+        return _small_batch_product(x, weight, bias, dtype)
     plain = weight.plain() if isinstance(weight, Packed) else weight
     return (_triton().fp8 if TRITON else reference.linear_fp8.fp8)(x, plain, bias, dtype)
 
@@ -226,20 +226,20 @@ def _nibbles(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype)
         weight.out_features,
         sub_of(weight.group, weight.in_features),
     )
-    out: Tensor = _triton().product(flat, *records, turned=True, nibbles=True)
+    out: Tensor = _triton().product(flat, *records, transposed=True, nibbles=True)
     return out.view(*x.shape[:-1], weight.out_features)
 
 
-def _is_few(x: Tensor, weight: Any, format: int | None = None) -> bool:
+def _is_small_batch(x: Tensor, weight: Any, format: int | None = None) -> bool:
     if not isinstance(weight, Packed) or not x.is_cuda or x.dtype != torch.bfloat16 or weight.in_features % 8:
         return False
     rows = x.numel() // max(x.shape[-1], 1)
     whole = x.data_ptr() % 16 == 0 and (rows == 1 or x.stride(-2) % 8 == 0) and x.stride(-1) == 1
-    return 0 < rows <= FEW and whole and fits(weight, rows, format)
+    return 0 < rows <= SMALL_BATCH and whole and fits(weight, rows, format)
 
 
 def fits(weight: Packed, rows: int, format: int | None = None, gated: bool = False, normed: bool = False) -> bool:
-    """True if the GPU has enough shared memory for few_rows with this weight and 1 to 16 rows (few_rows_plan.h)."""
+    """True if the GPU has enough shared memory for small_batch with this weight and 1 to 16 rows (few_rows_plan.h)."""
     data = weight.data
     sizes = weight.out_features, weight.in_features, data.stride(0) * data.element_size()
     return _fits(data.device, rows, *sizes, weight.format if format is None else format, weight.group, gated, normed)
@@ -251,12 +251,12 @@ def _fits(
     gated: bool, normed: bool,
 ) -> bool:  # fmt: skip
     return bool(
-        _few_rows_fits(device.index or 0, rows, out_features, in_features, row_bytes, format, group, gated, normed)
+        _small_batch_fits(device.index or 0, rows, out_features, in_features, row_bytes, format, group, gated, normed)
     )
 
 
 def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
-    """True if few_rows is faster than torch for bf16 weights; tuned on H200 with scripts/bench/cuda_linear.py. For
+    """True if small_batch is faster than torch for bf16 weights; tuned on H200 with scripts/bench/cuda_linear.py. For
     float32 outputs (logits) torch needs an additional conversion."""
     if dtype == torch.float32:
         return rows <= 8
@@ -266,7 +266,7 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
 
 
 def takes_norm(weight: Any, rows: int, gated: bool = False) -> bool:
-    """True if few_rows can fuse the norm of its input, which every block then computes redundantly."""
+    """True if small_batch can fuse the norm of its input, which every block then computes redundantly."""
     if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.in_features % 8:
         return False
     if weight.format == INT4 and rows > 1:
@@ -274,15 +274,15 @@ def takes_norm(weight: Any, rows: int, gated: bool = False) -> bool:
     return fits(weight, rows, gated=gated, normed=True)
 
 
-def _few(
+def _small_batch_product(
     x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, format: int | None = None
 ) -> Tensor:
     rows = x if x.dim() == 2 else x.reshape(-1, weight.in_features)
-    out: Tensor = few_rows(rows, weight, bias, dtype or x.dtype, format)
+    out: Tensor = small_batch(rows, weight, bias, dtype or x.dtype, format)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.out_features)
 
 
-def few_rows(
+def small_batch(
     x: Tensor,
     weight: Packed,
     bias: Tensor | None,
@@ -301,5 +301,5 @@ def few_rows(
     out = x.new_empty(len(x), weight.out_features // 2 if gate >= 0 else weight.out_features, dtype=dtype)
     after = None if stream is None else torch.empty_like(stream)
     weights = weight.data, weight.records, weight.scale, bias, weight.format if format is None else format, weight.group
-    _few_rows(out, x, *weights, True, stream, after, *(norm or (None, 0.0, 0.0)), gate)
+    _small_batch_op(out, x, *weights, True, stream, after, *(norm or (None, 0.0, 0.0)), gate)
     return out if norm is None else (out, after)

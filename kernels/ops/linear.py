@@ -63,22 +63,22 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
     for part in slices:
         weight = part.to(dtype) if isinstance(part, Tensor) else part
         if packed is None:
-            packed = changed(weight, lambda tensor: tensor.new_empty(out_features, *tensor.shape[1:]))
-        stop = start + len(parts(weight)[0])
-        for target, source in zip(parts(packed), parts(weight), strict=True):
+            packed = map_tensors(weight, lambda tensor: tensor.new_empty(out_features, *tensor.shape[1:]))
+        stop = start + len(weight_tensors(weight)[0])
+        for target, source in zip(weight_tensors(packed), weight_tensors(weight), strict=True):
             target[start:stop] = source
         start = stop
     return packed
 
 
-def changed(weight: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The weight, packed or not, with `change` applied to each of its tensors, in the order of `parts`."""
+def map_tensors(weight: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The weight, packed or not, with `change` applied to each of its tensors, in the order of `weight_tensors`."""
     if isinstance(weight, Tensor):
         return change(weight)
     return type(weight)(*(change(part) if isinstance(part, Tensor) else part for part in weight))
 
 
-def parts(weight: Any) -> list[Tensor]:
+def weight_tensors(weight: Any) -> list[Tensor]:
     """The tensors of a weight, packed or not."""
     return [weight] if isinstance(weight, Tensor) else [part for part in weight if isinstance(part, Tensor)]
 
@@ -98,7 +98,7 @@ class Linear:
 
     def pack(self, weight: Weight, dtype: torch.dtype) -> Any:
         """The packed form of a whole weight."""
-        return self.pack_slices([weight], len(parts(weight)[0]), dtype)
+        return self.pack_slices([weight], len(weight_tensors(weight)[0]), dtype)
 
 
 def _product(rows: int, in_features: int, out_features: int, bias: bool = False, **more: Any) -> Make:

@@ -25,7 +25,7 @@ class Draws(NamedTuple):
     top_k: Tensor | None  # int32, 0 is off
     top_p: Tensor | None  # float32, 1 is off
     min_p: Tensor | None  # float32, 0 is off
-    most: int  # sorted logits that top_k and top_p need: the largest top_k, or vocab if a row has no top_k
+    max_k: int  # sorted logits that top_k and top_p need: the largest top_k, or vocab if a row has no top_k
 
 
 class Logprobs(NamedTuple):
@@ -87,9 +87,9 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     x = logits / torch.where(is_greedy, 1.0, draws.temperature).unsqueeze(-1)
     out = float("-inf")
     if draws.top_k is not None or draws.top_p is not None:
-        largest = x.topk(draws.most).values  # descending
+        largest = x.topk(draws.max_k).values  # descending
         if draws.top_k is not None:
-            last = largest.gather(1, (draws.top_k.long() - 1).clamp(0, draws.most - 1).unsqueeze(-1))
+            last = largest.gather(1, (draws.top_k.long() - 1).clamp(0, draws.max_k - 1).unsqueeze(-1))
             x = x.masked_fill((x < last) & (draws.top_k > 0).unsqueeze(-1), out)
         if draws.top_p is not None:
             p = (largest - x.logsumexp(-1, keepdim=True)).exp()
@@ -204,7 +204,7 @@ def _draw(temperature: float, top_k: int | None, top_p: float | None, min_p: flo
         filters = filled(top_k, torch.int32), filled(top_p, torch.float32), filled(min_p, torch.float32)
         return {
             "logits": _logits(generator),
-            "draws": Draws(heat, seeds[0], seeds[1], position, *filters, most=top_k or VOCAB),
+            "draws": Draws(heat, seeds[0], seeds[1], position, *filters, max_k=top_k or VOCAB),
         }
 
     return make

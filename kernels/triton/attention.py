@@ -18,7 +18,7 @@ from ..ops import attention as reference
 from ..ops.attention import Rows
 from .attention_decode import decode
 from .attention_extend import extend
-from .attention_plan import FEW, Launch, plan
+from .attention_plan import SHORT_QUERIES, Launch, plan
 from .target import Device, counters, described
 
 MOST_DIM = 512
@@ -174,7 +174,7 @@ def _decode(call: Call, launch: Launch, tiles: Tensor | None, blocks: Blocks) ->
 def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
     """The constants PARTS and STEP of `decode`: it merges PARTS partial results of STEP lines at a time. Tiles with
     many lines have few parts."""
-    parts = 16 if queries <= FEW else 4
+    parts = 16 if queries <= SHORT_QUERIES else 4
     return {"PARTS": parts, "STEP": max(1, min(triton.next_power_of_2(lines), 8192 // parts // block_d))}
 
 
@@ -194,11 +194,13 @@ def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[in
     def fits(queries: int) -> bool:
         return shape(queries * group, queries, dim, dtype, device).fits(dtype, device)
 
-    few = next((queries for queries in range(FEW, 0, -1) if queries & (queries - 1) == 0 and fits(queries)), 0)
+    short_queries = next(
+        (queries for queries in range(SHORT_QUERIES, 0, -1) if queries & (queries - 1) == 0 and fits(queries)), 0
+    )
     lines = most_lines(dim, dtype, device)
     while lines > group and not fits(lines // group):
         lines //= 2
-    return (lines, few) if few else None
+    return (lines, short_queries) if short_queries else None
 
 
 def most_lines(dim: int, dtype: torch.dtype, device: Device) -> int:
@@ -217,8 +219,8 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     if device.narrow:
         n = max(16, n // 2)
     stage = 2 * n * d * dtype.itemsize  # bytes
-    resident = 1 if queries > FEW else 2
-    room = (device.shared - m * d * dtype.itemsize * (queries > FEW)) // resident - 4096
+    resident = 1 if queries > SHORT_QUERIES else 2
+    room = (device.shared - m * d * dtype.itemsize * (queries > SHORT_QUERIES)) // resident - 4096
     buffers = max(1, min(2, room // stage))
     wide = m >= 128 or (m >= 64 and (d > 128 or not roomy)) or (m >= 32 and d > 256)
     warps = 8 if wide or device.narrow else 4

@@ -8,7 +8,7 @@ from typing import Literal
 
 IDLE = 4  # a launch with IDLE times fewer programs than the device has processors leaves it mostly idle
 LONG = 1024  # positions of a context from which splitting it is worth the merge
-FEW = 4  # most queries of a row that is one tile, if the memory suffices
+SHORT_QUERIES = 4  # most queries of a row that is one tile, if the shared memory is large enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,16 @@ def plan(
     group: int,
     kv_heads: int,
     lines: int,
-    few: int,
+    short_queries: int,
     processors: int,
 ) -> list[Launch]:
     """The launches that cover all rows.
 
-    `group` query heads share each of the `kv_heads`. A row of up to `few` queries is one tile; tiles of longer rows
-    have `lines` lines. `contexts` may be upper bounds.
+    `group` query heads share each of the `kv_heads`. A row of up to `short_queries` queries is one tile; tiles of
+    longer rows have `lines` lines. `contexts` may be upper bounds.
     """
     launches: list[Launch] = []
-    short = [queries for queries in query_lens if queries <= few]
+    short = [queries for queries in query_lens if queries <= short_queries]
     if short:
         launches.append(Launch("decode", 1 << (max(short) - 1).bit_length(), len(query_lens), None))
     if len(short) < len(query_lens):
@@ -45,7 +45,7 @@ def plan(
         tiles = [
             (row, first)
             for row, (row_queries, _) in enumerate(lengths)
-            if row_queries > few
+            if row_queries > short_queries
             for first in range(0, row_queries, queries)
         ]
         # Tiles with the most positions start first.

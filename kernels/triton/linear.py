@@ -1,6 +1,6 @@
 """Products with int8, int4 and fp8 weights.
 
-few_rows.py computes products of up to 16 rows. For more rows, int4 and fp8 weights are dequantised into memory and
+small_batch.py computes products of up to 16 rows. For more rows, int4 and fp8 weights are dequantised into memory and
 torch multiplies them with float32 sums. For int8, activations are rounded to int8, torch multiplies the integers, and
 the result is scaled.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8
 from ..ops.linear import Fp8, Int4, Int8, Weight
-from .few_rows import MOST, MOST_INS, few_rows
-from .few_rows_turned import few_rows_turned
 from .round_rows import as_rounded, round_rows, scale_back
+from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch
+from .small_batch_transposed import small_batch_transposed
 from .target import described
 from .widen import widened
 
@@ -65,24 +65,24 @@ def product(
     dtype: torch.dtype | None,
     out_features: int,
     sub: int,
-    turned: bool = False,
+    transposed: bool = False,
     nibbles: bool = False,
 ) -> Tensor:
     """x [rows, in_features] times the weight -> [rows, out_features] in `dtype`, by default x's.
 
     Each record (scale, and for int4 zero point) covers `sub` inputs, a multiple of 32 or all inputs. `nibbles`: the
-    weight is int4, else fp8. `turned`: it is packed by kernels/cuda/linear.py.
+    weight is int4, else fp8. `transposed`: it is packed by kernels/cuda/linear.py.
     """
     rows, in_features = x.shape
     dtype = dtype or x.dtype
     if rows == 0 or out_features == 0:
         return x.new_empty(rows, out_features, dtype=dtype)
-    if rows <= MOST and turned:
-        return few_rows_turned(x, data, scale, bias, dtype, out_features, sub)
-    if rows <= MOST:
-        return few_rows(x, data, scale, zero, bias, dtype, "int4" if nibbles else "fp8", out_features, sub)
+    if rows <= MAX_ROWS and transposed:
+        return small_batch_transposed(x, data, scale, bias, dtype, out_features, sub)
+    if rows <= MAX_ROWS:
+        return small_batch(x, data, scale, zero, bias, dtype, "int4" if nibbles else "fp8", out_features, sub)
     out = x.new_empty(rows, out_features, dtype=dtype)
-    for start, weights in widened(data, scale, zero, out_features, in_features, sub, x.dtype, turned, nibbles):
+    for start, weights in widened(data, scale, zero, out_features, in_features, sub, x.dtype, transposed, nibbles):
         to = slice(start, start + len(weights))
         if bias is None and out.dtype == x.dtype:
             torch.mm(x, weights.t(), out=out[:, to])
@@ -103,14 +103,14 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
     """W8A8. For more than 16 rows torch multiplies the integers, if it supports the shape."""
     out_features, in_features = weight.data.shape
     rows = x.numel() // max(in_features, 1)
-    few = 0 < rows <= MOST and x.dtype in _FLOATS and 0 < in_features <= MOST_INS and out_features > 0
-    many = rows > MOST and described(x.device).mixed_products and in_features % 16 == 0 and out_features % 8 == 0
-    if not few and not many:
+    small = 0 < rows <= MAX_ROWS and x.dtype in _FLOATS and 0 < in_features <= MAX_IN_FEATURES and out_features > 0
+    many = rows > MAX_ROWS and described(x.device).mixed_products and in_features % 16 == 0 and out_features % 8 == 0
+    if not small and not many:
         return linear_int8.int8(x, weight, bias, dtype)
     flat = x.reshape(-1, in_features)
     whole, scale = round_rows(flat if flat.stride(-1) == 1 else flat.contiguous())
-    if few:
-        out = few_rows(
+    if small:
+        out = small_batch(
             whole,
             weight.data,
             weight.scale,

@@ -1,8 +1,8 @@
 """Dequantises int4 and fp8 weights: in registers, or into memory for a part of the outputs at a time.
 
-Scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `across`, transposed by
-kernels/triton/linear.py; `turned`, packed by kernels/cuda/linear.py, which permutes the nibbles as well. Scales of int8
-and fp8 are plain.
+Scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `by_group`, packed by
+kernels/triton/linear.py; `transposed`, packed by kernels/cuda/linear.py, which permutes the nibbles as well. Scales of
+int8 and fp8 are plain.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Records = Literal["plain", "across", "turned"]
+Records = Literal["plain", "by_group", "transposed"]
 
 AT_ONCE = 2**26  # most weights that are dequantised into memory at a time
 BLOCK = 64  # outputs of a program
@@ -106,7 +106,7 @@ def record_of(scale, zero, outputs, part, out_features, subs, NIBBLES: tl.conste
             shift = tl.load(zero + place).to(tl.float32)
     else:
         place = part * out_features + outputs
-        if RECORDS == "turned":
+        if RECORDS == "transposed":
             place = (outputs // 8 * subs + part) * 8 + outputs % 8
         record = tl.load(scale + place)
         factor = (record & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -114,8 +114,8 @@ def record_of(scale, zero, outputs, part, out_features, subs, NIBBLES: tl.conste
     return factor, shift
 
 
-def records_of(scale: Tensor, turned: bool) -> Records:
-    return "turned" if turned else "across" if scale.dtype == torch.int32 else "plain"
+def records_of(scale: Tensor, transposed: bool) -> Records:
+    return "transposed" if transposed else "by_group" if scale.dtype == torch.int32 else "plain"
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def _nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def turned_nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
+def transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
     """As _nibbles, for data in which the 4 × 4 matrix of 32-bit words in each 64 bytes is transposed."""
     at = first // 2 + tl.arange(0, BLOCK_K // 2)
     word = at % 64 // 4
@@ -151,8 +151,8 @@ def _widen(
     k = first + tl.arange(0, BLOCK_K)
     factor, shift = record_of(scale, zero, outputs, first // sub, out_features, subs, NIBBLES, RECORDS)
     if NIBBLES:
-        if RECORDS == "turned":
-            whole = turned_nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
+        if RECORDS == "transposed":
+            whole = transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
         else:
             whole = _nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
         weights = whole.to(tl.float32) - shift[:, None]
@@ -166,7 +166,7 @@ def _widen(
 
 def widened(
     data: Tensor, scale: Tensor, zero: Tensor | None, out_features: int, in_features: int, sub: int, dtype: torch.dtype,
-    turned: bool, nibbles: bool,
+    transposed: bool, nibbles: bool,
 ) -> Iterator[tuple[int, Tensor]]:  # fmt: skip
     """Yields (first output, weights [outputs, in_features] in dtype) of one chunk of outputs after another. Each chunk
     overwrites the memory of the previous one."""
@@ -179,6 +179,7 @@ def widened(
         count = min(size, out_features - start)
         _widen[(triton.cdiv(in_features, depth), triton.cdiv(count, BLOCK))](
             out, data, scale, zero if zero is not None else scale, start, start + count, out_features, in_features,
-            -(-in_features // sub), sub, data.stride(0), nibbles, records_of(scale, turned), BLOCK, depth, num_warps=4,
+            -(-in_features // sub), sub, data.stride(0), nibbles, records_of(scale, transposed), BLOCK, depth,
+            num_warps=4,
         )  # fmt: skip
         yield start, out[:count]

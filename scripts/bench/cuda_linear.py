@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rows import Row, row, save
 
-from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight, changed, parts
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight, map_tensors, weight_tensors
 
 ROUNDS, TURNS_BYTES = 7, 6e8
 ROWS = (1, 2, 4, 8, 16)
@@ -81,9 +81,9 @@ def measure_shape(
 ) -> Iterator[Row]:
     op = fmt.partition("-")[0]
     weight = ours.pack(weight_of(op, outs, ins, group_of(fmt, ins)), torch.bfloat16)
-    size = sum(part.nbytes for part in parts(weight))
+    size = sum(part.nbytes for part in weight_tensors(weight))
     times = max(2, int(TURNS_BYTES / size) + 1)
-    weights = [changed(weight, torch.clone) for _ in range(times)]
+    weights = [map_tensors(weight, torch.clone) for _ in range(times)]
     plain = [
         torch.randn(outs, ins, device="cuda", dtype=torch.bfloat16)
         for _ in range(max(2, times * size // (2 * outs * ins)))
@@ -123,11 +123,11 @@ def figure(title: str, mine: float, theirs: float, ratio: float, **more: float) 
     return row(title, mine, "µs", peer=round(theirs, 2), ratio=ratio, device=device, rounds=ROUNDS, **more)
 
 
-def few_rows(op: str, x: torch.Tensor, weight: Any) -> Any:
+def small_batch(op: str, x: torch.Tensor, weight: Any) -> Any:
     """Our kernel, also where the wrapper leaves the product to torch."""
     from localllm.kernels.cuda import linear
 
-    return linear.few_rows(x, weight, None, x.dtype, linear.INT4_WIDE if op == "int4_wide" else None)
+    return linear.small_batch(x, weight, None, x.dtype, linear.INT4_WIDE if op == "int4_wide" else None)
 
 
 def measure(formats: list[str]) -> Iterator[Row]:
@@ -138,7 +138,7 @@ def measure(formats: list[str]) -> Iterator[Row]:
     yield row("ceiling, reading", ceiling / 1e3, "GB/s", device=torch.cuda.get_device_name(), rounds=ROUNDS)
     for op in formats:
         for ins, outs in SHAPES:
-            yield from measure_shape(ours, partial(few_rows, op), op, ins, outs, ceiling)
+            yield from measure_shape(ours, partial(small_batch, op), op, ins, outs, ceiling)
         for ins, outs in SHAPES[:4] if op != "dense" else ():
             yield from measure_many(ours, op, ins, outs)
 

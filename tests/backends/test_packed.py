@@ -15,7 +15,7 @@ import torch
 from localllm.backends.pytorch import checksums
 from localllm.backends.pytorch.checksums import Checksums, count, read_checked
 from localllm.backends.pytorch.packed import ALIGNMENT, SPARE, PackedFile
-from localllm.kernels.ops.linear import Fp8, Int4, Int8, parts
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, weight_tensors
 from localllm.kernels.ops.projection import Product
 
 MADE = {
@@ -23,7 +23,7 @@ MADE = {
     "b+c": Product("int4", Int4(*(torch.full((3, 2), at, dtype=torch.uint8) for at in (7, 8, 9)), 2, 4)),
     "d": Product("fp8", Fp8(torch.ones(2, 3).to(torch.float8_e4m3fn), torch.ones(2, 1), 3)),
 }
-NEEDED = sum(part.nbytes for product in MADE.values() for part in parts(product.weight))
+NEEDED = sum(part.nbytes for product in MADE.values() for part in weight_tensors(product.weight))
 
 
 @pytest.fixture

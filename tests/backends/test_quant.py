@@ -24,7 +24,7 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.quantization import Quant
 from localllm.kernels.cpu import linear
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.linear import Int4, changed, parts
+from localllm.kernels.ops.linear import Int4, map_tensors, weight_tensors
 from localllm.kernels.ops.linear_int4 import spread
 from localllm.kernels.ops.linear_int8 import Int8
 
@@ -99,9 +99,11 @@ def test_slices_are_as_one(ops: Ops, quantise, monkeypatch: pytest.MonkeyPatch) 
         for part in plain.split([16, 72, 33])
     ]
     cut = list(slices(three))
-    assert [len(parts(one)[0]) for one in cut] == [32, 32, 32, 25]
+    assert [len(weight_tensors(one)[0]) for one in cut] == [32, 32, 32, 25]
     packed = ops.linear.pack_slices(iter(cut), len(plain), torch.float32)
-    for one, other in zip(parts(packed), parts(ops.linear.pack(quantise(plain), torch.float32)), strict=True):
+    for one, other in zip(
+        weight_tensors(packed), weight_tensors(ops.linear.pack(quantise(plain), torch.float32)), strict=True
+    ):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
@@ -261,7 +263,7 @@ class TestKept:
         files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
 
         def turned(cut, out_features, dtype):
-            return changed(Ops().linear.pack_slices(cut, out_features, dtype), lambda part: part.flip(0))
+            return map_tensors(Ops().linear.pack_slices(cut, out_features, dtype), lambda part: part.flip(0))
 
         for pack in (Ops().linear.pack_slices, turned):
             ops = replace(Ops(), linear=replace(Ops().linear, pack_slices=pack))

@@ -83,7 +83,7 @@ def test_op_equals_reference(linear: Linear, case: Case, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("op", FORMATS)
 def test_random_shapes(linear: Linear, op: str) -> None:
     """60 of each format, few rows and some more, any outputs, inputs in whole vectors."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, few_rows, fits
+    from localllm.kernels.cuda.linear import INT4_WIDE, fits, small_batch
 
     draw, generator = random.Random(op), torch.Generator().manual_seed(1)
     torch.use_deterministic_algorithms(True)
@@ -104,7 +104,7 @@ def test_random_shapes(linear: Linear, op: str) -> None:
         shift = None if bias is None else bias.cuda()
         format = INT4_WIDE if op == "int4_wide" else None
         if rows <= 16 and fits(packed, rows, format):
-            found = few_rows(x.cuda(), packed, shift, torch.float32, format)
+            found = small_batch(x.cuda(), packed, shift, torch.float32, format)
         else:
             found = getattr(linear, op)(x.cuda(), packed, shift, torch.float32)
         close(found, expected, 6e-3)
@@ -113,16 +113,16 @@ def test_random_shapes(linear: Linear, op: str) -> None:
 
 @pytest.mark.parametrize("op", FORMATS)
 def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None:
-    from localllm.kernels.cuda.linear import INT4_WIDE, few_rows
+    from localllm.kernels.cuda.linear import INT4_WIDE, small_batch
 
     generator = torch.Generator().manual_seed(2)
     for out_features, in_features in ((1024, 2048), (776, 4096), (6144, 1024)):
         weight = linear.pack(copy_to(weight_of(op, out_features, in_features, 128, generator), "cuda"), torch.bfloat16)
         rest = weight, None, torch.bfloat16, INT4_WIDE if op == "int4_wide" else None
         x = torch.randn(16, in_features, generator=generator).bfloat16().cuda()
-        whole = few_rows(x, *rest)
+        whole = small_batch(x, *rest)
         for rows in (1, 2, 5, 8, 9):
-            assert torch.equal(few_rows(x[:rows], *rest), whole[:rows])
+            assert torch.equal(small_batch(x[:rows], *rest), whole[:rows])
 
 
 @pytest.mark.parametrize(("op", "group"), [("dense", 64), ("int8", 64), ("int4", 32), ("int4", 64), ("int4", 128)])
@@ -131,21 +131,21 @@ def test_one_row_has_the_bits_that_it_has_among_two(
     linear: Linear, op: str, group: int, out_features: int, in_features: int
 ) -> None:
     """One row has kernels of its own (one_row*.cu): blocks with many tiles, long rows, ragged ends."""
-    from localllm.kernels.cuda.linear import few_rows
+    from localllm.kernels.cuda.linear import small_batch
 
     generator = torch.Generator().manual_seed(6)
     weight = linear.pack(copy_to(weight_of(op, out_features, in_features, group, generator), "cuda"), torch.bfloat16)
     x = torch.randn(2, in_features, generator=generator).bfloat16().cuda()
     bias = torch.randn(out_features, generator=generator).cuda()
     for gate in (-1, 0) if out_features % 16 == 0 else (-1,):
-        both = few_rows(x, weight, bias, torch.bfloat16, None, gate=gate)
+        both = small_batch(x, weight, bias, torch.bfloat16, None, gate=gate)
         for _ in range(5):  # what one call leaves in shared memory is nothing to the next
-            assert torch.equal(few_rows(x[:1], weight, bias, torch.bfloat16, None, gate=gate), both[:1])
+            assert torch.equal(small_batch(x[:1], weight, bias, torch.bfloat16, None, gate=gate), both[:1])
 
 
 def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
     """Rows filled up beyond its room for a norm, records that begin anywhere, weights that may still be written."""
-    from localllm.kernels.cuda.linear import few_rows
+    from localllm.kernels.cuda.linear import small_batch
 
     generator = torch.Generator().manual_seed(8)
     x, stream = (torch.randn(1, 8192, generator=generator).bfloat16().cuda() for _ in range(2))
@@ -153,7 +153,7 @@ def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
     weight = linear.pack(copy_to(weight_of("int8", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
     longer = weight._replace(data=torch.nn.functional.pad(weight.data, (0, 64)))
     found, expected = (
-        few_rows(x, one, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream) for one in (longer, weight)
+        small_batch(x, one, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream) for one in (longer, weight)
     )
     assert torch.equal(found[1], expected[1])
     close(found[0], expected[0].cpu(), 2e-2)
@@ -161,12 +161,12 @@ def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
     out = torch.empty(1, 77, device="cuda", dtype=torch.bfloat16)
     held = weight.data, weight.records, weight.scale, None, weight.format, weight.group
     torch.ops.localllm.few_rows(out, x, *held, False, None, None, None, 0.0, 0.0, -1)
-    assert torch.equal(out, few_rows(x, weight, None, torch.bfloat16))
+    assert torch.equal(out, small_batch(x, weight, None, torch.bfloat16))
 
     weight = linear.pack(copy_to(weight_of("int4", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
     shifted = torch.empty(1 + weight.records.numel(), device="cuda", dtype=torch.int32)[1:].view_as(weight.records)
-    own = few_rows(x, weight._replace(records=shifted.copy_(weight.records)), None, torch.bfloat16)
-    assert torch.equal(own, few_rows(x, weight, None, torch.bfloat16))
+    own = small_batch(x, weight._replace(records=shifted.copy_(weight.records)), None, torch.bfloat16)
+    assert torch.equal(own, small_batch(x, weight, None, torch.bfloat16))
 
 
 def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
@@ -199,14 +199,14 @@ def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
 @pytest.mark.parametrize("op", ["dense", "int8", "int4", "fp8"])
 @pytest.mark.parametrize(("rows", "in_features"), [(1, 1024), (3, 1024), (8, 1024), (1, 5120), (1, 8192)])
 def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int, in_features: int) -> None:
-    from localllm.kernels.cuda.linear import few_rows
+    from localllm.kernels.cuda.linear import small_batch
 
     generator = torch.Generator().manual_seed(4)
     weight = weight_of(op, 2 * 344, in_features, 128, generator)
     packed = linear.pack(copy_to(weight, "cuda"), torch.bfloat16)
     x, stream = (torch.randn(rows, in_features, generator=generator).bfloat16().cuda() for _ in range(2))
     norm = torch.rand(in_features, generator=generator).bfloat16().cuda()
-    found, after = few_rows(x, packed, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream, gate=0)
+    found, after = small_batch(x, packed, None, torch.bfloat16, None, (norm, 1e-6, 0.0), stream, gate=0)
     held, summed = add_rms_norm(x, stream.clone(), norm, 1e-6)
     expected = silu_and_mul(getattr(linear, op)(held, packed))
     assert torch.equal(after, summed)

@@ -45,8 +45,8 @@ def attention(module: str, lens: list[list[tuple[int, int]]]) -> Iterator[Call]:
         yield call
 
 
-def few_rows() -> Iterator[Call]:
-    """Triton's product of few rows. The last of the programs that share the inputs adds up their sums."""
+def small_batch() -> Iterator[Call]:
+    """Triton's product of a small batch. The last of the programs that share the inputs adds up their sums."""
     linear = pytest.importorskip("localllm.kernels.triton.linear")
     for seed, in_features in enumerate((16_384, 8_192)):
         generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ KERNELS: Mapping[str, Callable[[], Iterator[Call]]] = {
     "cuda-decode": lambda: attention("cuda.attention", DECODE),
     "cuda-prompts": lambda: attention("cuda.attention", PROMPTS),
     "triton-decode": lambda: attention("triton.attention", DECODE),
-    "triton-few-rows": few_rows,
+    "triton-small-batch": small_batch,
     "decoder-step": steps,
 }
 

@@ -192,7 +192,7 @@ def test_draws_equal_the_oracle_s(shape: str, filters: dict[str, Any]) -> None:
 
 def only(how: Draws, rows: slice) -> Draws:
     return how._replace(
-        **{name: value[rows] for name, value in how._asdict().items() if value is not None and name != "most"}
+        **{name: value[rows] for name, value in how._asdict().items() if value is not None and name != "max_k"}
     )
 
 
@@ -321,7 +321,7 @@ def test_filters_cut_where_they_say(filters: dict[str, Any], share: float) -> No
 )
 def test_filters_that_are_reached_exactly(ops: Ops, filters: dict[str, Any], kept: set[int]) -> None:
     """Two tokens of probability 1/2 each, the first a little less likely."""
-    how = draws(64, **filters)._replace(most=2)
+    how = draws(64, **filters)._replace(max_k=2)
     found = ops.sampling.draw(torch.tensor([-1e-30, 0.0]).repeat(64, 1), how)
     assert set(found.tolist()) == kept
 

@@ -17,7 +17,7 @@ from localllm.kernels.ops.attention import CASES, Rows
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.ops.case import TOLERANCES
 from localllm.kernels.triton import attention, target
-from localllm.kernels.triton.attention_plan import FEW, plan
+from localllm.kernels.triton.attention_plan import SHORT_QUERIES, plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")  # Triton's own
 
@@ -224,26 +224,26 @@ class TestOnDevice:
 
 
 def test_plan_of_decode_is_one_launch_whatever_the_contexts() -> None:
-    (launch,) = plan((1,) * 40, (9,) * 40, 4, 8, 128, FEW, 132)
+    (launch,) = plan((1,) * 40, (9,) * 40, 4, 8, 128, SHORT_QUERIES, 132)
     assert (launch.kernel, launch.queries, launch.count, launch.tiles) == ("decode", 1, 40, None)
 
 
 def test_plan_covers_every_query_once() -> None:
     query_lens, contexts = (1, 300, 3, 5, 77), (50, 900, 3, 6, 1000)
-    few, many = plan(query_lens, contexts, 4, 8, 128, FEW, 10)
+    few, many = plan(query_lens, contexts, 4, 8, 128, SHORT_QUERIES, 10)
     assert (few.kernel, few.queries, few.count) == ("decode", 4, 5)
     assert many.kernel == "extend"
     assert many.tiles is not None
     covered = {
         (row, first + i) for row, first in many.tiles for i in range(many.queries) if first + i < query_lens[row]
     }
-    assert covered == {(row, q) for row, own in enumerate(query_lens) if own > FEW for q in range(own)}
+    assert covered == {(row, q) for row, own in enumerate(query_lens) if own > SHORT_QUERIES for q in range(own)}
     ends = [contexts[row] - query_lens[row] + first for row, first in many.tiles]
     assert ends == sorted(ends, reverse=True)
 
 
 def test_plan_splits_prompts_that_do_not_fill_the_device() -> None:
-    (launch,) = plan((128,), (8192,), 4, 8, 128, FEW, 132)
+    (launch,) = plan((128,), (8192,), 4, 8, 128, SHORT_QUERIES, 132)
     assert (launch.kernel, launch.count) == ("decode", 4)
 
 
@@ -257,11 +257,11 @@ def test_tiles_fit_the_device_or_there_are_none(shared: int) -> None:
             assert not shapes[1].fits(dtype, device)
             continue
         lines, few = found
-        assert 1 <= few <= FEW
+        assert 1 <= few <= SHORT_QUERIES
         for queries in (few, max(1, lines // group)):
             assert shapes[queries].shared(dtype, device) <= shared
         if shared >= 99 << 10 and group * dim <= 2048 and dtype != torch.float32:
-            assert few == FEW, "as models have them"
+            assert few == SHORT_QUERIES, "as models have them"
 
 
 def test_what_fits_no_tile_is_the_reference_s(monkeypatch: pytest.MonkeyPatch) -> None:

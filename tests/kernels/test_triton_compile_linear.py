@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import OFTEN, TARGETS, Build, Target, compile_for, spilled
 
-from localllm.kernels.triton import few_rows, few_rows_turned, round_rows, widen
+from localllm.kernels.triton import round_rows, small_batch, small_batch_transposed, widen
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 
@@ -26,53 +26,60 @@ EVEN = frozenset(("out_features", "in_features", "subs", "sub", "x_stride", "pit
 PLAIN, ACROSS = {"scale": "*fp16", "zero": "*u8"}, {"scale": "*i32", "zero": "*i32"}
 FP32 = {"scale": "*fp32", "zero": "*fp32"}
 RECORDS: dict[str, tuple[dict[str, str], bool, str]] = {  # types of scale and zero point, whether int4, RECORDS
-    "turned": (ACROSS, True, "turned"),
-    "across": (ACROSS, True, "across"),
+    "transposed": (ACROSS, True, "transposed"),
+    "by_group": (ACROSS, True, "by_group"),
     "int4": (PLAIN, True, "plain"),
     "fp8": (FP32, False, "plain"),
 }
 
 
-def few_rows_builds(target: Target) -> Iterator[Build]:
+def small_batch_builds(target: Target) -> Iterator[Build]:
     """As blocks_of chooses: the records that models have, and every type of activations; shapes that are even, as those
     of models are, and others, of weights that are packed."""
-    groups = {"across": (32, 64, 128, 4096), "int4": (64, 128), "fp8": (64, 128, 4096)}
+    groups = {"by_group": (32, 64, 128, 4096), "int4": (64, 128), "fp8": (64, 128, 4096)}
     for label, per_label in groups.items():
         types, is_int4, records = RECORDS[label]
         for group in per_label:
-            yield _few_rows(target, label, "int4" if is_int4 else "fp8", types, records, group, "*bf16")
+            yield _small_batch(target, label, "int4" if is_int4 else "fp8", types, records, group, "*bf16")
     for x in ("*fp16", "*fp32"):
-        yield _few_rows(target, "across", "int4", ACROSS, "across", 64, x)
-        yield _few_rows(target, "fp8", "fp8", FP32, "plain", 4096, x)
-    yield _few_rows(target, "int8", "int8", FP32, "plain", 4096, "*i8")
-    yield _few_rows(target, "across", "int4", ACROSS, "across", 64, "*bf16", even=False)
-    yield _few_rows(target, "fp8", "fp8", FP32, "plain", 128, "*bf16", even=False)
-    yield _few_rows(target, "int8", "int8", FP32, "plain", 4096, "*i8", even=False)
+        yield _small_batch(target, "by_group", "int4", ACROSS, "by_group", 64, x)
+        yield _small_batch(target, "fp8", "fp8", FP32, "plain", 4096, x)
+    yield _small_batch(target, "int8", "int8", FP32, "plain", 4096, "*i8")
+    yield _small_batch(target, "by_group", "int4", ACROSS, "by_group", 64, "*bf16", even=False)
+    yield _small_batch(target, "fp8", "fp8", FP32, "plain", 128, "*bf16", even=False)
+    yield _small_batch(target, "int8", "int8", FP32, "plain", 4096, "*i8", even=False)
 
 
-def _few_rows(
+def _small_batch(
     target: Target, label: str, fmt: Any, types: dict[str, str], records: str, sub: int, x: str, even: bool = True
 ) -> Build:
-    n, k, turns, warps, stages = few_rows.blocks_of(
+    n, k, unroll, warps, stages = small_batch.blocks_of(
         fmt, sub, 4096 if even else 4000, x == "*fp32", amd=target.backend == "hip"
     )
     pointers = {"out": "*fp32" if x == "*i8" else x, "x": x, "bias": "*fp32", "counters": "*i32", "x_scale": "*fp32"}
     pointers |= {"data": "*i8" if fmt == "int8" else "*u8", "partial": "*i32" if fmt == "int8" else "*fp32", **types}
     constants = {
         "FORMAT": fmt, "RECORDS": records, "ONE": sub == 4096, "EVEN": even, "SPLIT": True, "HAS_BIAS": True,
-        "PTX": target.backend == "cuda", "TURNS": turns, "BLOCK_M": few_rows.MOST, "BLOCK_N": n, "BLOCK_K": k,
+        "PTX": target.backend == "cuda", "UNROLL": unroll, "BLOCK_M": small_batch.MAX_ROWS, "BLOCK_N": n, "BLOCK_K": k,
     }  # fmt: skip
-    name = f"few-rows-{label}-{sub}-{x[1:]}{'' if even else '-odd'}"
-    kernel = few_rows.few_rows_kernel
+    name = f"small-batch-{label}-{sub}-{x[1:]}{'' if even else '-odd'}"
+    kernel = small_batch.small_batch_kernel
     return Build(name, kernel, {**NUMBERS, **pointers}, constants, warps, stages, EVEN if even else frozenset())
 
 
 def turned_build() -> Build:
     """Of the CUDA library's weights, which AMD's GPUs never see."""
     types = {"out": "*bf16", "x": "*bf16", "data": "*u8", "records": "*i32", "bias": "*fp32"}
-    constants = {"HAS_BIAS": True, "BLOCK_M": 16, "BLOCK_N": few_rows_turned.BLOCK_N, "BLOCK_K": 64}
-    kernel = few_rows_turned.few_rows_turned_kernel
-    return Build("turned", kernel, {**NUMBERS, **types}, constants, few_rows_turned.WARPS, few_rows_turned.STAGES)
+    constants = {"HAS_BIAS": True, "BLOCK_M": 16, "BLOCK_N": small_batch_transposed.BLOCK_N, "BLOCK_K": 64}
+    kernel = small_batch_transposed.small_batch_transposed_kernel
+    return Build(
+        "transposed",
+        kernel,
+        {**NUMBERS, **types},
+        constants,
+        small_batch_transposed.WARPS,
+        small_batch_transposed.STAGES,
+    )
 
 
 def widening(label: str) -> Build:
@@ -96,13 +103,13 @@ def rounding() -> Iterator[Build]:
 
 
 # Products of few rows in tests that are not slow, for the targets OFTEN.
-SOME = ("few-rows-across-64-bf16", "few-rows-int8-4096-i8", "few-rows-fp8-128-bf16")
+SOME = ("small-batch-by_group-64-bf16", "small-batch-int8-4096-i8", "small-batch-fp8-128-bf16")
 
 
 def runs() -> Iterator[Any]:
     for target in ALL:
         for build in (
-            *few_rows_builds(target),
+            *small_batch_builds(target),
             *([turned_build()] * (target.backend == "cuda")),
             *map(widening, RECORDS),
             *rounding(),

@@ -107,7 +107,7 @@ def random_draws(rng: np.random.Generator, rows: int, vocab: int) -> Draws:
         top_k=column(np.exp(rng.uniform(0, np.log(vocab + 50), rows)).astype(int), 0, 0.5).int(),
         top_p=column(rng.uniform(0.01, 1.0, rows), 1.0, 0.5),
         min_p=column(np.exp(rng.uniform(-8, 0, rows)), 0.0, 0.3),
-        most=vocab,
+        max_k=vocab,
     )
 
 

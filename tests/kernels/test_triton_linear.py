@@ -129,7 +129,9 @@ DEEP = [
 @pytest.mark.parametrize(
     ("op", "out_features", "in_features", "group"), [*SHAPES, *(pytest.param(*shape, marks=SLOW) for shape in DEEP)]
 )
-def test_few_rows_of_every_shape(op: str, out_features: int, in_features: int, group: int, dtype: torch.dtype) -> None:
+def test_small_batch_of_every_shape(
+    op: str, out_features: int, in_features: int, group: int, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(out_features * in_features)
     weight = weight_of(op, out_features, in_features, group, generator)
     for rows in (1, 16):
@@ -140,7 +142,7 @@ def test_few_rows_of_every_shape(op: str, out_features: int, in_features: int, g
 
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
 @pytest.mark.parametrize("rows", [1, 16])
-def test_few_rows_read_the_weight_as_it_is(op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batch_read_the_weight_as_it_is(op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not left to the reference, nor is the weight widened."""
     from localllm.kernels.triton import linear
 
@@ -165,7 +167,7 @@ def test_few_rows_read_the_weight_as_it_is(op: str, rows: int, monkeypatch: pyte
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
 def test_what_the_kernel_does_not_cover_is_left_to_the_reference(op: str) -> None:
     """float64; int8 inputs too many for a sum in int32; and nothing to multiply."""
-    from localllm.kernels.triton import few_rows, linear
+    from localllm.kernels.triton import linear, small_batch
 
     generator = torch.Generator().manual_seed(2)
     weight = weight_of(op, 5, 64, 64, generator)
@@ -176,7 +178,7 @@ def test_what_the_kernel_does_not_cover_is_left_to_the_reference(op: str) -> Non
         packed = linear.pack_slices([weight], 5, torch.float32)
         assert torch.equal(getattr(linear, op)(x, packed), reference(x, weight))
     if op == "int8":
-        for in_features in (few_rows.MOST_INS, few_rows.MOST_INS + 256):
+        for in_features in (small_batch.MAX_IN_FEATURES, small_batch.MAX_IN_FEATURES + 256):
             wide = Int8(torch.full((2, in_features), 127, dtype=torch.int8), torch.ones(2))
             found = linear.int8(torch.ones(1, in_features, device=DEVICE), copy_to(wide, DEVICE))
             torch.testing.assert_close(found.cpu(), torch.full((1, 2), 127.0 * in_features), rtol=1e-3, atol=0.0)
@@ -203,7 +205,7 @@ def test_int4_is_packed_as_a_whole_and_in_slices() -> None:
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("rows", [3, 40])
 def test_weights_as_the_library_packs_them(group: int, rows: int) -> None:
-    """Nibbles turned in each 64 bytes, records in blocks of eight outputs (kernels/cuda/linear.py)."""
+    """Nibbles transposed in each 64 bytes, records in blocks of eight outputs (kernels/cuda/linear.py)."""
     from localllm.kernels.triton import linear
 
     out_features, in_features, generator = 72, 384, torch.Generator().manual_seed(group)
@@ -214,13 +216,13 @@ def test_weights_as_the_library_packs_them(group: int, rows: int) -> None:
     records = pairs.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
     x = torch.randn(rows, in_features, generator=generator)
     given = [one.to(DEVICE) for one in (x, words, records)]
-    found = linear.product(*given, None, None, None, out_features, group, turned=True, nibbles=True)
+    found = linear.product(*given, None, None, None, out_features, group, transposed=True, nibbles=True)
     expected = x.double() @ weight.dense().double().t()
     torch.testing.assert_close(found.cpu().double(), expected, rtol=0.0, atol=2e-5 * expected.abs().max().item())
 
 
 def test_no_share_is_empty() -> None:
-    from localllm.kernels.triton.few_rows import shares_of
+    from localllm.kernels.triton.small_batch import shares_of
 
     for blocks in (1, 2, 30, 64, 224, 1002):
         for steps in (1, 2, 3, 4, 7, 8, 31, 112):

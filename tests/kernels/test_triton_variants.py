@@ -14,7 +14,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from localllm.kernels.triton import attention_decode, attention_extend, draw, few_rows, few_rows_turned, sampling
+from localllm.kernels.triton import (
+    attention_decode,
+    attention_extend,
+    draw,
+    sampling,
+    small_batch,
+    small_batch_transposed,
+)
 
 LISTS = ("rows", "tokens", "values", "in_prompt", "in_output", "repetition", "presence", "frequency")
 DRAWS = ("temperature", "seed_low", "seed_high", "position", "top_k", "top_p")
@@ -32,11 +39,11 @@ MOVED = [
     (draw._choose, (*DRAWS, "min_p", *NOTES, "listed")),
     (attention_decode.decode, (*ROWS, "count", "chunks", "table_row", "window")),
     (attention_extend.extend, (*ROWS, "table_row", "window")),
-    (few_rows.few_rows_kernel, ("rows",)),
-    (few_rows_turned.few_rows_turned_kernel, ("rows",)),
+    (small_batch.small_batch_kernel, ("rows",)),
+    (small_batch_transposed.small_batch_transposed_kernel, ("rows",)),
 ]
 # Their rows are a number, not a list.
-COUNTED = (sampling._carry, few_rows.few_rows_kernel, few_rows_turned.few_rows_turned_kernel)
+COUNTED = (sampling._carry, small_batch.small_batch_kernel, small_batch_transposed.small_batch_transposed_kernel)
 NUMBERS = ("rows", "count", "chunks", "k", "table_row", "window")
 
 

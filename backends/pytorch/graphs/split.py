@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ....kernels.ops import Ops, linear
 from ....kernels.ops.attention import Attention, Rows
 from ....kernels.ops.layer import Layer
-from ....kernels.ops.linear import parts
+from ....kernels.ops.linear import weight_tensors
 from ....kernels.ops.projection import Product
 from ..inputs import Step
 from ..kv import PagedKV
@@ -156,7 +156,7 @@ class _Tracing:
         def product(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
             if isinstance(weight, Tensor):
                 return linear.dense(x, weight, bias, dtype)
-            first = parts(weight)[0]
+            first = weight_tensors(weight)[0]
             self.products[first.data_ptr()] = Product(name, weight, bias)
             out_features = len(first) if first.dim() == 2 else weight.out_features
             output: Tensor = opaque.product(x, first, out_features, dtype or x.dtype)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ....kernels.ops.linear import PANEL, Fp8, Int4, Int8, Weight, changed, parts
+from ....kernels.ops.linear import PANEL, Fp8, Int4, Int8, Weight, map_tensors, weight_tensors
 
 
 class Tensors(Protocol):
@@ -104,11 +104,11 @@ def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
 
 def _joined(weights: Sequence[Weight]) -> Weight:
     first = weights[0]
-    others = [parts(weight) for weight in weights[1:]]
+    others = [weight_tensors(weight) for weight in weights[1:]]
     if not others:
         return first
-    columns = iter(zip(parts(first), *others, strict=True))
-    joined: Weight = changed(first, lambda _: torch.cat(next(columns)))
+    columns = iter(zip(weight_tensors(first), *others, strict=True))
+    joined: Weight = map_tensors(first, lambda _: torch.cat(next(columns)))
     return joined
 
 
@@ -121,4 +121,4 @@ def _kind(weight: Weight) -> tuple[object, ...]:
 
 def memory_bytes(weight: Any) -> int:
     """Bytes of memory of a weight, packed or not."""
-    return sum(part.nbytes for part in parts(weight))
+    return sum(part.nbytes for part in weight_tensors(weight))

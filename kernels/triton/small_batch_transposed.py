@@ -1,6 +1,6 @@
 """Products of up to 16 rows with int4 weights that kernels/cuda/linear.py packs: it transposes nibbles and records.
 
-Used if a device has too little shared memory for the CUDA C++ kernel. few_rows.py, for weights in plain order, is
+Used if a device has too little shared memory for the CUDA C++ kernel. small_batch.py, for weights in plain order, is
 faster, because it reads 16 contiguous bytes of an output at a time; this kernel reads 4.
 """
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .widen import record_of, turned_nibbles
+from .widen import record_of, transposed_nibbles
 
 BLOCK_N = 64
 WARPS = 8
@@ -19,7 +19,7 @@ STAGES = 3
 
 
 @triton.jit(do_not_specialize=["rows"])
-def few_rows_turned_kernel(
+def small_batch_transposed_kernel(
     out, x, data, records, bias, rows, out_features, in_features, subs, sub, x_stride, pitch,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -33,8 +33,8 @@ def few_rows_turned_kernel(
         k = first + tl.arange(0, BLOCK_K)
         inside = (row < rows)[:, None] & (k < in_features)[None, :]
         activations = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
-        factor, shift = record_of(records, records, near, first // sub, out_features, subs, True, "turned")
-        whole = turned_nibbles(data, near, first, in_features, pitch, BLOCK_K).to(tl.float32)
+        factor, shift = record_of(records, records, near, first // sub, out_features, subs, True, "transposed")
+        whole = transposed_nibbles(data, near, first, in_features, pitch, BLOCK_K).to(tl.float32)
         weights = (whole - shift[:, None]).to(activations.dtype)
         sums += tl.dot(activations, tl.trans(weights), input_precision="ieee") * factor[None, :]
     if HAS_BIAS:
@@ -48,7 +48,7 @@ def depth(sub: int, in_features: int) -> int:
     return 64 if sub >= in_features or sub % 64 == 0 else 32
 
 
-def few_rows_turned(
+def small_batch_transposed(
     x: Tensor, data: Tensor, records: Tensor, bias: Tensor | None, dtype: torch.dtype, out_features: int, sub: int
 ) -> Tensor:
     """x [1…16 rows, in_features] times the weight -> [rows, out_features]. A record covers `sub` inputs: 32, 64 or a
@@ -56,7 +56,7 @@ def few_rows_turned(
     rows, in_features = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, out_features, dtype=dtype)
-    few_rows_turned_kernel[(triton.cdiv(out_features, BLOCK_N),)](
+    small_batch_transposed_kernel[(triton.cdiv(out_features, BLOCK_N),)](
         out, x, data, records, records if bias is None else bias, rows, out_features, in_features,
         triton.cdiv(in_features, sub), sub, x.stride(0), data.stride(0),
         bias is not None, 16, BLOCK_N, depth(sub, in_features),

@@ -18,24 +18,24 @@ from .widen import e4m3, nibbles, record_of, records_of
 
 Format = Literal["int8", "int4", "fp8"]
 
-MOST = 16  # rows
+MAX_ROWS = 16  # rows
 # The product of two int8 values is at most 127² < 2^14, so a sum of 2^17 products is exact in an int32.
-MOST_INS = 2**17
+MAX_IN_FEATURES = 2**17
 COUNTERS = 1 << 14
 
 
 @triton.jit(do_not_specialize=["rows"])
-def few_rows_kernel(
+def small_batch_kernel(
     out, x, x_scale, data, scale, zero, bias, partial, counters,
     rows, out_features, in_features, subs, sub, x_stride, pitch, share,
     FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PTX: tl.constexpr, TURNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PTX: tl.constexpr, UNROLL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: shares of `share` inputs, blocks of outputs.
 
     A record is the scale, and for int4 the zero point, of `sub` inputs of an output. A block of BLOCK_K inputs lies in
-    one record; ONE: each output has one record. EVEN: every share is a multiple of TURNS * BLOCK_K inputs. With SPLIT,
+    one record; ONE: each output has one record. EVEN: every share is a multiple of UNROLL * BLOCK_K inputs. With SPLIT,
     partial [shares, rows, out_features] receives the sums of each share, and counters [blocks] are zero before and
     after the launch. x_scale [rows] are the scales of int8 activations.
     """
@@ -54,8 +54,8 @@ def few_rows_kernel(
     next_factor, next_shift = record_of(scale, zero, near, start // sub, out_features, subs, FORMAT == "int4", RECORDS)
     factor = next_factor
     shift = next_shift
-    for first in range(start, stop, BLOCK_K * TURNS):
-        for turn in tl.static_range(TURNS):
+    for first in range(start, stop, BLOCK_K * UNROLL):
+        for turn in tl.static_range(UNROLL):
             base = first + turn * BLOCK_K
             if not ONE:  # prefetch the record of the next block
                 factor = next_factor
@@ -126,12 +126,12 @@ def few_rows_kernel(
 
 
 class Blocks(NamedTuple):
-    """The block sizes of a program, and its launch options: each iteration reads `turns` blocks of n outputs × k
+    """The block sizes of a program, and its launch options: each iteration reads `unroll` blocks of n outputs × k
     inputs."""
 
     n: int
     k: int
-    turns: int
+    unroll: int
     warps: int
     stages: int
 
@@ -149,8 +149,8 @@ def blocks_of(fmt: Format, sub: int, in_features: int, wide: bool, amd: bool = F
         return Blocks(64, 64 if fmt == "int8" else 32, 1, 4, 2)
     if fmt == "int8":
         return Blocks(64, 256, 1, 4, 3)
-    turns = 1 if in_features % 128 else 128 // k  # masks need more registers
-    return Blocks(128, k, turns, 4, 3) if fmt == "int4" else Blocks(64, k, turns, 4, 3)
+    unroll = 1 if in_features % 128 else 128 // k  # masks need more registers
+    return Blocks(128, k, unroll, 4, 3) if fmt == "int4" else Blocks(64, k, unroll, 4, 3)
 
 
 def shares_of(blocks: int, steps: int, processors: int) -> int:
@@ -162,7 +162,7 @@ def shares_of(blocks: int, steps: int, processors: int) -> int:
     return shares
 
 
-def few_rows(
+def small_batch(
     x: Tensor,
     data: Tensor,
     scale: Tensor,
@@ -182,13 +182,13 @@ def few_rows(
     rows, in_features = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, out_features, dtype=dtype)
-    records = records_of(scale, turned=False)
+    records = records_of(scale, transposed=False)
     device = described(x.device)
     ptx = device.compiler == "cuda"  # inline PTX converts four bytes with fewer instructions than Triton generates
-    n, k, turns, warps, stages = blocks_of(
+    n, k, unroll, warps, stages = blocks_of(
         fmt, sub, in_features, x.dtype == torch.float32, amd=device.compiler == "hip"
     )
-    step = k * turns
+    step = k * unroll
     blocks = triton.cdiv(out_features, n)
     steps = triton.cdiv(in_features, step)
     shares = shares_of(blocks, steps, device.processors)
@@ -196,12 +196,13 @@ def few_rows(
     shares = triton.cdiv(in_features, share)
     kind = torch.int32 if fmt == "int8" else torch.float32
     partial = x.new_empty(shares, rows, out_features, dtype=kind) if shares > 1 else out
-    few_rows_kernel[(shares, blocks)](
+    small_batch_kernel[(shares, blocks)](
         out, x, scale if x_scale is None else x_scale, data, scale, scale if zero is None else zero,
         scale if bias is None else bias, partial, counters(x.device, COUNTERS),
         rows, out_features, in_features, triton.cdiv(in_features, sub), min(sub, in_features),
         x.stride(0), data.stride(0), share,
-        fmt, records, sub >= in_features, in_features % step == 0, shares > 1, bias is not None, ptx, turns, MOST, n, k,
+        fmt, records, sub >= in_features, in_features % step == 0, shares > 1, bias is not None, ptx, unroll,
+        MAX_ROWS, n, k,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
