@@ -100,7 +100,7 @@ def test_others_stay(tmp_path: Path) -> None:
 
 def test_a_later_start_tests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tmp_path, with_rms(wrong))
-    monkeypatch.setattr(selftest, "answer", failing)
+    monkeypatch.setattr(selftest, "call_op", failing)
     assert run(tmp_path, with_rms(wrong)) == first
     (file,) = tmp_path.iterdir()
     assert json.loads(file.read_text("utf-8"))["fallbacks"] == list(first[1])
