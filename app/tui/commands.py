@@ -18,6 +18,20 @@ class Command:
     aliases: tuple[str, ...] = ()
     key: str = ""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+    @property
+    def completion(self) -> str:
+        """The command in the prompt box. A space follows it if it takes arguments."""
+        return f"/{self.name} " if self.arguments else f"/{self.name}"
+
+    @property
+    def description(self) -> str:
+        key = f"  ({self.key})" if self.key else ""
+        return f"{self.arguments}  {self.sentence}".strip() + key
+
 
 COMMANDS = (
     Command("model", "[name]", "Select a model.", key="F2"),
@@ -37,9 +51,8 @@ COMMANDS = (
     Command("help", "", "Keys and commands.", ("?",), key="F1"),
     Command("quit", "", "Quit localllm.", ("exit", "bye", "q"), key="Ctrl+Q"),
 )
-_BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
+_BY_NAME = {name: command for command in COMMANDS for name in command.names}
 _CHOICES = {
-    "set": tuple(PARAMETERS),
     "copy": ("code", "all"),
     "export": ("md", "json"),
     "theme": ("light", "dark"),
@@ -60,44 +73,63 @@ def parse(text: str) -> Call | None:
 
     A command is one line that starts with one slash. A text that starts with `//` is sent with one slash.
     """
-    if not text.startswith("/") or text.startswith("//") or "\n" in text.strip():
+    if not _is_command(text.rstrip()):
         return None
     name, _, argument = text.strip()[1:].partition(" ")
     command = _BY_NAME.get(name.lower())
     if command is None:
-        near = difflib.get_close_matches(name.lower(), _BY_NAME, n=3, cutoff=0.5)
-        names = f"Did you mean {' or '.join('/' + other for other in near)}? " if near else "F1 lists all commands. "
-        raise InvalidRequest(
-            f"Unknown command /{name[:40]}.", hint=names + "To send a text that starts with a slash, start with //."
-        )
+        hint = f"{_similar(name)} To send a text that starts with a slash, start with //."
+        raise InvalidRequest(f"Unknown command /{name[:40]}.", hint=hint)
     return Call(command.name, argument.strip())
 
 
 def hints(text: str, models: Iterable[str] = ()) -> list[tuple[str, str]]:
     """Completions of the typed text as (completed text, description); empty if it is not a command."""
-    if not text.startswith("/") or text.startswith("//") or "\n" in text:
+    if not _is_command(text):
         return []
     name, space, argument = text[1:].partition(" ")
     if not space:
-        return [
-            (f"/{command.name} " if command.arguments else f"/{command.name}", _description(command))
-            for command in COMMANDS
-            if any(alias.startswith(name.lower()) for alias in (command.name, *command.aliases))
-        ]
+        return _name_hints(name.lower())
     command = _BY_NAME.get(name.lower())
     if command is None:
         return []
-    choices = tuple(models) if command.name == "model" else _CHOICES.get(command.name, ())
-    suffix = " " if command.name == "set" else ""
-    completions = [
-        (f"/{name} {choice}{suffix}", PARAMETERS[choice].sentence if command.name == "set" else "")
-        for choice in choices
-        if argument.lower() in choice.lower()
-    ]
-    if command.name == "set" and (known := PARAMETERS.get(argument.partition(" ")[0])) and " " in argument:
-        return [(text, known.range)]
-    return completions or [(text, _description(command))]
+    if command.name == "set":
+        completions = _parameter_hints(text, argument)
+    else:
+        choices = tuple(models) if command.name == "model" else _CHOICES.get(command.name, ())
+        completions = [(f"/{name} {choice}", "") for choice in _matching(choices, argument)]
+    return completions or [(text, command.description)]
 
 
-def _description(command: Command) -> str:
-    return f"{command.arguments}  {command.sentence}".strip() + (f"  ({command.key})" if command.key else "")
+def _is_command(text: str) -> bool:
+    one_slash = text.startswith("/") and not text.startswith("//")
+    return one_slash and "\n" not in text
+
+
+def _similar(name: str) -> str:
+    matches = difflib.get_close_matches(name.lower(), _BY_NAME, n=3, cutoff=0.5)
+    if not matches:
+        return "F1 lists all commands."
+    return f"Did you mean {' or '.join('/' + match for match in matches)}?"
+
+
+def _name_hints(prefix: str) -> list[tuple[str, str]]:
+    """The commands with a name or an alias that starts with `prefix`."""
+    matches = []
+    for command in COMMANDS:
+        if any(name.startswith(prefix) for name in command.names):
+            matches.append((command.completion, command.description))
+    return matches
+
+
+def _parameter_hints(text: str, argument: str) -> list[tuple[str, str]]:
+    """The range of a complete parameter name, or the names that contain `argument`."""
+    name, space, _ = argument.partition(" ")
+    if space and name in PARAMETERS:
+        return [(text, PARAMETERS[name].range)]
+    command = text.split(" ")[0]
+    return [(f"{command} {match} ", PARAMETERS[match].sentence) for match in _matching(PARAMETERS, argument)]
+
+
+def _matching(choices: Iterable[str], argument: str) -> list[str]:
+    return [choice for choice in choices if argument.lower() in choice.lower()]

@@ -15,9 +15,10 @@ Connect = Callable[..., Awaitable[Client]]
 
 
 class Connection:
-    """A lazy connection. `state` is a short text for the status line; `on_change` is called after every change.
+    """A connection that opens when it is needed. `state` is a short text for the status line.
 
-    `backend` and `quant` apply to the models loaded here; the daemon uses its settings for others.
+    `on_change` is called after every change of `state` and of the lists. `backend` and `quant` apply to the models that
+    this connection loads; the daemon uses its settings for other models.
     """
 
     def __init__(
@@ -35,32 +36,38 @@ class Connection:
         self.loaded: list[LoadedModel] = []
 
     async def client(self) -> Client:
-        """The client. Connects if there is no connection or the daemon has stopped. Raises DaemonUnreachable."""
+        """The client of the daemon. Connects if there is no connection, or the daemon has stopped.
+
+        Raises DaemonUnreachable.
+        """
         async with self._lock:
             if self._client is not None and self._client.over:
                 await self.close()
                 self.loaded = []
             if self._client is None:
-                try:
-                    self._client = await self._connect(self._settings, start=True, on_status=self._say)
-                    self._say("ready")
-                except AppError:
-                    self._say("no daemon")
-                    raise
+                self._client = await self._open()
             return self._client
+
+    async def _open(self) -> Client:
+        try:
+            client = await self._connect(self._settings, start=True, on_status=self._show_state)
+        except AppError:
+            self._show_state("no daemon")
+            raise
+        self._show_state("ready")
+        return client
 
     async def use(self, model: str) -> None:
         """Load a model. `state` shows the progress. Raises AppError."""
-        self._say(f"loading {model}")
+        self._show_state(f"loading {model}")
         try:
             client = await self.client()
-            progress = lambda stage, done: self._say(f"{stage} {done:.0%}")  # noqa: E731
-            await client.load(model, backend=self._backend, quant=self._quant, on_progress=progress)
+            await client.load(model, backend=self._backend, quant=self._quant, on_progress=self._show_progress)
             await self.refresh()
         except AppError as error:
             self.lost(error)
             raise
-        self._say("ready")
+        self._show_state("ready")
 
     async def refresh(self) -> None:
         """Update the lists of models and loaded models. Raises AppError."""
@@ -74,12 +81,12 @@ class Connection:
         self.on_change()
 
     def lost(self, error: AppError) -> None:
-        """Handle an error: if the daemon stopped, the next call reconnects; if the worker died, it loads again."""
+        """Note the loss that an error reports. The next call reconnects to the daemon, or loads the model again."""
         if isinstance(error, DaemonUnreachable):
             self._client = None
         if isinstance(error, DaemonUnreachable | WorkerDied):
             self.loaded = []
-        self._say("no daemon" if self._client is None else "ready")
+        self._show_state("no daemon" if self._client is None else "ready")
 
     async def close(self) -> None:
         if self._client is not None:
@@ -92,14 +99,22 @@ class Connection:
     def context(self, model: str) -> int:
         """Context window in tokens; 0: unknown."""
         loaded = self.running(model)
-        entry = next((entry for entry in self.entries if entry.id == model), None)
-        return (loaded.context if loaded else 0) or (entry.context if entry else 0)
+        if loaded is not None and loaded.context:
+            return loaded.context
+        entry = self._entry(model)
+        return 0 if entry is None else entry.context
 
     def is_bundled(self, model: str) -> bool:
-        """True for the built-in model. Uses its name until the daemon has answered."""
-        entry = next((entry for entry in self.entries if entry.id == model), None)
-        return entry.bundled if entry else model == paths.guide_dir().name
+        """True for the built-in model. Before the daemon has listed the models, only the name decides."""
+        entry = self._entry(model)
+        return model == paths.guide_dir().name if entry is None else entry.bundled
 
-    def _say(self, words: str) -> None:
-        self.state = one_line(words, 40)
+    def _entry(self, model: str) -> ModelEntry | None:
+        return next((entry for entry in self.entries if entry.id == model), None)
+
+    def _show_progress(self, stage: str, fraction: float) -> None:
+        self._show_state(f"{stage} {fraction:.0%}")
+
+    def _show_state(self, text: str) -> None:
+        self.state = one_line(text, 40)
         self.on_change()

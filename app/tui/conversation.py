@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
 
 from .text import one_line
@@ -18,7 +19,7 @@ Finish = Literal["", "stop", "length", "tool_calls", "stopped", "failed"]
 
 @dataclass
 class Message:
-    """One message. `index` is its index in the conversation, `parent` the index of the message before it."""
+    """One message. `index` is its position in the conversation; `parent` is the index of the message before it."""
 
     index: int
     parent: int | None
@@ -26,7 +27,7 @@ class Message:
     content: str = ""
     reasoning: str = ""
     model: str = ""
-    finish: Finish = ""  # of an answer; "": running; stopped: by the user; failed: see error
+    finish: Finish = ""  # end of an answer; "": not finished, stopped: by the user, failed: see `error`
     error: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -38,7 +39,10 @@ class Message:
     def tokens_per_second(self) -> float:
         """Rate after the first token; 0 if there are too few tokens."""
         span = self.seconds - self.ttft
-        return (self.completion_tokens - 1) / span if self.completion_tokens > 1 and span > 0 else 0.0
+        tokens = self.completion_tokens - 1
+        if tokens < 1 or span <= 0:
+            return 0.0
+        return tokens / span
 
 
 @dataclass
@@ -55,7 +59,8 @@ class Conversation:
 
     def add(self, role: Role, content: str = "", *, parent: int | None) -> Message:
         """Add a message below `parent` and end the visible path there. The first user message sets the title."""
-        message = Message(len(self.messages), parent, role, content, model=self.model if role == "assistant" else "")
+        model = self.model if role == "assistant" else ""
+        message = Message(len(self.messages), parent, role, content, model=model)
         self.messages.append(message)
         self.leaf = message.index
         if role == "user" and not self.title:
@@ -75,25 +80,31 @@ class Conversation:
         """The messages with the same parent and role, in order of creation, including `message`."""
         return [other for other in self.messages if other.parent == message.parent and other.role == message.role]
 
+    def place(self, message: Message) -> tuple[int, int]:
+        """(n, m): the message is alternative n of m."""
+        indices = [other.index for other in self.alternatives(message)]
+        return indices.index(message.index) + 1, len(indices)
+
     def show(self, message: Message) -> None:
         """Make the path through `message` to its newest descendant visible."""
-        index = message.index
-        while children := [other.index for other in self.messages if other.parent == index]:
-            index = children[-1]
-        self.leaf = index
+        newest_child = {other.parent: other.index for other in self.messages}
+        leaf = message.index
+        while leaf in newest_child:
+            leaf = newest_child[leaf]
+        self.leaf = leaf
 
     def request(self, answer: Message) -> list[dict[str, Any]]:
         """The messages to send for `answer`. A question with an empty answer is omitted.
 
         Otherwise two user messages would follow each other, which many chat templates reject.
         """
-        messages = [{"role": "system", "content": self.system}] if self.system.strip() else []
         path = self.path(answer.parent)
-        for position, message in enumerate(path):
-            last = position == len(path) - 1
-            if message.role == "assistant":
-                if message.content:
-                    messages.append({"role": "assistant", "content": message.content})
-            elif last or path[position + 1].content:
-                messages.append({"role": "user", "content": message.content})
+        messages = []
+        if self.system.strip():
+            messages.append({"role": "system", "content": self.system})
+        for message, reply in zip_longest(path, path[1:]):
+            has_empty_answer = reply is not None and not reply.content
+            is_omitted = has_empty_answer if message.role == "user" else not message.content
+            if not is_omitted:
+                messages.append({"role": message.role, "content": message.content})
         return messages

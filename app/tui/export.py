@@ -15,18 +15,16 @@ from .conversation import Conversation
 
 def markdown(conversation: Conversation) -> str:
     """The visible path as Markdown, with a heading for each message."""
-    parts = [f"# {conversation.title or 'Conversation'}"]
+    paragraphs = [f"# {conversation.title or 'Conversation'}"]
     if conversation.system.strip():
-        parts.append(f"**System prompt**\n\n{conversation.system.strip()}")
+        paragraphs += ["**System prompt**", conversation.system.strip()]
     for message in conversation.path():
         name = "You" if message.role == "user" else message.model
-        notes = {
-            "stopped": "\n\n*(stopped)*",
-            "length": "\n\n*(reached the length limit)*",
-            "failed": f"\n\n*({message.error})*",
-        }
-        parts.append(f"## {name}\n\n{message.content.strip()}{notes.get(message.finish, '')}")
-    return "\n\n".join(parts) + "\n"
+        notes = {"stopped": "stopped", "length": "reached the length limit", "failed": message.error}
+        paragraphs += [f"## {name}", message.content.strip()]
+        if message.finish in notes:
+            paragraphs.append(f"*({notes[message.finish]})*")
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def as_json(conversation: Conversation) -> str:
@@ -39,15 +37,14 @@ def write(conversation: Conversation, argument: str, folder: Path) -> Path:
 
     Never overwrites a file. Raises InvalidRequest or StorageFailed.
     """
-    first, _, rest = argument.partition(" ")
-    name = rest.strip() if first in ("md", "json") else argument.strip()
-    kind = first if first in ("md", "json") else "json" if name.endswith(".json") else "md"
     if not conversation.messages:
         raise InvalidRequest("There is nothing to export.")
-    file = folder / Path(name).expanduser() if name else folder / f"{_slug(conversation.title)}.{kind}"
+    kind, name = _kind_and_name(argument)
+    file = folder / Path(name or f"{_slug(conversation.title)}.{kind}").expanduser()
+    text = as_json(conversation) if kind == "json" else markdown(conversation)
     try:
         with file.open("x", encoding="utf-8") as out:
-            out.write(as_json(conversation) if kind == "json" else markdown(conversation))
+            out.write(text)
     except FileExistsError:
         raise InvalidRequest(f"{file} already exists.", hint=f"Use another name: /export {kind} FILE") from None
     except OSError as error:
@@ -55,8 +52,17 @@ def write(conversation: Conversation, argument: str, folder: Path) -> Path:
     return file
 
 
+def _kind_and_name(argument: str) -> tuple[str, str]:
+    """(md or json, file name) of the argument of /export; the name may be empty."""
+    kind, _, name = argument.partition(" ")
+    if kind in ("md", "json"):
+        return kind, name.strip()
+    name = argument.strip()
+    return "json" if name.endswith(".json") else "md", name
+
+
 def code_blocks(text: str) -> list[str]:
-    """The code blocks of a Markdown text."""
+    """The text of each code block of a Markdown text."""
     tokens = MarkdownIt("gfm-like", {"html": False}).parse(text)
     return [token.content.rstrip("\n") for token in tokens if token.type in ("fence", "code_block")]
 

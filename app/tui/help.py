@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from .commands import COMMANDS
+from .commands import COMMANDS, Command
 
 KEYS = (
     ("Enter", "Send"),
@@ -40,7 +40,7 @@ class HelpScreen(ModalScreen[None]):
             with VerticalScroll():
                 yield Static(_table(list(KEYS)))
                 yield Static("")
-                yield Static(_table([(f"/{c.name} {c.arguments}", _text(c.sentence, c.aliases)) for c in COMMANDS]))
+                yield Static(_table([_row(command) for command in COMMANDS]))
                 yield Static(
                     "\nThe built-in guide is a tiny model. For a larger one: localllm pull org/repo, then /model here.",
                     markup=False,
@@ -48,8 +48,11 @@ class HelpScreen(ModalScreen[None]):
             yield Static("Esc closes", classes="keys")
 
 
-def _text(sentence: str, aliases: tuple[str, ...]) -> str:
-    return sentence + (f" Also {', '.join('/' + alias for alias in aliases)}." if aliases else "")
+def _row(command: Command) -> tuple[str, str]:
+    text = command.sentence
+    if command.aliases:
+        text += f" Also {', '.join('/' + alias for alias in command.aliases)}."
+    return f"/{command.name} {command.arguments}", text
 
 
 def _table(rows: list[tuple[str, str]]) -> Content:

@@ -58,25 +58,35 @@ class ModelScreen(ModalScreen[str | None]):
         models = self.query_one(OptionList)
         models.clear_options()
         matcher = Matcher(query)
-        scores = [(matcher.match(entry.id) if query else 1.0, entry) for entry in self._connection.entries]
-        matches = [entry for score, entry in sorted(scores, key=lambda pair: -pair[0]) if score > 0]
-        for entry in matches:
+        entries = self._matching(matcher) if query else self._connection.entries
+        for entry in entries:
             name = visible(entry.id)
             title = matcher.highlight(name) if query else Content(name)
             models.add_option(Option(Content.assemble(title, "\n  ", self._facts(entry)), entry.id))
-        if matches:
-            ids = [entry.id for entry in matches]
-            models.highlighted = ids.index(self._current) if not query and self._current in ids else 0
+        ids = [entry.id for entry in entries]
+        if not query and self._current in ids:
+            models.highlighted = ids.index(self._current)
+        elif ids:
+            models.highlighted = 0
+
+    def _matching(self, matcher: Matcher) -> list[ModelEntry]:
+        """The models that match, best first."""
+        entries = [entry for entry in self._connection.entries if matcher.match(entry.id) > 0]
+        return sorted(entries, key=lambda entry: matcher.match(entry.id), reverse=True)
 
     def _facts(self, entry: ModelEntry) -> Content:
-        running = self._connection.running(entry.id)
-        facts = [
-            f"loaded, {running.backend}" if running else "loaded" if entry.loaded else "",
-            "built-in, tiny" if entry.bundled else "",
-            size(entry.size) if entry.size else "",
-            f"{entry.context:,} tokens" if entry.context else "",
-        ]
-        return Content.styled(" · ".join(fact for fact in facts if fact), "dim")
+        facts = []
+        if running := self._connection.running(entry.id):
+            facts.append(f"loaded, {running.backend}")
+        elif entry.loaded:
+            facts.append("loaded")
+        if entry.bundled:
+            facts.append("built-in, tiny")
+        if entry.size:
+            facts.append(size(entry.size))
+        if entry.context:
+            facts.append(f"{entry.context:,} tokens")
+        return Content.styled(" · ".join(facts), "dim")
 
     @on(Input.Changed)
     def _filter(self, event: Input.Changed) -> None:
@@ -94,4 +104,7 @@ class ModelScreen(ModalScreen[str | None]):
 
     def action_move(self, direction: str) -> None:
         models = self.query_one(OptionList)
-        models.action_cursor_down() if direction == "down" else models.action_cursor_up()
+        if direction == "down":
+            models.action_cursor_down()
+        else:
+            models.action_cursor_up()

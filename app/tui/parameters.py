@@ -10,112 +10,158 @@ from typing import Any
 
 from ..errors import InvalidRequest
 
+UNSET = {"", "none", "default", "unset"}  # typed texts that remove a value
+
 
 @dataclass(frozen=True)
 class Parameter:
-    """One sampling parameter. Its value is > `above`, >= `low` and <= `high`."""
+    """One sampling parameter. `range` describes the values: > `above`, >= `low` and <= `high`."""
 
     name: str
     kind: type[int] | type[float] | type[list[str]]
+    range: str
     sentence: str
     low: float = -math.inf
     high: float = math.inf
     above: float = -math.inf
 
-    @property
-    def range(self) -> str:
-        if self.kind is list:
-            return 'a text, or a JSON list such as ["END", "\\n\\n"]'
-        left = f"more than {self.above:g}" if self.above > -math.inf else f"{self.low:g}"
-        number = "an integer" if self.kind is int else "a number"
-        if self.high == math.inf:
-            return f"{number}, {left}" + (" or more" if self.above == -math.inf else "")
-        if self.high >= 2**63:
-            return f"{number}, {left} to 2^64 - 1"
-        return f"{number}, {left} to {self.high:g}"
+    def accepts(self, number: float) -> bool:
+        """True if a number is in the range."""
+        in_range = self.low <= number <= self.high and number > self.above
+        return in_range and math.isfinite(number)
 
 
-PARAMETERS = {
-    parameter.name: parameter
-    for parameter in (
-        Parameter("temperature", float, "Randomness; 0: always the most likely token.", 0, 100),
-        Parameter("top_p", float, "Sample from the most likely tokens with this total probability.", 0, 1, above=0),
-        Parameter("top_k", int, "Sample from this many most likely tokens; 0: no limit.", 0),
-        Parameter("min_p", float, "Exclude tokens below this fraction of the highest probability.", 0, 1),
-        Parameter("max_tokens", int, "Maximum length of the answer in tokens; unset: the rest of the context.", 1),
-        Parameter("seed", int, "Random seed; the same seed gives the same answer.", 0, 2**64 - 1),
-        Parameter("stop", list, "End the answer before any of these texts."),
-        Parameter("presence_penalty", float, "Above 0: tokens that were used are less likely.", -2, 2),
-        Parameter("frequency_penalty", float, "Above 0: tokens that were used often are less likely.", -2, 2),
-        Parameter(
-            "repetition_penalty",
-            float,
-            "Above 1: tokens of the prompt and the answer are less likely.",
-            0,
-            100,
-            above=0,
-        ),
-    )
-}
+_TABLE = (
+    Parameter(
+        "temperature", float, "a number, 0 to 100", "Randomness; 0: always the most likely token.", low=0, high=100
+    ),
+    Parameter(
+        "top_p",
+        float,
+        "a number, more than 0 to 1",
+        "Sample from the most likely tokens with this total probability.",
+        above=0,
+        high=1,
+    ),
+    Parameter("top_k", int, "an integer, 0 or more", "Sample from this many most likely tokens; 0: no limit.", low=0),
+    Parameter(
+        "min_p",
+        float,
+        "a number, 0 to 1",
+        "Exclude tokens below this fraction of the highest probability.",
+        low=0,
+        high=1,
+    ),
+    Parameter(
+        "max_tokens",
+        int,
+        "an integer, 1 or more",
+        "Maximum length of the answer in tokens; unset: the rest of the context.",
+        low=1,
+    ),
+    Parameter(
+        "seed",
+        int,
+        "an integer, 0 to 2^64 - 1",
+        "Random seed; the same seed gives the same answer.",
+        low=0,
+        high=2**64 - 1,
+    ),
+    Parameter(
+        "stop", list, 'a text, or a JSON list such as ["END", "\\n\\n"]', "End the answer before any of these texts."
+    ),
+    Parameter(
+        "presence_penalty",
+        float,
+        "a number, -2 to 2",
+        "Above 0: tokens that the answer already contains become less likely.",
+        low=-2,
+        high=2,
+    ),
+    Parameter(
+        "frequency_penalty",
+        float,
+        "a number, -2 to 2",
+        "Above 0: a token becomes less likely each time that the answer uses it.",
+        low=-2,
+        high=2,
+    ),
+    Parameter(
+        "repetition_penalty",
+        float,
+        "a number, more than 0 to 100",
+        "Above 1: tokens that the prompt or the answer already contains become less likely.",
+        above=0,
+        high=100,
+    ),
+)
+PARAMETERS = {parameter.name: parameter for parameter in _TABLE}
 
 
 def parameter(name: str) -> Parameter:
     """The parameter of this name. Raises InvalidRequest with similar names."""
-    known = PARAMETERS.get(name.strip().lower().replace("-", "_"))
-    if known is None:
-        near = difflib.get_close_matches(name, PARAMETERS, n=3) or list(PARAMETERS)
-        raise InvalidRequest(f"Unknown parameter {name!r}.", hint=f"Try {', '.join(near)}.", param=name)
-    return known
+    match = PARAMETERS.get(name.strip().lower().replace("-", "_"))
+    if match is None:
+        similar = difflib.get_close_matches(name, PARAMETERS, n=3) or list(PARAMETERS)
+        raise InvalidRequest(f"Unknown parameter {name!r}.", hint=f"Try {', '.join(similar)}.", param=name)
+    return match
 
 
 def parse(name: str, text: str) -> Any:
     """The value of a typed text; None for an empty text (unset). Raises InvalidRequest."""
-    known = parameter(name)
+    target = parameter(name)
     text = text.strip()
-    if not text or text.lower() in ("none", "default", "unset"):
+    if text.lower() in UNSET:
         return None
-    if known.kind is list:
-        return _stops(known, text)
     try:
-        value = known.kind(text)
+        value = _stop_texts(text) if target.kind is list else target.kind(text)
     except ValueError:
-        raise _refusal(known, text) from None
-    return check(known.name, value)
+        raise _refusal(target, text) from None
+    checked = check(target.name, value)
+    return None if checked == [] else checked
 
 
 def check(name: str, value: Any) -> Any:
-    """Validate a value. Raises InvalidRequest."""
-    known = parameter(name)
-    if known.kind is list:
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-            raise _refusal(known, value)
-        return list(texts)
-    if isinstance(value, bool) or not isinstance(value, int | float) or (known.kind is int and value != int(value)):
-        raise _refusal(known, value)
-    if not (known.low <= value <= known.high and value > known.above and math.isfinite(value)):
-        raise _refusal(known, value)
-    return int(value) if known.kind is int else float(value)
+    """Validate a value and convert it to the parameter's type. Raises InvalidRequest."""
+    target = parameter(name)
+    if target.kind is list:
+        return _check_texts(target, value)
+    is_valid = _is_number(value) and target.accepts(value)
+    if not is_valid or target.kind(value) != value:
+        raise _refusal(target, value)
+    return target.kind(value)
 
 
 def format_value(value: Any) -> str:
     """A value as text, in the form that `parse` accepts."""
-    if isinstance(value, list):
-        return value[0] if len(value) == 1 and value[0][:1] != "[" else json.dumps(value, ensure_ascii=False)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if not isinstance(value, list):
+        return str(value)
+    if len(value) == 1 and not value[0].startswith("["):
+        return str(value[0])
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _stops(known: Parameter, text: str) -> list[str] | None:
-    if not text.startswith("["):
-        return [text]
-    try:
-        value = json.loads(text)
-    except ValueError:
-        raise _refusal(known, text) from None
-    return check(known.name, value) or None
+def _stop_texts(text: str) -> Any:
+    """The texts of a JSON list, or the text itself. Raises ValueError for malformed JSON."""
+    return json.loads(text) if text.startswith("[") else [text]
 
 
-def _refusal(known: Parameter, value: object) -> InvalidRequest:
-    return InvalidRequest(
-        f"{known.name} must be {known.range}, not {str(value)[:40]!r}.", hint=known.sentence, param=known.name
-    )
+def _check_texts(target: Parameter, value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        raise _refusal(target, value)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise _refusal(target, value)
+    return list(texts)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refusal(target: Parameter, value: object) -> InvalidRequest:
+    message = f"{target.name} must be {target.range}, not {str(value)[:40]!r}."
+    return InvalidRequest(message, hint=target.sentence, param=target.name)

@@ -1,4 +1,4 @@
-"""Requests one answer and fills a message with it. Independent of widgets."""
+"""Requests one answer and appends its text to a message. Independent of widgets."""
 
 from __future__ import annotations
 
@@ -11,39 +11,23 @@ from typing import Literal
 from ...client import Done, ReasoningPiece, TextPiece, ToolCall
 from ...errors import AppError, ContextTooLong
 from ..connection import Connection
-from ..conversation import Conversation, Message
+from ..conversation import Conversation, Finish, Message
 from ..text import clean, visible
 
-Part = Literal["text", "reasoning"]
+Channel = Literal["text", "reasoning"]
+_FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls"}  # any other: stop
 
 
 async def run(
-    connection: Connection, conversation: Conversation, answer: Message, on_piece: Callable[[Part, str], None]
+    connection: Connection, conversation: Conversation, answer: Message, on_text: Callable[[Channel, str], None]
 ) -> None:
-    """Request `answer` and fill it. `on_piece` gets each addition. Always sets `finish`.
+    """Request `answer`, append its text, and call `on_text` for each addition. Always sets `finish`.
 
     An error of the daemon sets `finish="failed"` and `error`, and keeps the text so far. Cancelling the task cancels
     the request, sets `finish="stopped"` and raises CancelledError.
     """
     try:
-        client = await connection.client()
-        if connection.running(answer.model) is None:
-            await connection.use(answer.model)
-        parameters = conversation.parameters
-        async with aclosing(client.chat(answer.model, conversation.request(answer), **parameters)) as events:
-            async for event in events:
-                match event:
-                    case TextPiece(text):
-                        answer.content += (text := clean(text))
-                        on_piece("text", text)
-                    case ReasoningPiece(text):
-                        answer.reasoning += (text := clean(text))
-                        on_piece("reasoning", text)
-                    case ToolCall():
-                        answer.content += (text := _shown(event))
-                        on_piece("text", text)
-                    case Done():
-                        _settle(answer, event)
+        await _request(connection, conversation, answer, on_text)
         if not answer.finish:
             answer.finish = "failed"
             answer.error = "The answer ended unexpectedly."
@@ -58,19 +42,52 @@ async def run(
         answer.finish = answer.finish or "failed"
 
 
+async def _request(
+    connection: Connection, conversation: Conversation, answer: Message, on_text: Callable[[Channel, str], None]
+) -> None:
+    client = await connection.client()
+    if connection.running(answer.model) is None:
+        await connection.use(answer.model)
+    messages = conversation.request(answer)
+    async with aclosing(client.chat(answer.model, messages, **conversation.parameters)) as events:
+        async for event in events:
+            match event:
+                case TextPiece(text):
+                    _append(answer, "text", text, on_text)
+                case ReasoningPiece(text):
+                    _append(answer, "reasoning", text, on_text)
+                case ToolCall():
+                    _append(answer, "text", _markdown(event), on_text)
+                case Done():
+                    _finish(answer, event)
+
+
+def _append(answer: Message, channel: Channel, text: str, on_text: Callable[[Channel, str], None]) -> None:
+    text = clean(text)
+    if channel == "text":
+        answer.content += text
+    else:
+        answer.reasoning += text
+    on_text(channel, text)
+
+
 def sentence(error: AppError) -> str:
     """An error as text for the user: message, numbers, hint."""
     numbers = {name.replace("_", " "): str(value) for name, value in error.numbers.items()}
     missing = [f"{name} {value}" for name, value in numbers.items() if value not in error.message]
-    parts = [error.message + (f" ({', '.join(missing)})" if missing else ""), error.hint]
+    message = error.message[0].upper() + error.message[1:]
+    if missing:
+        message += f" ({', '.join(missing)})"
+    lines = [message]
+    if error.hint:
+        lines.append(error.hint)
     if isinstance(error, ContextTooLong):
-        parts.append("Try /new, a shorter message (/edit), or a model with a larger context (/model)")
-    lines = [part.rstrip(".") + "." for part in parts if part]
-    return visible("\n".join([lines[0][0].upper() + lines[0][1:], *lines[1:]]))
+        lines.append("Try /new, a shorter message (/edit), or a model with a larger context (/model)")
+    return visible("\n".join(line.rstrip(".") + "." for line in lines))
 
 
-def _settle(answer: Message, done: Done) -> None:
-    answer.finish = "length" if done.finish == "length" else "tool_calls" if done.finish == "tool_calls" else "stop"
+def _finish(answer: Message, done: Done) -> None:
+    answer.finish = _FINISHES.get(done.finish, "stop")
     answer.prompt_tokens = done.usage.prompt_tokens
     answer.completion_tokens = done.usage.completion_tokens
     answer.cached_tokens = done.usage.cached_tokens
@@ -78,6 +95,6 @@ def _settle(answer: Message, done: Done) -> None:
     answer.seconds = done.seconds
 
 
-def _shown(call: ToolCall) -> str:
-    """A tool call as text: this UI has no tools, so it shows the call."""
-    return clean(f"\n```json\n{json.dumps({'name': call.name, 'arguments': call.arguments}, indent=2)}\n```\n")
+def _markdown(call: ToolCall) -> str:
+    """A tool call as a code block: this UI has no tools, so it shows the call."""
+    return f"\n```json\n{json.dumps({'name': call.name, 'arguments': call.arguments}, indent=2)}\n```\n"

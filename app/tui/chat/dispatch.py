@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def execute(screen: ChatScreen, call: Call, message: Message | None = None) -> None:
-    """Run a command. `message` is the focused message, for keys on a message. Raises AppError."""
+    """Run a command. `message` is the message of a pressed key; None: the command was typed. Raises AppError."""
     if call.name == "copy":
         _copy(screen, call.argument, message)
     else:
@@ -30,14 +30,13 @@ async def execute(screen: ChatScreen, call: Call, message: Message | None = None
 
 
 async def _model(screen: ChatScreen, name: str) -> None:
+    def use(model: str | None) -> None:
+        if model:
+            screen.use_model(model)
+
     if name:
-        screen.use_model(name)
+        use(name)
     else:
-
-        def use(model: str | None) -> None:
-            if model is not None:
-                screen.use_model(model)
-
         screen.app.push_screen(ModelScreen(screen.connection, screen.conversation.model), use)
 
 
@@ -67,26 +66,38 @@ async def _set(screen: ChatScreen, argument: str) -> None:
     name, _, text = argument.partition(" ")
     values = screen.conversation.parameters
     if not name:
-        text = ", ".join(f"{name} {parameters.format_value(value)}" for name, value in values.items())
-        screen.say(f"Set: {text}." if text else "No parameter is set: the model's defaults apply.")
+        _say_parameters(screen)
         return
-    known = parameters.parameter(name)
+    target = parameters.parameter(name)
     value = parameters.parse(name, text)
     if value is None:
-        values.pop(known.name, None)
-        screen.say(f"{known.name} is unset: the model's default applies.")
+        values.pop(target.name, None)
+        screen.say(f"{target.name} is unset: the model's default applies.")
     else:
-        values[known.name] = value
-        screen.say(f"{known.name} is {parameters.format_value(value)} for the next answer.")
+        values[target.name] = value
+        screen.say(f"{target.name} is {parameters.format_value(value)} for the next answer.")
     await screen.save()
+
+
+def _say_parameters(screen: ChatScreen) -> None:
+    values = screen.conversation.parameters
+    if not values:
+        screen.say("No parameter is set: the model's defaults apply.")
+        return
+    text = ", ".join(f"{name} {parameters.format_value(value)}" for name, value in values.items())
+    screen.say(f"Set: {text}.")
 
 
 async def _system(screen: ChatScreen, text: str) -> None:
     if not text:
         await _settings(screen, "")
         return
-    screen.conversation.system = "" if text.lower() == "none" else clean(text)
-    screen.say("The system prompt is set." if screen.conversation.system else "The system prompt is removed.")
+    if text.lower() == "none":
+        screen.conversation.system = ""
+        screen.say("The system prompt is removed.")
+    else:
+        screen.conversation.system = clean(text)
+        screen.say("The system prompt is set.")
     await screen.save()
 
 
@@ -118,26 +129,38 @@ async def _stop(screen: ChatScreen, _: str) -> None:
     await screen.stop()
 
 
-def _copy(screen: ChatScreen, what: str, message: Message | None) -> None:
-    answers = [shown for shown in screen.conversation.path() if shown.role == "assistant" and shown.content]
-    message = message or (answers[-1] if answers else None)
+def _copy(screen: ChatScreen, argument: str, message: Message | None) -> None:
+    message = message or _last_answer(screen.conversation)
     if message is None:
         raise InvalidRequest("There is no answer to copy.")
-    first, _, number = what.partition(" ")
-    if not what:
+    first, _, number = argument.partition(" ")
+    if not argument:
         screen.copy(message.content, "The answer")
-    elif what == "all":
+    elif argument == "all":
         screen.copy(export.markdown(screen.conversation), "The conversation")
     elif first == "code":
-        blocks = export.code_blocks(message.content)
-        index = int(number) if number.isdigit() else len(blocks) if not number else 0
-        if not 1 <= index <= len(blocks):
-            raise InvalidRequest(
-                f"There is no code block {number or 'in this message'}; the message has {len(blocks)}."
-            )
-        screen.copy(blocks[index - 1], f"Code block {index} of {len(blocks)}")
+        _copy_code(screen, message, number)
     else:
-        raise InvalidRequest(f"Unknown argument of /copy: {what[:40]!r}.", hint="Try /copy, /copy code 2 or /copy all.")
+        hint = "Try /copy, /copy code 2 or /copy all."
+        raise InvalidRequest(f"Unknown argument of /copy: {argument[:40]!r}.", hint=hint)
+
+
+def _last_answer(conversation: Conversation) -> Message | None:
+    for message in reversed(conversation.path()):
+        if message.role == "assistant" and message.content:
+            return message
+    return None
+
+
+def _copy_code(screen: ChatScreen, message: Message, number: str) -> None:
+    """Copy a code block by its number, counted from 1; no number: the last block."""
+    blocks = export.code_blocks(message.content)
+    numbers = [str(index) for index in range(1, len(blocks) + 1)]
+    if not blocks or (number and number not in numbers):
+        block = number or "in this message"
+        raise InvalidRequest(f"There is no code block {block}; the message has {len(blocks)}.")
+    index = int(number or len(blocks))
+    screen.copy(blocks[index - 1], f"Code block {index} of {len(blocks)}")
 
 
 async def _title(screen: ChatScreen, text: str) -> None:
@@ -153,12 +176,13 @@ async def _export(screen: ChatScreen, argument: str) -> None:
 
 
 async def _theme(screen: ChatScreen, name: str) -> None:
-    themes = {"light": LIGHT.name, "dark": DARK.name, "": DARK.name if screen.app.theme == LIGHT.name else LIGHT.name}
-    if name not in themes:
-        raise InvalidRequest(
-            f"Unknown theme {name[:40]!r}.", hint="Use /theme light or /theme dark; Ctrl+P has more themes."
-        )
-    screen.app.theme = themes[name]
+    other = "dark" if screen.app.theme == LIGHT.name else "light"
+    themes = {"light": LIGHT.name, "dark": DARK.name}
+    theme = themes.get(name or other)
+    if theme is None:
+        hint = "Use /theme light or /theme dark; Ctrl+P has more themes."
+        raise InvalidRequest(f"Unknown theme {name[:40]!r}.", hint=hint)
+    screen.app.theme = theme
 
 
 async def _help(screen: ChatScreen, _: str) -> None:

@@ -18,7 +18,7 @@ class Header(Horizontal):
         yield Static(TINY, id="badge")
         yield Static("", id="title", markup=False)
 
-    def tell(self, model: str, bundled: bool, title: str) -> None:
+    def show(self, model: str, bundled: bool, title: str) -> None:
         self.query_one("#model", Static).update(one_line(model, 32))
         self.query_one("#badge").display = bundled
         self.query_one("#title", Static).update(one_line(title, 60))

@@ -8,9 +8,11 @@ from textual.widgets.option_list import Option
 
 from ..text import one_line
 
+MAX_WIDTH = 28  # of the column of completions
+
 
 class Hints(OptionList, can_focus=False):
-    """The list of completions. Hidden if empty. The prompt box has the focus and moves the highlight."""
+    """The list of completions. Hidden if empty. The prompt box has the focus, and moves the highlight of the list."""
 
     def __init__(self) -> None:
         super().__init__(markup=False)
@@ -24,13 +26,15 @@ class Hints(OptionList, can_focus=False):
             return
         self._completions = completions
         self.clear_options()
-        width = min(28, max((len(text) for text in completions), default=0))
-        self.add_options(
-            Option(Content.assemble((one_line(text, width).ljust(width + 2), "bold"), (sentence, "dim")))
-            for text, sentence in hints
-        )
+        width = min(MAX_WIDTH, max(map(len, completions), default=0))
+        for text, sentence in hints:
+            column = one_line(text, width).ljust(width + 2)
+            self.add_option(Option(Content.assemble((column, "bold"), (sentence, "dim"))))
         self.highlighted = 0 if hints else None
 
     @property
     def completion(self) -> str | None:
-        return None if self.highlighted is None or not self.display else self._completions[self.highlighted]
+        """The highlighted completion; None if the list is hidden."""
+        if self.highlighted is None or not self.display:
+            return None
+        return self._completions[self.highlighted]

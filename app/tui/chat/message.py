@@ -10,14 +10,15 @@ from textual.widgets import Markdown, Static
 
 from ..conversation import Message
 from ..text import fold, one_line, visible
+from .answer import Channel
 from .streaming import StreamingMarkdown
 
-MAX_CHARACTERS = 60_000  # maximum number of visible characters of a question; copy and export use all
+MAX_CHARACTERS = 60_000  # of a question on the screen; copy and export use the complete text
 _ENDS = {"stopped": "stopped", "length": "stopped at the length limit", "tool_calls": "called a tool"}
 
 
 class MessageView(Vertical, can_focus=True):
-    """A message. Its keys are sent to the screen as `Requested`."""
+    """A message on the screen. A key on it posts `Requested`."""
 
     BINDINGS = [
         Binding("e", "ask('edit')", "Edit"),
@@ -56,22 +57,22 @@ class MessageView(Vertical, can_focus=True):
         yield Static("", classes="note", markup=False)
 
     def on_mount(self) -> None:
-        self.settle(self.place)
+        self.refresh_notes(self.place)
 
-    def grow(self, part: str, text: str) -> None:
+    def append(self, channel: Channel, text: str) -> None:
         """Show an addition to the running answer."""
-        if part == "text":
+        if channel == "text":
             self.query_one(StreamingMarkdown).write(visible(text))
         else:
             self._show_reasoning()
 
     async def end(self) -> None:
-        """Show the rest of the text and the end of the answer."""
+        """Show the rest of the text, and the note about the end of the answer."""
         await self.query_one(StreamingMarkdown).end()
-        self.settle(self.place)
+        self.refresh_notes(self.place)
 
-    def settle(self, place: tuple[int, int]) -> None:
-        """Update the alternatives, the end and the error of the message."""
+    def refresh_notes(self, place: tuple[int, int]) -> None:
+        """Update the number of alternatives and the note below the message (its end or its error)."""
         self.place = place
         self.query_one(".who", Static).update(self._author())
         note = self.query_one(".note", Static)
@@ -107,10 +108,11 @@ class MessageView(Vertical, can_focus=True):
             return visible(self.message.content)
         if not self._expanded:
             return f"{visible(head)}\n… {omitted:,} more characters (Enter on this message expands it)"
+        text = visible(self.message.content[:MAX_CHARACTERS])
         rest = len(self.message.content) - MAX_CHARACTERS
-        return visible(self.message.content[:MAX_CHARACTERS]) + (
-            f"\n… {rest:,} more characters: use copy or /export" if rest > 0 else ""
-        )
+        if rest > 0:
+            text += f"\n… {rest:,} more characters: use copy or /export"
+        return text
 
     def _show_reasoning(self) -> None:
         reasoning = self.query_one(".reasoning", Static)

@@ -10,7 +10,7 @@ from textual.widgets import Static
 from ..conversation import Conversation, Message
 from .message import MessageView
 
-WINDOW = 16  # number of messages mounted first; earlier ones on demand, so that long conversations open fast
+WINDOW = 16  # messages that are mounted first; the user asks for earlier ones, so a long conversation opens fast
 
 
 class Earlier(Static, can_focus=True):
@@ -26,7 +26,7 @@ class Messages(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__()
         self._window = WINDOW
-        self._shown: str = ""
+        self._conversation_id = ""
 
     def compose(self) -> ComposeResult:
         yield Static(id="welcome")
@@ -39,9 +39,9 @@ class Messages(VerticalScroll, can_focus=False):
         self.query_one("#welcome", Static).update(text)
 
     async def show(self, conversation: Conversation, *, more: bool = False) -> None:
-        """Show the visible path. Reuses existing views."""
-        if conversation.id != self._shown:
-            self._shown = conversation.id
+        """Show the visible path of a conversation. `more` adds earlier messages. Reuses existing views."""
+        if conversation.id != self._conversation_id:
+            self._conversation_id = conversation.id
             self._window = WINDOW
         if more:
             self._window += WINDOW
@@ -53,36 +53,40 @@ class Messages(VerticalScroll, can_focus=False):
         earlier.update(f"{hidden} earlier messages · Enter to show")
         visible = path[hidden:]
         views = {id(view.message): view for view in self.query(MessageView)}
-        keep = {id(message) for message in visible}
+        kept = [views[id(message)] for message in visible if id(message) in views]
         with self.app.batch_update():
-            await self.remove_children([view for key, view in views.items() if key not in keep])
+            await self.remove_children([view for view in views.values() if view not in kept])
             before: Static | MessageView = earlier
             for message in visible:
-                place = _place(conversation, message)
+                place = conversation.place(message)
                 view = views.get(id(message))
                 if view is None:
                     view = MessageView(message, place)
                     await self.mount(view, after=before)
                 else:
-                    view.settle(place)
+                    view.refresh_notes(place)
                 before = view
         if not more:
             self.anchor()
 
     def view(self, message: Message) -> MessageView | None:
         """The view of a message, or None if it is not mounted."""
-        return next((view for view in self.query(MessageView) if view.message is message), None)
+        for view in self.query(MessageView):
+            if view.message is message:
+                return view
+        return None
 
     def step(self, message: Message | None, by: int) -> bool:
-        """Move the focus by `by` messages from `message` (None: from below the last). False: no such message."""
-        views = list(self.query(MessageView))
-        index = next((i for i, view in enumerate(views) if view.message is message), len(views)) + by
-        if not 0 <= index < len(views):
+        """Move the focus by `by` messages from `message`; None stands for the prompt box below the last message.
+
+        Returns False if there is no message at that distance.
+        """
+        targets = [view.message for view in self.query(MessageView)]
+        index = len(targets)
+        if message in targets:
+            index = targets.index(message)
+        index += by
+        if not 0 <= index < len(targets):
             return False
-        views[index].focus()
+        self.query(MessageView)[index].focus()
         return True
-
-
-def _place(conversation: Conversation, message: Message) -> tuple[int, int]:
-    alternatives = conversation.alternatives(message)
-    return next(i for i, other in enumerate(alternatives, 1) if other is message), len(alternatives)

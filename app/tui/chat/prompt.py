@@ -16,7 +16,7 @@ _MARK = re.compile(r"\[paste (\d+): [^\]]*\]")
 
 class Prompt(TextArea):
     class Submitted(Message):
-        """The user sends `text`, with all pastes."""
+        """The user sends `text`. Pastes replace their placeholders in it."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -44,18 +44,18 @@ class Prompt(TextArea):
             compact=True,
         )
         self.cursor_blink = False
-        self.has_hints = False  # the completions are visible: up, down and tab are their keys
+        self.has_hints = False  # the completions are visible; they use the keys up, down and tab
         self._pastes: list[str] = []
 
     def put(self, text: str) -> None:
-        """Replace the text. A long text becomes a paste."""
+        """Replace the text. A placeholder shows a long text."""
         self._pastes = []
-        self.text = self._folded(text)
+        self.text = self._fold_paste(text)
         self.move_cursor(self.document.end)
 
     def full_text(self) -> str:
-        """The text with all pastes."""
-        return _MARK.sub(self._pasted, self.text)
+        """The text, with each placeholder replaced by its paste."""
+        return _MARK.sub(self._paste_text, self.text)
 
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
@@ -78,14 +78,14 @@ class Prompt(TextArea):
         event.prevent_default()
         # Terminals send the line breaks of a paste as carriage returns.
         text = clean(event.text.replace("\r\n", "\n").replace("\r", "\n"))
-        self.replace(self._folded(text), *self.selection, maintain_selection_offset=False)
+        self.replace(self._fold_paste(text), *self.selection, maintain_selection_offset=False)
 
-    def _folded(self, text: str) -> str:
+    def _fold_paste(self, text: str) -> str:
         if not is_long(text):
             return text
         self._pastes.append(text)
         return f"[paste {len(self._pastes)}: {text.count(chr(10)) + 1:,} lines, {size(len(text.encode()))}]"
 
-    def _pasted(self, mark: re.Match[str]) -> str:
+    def _paste_text(self, mark: re.Match[str]) -> str:
         number = int(mark[1])
         return self._pastes[number - 1] if 1 <= number <= len(self._pastes) else mark[0]

@@ -1,4 +1,4 @@
-"""The chat screen: the conversation, requests and answers."""
+"""The chat screen: sends questions, shows answers, and handles the keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from ..connection import Connection
 from ..conversation import Conversation, Message
 from ..history.recorder import Recorder
 from ..text import visible
-from . import answer as answering
+from .answer import Channel, sentence
+from .answer import run as run_answer
 from .dispatch import execute
 from .header import TINY, Header
 from .hints import Hints
@@ -88,7 +89,10 @@ class ChatScreen(Screen[None]):
         return self._answer_worker is not None and self._answer_worker.is_running
 
     def ask(self, text: str) -> bool:
-        """Send a question: after the visible path, or as an alternative of the edited one. False: busy."""
+        """Send a question at the end of the visible path, or as an alternative of the edited question.
+
+        Returns False, and sends nothing, while an answer is running.
+        """
         if self._is_busy():
             return False
         parent = self._edited_message.parent if self._edited_message else self.conversation.leaf
@@ -99,14 +103,16 @@ class ChatScreen(Screen[None]):
 
     def action_regenerate(self, message: Message | None = None) -> None:
         """Generate another answer to the question of `message`, or to the last question."""
-        message = message or next(iter(self.conversation.path()[::-1]), None)
-        if message is None:
+        path = [message] if message else self.conversation.path()
+        if not path:
             self.say("There is no question yet.")
-        elif not self._is_busy():
-            question = self.conversation.messages[message.parent or 0] if message.role == "assistant" else message
-            if "seed" in self.conversation.parameters:
-                self.say("A seed is set, so the answer may be the same. /set seed unsets it.")
-            self._answer(question)
+            return
+        if self._is_busy():
+            return
+        if "seed" in self.conversation.parameters:
+            self.say("A seed is set, so the answer may be the same. /set seed unsets it.")
+        last = path[-1]
+        self._answer(last if last.role == "user" else self.conversation.messages[last.parent or 0])
 
     def _answer(self, question: Message) -> None:
         self._answer_worker = self._run(self.conversation, self.conversation.add("assistant", parent=question.index))
@@ -117,7 +123,7 @@ class ChatScreen(Screen[None]):
         try:
             await messages.show(conversation)
             await self.save()
-            await answering.run(self.connection, conversation, answer, self._shower(messages, answer))
+            await run_answer(self.connection, conversation, answer, self._text_callback(messages, answer))
         finally:
             answer.finish = answer.finish or "stopped"
             self._rate = 0.0
@@ -129,32 +135,33 @@ class ChatScreen(Screen[None]):
         if answer.finish in ("stop", "length"):
             await self._refresh_figures()
 
-    def _shower(self, messages: Messages, answer: Message) -> Callable[[answering.Part, str], None]:
-        """A callback that shows each part of an answer and updates its rate."""
+    def _text_callback(self, messages: Messages, answer: Message) -> Callable[[Channel, str], None]:
+        """A callback that shows each addition to an answer and updates its rate."""
         view = messages.view(answer)
         start = 0.0
         updated = 0.0
-        pieces = 0
+        additions = 0
 
-        def show(part: answering.Part, text: str) -> None:
-            nonlocal start, updated, pieces
+        def show(channel: Channel, text: str) -> None:
+            nonlocal start, updated, additions
             now = self._clock()
-            pieces += 1
+            additions += 1
             if view is not None:
-                view.grow(part, text)
-            if pieces == 1:
-                start = updated = now
+                view.append(channel, text)
+            if additions == 1:
+                start = now
+                updated = now
                 if view is not None:
-                    view.settle(view.place)
+                    view.refresh_notes(view.place)
             elif now - updated > RATE_SECONDS:
                 updated = now
-                self._rate = (pieces - 1) / (now - start)
+                self._rate = (additions - 1) / (now - start)
                 self._update_status()
 
         return show
 
     async def _refresh_figures(self) -> None:
-        """Update the figures of the engine. The answer is complete, so an error only changes the status line."""
+        """Update the figures of the status line. An error only changes the state: the answer is complete."""
         try:
             await self.connection.refresh()
         except AppError as error:
@@ -175,7 +182,7 @@ class ChatScreen(Screen[None]):
     # the conversation
 
     async def save(self) -> None:
-        """Save the conversation to the history. Reports the first of several failures; the next save tries again."""
+        """Save the conversation to the history. Of several failures in a row, only the first is reported."""
         try:
             await self.recorder.save(self.conversation)
             self._unsaved = False
@@ -199,7 +206,7 @@ class ChatScreen(Screen[None]):
             self.use_model(conversation.model)
 
     def edit(self, message: Message) -> None:
-        """Edit a question in the prompt box. Sending it adds an alternative."""
+        """Put a question into the prompt box to edit it. Sending it adds an alternative of the question."""
         self._edited_message = message
         prompt = self.query_one(Prompt)
         prompt.put(message.content)
@@ -218,27 +225,26 @@ class ChatScreen(Screen[None]):
     @work
     async def action_alternative(self, step: int, message: Message | None = None) -> None:
         """Show the previous or next alternative of `message`, or of the last message that has any."""
-        path = [message] if message else self.conversation.path()[::-1]
-        for candidate in path:
-            others = self.conversation.alternatives(candidate)
-            if len(others) > 1 and not self._is_busy():
-                index = next(i for i, other in enumerate(others) if other is candidate)
-                alternative = others[(index + step) % len(others)]
-                self.conversation.show(alternative)
-                messages = self.query_one(Messages)
-                await messages.show(self.conversation)
-                if message and (view := messages.view(alternative)):
-                    view.focus()
-                await self.save()
-                return
+        path = [message] if message else self.conversation.path()
+        branches = [candidate for candidate in path if len(self.conversation.alternatives(candidate)) > 1]
+        if not branches or self._is_busy():
+            return
+        number, count = self.conversation.place(branches[-1])
+        alternative = self.conversation.alternatives(branches[-1])[(number - 1 + step) % count]
+        self.conversation.show(alternative)
+        messages = self.query_one(Messages)
+        await messages.show(self.conversation)
+        if message and (view := messages.view(alternative)):
+            view.focus()
+        await self.save()
 
     @work(exclusive=True, group="model")
     async def use_model(self, model: str) -> None:
-        """Load a model. The conversation uses it as soon as it is loaded."""
+        """Load a model. The conversation uses the model as soon as it is loaded."""
         try:
             await self.connection.use(model)
         except AppError as error:
-            self.say(answering.sentence(error), severity="error", title=f"Cannot use {model}")
+            self.say(sentence(error), severity="error", title=f"Cannot use {model}")
             return
         if self.conversation.model != model:
             self.conversation.model = model
@@ -257,7 +263,7 @@ class ChatScreen(Screen[None]):
         try:
             call = commands.parse(text) if self._edited_message is None else None
         except InvalidRequest as error:
-            self.say(answering.sentence(error), severity="warning")
+            self.say(sentence(error), severity="warning")
             return
         if call is not None:
             prompt.put("")
@@ -274,7 +280,7 @@ class ChatScreen(Screen[None]):
         try:
             await execute(self, call, message)
         except AppError as error:
-            self.say(answering.sentence(error), severity="warning")
+            self.say(sentence(error), severity="warning")
             prompt = self.query_one(Prompt)
             if typed and not prompt.text:
                 prompt.put(typed)
@@ -290,7 +296,10 @@ class ChatScreen(Screen[None]):
     @on(Prompt.HintMoved)
     def _move_hint(self, event: Prompt.HintMoved) -> None:
         hints = self.query_one(Hints)
-        hints.action_cursor_down() if event.step > 0 else hints.action_cursor_up()
+        if event.step > 0:
+            hints.action_cursor_down()
+        else:
+            hints.action_cursor_up()
 
     @on(Prompt.HintAccepted)
     def _accept_hint(self) -> None:
@@ -308,16 +317,16 @@ class ChatScreen(Screen[None]):
         match event.action:
             case "up":
                 messages.step(message, -1)
-            case "down":
-                if not messages.step(message, 1):
-                    self.query_one(Prompt).focus()
-            case "earlier" | "later":
-                self.action_alternative(-1 if event.action == "earlier" else 1, message)
+            case "down" if not messages.step(message, 1):
+                self.query_one(Prompt).focus()
+            case "earlier":
+                self.action_alternative(-1, message)
+            case "later":
+                self.action_alternative(1, message)
             case "regenerate":
                 self.action_regenerate(message)
-            case "edit" if message.role == "user":
-                if not self._is_busy():
-                    self.edit(message)
+            case "edit" if message.role == "user" and not self._is_busy():
+                self.edit(message)
             case "copy":
                 self.copy(message.content, "The message")
             case "copy_code":
@@ -337,7 +346,10 @@ class ChatScreen(Screen[None]):
 
     def action_scroll_messages(self, pages: int) -> None:
         messages = self.query_one(Messages)
-        messages.scroll_page_up() if pages < 0 else messages.scroll_page_down()
+        if pages < 0:
+            messages.scroll_page_up()
+        else:
+            messages.scroll_page_down()
 
     @work
     async def action_show_earlier(self) -> None:
@@ -357,7 +369,7 @@ class ChatScreen(Screen[None]):
         conversation = self.conversation
         connection = self.connection
         bundled = connection.is_bundled(conversation.model)
-        self.query_one(Header).tell(conversation.model, bundled, conversation.title)
+        self.query_one(Header).show(conversation.model, bundled, conversation.title)
         self.query_one(Messages).welcome(_welcome(conversation.model, bundled))
         self._update_status()
 
@@ -365,9 +377,10 @@ class ChatScreen(Screen[None]):
         conversation = self.conversation
         connection = self.connection
         answers = [message for message in conversation.path() if message.prompt_tokens]
-        self.query_one(StatusLine).tell(
+        is_answering = self.is_answering and connection.state == "ready"
+        self.query_one(StatusLine).show(
             Figures(
-                "answering" if self.is_answering and connection.state == "ready" else connection.state,
+                "answering" if is_answering else connection.state,
                 connection.running(conversation.model),
                 connection.context(conversation.model),
                 answers[-1] if answers else None,

@@ -9,44 +9,54 @@ from textual.widgets import Static
 from ...client import LoadedModel
 from ..conversation import Message
 
+Segment = tuple[int, str]  # rank, text
+
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of the status line. None: unknown."""
+    """The figures of the status line. None or 0: unknown."""
 
     state: str
     running: LoadedModel | None
     context: int
-    answer: Message | None
+    answer: Message | None  # the last answer with token counts
     rate: float = 0.0  # tokens per second of the running answer
     unsaved: bool = False
 
-    def segments(self) -> list[tuple[int, str]]:
+    def segments(self) -> list[Segment]:
         """(rank, text) from left to right. If space is short, the highest ranks are dropped first."""
-        parts = [(0, self.state)]
-        if self.unsaved:
-            parts.append((1, "not saved"))
-        if self.running:
-            parts.append((7, " ".join(filter(None, (self.running.backend, self.running.dtype, self.running.quant)))))
-            parts.append((9, self.running.device))
-            if self.running.cache_tokens:
-                parts.append((8, f"kv {self.running.cache_used / self.running.cache_tokens:.0%}"))
+        segments = [(0, self.state), (1, "not saved" if self.unsaved else "")]
+        if self.running is not None:
+            segments += _model_segments(self.running)
         if self.rate:
-            parts.append((2, f"{self.rate:.1f} tok/s"))
-        if (answer := self.answer) is not None and answer.prompt_tokens:
-            used = answer.prompt_tokens + answer.completion_tokens
-            parts += [
-                (2, f"{answer.tokens_per_second:.1f} tok/s" if answer.tokens_per_second and not self.rate else ""),
-                (4, f"first {answer.ttft * 1000:.0f} ms" if answer.ttft < 1 else f"first {answer.ttft:.1f} s"),
-                (3, f"context {used:,}/{self.context:,}" if self.context else f"context {used:,}"),
-                (5, f"cached {answer.cached_tokens / answer.prompt_tokens:.0%}"),
-            ]
+            segments.append((2, f"{self.rate:.1f} tok/s"))
+        if self.answer is not None:
+            segments += self._answer_segments(self.answer)
         elif self.context:
-            parts.append((6, f"context {self.context:,}"))
-        return [(rank, words) for rank, words in parts if words]
+            segments.append((6, f"context {self.context:,}"))
+        return [segment for segment in segments if segment[1]]
+
+    def _answer_segments(self, answer: Message) -> list[Segment]:
+        first = f"{answer.ttft * 1000:.0f} ms" if answer.ttft < 1 else f"{answer.ttft:.1f} s"
+        used = f"{answer.prompt_tokens + answer.completion_tokens:,}"
+        limit = f"/{self.context:,}" if self.context else ""
+        rate = 0.0 if self.rate else answer.tokens_per_second
+        return [
+            (2, f"{rate:.1f} tok/s" if rate else ""),
+            (4, f"first {first}"),
+            (3, f"context {used}{limit}"),
+            (5, f"cached {answer.cached_tokens / answer.prompt_tokens:.0%}"),
+        ]
 
 
-def fit(segments: list[tuple[int, str]], width: int) -> str:
+def _model_segments(model: LoadedModel) -> list[Segment]:
+    cache = ""
+    if model.cache_tokens:
+        cache = f"kv {model.cache_used / model.cache_tokens:.0%}"
+    return [(7, " ".join(filter(None, (model.backend, model.dtype, model.quant)))), (9, model.device), (8, cache)]
+
+
+def fit(segments: list[Segment], width: int) -> str:
     """The segments that fit into `width`, in order. Drops the highest ranks first."""
     visible = list(segments)
     while len(visible) > 1 and len(_joined(visible)) > width:
@@ -54,16 +64,16 @@ def fit(segments: list[tuple[int, str]], width: int) -> str:
     return _joined(visible)[:width]
 
 
-def _joined(segments: list[tuple[int, str]]) -> str:
+def _joined(segments: list[Segment]) -> str:
     return " · ".join(words for _, words in segments)
 
 
 class StatusLine(Static):
     def __init__(self) -> None:
         super().__init__("", markup=False)
-        self._segments: list[tuple[int, str]] = []
+        self._segments: list[Segment] = []
 
-    def tell(self, figures: Figures) -> None:
+    def show(self, figures: Figures) -> None:
         self._segments = figures.segments()
         self.update(fit(self._segments, self.content_size.width or 80), layout=False)
 

@@ -4,9 +4,9 @@ Textual lays out the last block of a document again after each addition, and a l
 So a growing text is split into segments, each a small document. When the answer ends, a split code block is laid out
 again as one document.
 
-    segment 1   heading, paragraphs, list items 1…9          settled
-    segment 2   list items 10…17, beginning of a code block  settled, fence closed for display
-    segment 3   rest of the code block so far                grows, fence opened for display
+    segment 1   heading, paragraphs, list items 1…9          final
+    segment 2   list items 10…17, beginning of a code block  final, with a closing fence for display
+    segment 3   rest of the code block so far                grows, with an opening fence for display
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from textual.widgets import Markdown
 FRAME = 0.05  # minimum seconds between updates of the screen
 SEGMENT_LINES = 16
 
-Inside = Literal["", "list", "code"]  # the block that a cut splits
+Block = Literal["", "list", "code"]  # the block that a cut splits
 
 _FENCE = re.compile(r"( *)(`{3,}|~{3,})\s*([^`]*)$")
 _ITEM = re.compile(r"([-*+]|\d{1,9}[.)])\s+\S")
@@ -38,12 +38,31 @@ def parser() -> MarkdownIt:
 
 @dataclass(frozen=True)
 class Cut:
-    """Two documents that look like one. The second starts at `at` in the source."""
+    """Two documents that look like one. The second starts at `offset` in the source."""
 
-    settled: str
-    growing: str
-    at: int
-    inside: Inside
+    head: str
+    tail: str
+    offset: int
+    block: Block
+
+
+@dataclass
+class _Fence:
+    """An open code block: the line, the indentation, the marks and the language of its fence."""
+
+    line: int
+    indentation: str
+    marks: str
+    language: str
+
+
+@dataclass(frozen=True)
+class _Position:
+    """The line of a cut, the block that it splits, and the fence of a split code block."""
+
+    line: int
+    block: Block
+    fence: _Fence | None = None
 
 
 def split(source: str) -> Cut | None:
@@ -52,50 +71,74 @@ def split(source: str) -> Cut | None:
     The last line may be incomplete, so it is ignored.
     """
     lines = source.split("\n")
-    cut: tuple[int, Inside, str, str] | None = None  # line, block, marks and language of the fence
-    fence: re.Match[str] | None = None
-    opened = 0
-    for number, line in enumerate(lines[:-1]):
-        mark = _FENCE.match(line)
-        blank_before = number > 0 and not lines[number - 1].strip()
-        if fence is None:
-            if number > 0 and _ITEM.match(line):
-                cut = number, "" if blank_before else "list", "", ""
-            elif blank_before and line[:1].strip():
-                cut = number, "", "", ""
-            fence = mark
-            opened = number
-        elif mark and mark[2].startswith(fence[2]) and not mark[3].strip():
-            fence = None
-        elif not fence[1] and number > opened + 1:
-            cut = number, "code", fence[2], fence[3]
-    if cut is None:
+    position = _last_position(lines[:-1])
+    if position is None:
         return None
-    number, inside, marks, language = cut
-    head = "\n".join(lines[:number]) + "\n"
-    tail = "\n".join(lines[number:])
-    at = len(head)
-    return Cut(head + marks, f"{marks}{language}\n{tail}", at, inside) if marks else Cut(head, tail, at, inside)
+    head = "\n".join(lines[: position.line]) + "\n"
+    tail = "\n".join(lines[position.line :])
+    offset = len(head)
+    if position.fence is not None:
+        head += position.fence.marks
+        tail = f"{position.fence.marks}{position.fence.language}\n{tail}"
+    return Cut(head, tail, offset, position.block)
+
+
+def _last_position(lines: list[str]) -> _Position | None:
+    position = None
+    fence = None
+    previous = "text"
+    for number, line in enumerate(lines):
+        if fence is None:
+            position = _outside_code(number, line, previous) or position
+            fence = _opened_fence(number, line)
+        elif _closes(fence, line):
+            fence = None
+        elif not fence.indentation and number > fence.line + 1:
+            position = _Position(number, "code", fence)
+        previous = line
+    return position
+
+
+def _outside_code(number: int, line: str, previous: str) -> _Position | None:
+    """The cut before a line outside of code; None if it would be visible."""
+    if number == 0:
+        return None
+    if previous.strip():
+        return _Position(number, "list") if _ITEM.match(line) else None
+    starts_block = line[:1].strip() or _ITEM.match(line)
+    return _Position(number, "") if starts_block else None
+
+
+def _opened_fence(number: int, line: str) -> _Fence | None:
+    match = _FENCE.match(line)
+    return _Fence(number, match[1], match[2], match[3]) if match else None
+
+
+def _closes(fence: _Fence, line: str) -> bool:
+    match = _FENCE.match(line)
+    if match is None:
+        return False
+    return match[2].startswith(fence.marks) and not match[3].strip()
 
 
 @dataclass(frozen=True)
 class Segment:
     document: Markdown
     start: int  # offset in the whole source
-    inside: Inside  # the block that the cut before it splits
+    block: Block  # the block that the cut before the segment splits
 
 
 class StreamingMarkdown(Vertical):
-    """Shows `source`. `write` appends to it; `end` waits until all of it is on the screen."""
+    """Shows a Markdown text. `write` appends to the text; `end` waits until all of it is on the screen."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self._source = source
         self._segments = [Segment(_document(source), 0, "")]
-        self._growing = source  # source of the last segment
+        self._tail = source  # source of the last segment
         self._pending: list[str] = []
-        self._more = asyncio.Event()
-        self._drawing = asyncio.Lock()
+        self._has_text = asyncio.Event()
+        self._draw_lock = asyncio.Lock()
         self._flow: asyncio.Task[None] | None = None
 
     def compose(self) -> ComposeResult:
@@ -103,7 +146,7 @@ class StreamingMarkdown(Vertical):
 
     def write(self, text: str) -> None:
         self._pending.append(text)
-        self._more.set()
+        self._has_text.set()
         if self._flow is None:
             self._flow = asyncio.create_task(self._run())
 
@@ -118,8 +161,8 @@ class StreamingMarkdown(Vertical):
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            await self._more.wait()
-            self._more.clear()
+            await self._has_text.wait()
+            self._has_text.clear()
             start = clock()
             await asyncio.shield(self._flush())
             refreshed = asyncio.Event()
@@ -128,7 +171,7 @@ class StreamingMarkdown(Vertical):
             await asyncio.sleep(max(FRAME, clock() - start))  # at most half of the time is drawing
 
     async def _flush(self) -> None:
-        async with self._drawing:  # a flush may outlive its cancelled task; `end` waits for it
+        async with self._draw_lock:  # a flush may outlive its cancelled task; `end` waits for it
             await self._add()
 
     async def _add(self) -> None:
@@ -137,41 +180,44 @@ class StreamingMarkdown(Vertical):
         if not text or not self.is_attached:
             return
         self._source += text
-        self._growing += text
+        self._tail += text
         last = self._segments[-1]
-        cut = split(self._growing) if self._growing.count("\n") > SEGMENT_LINES else None
+        cut = split(self._tail) if self._tail.count("\n") > SEGMENT_LINES else None
         if cut is None:
             await last.document.append(text)
             return
-        hidden = self._growing.index("\n") + 1 if last.inside == "code" else 0  # the fence that was opened for display
-        self._growing = cut.growing
-        self._segments.append(Segment(_document(cut.growing, cut.inside), last.start + cut.at - hidden, cut.inside))
-        last.document.set_class(bool(cut.inside), f"cut-{cut.inside}")
-        await last.document.update(cut.settled)
+        start = last.start + cut.offset
+        if last.block == "code":
+            start -= self._tail.index("\n") + 1  # its fence is only on the screen, not in the source
+        self._tail = cut.tail
+        self._segments.append(Segment(_document(cut.tail, cut.block), start, cut.block))
+        last.document.set_class(bool(cut.block), f"cut-{cut.block}")
+        await last.document.update(cut.head)
         await self.mount(self._segments[-1].document)
 
     async def _join_code(self) -> None:
-        """Lay out split code blocks again as one document: colours depend on the start of the block."""
+        """Show each split code block as one document again: its colours depend on its first lines."""
         joined: list[Segment] = []
         ends = [segment.start for segment in self._segments[1:]] + [len(self._source)]
         for segment, end in zip(self._segments, ends, strict=True):
-            if segment.inside != "code":
+            if segment.block != "code":
                 joined.append(segment)
                 continue
             first = joined[-1]
-            joined[-1] = Segment(_document(self._source[first.start : end]), first.start, first.inside)
-        documents = {segment.document for segment in joined}
+            joined[-1] = Segment(_document(self._source[first.start : end]), first.start, first.block)
         for place, segment in enumerate(joined):
-            if not segment.document.is_attached:
-                after = joined[place - 1].document if place else None
-                await (self.mount(segment.document, after=after) if after else self.mount(segment.document, before=0))
-        await self.remove_children(
-            [segment.document for segment in self._segments if segment.document not in documents]
-        )
+            if segment.document.is_attached:
+                continue
+            if place == 0:
+                await self.mount(segment.document, before=0)
+            else:
+                await self.mount(segment.document, after=joined[place - 1].document)
+        replaced = {segment.document for segment in self._segments} - {segment.document for segment in joined}
+        await self.remove_children(list(replaced))
         self._segments = joined
-        for segment, after_it in pairwise(joined):
-            segment.document.set_class(after_it.inside == "list", "cut-list")
+        for segment, following in pairwise(joined):
+            segment.document.set_class(following.block == "list", "cut-list")
 
 
-def _document(source: str, after: Inside = "") -> Markdown:
-    return Markdown(source, parser_factory=parser, open_links=False, classes=f"after-{after}" if after else None)
+def _document(source: str, block: Block = "") -> Markdown:
+    return Markdown(source, parser_factory=parser, open_links=False, classes=f"after-{block}" if block else None)

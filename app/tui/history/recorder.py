@@ -15,26 +15,29 @@ Result = TypeVar("Result")
 
 
 class Recorder:
-    """Methods raise StorageFailed. Messages of a failed `save` are written by the next successful one."""
+    """The history, on its own thread. Methods raise StorageFailed.
+
+    After a failed `save`, the next `save` also writes the messages of the failed one.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="history")
-        self._settled: dict[str, int] = {}  # conversation id -> number of messages that are written and final
+        self._final_counts: dict[str, int] = {}  # conversation id -> number of messages that are written and final
 
     async def save(self, conversation: Conversation) -> None:
-        """Write the messages that are not in the file. Only the newest message of a conversation can still change."""
+        """Write the messages that are not in the file, and those of an unfinished answer again."""
         if not conversation.messages:
             return
-        done = self._settled.get(conversation.id, 0)
+        done = self._final_counts.get(conversation.id, 0)
         messages = [replace(message) for message in conversation.messages[done:]]
         await self._run(self._store.save, replace(conversation, messages=[]), messages)
         final = [message for message in messages if message.role == "user" or message.finish]
-        self._settled[conversation.id] = done + len(final)
+        self._final_counts[conversation.id] = done + len(final)
 
     async def load(self, id: str) -> Conversation:
         conversation = await self._run(self._store.load, id)
-        self._settled[id] = len(conversation.messages)
+        self._final_counts[id] = len(conversation.messages)
         return conversation
 
     async def list(self, words: str = "") -> list[Entry]:

@@ -80,7 +80,10 @@ class HistoryScreen(ModalScreen[str | None]):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.updated))
         title = one_line(entry.title or "untitled", 48)
         row = Content.assemble((when, "dim"), "  ", title, (f"  {one_line(entry.model, 24)} · {entry.messages}", "dim"))
-        return Content.assemble(row, "\n", (" " * 18 + entry.excerpt, "dim italic")) if entry.excerpt else row
+        if not entry.excerpt:
+            return row
+        indentation = " " * (len(when) + 2)
+        return Content.assemble(row, "\n", (indentation + entry.excerpt, "dim italic"))
 
     @on(Input.Changed)
     def _search(self, event: Input.Changed) -> None:
@@ -149,7 +152,9 @@ class HistoryScreen(ModalScreen[str | None]):
 
     def _highlighted(self) -> Entry | None:
         index = self.query_one(Conversations).highlighted
-        return None if index is None or index >= len(self._entries) else self._entries[index]
+        if index is None or index >= len(self._entries):
+            return None
+        return self._entries[index]
 
     def _say(self, words: str) -> None:
         self.query_one("#notice", Static).update(words)

@@ -23,6 +23,7 @@ from ..text import one_line
 
 VERSION = 1
 UNDO_SECONDS = 24 * 3600.0
+EXCERPT_LEAD = 20  # characters of an excerpt before the first match
 
 _SCHEMA = """
 CREATE TABLE conversation (
@@ -44,7 +45,7 @@ CREATE TRIGGER message_changed AFTER UPDATE ON message BEGIN
 
 @dataclass(frozen=True)
 class Entry:
-    """A conversation in the list. `excerpt` is the text around the first match of a search."""
+    """A conversation in the list. `excerpt` is the text around the first word of a search; empty: no search."""
 
     id: str
     title: str
@@ -60,10 +61,10 @@ class Store:
     def __init__(self, file: Path, now: Callable[[], float] = time.time) -> None:
         self.file = file
         self._now = now
-        self._open: sqlite3.Connection | None = None
+        self._database: sqlite3.Connection | None = None
 
     def save(self, head: Conversation, messages: list[Message]) -> None:
-        """Write the fields of the conversation and the given messages (new or changed)."""
+        """Write the fields of the conversation, and those of its messages that are new or changed."""
         now = self._now()
         with self._transaction() as database:
             database.execute(
@@ -82,29 +83,32 @@ class Store:
                 )
 
     def list(self, words: str = "", limit: int = 200) -> list[Entry]:
-        """The conversations, newest first. With `words`: those with all words in one message or in the title."""
+        """The conversations, newest first.
+
+        With `words`: only conversations that have all words in one message, or all words in the title.
+        """
         terms = words.split()
-        where = ["c.deleted IS NULL"]
+        condition = "c.deleted IS NULL"
         values = []
         excerpt = "''"
         if terms:
             in_text, text_values = _contains(terms)
-            in_title = " AND ".join("instr(lower(c.title), lower(?)) > 0" for _ in terms)
+            in_title = " AND ".join(["instr(lower(c.title), lower(?)) > 0"] * len(terms))
             matches = f"FROM search JOIN message m ON m.id = search.rowid WHERE {in_text}"
-            where.append(f"(c.id IN (SELECT m.conversation {matches}) OR ({in_title}))")
+            condition += f" AND (c.id IN (SELECT m.conversation {matches}) OR ({in_title}))"
             excerpt = f"(SELECT m.content {matches} AND m.conversation = c.id LIMIT 1)"
             values = [*text_values, *text_values, *terms]
         with self._transaction() as database:
             rows = database.execute(
                 f"SELECT c.id, c.title, c.model, c.updated,"
                 f" (SELECT count(*) FROM message n WHERE n.conversation = c.id), {excerpt} FROM conversation c"
-                f" WHERE {' AND '.join(where)} ORDER BY c.updated DESC, c.rowid DESC LIMIT ?",
+                f" WHERE {condition} ORDER BY c.updated DESC, c.rowid DESC LIMIT ?",
                 (*values, limit),
             ).fetchall()
-        return [
-            Entry(id, title, model, updated, count, _around(text or "", terms))
-            for id, title, model, updated, count, text in rows
-        ]
+        entries = []
+        for id, title, model, updated, count, text in rows:
+            entries.append(Entry(id, title, model, updated, count, _excerpt(text or "", terms)))
+        return entries
 
     def load(self, id: str) -> Conversation:
         with self._transaction() as database:
@@ -121,7 +125,7 @@ class Store:
             ]
         for message in messages:
             if message.role == "assistant" and not message.finish:
-                message.finish = "stopped"  # the program ended before the answer
+                message.finish = "stopped"  # localllm ended before the answer did
         return Conversation(row[0], row[1], json.loads(row[2]), row[3], row[4], messages, row[5])
 
     def rename(self, id: str, title: str) -> None:
@@ -129,7 +133,7 @@ class Store:
             database.execute("UPDATE conversation SET title = ? WHERE id = ?", (title, id))
 
     def delete(self, id: str) -> None:
-        """Remove it from the list. `restore` works until it is purged."""
+        """Remove a conversation from the list. `restore` can undo this for a day."""
         with self._transaction() as database:
             database.execute("UPDATE conversation SET deleted = ? WHERE id = ?", (self._now(), id))
 
@@ -138,17 +142,17 @@ class Store:
             database.execute("UPDATE conversation SET deleted = NULL WHERE id = ?", (id,))
 
     def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            if self._open is None:
-                self._open = self._connect()
-            with self._open:
-                yield self._open
+            if self._database is None:
+                self._database = self._connect()
+            with self._database:
+                yield self._database
         except (sqlite3.Error, OSError, ValueError) as error:
             raise StorageFailed(
                 f"Cannot use the history file: {error}.", hint=f"The chat continues without saving. File: {self.file}"
@@ -169,9 +173,8 @@ class Store:
             with database:
                 purge = "DELETE FROM conversation WHERE deleted < ?"
                 if database.execute(purge, (self._now() - UNDO_SECONDS,)).rowcount:
-                    database.execute(
-                        "INSERT INTO search(search) VALUES ('optimize')"
-                    )  # removes deleted text from the index
+                    # removes the words of purged messages from the index
+                    database.execute("INSERT INTO search(search) VALUES ('optimize')")
         except sqlite3.Error:
             database.close()
             raise
@@ -180,15 +183,24 @@ class Store:
 
 def _contains(terms: list[str]) -> tuple[str, list[str]]:
     """(SQL condition for rows of `search` with all terms, its values)"""
-    long = [term for term in terms if len(term) >= 3]
-    short = [term for term in terms if len(term) < 3]
-    parts = ["search MATCH ?"] if long else []
-    parts += ["instr(lower(m.content), lower(?)) > 0" for _ in short]
-    phrases = " AND ".join('"' + term.replace('"', '""') + '"' for term in long)
-    return " AND ".join(parts), ([phrases] if long else []) + short
+    phrases = []
+    short = []
+    for term in terms:
+        if len(term) < 3:
+            short.append(term)
+        else:
+            escaped = term.replace('"', '""')
+            phrases.append(f'"{escaped}"')
+    conditions = ["instr(lower(m.content), lower(?)) > 0"] * len(short)
+    if not phrases:
+        return " AND ".join(conditions), short
+    return " AND ".join(["search MATCH ?", *conditions]), [" AND ".join(phrases), *short]
 
 
-def _around(content: str, terms: list[str]) -> str:
-    places = [place for term in terms if (place := content.lower().find(term.lower())) >= 0]
-    start = max(0, min(places, default=0) - 20)
-    return ("…" if start else "") + one_line(content[start : start + 400], 70) if content else ""
+def _excerpt(content: str, terms: list[str]) -> str:
+    """The text around the first term in `content`."""
+    positions = [content.lower().find(term.lower()) for term in terms]
+    first = min((position for position in positions if position >= 0), default=0)
+    start = max(0, first - EXCERPT_LEAD)
+    line = one_line(content[start : start + 400], 70)
+    return f"…{line}" if start else line

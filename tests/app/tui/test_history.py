@@ -172,8 +172,8 @@ def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
 def fill(store: Store) -> None:
     """From here on the disk is full: SQLite may not take another page."""
     store.list()
-    pages = store._open.execute("PRAGMA page_count").fetchone()[0]
-    store._open.execute(f"PRAGMA max_page_count = {pages}")
+    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+    store._database.execute(f"PRAGMA max_page_count = {pages}")
 
 
 def test_a_full_disk_loses_nothing(store: Store) -> None:
@@ -187,8 +187,8 @@ def test_a_full_disk_loses_nothing(store: Store) -> None:
         with pytest.raises(StorageFailed, match="full"):
             await recorder.save(conversation)
         assert len((await recorder.load(conversation.id)).messages) == 2  # as before, whole
-        recorder._settled[conversation.id] = 2
-        await recorder._run(lambda: store._open.execute("PRAGMA max_page_count = 1000000"))
+        recorder._final_counts[conversation.id] = 2
+        await recorder._run(lambda: store._database.execute("PRAGMA max_page_count = 1000000"))
         await recorder.save(conversation)
         assert await recorder.load(conversation.id) == conversation
         await recorder.close()
@@ -198,7 +198,7 @@ def test_a_full_disk_loses_nothing(store: Store) -> None:
 
 def test_a_read_only_file(store: Store) -> None:
     save(store, talk("One"))
-    store._open.execute("PRAGMA query_only = ON")
+    store._database.execute("PRAGMA query_only = ON")
     with pytest.raises(StorageFailed, match="readonly"):
         save(store, talk("Two"))
     assert found(store, "") == ["One"]

@@ -236,7 +236,7 @@ def code(count: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("source", "settled", "growing", "inside"),
+    ("source", "head", "tail", "block"),
     [
         ("a\n\nb\n\nc\n", "a\n\nb\n\n", "c\n", ""),
         ("- a\n- b\n- c", "- a\n", "- b\n- c", "list"),
@@ -246,16 +246,16 @@ def code(count: int) -> str:
         ("x\n\n```\na\n```\n\ny\nz", "x\n\n```\na\n```\n\n", "y\nz", ""),
     ],
 )
-def test_split(source: str, settled: str, growing: str, inside: str) -> None:
+def test_split_cuts_at_the_last_invisible_line(source: str, head: str, tail: str, block: str) -> None:
     cut = split(source)
     assert cut is not None
-    assert (cut.settled, cut.growing, cut.inside) == (settled, growing, inside)
+    assert (cut.head, cut.tail, cut.block) == (head, tail, block)
 
 
 @pytest.mark.parametrize(
     "source", ["one paragraph\nof many\nlines\n", "- a\n  ```\n  x\n  y\n", "> a\n> b\n> c\n", "| a |\n|---|\n| b |\n"]
 )
-def test_nothing_to_split(source: str) -> None:
+def test_split_returns_none_without_an_invisible_cut(source: str) -> None:
     assert split(source) is None
 
 
@@ -264,31 +264,32 @@ def test_nothing_to_split(source: str) -> None:
     [items(100), code(100), f"# A\n\n{items(30)}\ntext\n\n{code(50)}\nmore\n\n{items(20)}", "word " * 3000],
     ids=["list", "code", "mixed", "paragraph"],
 )
-async def test_a_long_answer_looks_as_it_does_when_resumed(chat: OpenChat, source: str) -> None:
-    """Streamed in pieces and laid out at once, the same blocks stand on the screen."""
+async def test_streamed_answer_looks_like_the_resumed_answer(chat: OpenChat, source: str) -> None:
+    """The screen shows the same blocks after streaming in chunks and after a layout of the complete text."""
     random.seed(1)
-    pieces, at = [], 0
-    while at < len(source):
-        step = random.randint(1, 200)
-        pieces.append(source[at : at + step])
-        at += step
-    async with chat(FakeClient(pieces), size=(80, 400)) as c:
+    chunks = []
+    offset = 0
+    while offset < len(source):
+        length = random.randint(1, 200)
+        chunks.append(source[offset : offset + length])
+        offset += length
+    async with chat(FakeClient(chunks), size=(80, 400)) as c:
         await c.send("go")
-        growing = c.screen.query_one(StreamingMarkdown)
+        answer = c.screen.query_one(StreamingMarkdown)
         streamed = c.shown()
-        assert "".join(document.source for document in growing.query(Markdown)) == source
+        assert "".join(document.source for document in answer.query(Markdown)) == source
         id = c.screen.conversation.id
         await c.screen.begin(Conversation("guide"))
         await c.screen.begin(await c.screen.recorder.load(id))
         await c.settle()
-        whole = c.screen.query_one(StreamingMarkdown)
-        assert len(whole.query(Markdown)) == 1
+        resumed = c.screen.query_one(StreamingMarkdown)
+        assert len(resumed.query(Markdown)) == 1
         assert c.shown().replace(" ", "") == streamed.replace(" ", "")
         assert len(c.screen.query("MarkdownBullet")) == source.count("- item")
         assert len(c.screen.query(MarkdownFence)) == source.count("```python")
 
 
-async def test_long_conversations_open_with_their_end(chat: OpenChat) -> None:
+async def test_long_conversation_opens_with_its_last_messages(chat: OpenChat) -> None:
     conversation = Conversation("guide")
     for number in range(40):
         asked = conversation.add("user", f"question {number}", parent=conversation.leaf)
@@ -304,7 +305,7 @@ async def test_long_conversations_open_with_their_end(chat: OpenChat) -> None:
         assert [view.message.index for view in c.views()] == list(range(80 - 2 * WINDOW, 80))
 
 
-async def test_the_history_file_is_whole_after_all_this(chat: OpenChat) -> None:
+async def test_history_file_is_intact_after_a_failed_answer(chat: OpenChat) -> None:
     async with chat(FakeClient(["One."], [WorkerDied("gone")])) as c:
         await c.send("a")
         await c.send("b")
