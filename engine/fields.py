@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from .errors import ModelRefused
 
 
 class Fields:
-    """A JSON object with typed and range-checked access. A null value counts as absent."""
+    """A JSON object with typed and range-checked access. A null value counts as absent.
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    Methods that read a field raise ModelRefused for a wrong value, and for an absent field without a default.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, *, hint: str = "", ignored: Collection[str] = ()) -> None:
+        """`where` and `hint` are for error messages. The keys in `ignored` count as absent."""
         self._values = values
         self._where = where
+        self._hint = hint
+        self._ignored = ignored
 
     def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
+        return self._get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return (key for key in self._values if key in self)
+        return filter(self.__contains__, self._values)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -28,82 +34,108 @@ class Fields:
         """True if the key is present with a null value, for fields where null differs from absent."""
         return key in self._values and self._values[key] is None
 
+    def either(self, key: str, older: str) -> str:
+        """`key`, or `older` if only that field is present: a later release of the format renamed the field."""
+        if key not in self and older in self:
+            return older
+        return key
+
     def updated(self, other: Fields) -> Fields:
         """The fields of both objects; `other` overrides."""
+        if not other:
+            return self
         overrides = {key: other._values[key] for key in other}
-        return Fields({**self._values, **overrides}, other._where if overrides else self._where)
+        return Fields({**self._values, **overrides}, other._where, hint=self._hint)
 
     def refuse(self, key: str, expected: str) -> ModelRefused:
         """The error for a wrong value."""
-        value = repr(self._values[key])[:100] if key in self else "nothing"
-        return ModelRefused(f"{self._where}: {key} must be {expected}, not {value}")
+        value = "nothing"
+        if key in self:
+            value = repr(self._values[key])[:100]
+        return ModelRefused(f"{self._where}: {key} must be {expected}, not {value}", self._hint)
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
-        value = self._values.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self.refuse(key, f"an integer in {low}…{high}")
+        def valid(value: Any) -> bool:
+            return type(value) is int and low <= value <= high
+
+        value: int = self._read(key, valid, f"an integer in {low}…{high}", default)
         return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        value = self._values.get(key)
-        if value is None and default is not None:
-            return default
-        # Compared before conversion to float, which could overflow. NaN fails as well.
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
-            raise self.refuse(key, f"a number in {low:g}…{high:g}")
-        return float(value)
+        def valid(value: Any) -> bool:
+            # The comparison comes before the conversion to float, which could overflow. NaN fails as well.
+            return type(value) in (int, float) and low <= value <= high
+
+        return float(self._read(key, valid, f"a number in {low:g}…{high:g}", default))
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self._values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.refuse(key, "true or false")
+        value: bool = self._read(key, lambda value: type(value) is bool, "true or false", default)
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._values.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, str):
-            raise self.refuse(key, "a string")
+        value: str = self._read(key, lambda value: type(value) is str, "a string", default)
         return value
 
-    def one_of(self, key: str, known: Collection[str | bool]) -> str | bool:
-        """The value, or False if the field is absent."""
-        value = self._values.get(key)
-        if value is None:
-            return False
-        if not isinstance(value, (str, bool)) or value not in known:
-            raise self.refuse(key, f"one of {', '.join(str(choice) for choice in known)}")
+    def choice(self, key: str, allowed: Collection[str], default: str, expected: str = "") -> str:
+        """A string out of `allowed`; `expected` describes these for the error message."""
+        value = self.text(key, default)
+        if value not in allowed:
+            raise self.refuse(key, expected or " or ".join(allowed))
         return value
+
+    def text_or_flag(self, key: str, allowed: Collection[str | bool]) -> str | bool:
+        """A string or boolean out of `allowed`; False if the field is absent."""
+
+        def valid(value: Any) -> bool:
+            return type(value) in (str, bool) and value in allowed
+
+        value: str | bool = self._read(key, valid, f"one of {', '.join(map(str, allowed))}", False)
+        return value
+
+    def forbid(self, key: str, reason: str) -> None:
+        """Raises ModelRefused if the field is present."""
+        if key in self:
+            raise self.refuse(key, f"absent ({reason})")
 
     def table(self, key: str) -> Fields:
         """The object at `key`, or an empty one."""
-        value = self._values.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.refuse(key, "an object")
-        return Fields(value or {}, f"{self._where}: {key}")
+        values = self._read(key, lambda value: isinstance(value, dict), "an object", {})
+        return Fields(values, f"{self._where}: {key}", hint=self._hint)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        value = self._values.get(key)
-        if not isinstance(value, list) or len(value) != count:
-            raise self.refuse(key, f"a list of {count} numbers")
-        items = Fields({str(index): item for index, item in enumerate(value)}, f"{self._where}: {key}")
-        return tuple(items.number(str(index), 1e-6, 1e6) for index in range(count))
+        """`count` positive numbers."""
+        values = self._read(
+            key, lambda value: type(value) is list and len(value) == count, f"a list of {count} numbers"
+        )
+        items = Fields(dict(zip(map(str, range(count)), values, strict=True)), f"{self._where}: {key}", hint=self._hint)
+        return tuple(items.number(index, 1e-6, 1e6) for index in items._values)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        value = self._values.get(key)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.refuse(key, "a list of strings")
-        return tuple(value)
+        def valid(value: Any) -> bool:
+            return type(value) is list and {*map(type, value)} <= {str}
+
+        return tuple(self._read(key, valid, "a list of strings"))
 
     def ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """One token id or a list of ids; () if the field is absent."""
-        value = self._values.get(key)
-        listed = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < vocab_size for item in listed):
-            raise self.refuse(key, f"token ids below the vocabulary size {vocab_size}")
-        return tuple(listed)
+        ids = self._read(key, lambda value: True, "", [])
+        if type(ids) is not list:
+            ids = [ids]
+        for item in ids:
+            if type(item) is not int or not 0 <= item < vocab_size:
+                raise self.refuse(key, f"token ids below the vocabulary size {vocab_size}")
+        return tuple(ids)
+
+    def _get(self, key: str) -> Any:
+        if key in self._ignored:
+            return None
+        return self._values.get(key)
+
+    def _read(self, key: str, valid: Callable[[Any], bool], expected: str, default: Any = None) -> Any:
+        """The value of a field. `default`, which is not validated, replaces an absent field unless it is None."""
+        value = self._get(key)
+        if value is None and default is not None:
+            return default
+        if not valid(value):
+            raise self.refuse(key, expected)
+        return value

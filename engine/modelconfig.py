@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -70,100 +70,116 @@ class _Family:
     """The config.json fields of an architecture, with the defaults of the config class in transformers."""
 
     max_positions: int
-    kv_heads: int | None = None  # None: num_attention_heads
-    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    optional: tuple[str, ...] = ()  # the fields of OPTIONAL that this architecture has
+    kv_heads: int = 0  # 0: num_attention_heads
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
     norm_eps: float = 1e-6
     activation_key: str = "hidden_act"
     activation: str = "silu"
     tie: bool = False
-    qkv_bias: bool | None = None  # None: from the field attention_bias
-    mlp_bias: bool = False  # True: there is an mlp_bias field
-    layers: Literal["full", "windowed", "flagged", "pattern"] = "full"  # rule for sliding layers
-    window: int | None = None
+    qkv_bias: bool = False  # True: always; False: as the field attention_bias says
+    pattern: bool = False  # True: every sliding_window_pattern-th layer is full, and ropes differ by layer kind
+    window: int = 0
+    windowed: bool = True  # default of use_sliding_window
+    first_sliding: int = 0  # default of max_window_layers; without `pattern`, all layers from this one on slide
     layer_types: bool = True  # True: a layer_types field may override that rule
     theta: float = 10_000.0
     partial_rotary: bool = False  # True: rotary_dim may be less than head_dim
     rope_kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "longrope")
-    original_positions: int | None = None  # default of original_max_position_embeddings; None: optional field
-    query_scalar: int | None = None  # None: the attention scale uses head_dim
-    logit_soft_cap: bool = False  # True: there is a final_logit_softcapping field
-    eos: int | None = None
+    longrope_names: tuple[str, ...] = ()  # older names of longrope in files of this architecture
+    original_positions: int = 0  # default of original_max_position_embeddings; 0: optional field
+    query_scalar: int = 0  # default of query_pre_attn_scalar; 0: head_dim
+    eos: tuple[int, ...] = ()
 
+
+# Fields that an architecture ignores, whatever their values are, unless it names them in `optional`.
+OPTIONAL = frozenset(
+    {
+        "attention_bias",
+        "mlp_bias",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "query_pre_attn_scalar",
+        "final_logit_softcapping",
+    }
+)
+_QWEN_WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
 
 FAMILIES: Mapping[str, _Family] = MappingProxyType(
     {
         "gemma3_text": _Family(
             max_positions=131_072,
+            optional=("attention_bias", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping"),
             kv_heads=4,
             head_dim=256,
             activation_key="hidden_activation",
             activation="gelu_pytorch_tanh",
             tie=True,
-            layers="pattern",
+            pattern=True,
             window=4096,
             theta=1_000_000.0,
             query_scalar=256,
-            logit_soft_cap=True,
-            eos=1,
+            eos=(1,),
         ),
-        "llama": _Family(max_positions=2048, mlp_bias=True, layer_types=False, eos=2),
-        "mistral": _Family(max_positions=131_072, kv_heads=8, qkv_bias=False, layers="windowed", window=4096, eos=2),
+        "llama": _Family(max_positions=2048, optional=("attention_bias", "mlp_bias"), layer_types=False, eos=(2,)),
+        "mistral": _Family(max_positions=131_072, optional=("sliding_window",), kv_heads=8, window=4096, eos=(2,)),
         "phi3": _Family(
             max_positions=4096,
+            optional=("sliding_window",),
             norm_eps=1e-5,
-            qkv_bias=False,
-            layers="windowed",
             layer_types=False,
             partial_rotary=True,
             rope_kinds=("default", "longrope"),
+            longrope_names=("su", "yarn"),
             original_positions=4096,
-            eos=32_000,
+            eos=(32_000,),
         ),
-        "qwen2": _Family(max_positions=32_768, kv_heads=32, qkv_bias=True, layers="flagged", window=4096),
-        "qwen3": _Family(max_positions=32_768, kv_heads=32, head_dim=128, layers="flagged", window=4096),
+        "qwen2": _Family(
+            max_positions=32_768,
+            optional=_QWEN_WINDOW,
+            kv_heads=32,
+            qkv_bias=True,
+            window=4096,
+            windowed=False,
+            first_sliding=28,
+        ),
+        "qwen3": _Family(
+            max_positions=32_768,
+            optional=("attention_bias", *_QWEN_WINDOW),
+            kv_heads=32,
+            head_dim=128,
+            window=4096,
+            windowed=False,
+            first_sliding=28,
+        ),
     }
 )
 
 MAX_VOCAB = 2**24
 LOCAL_THETA = 10_000.0  # default rope base of sliding layers
 _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"})
-_LAYER_KINDS: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "sliding_attention": "sliding"})
+_FULL: LayerKind = "full"
+_SLIDING: LayerKind = "sliding"
+_LAYER_KINDS: Mapping[str, LayerKind] = MappingProxyType({"full_attention": _FULL, "sliding_attention": _SLIDING})
+_KIND_NAMES = ", ".join(_LAYER_KINDS)
 
 
 def parse_config(values: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
     """Validate config.json. Raises ModelRefused with the name of the wrong field."""
-    fields = Fields(values, where)
-    model_type = fields.text("model_type")
+    model_type = Fields(values, where).text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:
-        return _unknown(fields)
-    if fields.flag("use_bidirectional_attention", False) or not fields.flag("is_causal", True):
-        key = "use_bidirectional_attention" if "use_bidirectional_attention" in fields else "is_causal"
-        raise ModelRefused(f"{where}: {key} is not supported: the model does not generate text")
-    if len(fields.table("per_layer_config")):
-        raise fields.refuse("per_layer_config", "empty (layers of different shapes are not supported)")
-
+        return _unknown(Fields(values, where))
+    fields = Fields(values, where, ignored=OPTIONAL.difference(family.optional))
+    _refuse_other_models(fields, where)
     hidden = fields.integer("hidden_size", 1, 2**17)
     heads = fields.integer("num_attention_heads", 1, 2**10)
-    kv_heads = heads if fields.null("num_key_value_heads") else family.kv_heads or heads
-    kv_heads = fields.integer("num_key_value_heads", 1, 2**10, kv_heads)
-    if heads % kv_heads:
-        raise fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
-    head_dim = fields.integer("head_dim", 2, 2**10, family.head_dim or hidden // heads)
-    if head_dim < 2 or ("head_dim" not in fields and family.head_dim is None and hidden % heads):
-        raise fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    head_dim = _head_dim(fields, family, hidden, heads)
     vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
-    activation = fields.text(family.activation_key, family.activation)
-    if activation not in _ACTIVATIONS:
-        raise ModelRefused(
-            f"{where}: activation {activation!r:.50} is not supported; supported: {', '.join(_ACTIVATIONS)}"
-        )
-    bias = fields.flag("attention_bias", False) if family.qkv_bias is None else False
+    bias = fields.flag("attention_bias", False)
     positions = fields.integer("max_position_embeddings", 1, 2**27, family.max_positions)
     kinds, window = _layer_kinds(fields, family)
-    scalar = float(head_dim)
-    if family.query_scalar is not None:
-        scalar = fields.number("query_pre_attn_scalar", 1e-6, 1e9, family.query_scalar)
     return ModelConfig(
         model_type=model_type,
         vocab_size=vocab,
@@ -171,32 +187,66 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         intermediate_size=fields.integer("intermediate_size", 1, 2**20),
         num_layers=len(kinds),
         num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_kv_heads=_kv_heads(fields, family, heads),
         head_dim=head_dim,
         max_positions=positions,
         norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, family.norm_eps),
-        activation=_ACTIVATIONS[activation],
+        activation=_activation(fields, family, where),
         tie_embeddings=fields.flag("tie_word_embeddings", family.tie),
-        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
+        qkv_bias=family.qkv_bias or bias,
         output_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False) if family.mlp_bias else False,
+        mlp_bias=fields.flag("mlp_bias", False),
         layer_kinds=kinds,
         window=window,
         ropes=_ropes(fields, family, kinds, head_dim, positions),
-        attention_scale=scalar**-0.5,
-        logit_soft_cap=fields.number("final_logit_softcapping", 1e-3, 1e9, 0.0) if family.logit_soft_cap else 0.0,
-        dtype=fields.text("dtype" if "dtype" in fields else "torch_dtype", ""),
+        attention_scale=fields.number("query_pre_attn_scalar", 1e-6, 1e9, family.query_scalar or head_dim) ** -0.5,
+        logit_soft_cap=fields.number("final_logit_softcapping", 1e-3, 1e9, 0.0),
+        dtype=fields.text(fields.either("dtype", "torch_dtype"), ""),
         eos_ids=_eos_ids(fields, family, vocab),
         quantization=parse_quantization(fields, where),
     )
 
 
+def _refuse_other_models(fields: Fields, where: str) -> None:
+    """Refuse models of these architectures that are not plain decoders."""
+    for key, supported in (("use_bidirectional_attention", False), ("is_causal", True)):
+        if fields.flag(key, supported) != supported:
+            raise ModelRefused(f"{where}: {key} is not supported: the model does not generate text")
+    if len(fields.table("per_layer_config")):
+        raise fields.refuse("per_layer_config", "empty (layers of different shapes are not supported)")
+
+
+def _kv_heads(fields: Fields, family: _Family, heads: int) -> int:
+    default = family.kv_heads or heads
+    if fields.null("num_key_value_heads"):
+        default = heads
+    kv_heads = fields.integer("num_key_value_heads", 1, 2**10, default)
+    if heads % kv_heads:
+        raise fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    return kv_heads
+
+
+def _head_dim(fields: Fields, family: _Family, hidden: int, heads: int) -> int:
+    if family.head_dim or "head_dim" in fields:
+        return fields.integer("head_dim", 2, 2**10, family.head_dim)
+    head_dim, remainder = divmod(hidden, heads)
+    if head_dim < 2 or remainder:
+        raise fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    return head_dim
+
+
+def _activation(fields: Fields, family: _Family, where: str) -> Activation:
+    name = fields.text(family.activation_key, family.activation)
+    if name not in _ACTIVATIONS:
+        raise ModelRefused(f"{where}: activation {name!r:.50} is not supported; supported: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
 def _eos_ids(fields: Fields, family: _Family, vocab: int) -> tuple[int, ...]:
     """The ids in the field; the default of the family if the field is absent. null means that there is none."""
-    absent = "eos_token_id" not in fields and not fields.null("eos_token_id")
-    if absent and family.eos is not None and family.eos < vocab:
-        return (family.eos,)
-    return fields.ids("eos_token_id", vocab)
+    if "eos_token_id" in fields or fields.null("eos_token_id"):
+        return fields.ids("eos_token_id", vocab)
+    return tuple(filter(range(vocab).__contains__, family.eos))
 
 
 def _unknown(fields: Fields) -> ModelConfig:
@@ -205,8 +255,9 @@ def _unknown(fields: Fields) -> ModelConfig:
     A backend with its own models may support it, so nothing is refused here. Multimodal models have these fields in
     text_config.
     """
-    inner = _readable(lambda: fields.table("text_config"), Fields({}, ""))
-    text = fields if "vocab_size" in fields or not len(inner) else inner
+    text = fields
+    if "vocab_size" not in fields:
+        text = _readable(lambda: fields.table("text_config"), fields) or fields
 
     def integer(key: str, high: int, default: int) -> int:
         return _readable(lambda: text.integer(key, 1, high, default), default)
@@ -233,7 +284,7 @@ def _unknown(fields: Fields) -> ModelConfig:
         ropes=MappingProxyType({}),
         attention_scale=0.0,
         logit_soft_cap=0.0,
-        dtype=_readable(lambda: text.text("dtype" if "dtype" in text else "torch_dtype", ""), ""),
+        dtype=_readable(lambda: text.text(text.either("dtype", "torch_dtype"), ""), ""),
         eos_ids=_readable(lambda: fields.ids("eos_token_id", vocab), ()),
         quantization=None,  # the backend with the architecture reads it
     )
@@ -249,30 +300,45 @@ def _readable(read: Callable[[], T], default: T) -> T:
 def _layer_kinds(fields: Fields, family: _Family) -> tuple[tuple[LayerKind, ...], int]:
     """(kind of each layer, window; 0 without sliding layers)"""
     layers = fields.integer("num_hidden_layers", 1, 2**10)
-    default = 0 if family.layers == "full" or fields.null("sliding_window") else family.window or 0
-    window = fields.integer("sliding_window", 1, 2**27, default) if family.layers != "full" else 0
-    if family.layers == "flagged" and not fields.flag("use_sliding_window", False):
-        window = 0
-    kinds: list[LayerKind] = ["sliding" if window else "full"] * layers
-    if family.layers == "pattern":
-        pattern = fields.integer("sliding_window_pattern", 1, layers + 6, 6)
-        kinds = ["sliding" if (layer + 1) % pattern else "full" for layer in range(layers)]
-    elif family.layers == "flagged" and window:
-        first = fields.integer("max_window_layers", 0, 2**10, 28)
-        kinds = ["sliding" if layer >= first else "full" for layer in range(layers)]
+    window = _window(fields, family)
+    kinds = _default_kinds(fields, family, layers, window)
     if "layer_types" in fields:
-        named = fields.texts("layer_types")
-        if len(named) != layers or not set(named) <= set(_LAYER_KINDS):
-            raise fields.refuse("layer_types", f"{layers} names from {', '.join(_LAYER_KINDS)}")
-        listed = [_LAYER_KINDS[name] for name in named]
+        listed = _listed_kinds(fields, layers)
         if listed != kinds and not family.layer_types:
             raise fields.refuse("layer_types", f"{kinds[0]}_attention for every layer (this architecture has one kind)")
         kinds = listed
-    if "sliding" in kinds and not window and "sliding_window" in fields:
+    if "sliding" not in kinds:
+        return kinds, 0
+    if window:
+        return kinds, window
+    if "sliding_window" in fields:
         raise fields.refuse("use_sliding_window", "true, because there are sliding layers")
-    if "sliding" in kinds and not window:
-        raise fields.refuse("sliding_window", "an integer, because there are sliding layers")
-    return tuple(kinds), window if "sliding" in kinds else 0
+    raise fields.refuse("sliding_window", "an integer, because there are sliding layers")
+
+
+def _window(fields: Fields, family: _Family) -> int:
+    default = 0 if fields.null("sliding_window") else family.window
+    window = fields.integer("sliding_window", 1, 2**27, default)
+    return window if fields.flag("use_sliding_window", family.windowed) else 0
+
+
+def _default_kinds(fields: Fields, family: _Family, layers: int, window: int) -> tuple[LayerKind, ...]:
+    """The kinds of an architecture without a layer_types field."""
+    if family.pattern:
+        pattern = fields.integer("sliding_window_pattern", 1, layers + 6, 6)
+        period = (_SLIDING,) * (pattern - 1) + (_FULL,)
+        return tuple(period[layer % pattern] for layer in range(layers))
+    first_sliding = layers
+    if window:
+        first_sliding = min(layers, fields.integer("max_window_layers", 0, 2**10, family.first_sliding))
+    return (_FULL,) * first_sliding + (_SLIDING,) * (layers - first_sliding)
+
+
+def _listed_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
+    names = fields.texts("layer_types")
+    if len(names) != layers or not set(names) <= _LAYER_KINDS.keys():
+        raise fields.refuse("layer_types", f"{layers} names from {_KIND_NAMES}")
+    return tuple(_LAYER_KINDS[name] for name in names)
 
 
 def _ropes(
@@ -283,107 +349,153 @@ def _ropes(
     transformers 5 writes rope_parameters, by layer type if they differ. transformers 4 wrote rope_theta and
     rope_scaling; for Gemma 3 also rope_local_base_freq, to which rope_scaling does not apply.
     """
-    written = fields.table("rope_parameters")
-    old = fields.table("rope_scaling")
-    theta = fields.number("rope_theta", 1.0, 1e15, family.theta)
-    if family.layers != "pattern":
-        scaling = old if len(old) else written
-        if nested := [name for name in _LAYER_KINDS if name in scaling]:
-            raise scaling.refuse(nested[0], "absent (this architecture has one rope for all layers)")
-        rope = _rope(fields, family, scaling, theta, head_dim, positions)
-        return MappingProxyType({kind: rope for kind in _LAYER_KINDS.values() if kind in kinds})
-    if stray := [name for name in written if name not in _LAYER_KINDS]:
-        raise written.refuse(stray[0], f"inside one of {', '.join(_LAYER_KINDS)}")
-    if "type" in old and "rope_type" not in old:
-        raise old.refuse(
+    tables = _tables_by_kind(fields) if family.pattern else _shared_table(fields)
+    thetas = {"full": fields.number("rope_theta", 1.0, 1e15, family.theta)}
+    thetas["sliding"] = thetas["full"]
+    if family.pattern:
+        thetas["sliding"] = fields.number("rope_local_base_freq", 1.0, 1e15, LOCAL_THETA)
+    ropes: dict[LayerKind, Rope] = {}
+    for kind in dict.fromkeys(kinds):
+        ropes[kind] = _rope(fields, family, tables[kind], thetas[kind], head_dim, positions)
+    return MappingProxyType(ropes)
+
+
+def _shared_table(fields: Fields) -> dict[LayerKind, Fields]:
+    """The rope table of an architecture with one rope for all layers."""
+    table = fields.table("rope_scaling")
+    if not table:
+        table = fields.table("rope_parameters")
+    for name in _LAYER_KINDS:
+        if name in table:
+            raise table.refuse(name, "absent (this architecture has one rope for all layers)")
+    return dict.fromkeys(_LAYER_KINDS.values(), table)
+
+
+def _tables_by_kind(fields: Fields) -> dict[LayerKind, Fields]:
+    """The rope tables of an architecture with a rope for each kind of layer."""
+    parameters = fields.table("rope_parameters")
+    for name in parameters:
+        if name not in _LAYER_KINDS:
+            raise parameters.refuse(name, f"inside one of {_KIND_NAMES}")
+    older = fields.table("rope_scaling")
+    if older.either("rope_type", "type") == "type":
+        raise older.refuse(
             "type", "renamed to rope_type (releases of transformers disagree on `type` for this architecture)"
         )
-    by_kind: dict[LayerKind, Rope] = {}
-    for name, kind in _LAYER_KINDS.items():
-        if kind in kinds:
-            base = theta if kind == "full" else fields.number("rope_local_base_freq", 1.0, 1e15, LOCAL_THETA)
-            scaling = written.table(name).updated(old) if kind == "full" else written.table(name)
-            if not scaling.flag("truncate", True):
-                raise scaling.refuse("truncate", "true (transformers supports no other value for this architecture)")
-            by_kind[kind] = _rope(fields, family, scaling, base, head_dim, positions)
-    return MappingProxyType(by_kind)
+    tables = {kind: parameters.table(name) for name, kind in _LAYER_KINDS.items()}
+    tables["full"] = tables["full"].updated(older)
+    for table in tables.values():
+        if not table.flag("truncate", True):
+            raise table.refuse("truncate", "true (transformers supports no other value for this architecture)")
+    return tables
 
 
-def _rope(fields: Fields, family: _Family, scaling: Fields, theta: float, head_dim: int, positions: int) -> Rope:
-    kind = scaling.text("rope_type" if "rope_type" in scaling else "type", "default")
-    if family.original_positions and kind in ("su", "yarn"):
-        kind = "longrope"  # the old name in Phi-3 files
+def _rope(fields: Fields, family: _Family, table: Fields, theta: float, head_dim: int, positions: int) -> Rope:
+    """`theta` and `positions`: defaults of rope_theta and original_max_position_embeddings."""
+    kind = table.text(table.either("rope_type", "type"), "default")
+    if kind in family.longrope_names:
+        kind = "longrope"
     if kind not in family.rope_kinds:
         raise ModelRefused(
             f"config.json: rope type {kind!r:.50} is not supported",
             f"supported: {', '.join(family.rope_kinds)}",
         )
-    theta = scaling.number("rope_theta", 1.0, 1e15, theta)
-    dim = _rotary_dim(fields, family, scaling, kind, head_dim)
+    theta = table.number("rope_theta", 1.0, 1e15, theta)
+    rope = Rope("default", theta, _rotary_dim(fields, family, table, kind, head_dim))
     if kind == "default":
-        return Rope("default", theta, dim)
-    original = scaling.integer("original_max_position_embeddings", 1, 2**27, positions)
-    if family.layers != "pattern":  # this field overrides rope_parameters; Phi-3 always has it
-        outer = family.original_positions or original
-        original = fields.integer("original_max_position_embeddings", 1, 2**27, outer)
-    if kind == "longrope":
-        factor = scaling.number("factor", 1e-3, 1e6, positions / original)
-        grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
-        return Rope(
-            "longrope",
-            theta,
-            dim,
-            factor,
-            original,
-            attention_factor=scaling.number("attention_factor", 0.0, 1e6, grown),
-            short_factors=scaling.numbers("short_factor", dim // 2),
-            long_factors=scaling.numbers("long_factor", dim // 2),
-        )
-    factor = scaling.number("factor", 1e-3, 1e6)
-    if kind == "linear":
-        return Rope("linear", theta, dim, factor)
-    if kind == "llama3":
-        low = scaling.number("low_freq_factor", 1e-3, 1e6)
-        high = scaling.number("high_freq_factor", 1e-3, 1e6)
-        if high <= low:
-            raise scaling.refuse("high_freq_factor", f"greater than low_freq_factor ({low:g})")
-        return Rope("llama3", theta, dim, factor, original, low, high)
-    return Rope(
-        "yarn",
-        theta,
-        dim,
-        factor,
-        original,
-        beta_fast=scaling.number("beta_fast", 1e-3, 1e6, 32.0),
-        beta_slow=scaling.number("beta_slow", 1e-3, 1e6, 1.0),
-        truncate=scaling.flag("truncate", True),
-        attention_factor=_yarn_attention_factor(scaling, factor),
+        return rope
+    original = table.integer("original_max_position_embeddings", 1, 2**27, positions)
+    if not family.pattern:  # this field overrides rope_parameters; Phi-3 always has it
+        default = family.original_positions or original
+        original = fields.integer("original_max_position_embeddings", 1, 2**27, default)
+    return _SCALED_ROPES[kind](rope, table, original, positions)
+
+
+def _linear(rope: Rope, table: Fields, original: int, positions: int) -> Rope:
+    return replace(rope, kind="linear", factor=table.number("factor", 1e-3, 1e6))
+
+
+def _llama3(rope: Rope, table: Fields, original: int, positions: int) -> Rope:
+    low = table.number("low_freq_factor", 1e-3, 1e6)
+    high = table.number("high_freq_factor", 1e-3, 1e6)
+    if high <= low:
+        raise table.refuse("high_freq_factor", f"greater than low_freq_factor ({low:g})")
+    return replace(
+        rope,
+        kind="llama3",
+        factor=table.number("factor", 1e-3, 1e6),
+        original_positions=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
     )
 
 
-def _rotary_dim(fields: Fields, family: _Family, scaling: Fields, kind: str, head_dim: int) -> int:
+def _yarn(rope: Rope, table: Fields, original: int, positions: int) -> Rope:
+    factor = table.number("factor", 1e-3, 1e6)
+    return replace(
+        rope,
+        kind="yarn",
+        factor=factor,
+        original_positions=original,
+        beta_fast=table.number("beta_fast", 1e-3, 1e6, 32.0),
+        beta_slow=table.number("beta_slow", 1e-3, 1e6, 1.0),
+        truncate=table.flag("truncate", True),
+        attention_factor=_yarn_attention_factor(table, factor),
+    )
+
+
+def _yarn_attention_factor(table: Fields, factor: float) -> float:
+    extension = math.log(max(factor, 1.0))
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * extension + 1.0
+
+    mscale = table.number("mscale", 0.0, 1e3, 0.0)
+    all_dims = table.number("mscale_all_dim", 0.0, 1e3, 0.0)
+    default = scale(1.0)
+    if mscale and all_dims:
+        default = scale(mscale) / scale(all_dims)
+    return table.number("attention_factor", 0.0, 1e6, default)
+
+
+def _longrope(rope: Rope, table: Fields, original: int, positions: int) -> Rope:
+    factor = table.number("factor", 1e-3, 1e6, positions / original)
+    default = 1.0
+    if factor > 1 and original > 1:
+        default = math.sqrt(1 + math.log(factor) / math.log(original))
+    return replace(
+        rope,
+        kind="longrope",
+        factor=factor,
+        original_positions=original,
+        attention_factor=table.number("attention_factor", 0.0, 1e6, default),
+        short_factors=table.numbers("short_factor", rope.rotary_dim // 2),
+        long_factors=table.numbers("long_factor", rope.rotary_dim // 2),
+    )
+
+
+_SCALED_ROPES: Mapping[str, Callable[[Rope, Fields, int, int], Rope]] = MappingProxyType(
+    {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+)
+
+
+def _rotary_dim(fields: Fields, family: _Family, table: Fields, kind: str, head_dim: int) -> int:
     """The rotated dimensions of a head.
 
     Most architectures in transformers have partial_rotary_factor only by accident: the default rope type ignores it,
     and their attention fails with a scaled rope type.
     """
-    dim = head_dim
-    if family.partial_rotary or kind != "default":
-        partial = fields.number("partial_rotary_factor", 1e-3, 1.0, 1.0)
-        dim = int(head_dim * scaling.number("partial_rotary_factor", 1e-3, 1.0, partial))
+    if kind == "default" and not family.partial_rotary:
+        return _even(head_dim)
+    share = fields.number("partial_rotary_factor", 1e-3, 1.0, 1.0)
+    dim = int(head_dim * table.number("partial_rotary_factor", 1e-3, 1.0, share))
     if dim != head_dim and not family.partial_rotary:
-        where = scaling if "partial_rotary_factor" in scaling else fields
-        raise where.refuse("partial_rotary_factor", f"1 (rope type {kind} of this architecture)")
+        source = table if "partial_rotary_factor" in table else fields
+        raise source.refuse("partial_rotary_factor", f"1 (rope type {kind} of this architecture)")
+    return _even(dim)
+
+
+def _even(dim: int) -> int:
     if dim < 2 or dim % 2:
         raise ModelRefused(f"config.json: the rotary dimensions per head must be an even number, not {dim}")
     return dim
-
-
-def _yarn_attention_factor(scaling: Fields, factor: float) -> float:
-    def grown(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    mscale = scaling.number("mscale", 0.0, 1e3, 0.0)
-    all_dims = scaling.number("mscale_all_dim", 0.0, 1e3, 0.0)
-    default = grown(mscale) / grown(all_dims) if mscale and all_dims else grown(1.0)
-    return scaling.number("attention_factor", 0.0, 1e6, default)

@@ -1,9 +1,12 @@
-"""Reads a model folder: config.json, generation_config.json, safetensors headers -> ModelFiles. Runs no code of it."""
+"""Reads a model folder: config.json, generation_config.json, safetensors headers -> ModelFiles.
+
+Runs no code from the folder.
+"""
 
 from __future__ import annotations
 
 import json
-import stat
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +16,14 @@ from typing import Any
 from .errors import ModelRefused
 from .fields import Fields
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
-from .tensorfiles import StoredTensor, read_header
+from .tensorfiles import StoredTensor, cannot_read, read_header, regular_size
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_JSON = 32 * 1024 * 1024  # bytes
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+_SHARD_NAME = re.compile(r"[^/\\\0]+\.safetensors")
+USE_SAFETENSORS = "use a model with safetensors weights"
 
 _SAMPLING_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
@@ -50,29 +56,36 @@ class ModelFiles:
 def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
     """Read a model folder. `name` defaults to the folder name. Raises ModelRefused with the file and the field."""
     folder = Path(path)
+    _check_folder(folder)
+    config = parse_config(_read_json(folder / "config.json"))
+    generation = _read_generation(folder / "generation_config.json")
+    eos_ids = generation.ids("eos_token_id", config.vocab_size or MAX_VOCAB)
+    return ModelFiles(
+        path=folder,
+        name=name or folder.resolve().name,
+        config=config,
+        tensors=MappingProxyType(_read_tensors(folder)),
+        eos_ids=eos_ids or config.eos_ids,
+        generation=MappingProxyType(_recommended(generation)),
+    )
+
+
+def _check_folder(folder: Path) -> None:
     if folder.suffix.lower() == ".gguf":
-        raise ModelRefused(f"{folder.name}: GGUF files are not supported", "use a model with safetensors weights")
+        raise ModelRefused(f"{folder.name}: GGUF files are not supported", USE_SAFETENSORS)
     if not folder.is_dir():
         raise ModelRefused(f"model folder {folder} does not exist")
-    if not (folder / "config.json").exists():
-        raise _no_config(folder)
-    config = parse_config(_read_json(folder / "config.json"))
-    generation: dict[str, float] = {}
-    eos_ids = config.eos_ids
-    if (folder / "generation_config.json").exists():
-        fields = Fields(_read_json(folder / "generation_config.json"), "generation_config.json")
-        eos_ids = fields.ids("eos_token_id", config.vocab_size or MAX_VOCAB) or eos_ids
-        generation = _recommended(fields)
-    tensors = MappingProxyType(_read_tensors(folder))
-    return ModelFiles(folder, name or folder.resolve().name, config, tensors, eos_ids, MappingProxyType(generation))
-
-
-def _no_config(folder: Path) -> ModelRefused:
+    if (folder / "config.json").exists():
+        return
     if any(folder.glob("*.gguf")):
-        return ModelRefused(
-            f"{folder.name} has GGUF files, which are not supported", "use a model with safetensors weights"
-        )
-    return ModelRefused(f"{folder.name} has no config.json", "use a model folder as on Hugging Face")
+        raise ModelRefused(f"{folder.name} has GGUF files, which are not supported", USE_SAFETENSORS)
+    raise ModelRefused(f"{folder.name} has no config.json", "use a model folder as on Hugging Face")
+
+
+def _read_generation(file: Path) -> Fields:
+    if not file.exists():
+        return Fields({}, file.name)
+    return Fields(_read_json(file), file.name)
 
 
 def _recommended(fields: Fields) -> dict[str, float]:
@@ -83,15 +96,13 @@ def _recommended(fields: Fields) -> dict[str, float]:
 
 
 def _read_json(file: Path) -> Mapping[str, Any]:
+    size = regular_size(file)
+    if size > MAX_JSON:
+        raise ModelRefused(f"{file.name} has {size} bytes; the limit is {MAX_JSON}")
     try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelRefused(f"{file.name} is not a regular file")
-        if status.st_size > MAX_JSON:
-            raise ModelRefused(f"{file.name} has {status.st_size} bytes; the limit is {MAX_JSON}")
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelRefused(f"{file.name} cannot be read: {error.strerror or error}") from error
+        raise cannot_read(file, error) from error
     except (ValueError, RecursionError) as error:
         raise ModelRefused(f"{file.name} is not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -108,12 +119,20 @@ def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelRefused(f"{INDEX}: weight_map must be an object of tensor names and files")
     tensors = _read_shards({_shard(folder, file) for file in weight_map.values()})
-    for name, file in weight_map.items():
-        if name not in tensors or tensors[name].file.name != file:
-            raise ModelRefused(f"tensor {name!r:.200} is not in {file}, contrary to {INDEX}")
-    for name in tensors.keys() - weight_map.keys():
-        raise ModelRefused(f"tensor {name!r:.200} is in {tensors[name].file.name}, but not in {INDEX}")
+    _check_index(weight_map, {name: tensor.file.name for name, tensor in tensors.items()})
     return tensors
+
+
+def _check_index(listed: Mapping[str, str], stored: Mapping[str, str]) -> None:
+    """Both arguments: tensor name -> file name. Raises ModelRefused for the first difference."""
+    wrong = sorted(listed.items() - stored.items())
+    if wrong:
+        name, file = wrong[0]
+        raise ModelRefused(f"tensor {name!r:.200} is not in {file}, contrary to {INDEX}")
+    unlisted = sorted(stored.items() - listed.items())
+    if unlisted:
+        name, file = unlisted[0]
+        raise ModelRefused(f"tensor {name!r:.200} is in {file}, but not in {INDEX}")
 
 
 def _read_shards(files: Collection[Path]) -> dict[str, StoredTensor]:
@@ -121,30 +140,27 @@ def _read_shards(files: Collection[Path]) -> dict[str, StoredTensor]:
     for file in sorted(files):
         if not file.exists():
             raise ModelRefused(f"shard {file.name} is missing", "download the model again")
-        for name, tensor in read_header(file).items():
-            if name in tensors:
-                raise ModelRefused(f"tensor {name!r} is in both {tensors[name].file.name} and {file.name}")
-            tensors[name] = tensor
+        header = read_header(file)
+        for name, tensor in header.items():
+            other = tensors.setdefault(name, tensor)
+            if other is not tensor:
+                raise ModelRefused(f"tensor {name!r} is in both {other.file.name} and {file.name}")
     return tensors
 
 
 def _shard(folder: Path, file: object) -> Path:
-    """The path of a shard. Refuses a name that leads out of the folder (an attack)."""
-    if not isinstance(file, str) or not file.endswith(".safetensors") or Path(file).name != file or "\\" in file:
+    """The path of a shard. Raises ModelRefused for a name that leads out of the folder, which is an attack."""
+    if not isinstance(file, str) or not _SHARD_NAME.fullmatch(file):
         raise ModelRefused(f"{INDEX} names {file!r:.200}, which is not a .safetensors file in the model folder")
     return folder / file
 
 
 def _no_weights(folder: Path) -> ModelRefused:
-    unsafe = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
-    if unsafe:
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES)
+    if pickles:
         return ModelRefused(
-            f"{folder.name} has only pickle weights ({unsafe[0]}); loading them could run code",
-            "use a model with safetensors weights",
+            f"{folder.name} has only pickle weights ({pickles[0]}); loading them could run code", USE_SAFETENSORS
         )
     if any(folder.glob("*.gguf")):
-        return ModelRefused(
-            f"{folder.name} has only GGUF weights, which are not supported",
-            "use a model with safetensors weights",
-        )
+        return ModelRefused(f"{folder.name} has only GGUF weights, which are not supported", USE_SAFETENSORS)
     return ModelRefused(f"{folder.name} has no weights: {SINGLE} and {INDEX} are missing", "download the model again")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from math import isfinite
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,11 +19,24 @@ Namespace: TypeAlias = "tuple[Adapter, float] | None"  # adapter and scale; None
 Finish = Literal["stop", "length", "cancelled", "failed", "no_memory"]
 
 MAX_TOP_LOGPROBS = 20
+# Field of Sampling -> smallest value, largest value, both in the words of an error message.
+_RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
+    {
+        "temperature": (0.0, 100.0, "in 0…100"),
+        "top_k": (0, math.inf, "0 (off) or more"),
+        "top_p": (math.ulp(0.0), 1.0, "above 0 and at most 1"),
+        "min_p": (0.0, 1.0, "in 0…1"),
+        "repetition_penalty": (math.ulp(0.0), 100.0, "above 0 and at most 100"),
+        "presence_penalty": (-2.0, 2.0, "in -2…2"),
+        "frequency_penalty": (-2.0, 2.0, "in -2…2"),
+        "seed": (0, 2**64 - 1, "an unsigned 64-bit integer"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn from the logits. The defaults are greedy decoding.
+    """Parameters for drawing a token from the logits. The defaults give greedy decoding.
 
     Order of application: logit_bias, penalties, allowed-token mask, temperature, top_k, top_p, min_p, draw.
     Log-probabilities are those of the raw logits (before everything above), as OpenAI reports them.
@@ -39,37 +54,21 @@ class Sampling:
     logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest, k <= 20
 
     def __post_init__(self) -> None:
-        self._check_filters()
-        self._check_penalties()
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must fit 64 unsigned bits, not {self.seed}")
+        for name, (low, high, expected) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} must be {expected}, not {value}")
         for token, value in self.logit_bias:
             if not -100.0 <= value <= 100.0:
-                raise ValueError(f"logit_bias must lie in -100…100, not {value} (token {token})")
+                raise ValueError(f"logit_bias must be in -100…100, not {value} (token {token})")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise ValueError(f"logprobs must lie in 0…{MAX_TOP_LOGPROBS}, not {self.logprobs}")
-
-    def _check_filters(self) -> None:
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature must lie in 0…100, not {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (off) or more, not {self.top_k}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p must lie in 0…1, not {self.min_p}")
-
-    def _check_penalties(self) -> None:
-        if not 0.0 < self.repetition_penalty <= 100.0:
-            raise ValueError(f"repetition_penalty must lie in (0, 100], not {self.repetition_penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2.0 <= getattr(self, name) <= 2.0:
-                raise ValueError(f"{name} must lie in -2…2, not {getattr(self, name)}")
+            raise ValueError(f"logprobs must be in 0…{MAX_TOP_LOGPROBS}, not {self.logprobs}")
 
     @property
     def reads_history(self) -> bool:
-        """The draw depends on the tokens before it, so they must be known on the host first."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        """The draw depends on the tokens before it, so the host must have them first."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class Request:
             raise ValueError("the prompt is empty: at least one token is needed")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if not isfinite(self.adapter_scale):
+        if not math.isfinite(self.adapter_scale):
             raise ValueError(f"adapter_scale must be a finite number, not {self.adapter_scale}")
         if self.adapter is None and self.adapter_scale != 1.0:
             raise ValueError("adapter_scale needs an adapter")

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import math
 import stat
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO, TypeGuard
 
 from .errors import ModelRefused
 
@@ -51,25 +50,43 @@ class StoredTensor:
 
 def read_header(file: Path) -> Mapping[str, StoredTensor]:
     """Every tensor in the file. Raises ModelRefused with file, tensor, expected and actual value."""
+    size = regular_size(file)
+    try:
+        with file.open("rb") as stream:
+            raw = _read_raw_header(file, stream, size)
+    except OSError as error:
+        raise cannot_read(file, error) from error
+    header = _parse(file, raw)
+    header.pop("__metadata__", None)
+    base = 8 + len(raw)
+    tensors = {name: _read_entry(file, name, entry, base) for name, entry in header.items()}
+    _check_layout(file, tensors, base, size)
+    return tensors
+
+
+def regular_size(file: Path) -> int:
+    """Bytes of a file. Raises ModelRefused for a pipe, a folder or a missing file."""
     try:
         status = file.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelRefused(f"{file.name} is not a regular file")
-        with file.open("rb") as stream:
-            prefix = stream.read(8)
-            if len(prefix) < 8:
-                raise _corrupt(file, f"it has {status.st_size} bytes; the minimum is 8")
-            (length,) = struct.unpack("<Q", prefix)
-            if length > min(MAX_HEADER, status.st_size - 8):
-                raise _corrupt(file, f"its header needs {length} bytes, the file has {status.st_size}")
-            raw = stream.read(length)
     except OSError as error:
-        raise ModelRefused(f"{file.name} cannot be read: {error.strerror or error}") from error
-    header = _parse(file, raw)
-    base = 8 + length
-    tensors = {name: _check_tensor(file, name, entry, base) for name, entry in header.items() if name != "__metadata__"}
-    _check_layout(file, tensors, base, status.st_size)
-    return tensors
+        raise cannot_read(file, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelRefused(f"{file.name} is not a regular file")
+    return status.st_size
+
+
+def cannot_read(file: Path, error: OSError) -> ModelRefused:
+    return ModelRefused(f"{file.name} cannot be read: {error.strerror or error}")
+
+
+def _read_raw_header(file: Path, stream: BinaryIO, size: int) -> bytes:
+    prefix = stream.read(8)
+    if len(prefix) < 8:
+        raise _corrupt(file, f"it has {size} bytes; the minimum is 8")
+    length = int.from_bytes(prefix, "little")
+    if length > min(MAX_HEADER, size - 8):
+        raise _corrupt(file, f"its header needs {length} bytes, the file has {size}")
+    return stream.read(length)
 
 
 def _corrupt(file: Path, reason: str) -> ModelRefused:
@@ -92,35 +109,43 @@ def _parse(file: Path, raw: bytes) -> dict[str, Any]:
     return header
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _check_tensor(file: Path, name: str, entry: object, base: int) -> StoredTensor:
+def _read_entry(file: Path, name: str, entry: object, base: int) -> StoredTensor:
+    """Validate one entry of the header. `base`: offset of the data in the file."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _corrupt(file, f"tensor {name!r} must have dtype, shape and data_offsets, not {entry!r:.200}")
     dtype = entry["dtype"]
-    shape = entry["shape"]
-    offsets = entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+    if type(dtype) is not str or dtype not in ITEM_BYTES:
         raise _corrupt(file, f"tensor {name!r} has an unknown dtype: {dtype!r:.50}")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
+    shape = entry["shape"]
+    if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
         raise _corrupt(file, f"tensor {name!r} has an invalid shape: {shape!r:.200}")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+    offsets = entry["data_offsets"]
+    if not _are_counts(offsets) or len(offsets) != 2:
         raise _corrupt(file, f"tensor {name!r} has invalid data_offsets: {offsets!r:.200}")
+    start, stop = offsets
     expected = math.prod(shape) * ITEM_BYTES[dtype]
-    actual = offsets[1] - offsets[0]
+    actual = stop - start
     if expected != actual:
         raise _corrupt(file, f"tensor {name!r}, {dtype} {shape}, needs {expected} bytes, but has {actual}")
-    return StoredTensor(file, dtype, tuple(shape), base + offsets[0], base + offsets[1])
+    return StoredTensor(file, dtype, tuple(shape), base + start, base + stop)
+
+
+def _are_counts(values: object) -> TypeGuard[list[int]]:
+    """True for a list of integers that fit 63 bits."""
+    if type(values) is not list or not {*map(type, values)} <= {int}:
+        return False
+    return min(values, default=0) >= 0 and max(values, default=0) < 2**63
 
 
 def _check_layout(file: Path, tensors: Mapping[str, StoredTensor], base: int, size: int) -> None:
+    """Refuse tensors that overlap, and bytes of the file that belong to no tensor."""
     end = base
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if tensor.start != end:
-            fault = "overlaps the tensor before it" if tensor.start < end else "leaves a gap before it"
-            raise _corrupt(file, f"tensor {name!r} starts at byte {tensor.start}, expected {end}: it {fault}")
+        start = f"tensor {name!r} starts at byte {tensor.start}, expected {end}"
+        if tensor.start < end:
+            raise _corrupt(file, f"{start}: it overlaps the tensor before it")
+        if tensor.start > end:
+            raise _corrupt(file, f"{start}: it leaves a gap before it")
         end = tensor.stop
     if end != size:
         raise _corrupt(file, f"its tensors end at byte {end}, but the file has {size} bytes")

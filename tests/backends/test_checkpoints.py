@@ -79,7 +79,12 @@ BAD_CONFIGS: list[tuple[str, str, Callable[[dict[str, Any]], None], str]] = [
     ("no group", "awq", settings(group_size=0), "group_size must be a multiple of 32"),
     ("another writer", "gptq", settings(checkpoint_format="marlin"), "checkpoint_format must be gptq or gptq_v2"),
     ("exceptions", "gptq", settings(dynamic={"+:.*up": {"bits": 8}}), "different formats are not supported"),
-    ("two writers", "gptq", settings(checkpoint_format="gptq", format="gptq_v2"), "with the same value in both keys"),
+    (
+        "two writers",
+        "gptq",
+        settings(checkpoint_format="gptq", format="gptq_v2"),
+        "must be gptq, the value of checkpoint_format",
+    ),
     ("marlin", "gptq", settings(is_marlin_format=True), "is_marlin_format must be false"),
     ("bytes", "gptq", settings(pack_dtype="int8"), "pack_dtype must be int32"),
     ("an adapter", "gptq", settings(adapter={"name": "lora"}), "adapter must be absent"),
