@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from ..engine.ranges import RANGES, Range
 from . import paths
 from .api.admin import LoadedModel, LoadProgress, ModelEntry, Status
 from .config import Settings, loading
@@ -22,11 +23,13 @@ from .store.catalog import is_path
 from .version import VERSION
 
 __all__ = [
+    "RANGES",
     "ChatEvent",
     "Client",
     "Done",
     "LoadedModel",
     "ModelEntry",
+    "Range",
     "ReasoningPiece",
     "TextPiece",
     "ToolCall",

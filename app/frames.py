@@ -84,7 +84,7 @@ class Generate(Frame):
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = {}
+    logit_bias: dict[int, float] = {}  # by token id
     seed: int | None = None  # None: random; choice i uses seed + i
     stop: list[str] = []
     stop_ids: list[int] = []

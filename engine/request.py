@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from types import MappingProxyType
+from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from .ranges import RANGES, check_range
 
 if TYPE_CHECKING:
     from .grammar import Grammar
@@ -18,19 +18,16 @@ Namespace: TypeAlias = "tuple[Adapter, float] | None"  # adapter and scale; None
 
 Finish = Literal["stop", "length", "cancelled", "failed", "no_memory"]
 
-MAX_TOP_LOGPROBS = 20
-# Field of Sampling -> smallest value, largest value, both in the words of an error message.
-_RANGES: Mapping[str, tuple[float, float, str]] = MappingProxyType(
-    {
-        "temperature": (0.0, 100.0, "in 0…100"),
-        "top_k": (0, math.inf, "0 (off) or more"),
-        "top_p": (math.ulp(0.0), 1.0, "above 0 and at most 1"),
-        "min_p": (0.0, 1.0, "in 0…1"),
-        "repetition_penalty": (math.ulp(0.0), 100.0, "above 0 and at most 100"),
-        "presence_penalty": (-2.0, 2.0, "in -2…2"),
-        "frequency_penalty": (-2.0, 2.0, "in -2…2"),
-        "seed": (0, 2**64 - 1, "an unsigned 64-bit integer"),
-    }
+# The fields of Sampling that are one number.
+_NUMBERS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
 )
 
 
@@ -54,15 +51,13 @@ class Sampling:
     logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest, k <= 20
 
     def __post_init__(self) -> None:
-        for name, (low, high, expected) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ValueError(f"{name} must be {expected}, not {value}")
+        for name in _NUMBERS:
+            check_range(name, getattr(self, name))
+        if self.logprobs is not None:
+            check_range("logprobs", self.logprobs)
         for token, value in self.logit_bias:
-            if not -100.0 <= value <= 100.0:
-                raise ValueError(f"logit_bias must be in -100…100, not {value} (token {token})")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise ValueError(f"logprobs must be in 0…{MAX_TOP_LOGPROBS}, not {self.logprobs}")
+            if value not in RANGES["logit_bias"]:
+                raise ValueError(f"logit_bias of token {token} must be {RANGES['logit_bias']}, not {value}")
 
     @property
     def reads_history(self) -> bool:
@@ -87,9 +82,8 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError("the prompt is empty: at least one token is needed")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if not math.isfinite(self.adapter_scale):
+        check_range("max_tokens", self.max_tokens)
+        if not isfinite(self.adapter_scale):
             raise ValueError(f"adapter_scale must be a finite number, not {self.adapter_scale}")
         if self.adapter is None and self.adapter_scale != 1.0:
             raise ValueError("adapter_scale needs an adapter")

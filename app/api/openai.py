@@ -6,17 +6,19 @@ of OpenAI, and common ones of vLLM and llama.cpp (top_k, min_p, repetition_penal
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from ...engine.ranges import RANGES
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Generate, ResponseFormat
 from .body import WireBody, check_depth
 from .messages import AssistantMessage, Message, NamedTool, Tool, message_dict, tool_dict
 
-SEED_BITS = 63
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 # Variables of the chat template that a client may set; they must not include names that the renderer sets.
@@ -25,10 +27,42 @@ TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "preserve_thinking", "reaso
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
-Probability = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Count = Annotated[int, Meta(ge=1, lt=2**53)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+
+# Fields with a range, and the name of the range. SamplingBody checks them, because the errors of a msgspec type do not
+# have the value.
+RANGED = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "seed": "seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logprobs": "logprobs",
+    "top_logprobs": "logprobs",
+}
+
+
+def ranged(name: str, low: int | None = None) -> Meta:
+    """The range of a parameter, for the JSON schema. `low`: the lowest value if the API accepts more than the range."""
+    limits = RANGES[name]
+    lower = "exclusiveMinimum" if limits.excludes_low else "minimum"
+    return Meta(extra_json_schema={lower: limits.low if low is None else low, "maximum": limits.high})
+
+
+Temperature = Annotated[float, ranged("temperature")]
+TopP = Annotated[float, ranged("top_p")]
+TopK = Annotated[int, ranged("top_k", low=-1)]  # 0 and -1: off
+MinP = Annotated[float, ranged("min_p")]
+Count = Annotated[int, ranged("max_tokens")]
+Seed = Annotated[int, ranged("seed", low=-(2**63))]  # OpenAI's seeds are signed; a negative one is taken modulo 2^63
+Penalty = Annotated[float, ranged("presence_penalty")]
+RepetitionPenalty = Annotated[float, ranged("repetition_penalty")]
+TopLogprobs = Annotated[int, ranged("logprobs")]
+Bias = Annotated[float, ranged("logit_bias")]
 
 
 class TextFormat(WireBody, tag_field="type", tag="text"):
@@ -59,19 +93,19 @@ class SamplingBody(WireBody, kw_only=True):
     """The fields of both chats and completions."""
 
     model: Name | None = None  # optional while exactly one model is loaded
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1: off
-    min_p: Probability | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # taken modulo 2^63
+    seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -92,34 +126,58 @@ class SamplingBody(WireBody, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def check(self) -> None:
-        """Check rules that the type of a single field cannot express. Raises InvalidRequest."""
-        if self.stream_options is not None:
-            if not self.stream:
-                raise InvalidRequest("stream_options needs stream: true", param="stream_options")
-            if self.stream_options.include_obfuscation:
-                raise UnsupportedParameter(
-                    "stream_options.include_obfuscation: padding of chunks is not supported",
-                    param="stream_options.include_obfuscation",
+        """Check ranges, and rules that the type of a single field cannot express. Raises InvalidRequest."""
+        for field, name in RANGED.items():
+            value = self._value(field)
+            if value is not None and value not in RANGES[name]:
+                raise InvalidRequest(f"{field} must be {RANGES[name]}, not {getattr(self, field)}", param=field)
+        self._check_logit_bias()
+        self._check_stream_options()
+
+    def _value(self, field: str) -> Any:
+        """The value of a field. A value that OpenAI or vLLM accept as another form of one in range becomes that one."""
+        value = getattr(self, field, None)
+        if field == "top_k" and value == -1:
+            return 0
+        if field == "seed" and value is not None and -(2**63) <= value < 0:
+            return value % 2**63
+        return value
+
+    def _check_logit_bias(self) -> None:
+        for token, bias in (self.logit_bias or {}).items():
+            if not TOKEN_ID.fullmatch(token):
+                raise InvalidRequest(f"logit_bias: {token[:40]!r} is not a token id", param="logit_bias")
+            if bias not in RANGES["logit_bias"]:
+                raise InvalidRequest(
+                    f"logit_bias of token {token} must be {RANGES['logit_bias']}, not {bias}", param="logit_bias"
                 )
-        for key in self.logit_bias or {}:
-            if not (key.isascii() and key.isdigit() and len(key) < 11):
-                raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
+
+    def _check_stream_options(self) -> None:
+        if self.stream_options is None:
+            return
+        if not self.stream:
+            raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+        if self.stream_options.include_obfuscation:
+            raise UnsupportedParameter(
+                "stream_options.include_obfuscation: padding of chunks is not supported",
+                param="stream_options.include_obfuscation",
+            )
 
     def sampling(self) -> dict[str, Any]:
         """Keyword arguments for a Generate frame; an omitted field keeps the default of the frame."""
         arguments = {
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "top_k": self._value("top_k"),
             "min_p": self.min_p,
             "n": self.n,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "stop_ids": self.stop_token_ids,
-            "seed": None if self.seed is None else self.seed % 2**SEED_BITS,
+            "seed": self._value("seed"),
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
-            "logit_bias": self.logit_bias,
+            "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
             "ignore_eos": self.ignore_eos,
             "response_format": self._response_format(),
         }
@@ -135,21 +193,12 @@ class SamplingBody(WireBody, kw_only=True):
             "guided_choice": self.guided_choice,
         }
         present = {name: value for name, value in formats.items() if value is not None}
-        if len(present) > 1:
-            raise InvalidRequest(f"only one of {', '.join(present)} may be given", param=list(present)[1])
-        for name, value in present.items():
-            if isinstance(value, JsonObjectFormat):
-                return ResponseFormat(kind="json_object")
-            if isinstance(value, JsonSchemaFormat):
-                check_depth(value.json_schema.schema, "response_format.json_schema.schema")
-                return ResponseFormat(kind="json_schema", schema=value.json_schema.schema)
-            if isinstance(value, dict):
-                check_depth(value, name)
-                return ResponseFormat(kind="json_schema", schema=value)
-            if isinstance(value, str):
-                return ResponseFormat(kind="regex", regex=value)
-            return ResponseFormat(kind="choice", choices=value)
-        return None
+        if not present:
+            return None
+        (name, value), *others = present.items()
+        if others:
+            raise InvalidRequest(f"only one of {', '.join(present)} may be given", param=others[0][0])
+        return _constraint(name, value)
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -202,28 +251,33 @@ class ChatBody(SamplingBody, kw_only=True):
         if len(limits) > 1:
             raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_tokens")
         self._check_tools()
+        self._check_template_variables()
+        self._check_continuation()
+
+    def _check_template_variables(self) -> None:
         for name, value in (self.chat_template_kwargs or {}).items():
             param = f"chat_template_kwargs.{name[:100]}"
             if name not in TEMPLATE_VARIABLES:
                 raise UnsupportedParameter(f"{param}: supported: {', '.join(TEMPLATE_VARIABLES)}", param=param)
             if not isinstance(value, str | bool | None):
                 raise InvalidRequest(f"{param}: expected a string, true, false or null", param=param)
-        if self.add_generation_prompt is False and not self.continue_final_message:
-            raise UnsupportedParameter(
-                "add_generation_prompt: false needs continue_final_message: true",
-                param="add_generation_prompt",
+
+    def _check_continuation(self) -> None:
+        if not self.continue_final_message:
+            if self.add_generation_prompt is False:
+                raise UnsupportedParameter(
+                    "add_generation_prompt: false needs continue_final_message: true", param="add_generation_prompt"
+                )
+            return
+        if self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt cannot be combined", param="continue_final_message"
             )
-        if self.continue_final_message:
-            if self.add_generation_prompt:
-                raise InvalidRequest(
-                    "continue_final_message and add_generation_prompt cannot be combined",
-                    param="continue_final_message",
-                )
-            if not isinstance(self.messages[-1], AssistantMessage):
-                raise InvalidRequest(
-                    "continue_final_message needs an assistant message as the last message",
-                    param="continue_final_message",
-                )
+        if not isinstance(self.messages[-1], AssistantMessage):
+            raise InvalidRequest(
+                "continue_final_message needs an assistant message as the last message",
+                param="continue_final_message",
+            )
 
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or []]
@@ -315,6 +369,24 @@ class CompletionBody(SamplingBody, kw_only=True):
             )
             for index, prompt in enumerate(prompts)
         ]
+
+
+def _constraint(name: str, value: object) -> ResponseFormat:
+    """The constraint that the field `name` with this value asks for. Raises InvalidRequest for a schema too deep."""
+    match value:
+        case JsonObjectFormat():
+            return ResponseFormat(kind="json_object")
+        case JsonSchemaFormat(json_schema=spec):
+            check_depth(spec.schema, "response_format.json_schema.schema")
+            return ResponseFormat(kind="json_schema", schema=spec.schema)
+        case dict():
+            check_depth(value, name)
+            return ResponseFormat(kind="json_schema", schema=value)
+        case str():
+            return ResponseFormat(kind="regex", regex=value)
+        case list():
+            return ResponseFormat(kind="choice", choices=value)
+    raise TypeError(f"{name} is a {type(value).__name__}")
 
 
 class TokenizeBody(WireBody):

@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-import msgspec
 
 from ...engine.request import Sampling
 from ..errors import InvalidRequest
 from ..frames import Generate
 
-MAX_BIAS = 100.0
-
 # Defaults of OpenAI's API, for fields that neither the request nor the model's generation_config.json has.
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def sampling_of(asked: Generate, recommended: Mapping[str, float], *, seed: int, vocab_size: int) -> Sampling:
-    """`recommended`: defaults of the model by field name (ModelFiles.generation).
+def sampling_of(frame: Generate, recommended: Mapping[str, float], *, seed: int, vocab_size: int) -> Sampling:
+    """The sampling parameters of one choice. The low 64 bits of `seed` count.
 
-    Raises InvalidRequest naming the parameter.
+    `recommended`: defaults of the model by field name (ModelFiles.generation). Raises InvalidRequest, which names the
+    parameter, for a value out of range or a token id that is not in the vocabulary.
     """
-    fields = msgspec.structs.asdict(asked)
-    values: dict[str, Any] = {}
-    for name, neutral in NEUTRAL.items():
-        candidates = (fields[name], recommended.get(name), neutral)
-        values[name] = next(value for value in candidates if value is not None)
+    check_token_ids("logit_bias", frame.logit_bias, vocab_size)
+    values: dict[str, Any] = NEUTRAL | {name: recommended[name] for name in NEUTRAL if name in recommended}
+    for name in NEUTRAL:
+        requested = getattr(frame, name)
+        if requested is not None:
+            values[name] = requested
     values["top_k"] = int(values["top_k"])
     try:
         return Sampling(
             **values,
-            presence_penalty=asked.presence_penalty,
-            frequency_penalty=asked.frequency_penalty,
-            logit_bias=_bias(asked.logit_bias, vocab_size),
+            presence_penalty=frame.presence_penalty,
+            frequency_penalty=frame.frequency_penalty,
+            logit_bias=tuple(frame.logit_bias.items()),
             seed=seed % 2**64,
-            logprobs=asked.logprobs,
+            logprobs=frame.logprobs,
         )
     except ValueError as error:  # the message starts with the name of the field
         raise InvalidRequest(str(error), param=str(error).split()[0]) from None
 
 
-def _bias(asked: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    pairs = []
-    for key, value in asked.items():
-        if not (key.isascii() and key.isdigit()) or int(key) >= vocab_size:
+def check_token_ids(param: str, tokens: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidRequest if a token id in the parameter `param` is not in the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
             raise InvalidRequest(
-                f"logit_bias: {key!r} is not a token id of this model (0…{vocab_size - 1})", param="logit_bias"
+                f"{param}: token id {token} is not in the model's vocabulary of {vocab_size}", param=param
             )
-        if not math.isfinite(value) or abs(value) > MAX_BIAS:
-            raise InvalidRequest(f"logit_bias of {key} must be in -100…100, not {value}", param="logit_bias")
-        pairs.append((int(key), float(value)))
-    return tuple(pairs)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
+from ..client import RANGES, Range
 from ..errors import InvalidRequest
 
 UNSET = {"", "none", "default", "unset"}  # typed texts that remove a value
@@ -15,87 +15,34 @@ UNSET = {"", "none", "default", "unset"}  # typed texts that remove a value
 
 @dataclass(frozen=True)
 class Parameter:
-    """One sampling parameter. `range` describes the values: > `above`, >= `low` and <= `high`."""
+    """One sampling parameter: a number in `limits`, or a list of texts if `limits` is None."""
 
     name: str
-    kind: type[int] | type[float] | type[list[str]]
-    range: str
     sentence: str
-    low: float = -math.inf
-    high: float = math.inf
-    above: float = -math.inf
+    limits: Range | None
 
-    def accepts(self, number: float) -> bool:
-        """True if a number is in the range."""
-        in_range = self.low <= number <= self.high and number > self.above
-        return in_range and math.isfinite(number)
+    @property
+    def kind(self) -> type[int] | type[float] | type[list[str]]:
+        return list if self.limits is None else self.limits.kind
+
+    @property
+    def range(self) -> str:
+        return 'a text, or a JSON list such as ["END", "\\n\\n"]' if self.limits is None else str(self.limits)
 
 
-_TABLE = (
-    Parameter(
-        "temperature", float, "a number, 0 to 100", "Randomness; 0: always the most likely token.", low=0, high=100
-    ),
-    Parameter(
-        "top_p",
-        float,
-        "a number, more than 0 to 1",
-        "Sample from the most likely tokens with this total probability.",
-        above=0,
-        high=1,
-    ),
-    Parameter("top_k", int, "an integer, 0 or more", "Sample from this many most likely tokens; 0: no limit.", low=0),
-    Parameter(
-        "min_p",
-        float,
-        "a number, 0 to 1",
-        "Exclude tokens below this fraction of the highest probability.",
-        low=0,
-        high=1,
-    ),
-    Parameter(
-        "max_tokens",
-        int,
-        "an integer, 1 or more",
-        "Maximum length of the answer in tokens; unset: the rest of the context.",
-        low=1,
-    ),
-    Parameter(
-        "seed",
-        int,
-        "an integer, 0 to 2^64 - 1",
-        "Random seed; the same seed gives the same answer.",
-        low=0,
-        high=2**64 - 1,
-    ),
-    Parameter(
-        "stop", list, 'a text, or a JSON list such as ["END", "\\n\\n"]', "End the answer before any of these texts."
-    ),
-    Parameter(
-        "presence_penalty",
-        float,
-        "a number, -2 to 2",
-        "Above 0: tokens that the answer already contains become less likely.",
-        low=-2,
-        high=2,
-    ),
-    Parameter(
-        "frequency_penalty",
-        float,
-        "a number, -2 to 2",
-        "Above 0: a token becomes less likely each time that the answer uses it.",
-        low=-2,
-        high=2,
-    ),
-    Parameter(
-        "repetition_penalty",
-        float,
-        "a number, more than 0 to 100",
-        "Above 1: tokens that the prompt or the answer already contains become less likely.",
-        above=0,
-        high=100,
-    ),
-)
-PARAMETERS = {parameter.name: parameter for parameter in _TABLE}
+_SENTENCES = {
+    "temperature": "Randomness; 0: always the most likely token.",
+    "top_p": "Sample from the most likely tokens with this total probability.",
+    "top_k": "Sample from this many most likely tokens; 0: no limit.",
+    "min_p": "Exclude tokens below this fraction of the highest probability.",
+    "max_tokens": "Maximum length of the answer in tokens; unset: the rest of the context.",
+    "seed": "Random seed; the same seed gives the same answer.",
+    "stop": "End the answer before any of these texts.",
+    "presence_penalty": "Above 0: tokens that the answer already contains become less likely.",
+    "frequency_penalty": "Above 0: a token becomes less likely each time that the answer uses it.",
+    "repetition_penalty": "Above 1: tokens that the prompt or the answer already contains become less likely.",
+}
+PARAMETERS = {name: Parameter(name, sentence, RANGES.get(name)) for name, sentence in _SENTENCES.items()}
 
 
 def parameter(name: str) -> Parameter:
@@ -114,7 +61,7 @@ def parse(name: str, text: str) -> Any:
     if text.lower() in UNSET:
         return None
     try:
-        value = _stop_texts(text) if target.kind is list else target.kind(text)
+        value = _stop_texts(text) if target.limits is None else target.limits.kind(text)
     except ValueError:
         raise _refusal(target, text) from None
     checked = check(target.name, value)
@@ -124,12 +71,12 @@ def parse(name: str, text: str) -> Any:
 def check(name: str, value: Any) -> Any:
     """Validate a value and convert it to the parameter's type. Raises InvalidRequest."""
     target = parameter(name)
-    if target.kind is list:
+    if target.limits is None:
         return _check_texts(target, value)
-    is_valid = _is_number(value) and target.accepts(value)
-    if not is_valid or target.kind(value) != value:
+    is_valid = _is_number(value) and value in target.limits
+    if not is_valid or target.limits.kind(value) != value:
         raise _refusal(target, value)
-    return target.kind(value)
+    return target.limits.kind(value)
 
 
 def format_value(value: Any) -> str:

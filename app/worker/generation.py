@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from ...engine.request import Delta, Request
 from ..chat.answer import Choice
 from ..chat.grammar import TokenGrammar
 from ..chat.prompt import Prompt, too_long
-from ..chat.sampling import sampling_of
+from ..chat.sampling import check_token_ids, sampling_of
 from ..errors import InvalidRequest, OutOfMemory, UnsupportedParameter
 from ..frames import Finished, Generate, Piece
 from .opening import OpenModel
@@ -100,15 +100,6 @@ def prepare(asked: Generate, model: OpenModel) -> Generation:
             parallel_tool_calls=asked.parallel_tool_calls,
         )
     return generation
-
-
-def check_token_ids(param: str, tokens: Iterable[int], vocab_size: int) -> None:
-    """Raises InvalidRequest if a token id of this parameter is not in the vocabulary."""
-    for token in tokens:
-        if not 0 <= token < vocab_size:
-            raise InvalidRequest(
-                f"{param}: token id {token} is not in the model's vocabulary of {vocab_size}", param=param
-            )
 
 
 def _prompt(asked: Generate, model: OpenModel, tools: Sequence[dict[str, Any]], *, close_reasoning: bool) -> Prompt:

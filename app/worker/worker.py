@@ -29,9 +29,10 @@ from ...engine.engine import Engine
 from ...engine.errors import RunnerFailed
 from ...engine.request import Delta
 from .. import frames
+from ..chat.sampling import check_token_ids
 from ..frames import Fault
 from .faults import app_error, internal_error
-from .generation import Generation, check_token_ids, prepare
+from .generation import Generation, prepare
 from .opening import OpenModel, open_model
 from .outbox import Outbox
 

@@ -32,7 +32,7 @@ def test_everything_arrives() -> None:
         "frequency_penalty": -0.3,
         "logprobs": 5,
     }
-    assert made(**asked, logit_bias={"3": -100, "99": 1.5}) == Sampling(
+    assert made(**asked, logit_bias={3: -100.0, 99: 1.5}) == Sampling(
         **asked, logit_bias=((3, -100.0), (99, 1.5)), seed=7
     )
 
@@ -55,12 +55,10 @@ def test_seed_wraps_to_64_bits() -> None:
         ("presence_penalty", 3.0),
         ("frequency_penalty", -3.0),
         ("logprobs", 21),
-        ("logit_bias", {"x": 1.0}),
-        ("logit_bias", {"-1": 1.0}),
-        ("logit_bias", {"100": 1.0}),
-        ("logit_bias", {"1": 100.5}),
-        ("logit_bias", {"1": float("nan")}),
-        ("logit_bias", {"²": 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {100: 1.0}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", {1: float("nan")}),
     ],
 )
 def test_refusals_name_the_parameter(name: str, value: object) -> None:

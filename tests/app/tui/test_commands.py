@@ -36,7 +36,7 @@ def test_unknown_is_refused_with_near_matches(text: str, near: str) -> None:
 def test_hints() -> None:
     assert [text for text, _ in hints("/s")] == ["/settings", "/set ", "/system ", "/stop"]
     assert [text for text, _ in hints("/set te")] == ["/set temperature "]
-    assert hints("/set temperature 0")[0][1] == "a number, 0 to 100"
+    assert hints("/set temperature 0")[0][1] == "a number from 0 to 100"
     assert [text for text, _ in hints("/model q", ["guide", "Qwen/Q"])] == ["/model Qwen/Q"]
     assert [text for text, _ in hints("/exi")] == ["/quit"]
     assert hints("hello") == hints("//x") == hints("/zzz") == hints("/a\nb") == []

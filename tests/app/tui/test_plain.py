@@ -23,15 +23,15 @@ READY = LoadedModel(id="m", state="ready", pid=7, context=32)
 @pytest.mark.parametrize(
     ("name", "good", "bad", "told"),
     [
-        ("temperature", [0, 100], [-0.01, 100.01], "a number, 0 to 100"),
-        ("top_p", [0.001, 1], [0, 1.001], "a number, more than 0 to 1"),
-        ("top_k", [0, 10**6], [-1, 1.5], "an integer, 0 or more"),
-        ("min_p", [0, 1], [-0.01, 1.01], "a number, 0 to 1"),
-        ("max_tokens", [1, 10**6], [0], "an integer, 1 or more"),
-        ("seed", [0, 2**63], [-1], "an integer, 0 to 2^64 - 1"),
-        ("presence_penalty", [-2, 2], [-2.01, 2.01], "a number, -2 to 2"),
-        ("frequency_penalty", [-2, 2], [-2.01, 2.01], "a number, -2 to 2"),
-        ("repetition_penalty", [0.01, 100], [0, 100.01], "a number, more than 0 to 100"),
+        ("temperature", [0, 100], [-0.01, 100.01], "a number from 0 to 100"),
+        ("top_p", [0.001, 1], [0, 1.001], "a number above 0 and up to 1"),
+        ("top_k", [0, 2**31 - 1], [-1, 1.5, 2**31, float("inf")], "an integer from 0 to 2^31 - 1"),
+        ("min_p", [0, 1], [-0.01, 1.01], "a number from 0 to 1"),
+        ("max_tokens", [1, 2**53 - 1], [0, 2**53], "an integer from 1 to 2^53 - 1"),
+        ("seed", [0, 2**64 - 1], [-1, 2**64], "an integer from 0 to 2^64 - 1"),
+        ("presence_penalty", [-2, 2], [-2.01, 2.01], "a number from -2 to 2"),
+        ("frequency_penalty", [-2, 2], [-2.01, 2.01], "a number from -2 to 2"),
+        ("repetition_penalty", [0.01, 100], [0, 100.01], "a number above 0 and up to 100"),
     ],
 )
 def test_ranges_end_where_they_should(name: str, good: list[float], bad: list[float], told: str) -> None:

@@ -77,7 +77,7 @@ def test_an_answer_without_a_limit_takes_what_is_left(
         ({"prompt": [-1]}, InvalidRequest, "prompt"),
         ({"prompt": [5, VOCAB]}, InvalidRequest, "prompt"),
         ({"prompt": [5], "stop_ids": [5, VOCAB]}, InvalidRequest, "stop_token_ids"),
-        ({"prompt": [5], "logit_bias": {str(VOCAB): 1.0}}, InvalidRequest, "logit_bias"),
+        ({"prompt": [5], "logit_bias": {VOCAB: 1.0}}, InvalidRequest, "logit_bias"),
         ({"prompt": []}, InvalidRequest, "prompt"),
         ({"prompt": [5], "max_tokens": 0}, InvalidRequest, "max_tokens"),
         ({"prompt": [5], "adapter": "x"}, UnsupportedParameter, "adapter"),

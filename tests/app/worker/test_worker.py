@@ -233,7 +233,7 @@ def test_stop_ids(worker: WorkerProcess) -> None:
 
 
 def test_end_of_sequence_and_ignoring_it(worker: WorkerProcess) -> None:
-    forced = {"logit_bias": {str(END): 100.0}, "max_tokens": 5}
+    forced = {"logit_bias": {END: 100.0}, "max_tokens": 5}
     result = one(worker, **forced)
     assert (result.text(), result.finish(), result.end.completion_tokens) == ("", "stop", 1)
     result = one(worker, **forced, ignore_eos=True)
@@ -313,7 +313,7 @@ def test_tools_that_may_but_need_not_be_called(worker: WorkerProcess) -> None:
 
 def test_a_strict_tool_that_may_be_called(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
-    eager = {str(tokenizer.id_of("<tool_call>")): 100.0}  # it begins a call wherever it may
+    eager = {tokenizer.id_of("<tool_call>"): 100.0}  # it begins a call wherever it may
     for seed in range(4):
         result = one(worker, tools=strict, parallel_tool_calls=False, logit_bias=eager, seed=seed)
         assert (result.text(), result.finish()) == ("", "tool_calls")
@@ -358,7 +358,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "adapter": ({"adapter": "x"}, "unsupported_parameter", "adapter"),
     "top_p": ({"top_p": 0.0}, "invalid_request", "top_p"),
     "logprobs": ({"logprobs": 21}, "invalid_request", "logprobs"),
-    "logit_bias": ({"logit_bias": {str(VOCAB): 1.0}}, "invalid_request", "logit_bias"),
+    "logit_bias": ({"logit_bias": {VOCAB: 1.0}}, "invalid_request", "logit_bias"),
     "max_tokens": ({"max_tokens": 0}, "invalid_request", "max_tokens"),
     "empty prompt": ({"prompt": ""}, "invalid_request", "prompt"),
     "token beyond the vocabulary": ({"prompt": [VOCAB]}, "invalid_request", "prompt"),
