@@ -1,8 +1,8 @@
-"""Every setting: its type, its default and its description. A flag overrides the environment, which overrides the file.
+"""Every setting: its type, its default and its description.
 
-File: config.toml in the configuration folder, one key per setting. Environment: LOCALLLM_<NAME>.
-Unknown keys, wrong types and values out of range are refused by name. Choices for work on localllm itself are variables
-alone: LOCALLLM_DEV_<NAME>, see `Developer`.
+A flag overrides the environment variable LOCALLLM_<NAME>, which overrides the file config.toml (one key per setting).
+An unknown setting, a wrong type and a value out of range are errors that name the setting. Developer options are
+environment variables only, LOCALLLM_DEV_<NAME>: see `Developer`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ PREFIX = "LOCALLLM_"
 DEVELOPER_PREFIX = "LOCALLLM_DEV_"
 DEFAULT_PORT = 11811
 
-PATH_VARIABLES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})  # variables that are paths, see paths.py
-# For kernel development: docs/add-a-kernel.md.
+# Variables with this prefix that are not settings: app/paths.py reads the first two, the kernels read the others.
+PATH_VARIABLES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})
 KERNEL_VARIABLES = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY".split())
-# Settings for loading models. A running daemon keeps the values that it started with.
+# Settings that decide how a model is loaded. The daemon reads them once, when it starts.
 LOADING = tuple("backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads".split())
-CLIENT_ONLY = frozenset({"model"})  # read by commands, not by the daemon
+CLIENT_ONLY = frozenset({"model"})  # settings that only the commands read, not the daemon
 
 Count = Annotated[int, Meta(ge=1)]
 Group = TypeVar("Group", bound=msgspec.Struct)
 
 
 class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Choices for work on localllm itself, from the environment alone."""
+    """Options for the development of localllm, read from environment variables only."""
 
     compiler: Annotated[
         Literal["inductor", "eager"],
@@ -48,7 +48,8 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = "inductor"
     attention: Annotated[
-        str, Meta(description="Attention implementation: ours (built in) or another one that the device offers.")
+        str,
+        Meta(description="Attention implementation: auto, ours (built in) or flashinfer (NVIDIA GPUs only)."),
     ] = "auto"
     self_test: Annotated[
         Literal["on", "off"],
@@ -59,12 +60,15 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = "on"
     reference_ops: Annotated[
         tuple[str, ...],
-        Meta(description="Ops, op families or all, to compute with their torch references; see doctor --ops."),
+        Meta(
+            description="Ops to compute with their plain torch references: names of ops or op families, or all; "
+            "localllm doctor --ops lists them."
+        ),
     ] = ()
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All settings with their defaults."""
+    """All settings, with their types, defaults and descriptions."""
 
     model: Annotated[str, Meta(description="Default model of chat and bench.")] = "guide"
     backend: Annotated[str, Meta(description="Backend; auto selects the first one that works on this machine.")] = (
@@ -136,15 +140,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def loading(settings: Settings) -> dict[str, Any]:
-    """The values that decide how a model is loaded, by setting; those of a developer begin with dev_."""
-    values = msgspec.json.decode(msgspec.json.encode(settings))  # lists where a client that reads them has lists
+    """The settings that decide how a model is loaded, as JSON values. Developer options start with dev_."""
+    values = msgspec.json.decode(msgspec.json.encode(settings))  # JSON has lists instead of tuples
     developer = {f"dev_{name}": value for name, value in values["developer"].items()}
     return {name: values[name] for name in LOADING} | developer
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting, for documents, flags and `localllm config`."""
+    """The description of one setting, for flags, `localllm config` and the docs."""
 
     name: str
     default: object
@@ -158,8 +162,10 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """The description and the choices."""
-        return self.sentence + (f" One of: {', '.join(self.choices)}." if self.choices else "")
+        """The description of the setting and its choices."""
+        if not self.choices:
+            return self.sentence
+        return f"{self.sentence} One of: {', '.join(self.choices)}."
 
     @property
     def flag(self) -> str:
@@ -167,20 +173,23 @@ class Setting:
 
 
 def describe() -> list[Setting]:
-    """Every setting of a user, in the order of `Settings`."""
-    return _described(Settings, PREFIX)
+    """Every setting, in the order of `Settings`, without developer options."""
+    return _descriptions(Settings, PREFIX)
 
 
 def describe_developer() -> list[Setting]:
-    """Every variable of a developer."""
-    return _described(Developer, DEVELOPER_PREFIX)
+    """Every developer option, in the order of `Developer`."""
+    return _descriptions(Developer, DEVELOPER_PREFIX)
 
 
-def _described(kind: type, prefix: str) -> list[Setting]:
-    fields = msgspec.inspect.type_info(kind)
-    assert isinstance(fields, msgspec.inspect.StructType)
-    flat = [field for field in fields.fields if not isinstance(field.type, msgspec.inspect.StructType)]
-    return [_describe(field, prefix) for field in flat]
+def _descriptions(group: type, prefix: str) -> list[Setting]:
+    info = msgspec.inspect.type_info(group)
+    assert isinstance(info, msgspec.inspect.StructType)
+    settings = []
+    for field in info.fields:
+        if field.name != "developer":  # a group of its own
+            settings.append(_describe(field, prefix))
+    return settings
 
 
 def _describe(field: msgspec.inspect.Field, prefix: str) -> Setting:
@@ -189,14 +198,16 @@ def _describe(field: msgspec.inspect.Field, prefix: str) -> Setting:
     while isinstance(kind, msgspec.inspect.Metadata):
         sentence = (kind.extra_json_schema or {}).get("description", sentence)
         kind = kind.type
-    choices = tuple(str(value) for value in kind.values) if isinstance(kind, msgspec.inspect.LiteralType) else ()
+    choices: tuple[str, ...] = ()
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        choices = tuple(map(str, kind.values))
     return Setting(field.name, field.default, choices, sentence, prefix)
 
 
 def load(
     overrides: Mapping[str, object] | None = None, env: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> Settings:
-    """Read the file, the environment and `overrides` (flags; None: not given). Raises ConfigError."""
+    """Read the file, the environment and `overrides` (flags; None: unset). Raises ConfigError."""
     return explain(overrides, env, file)[0]
 
 
@@ -204,64 +215,68 @@ def explain(
     overrides: Mapping[str, object] | None = None, env: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> tuple[Settings, dict[str, str]]:
     """The settings, and the source of each value that is not a default: a file, a variable or a flag."""
-    known = {setting.name: setting for setting in describe()}
-    settings, origin = _read(Settings, _sources(overrides or {}, env, file or paths.config_file(), known), known)
+    described = {setting.name: setting for setting in describe()}
+    values = _sources(overrides or {}, env, file or paths.config_file(), described)
+    settings, origin = _read(Settings, values, described)
     variables = {setting.name: setting for setting in describe_developer()}
     developer, _ = _read(Developer, _from_variables(env, DEVELOPER_PREFIX, variables), variables)
     return msgspec.structs.replace(settings, developer=developer), origin
 
 
 def _read(
-    kind: type[Group], sources: Iterable[tuple[str, str, object]], known: Mapping[str, Setting]
+    group: type[Group], sources: Iterable[tuple[str, str, object]], described: Mapping[str, Setting]
 ) -> tuple[Group, dict[str, str]]:
-    """One struct of (source, setting, value), and the source of each value."""
+    """The settings of a group from (source, setting, value), and the source of each value. A later value wins."""
     values: dict[str, object] = {}
     origin: dict[str, str] = {}
     for source, name, value in sources:
+        if name not in described:
+            raise _unknown(name, source, described)
         values[name] = value
         origin[name] = source
-    for name in values:
-        if name not in known:
-            raise _unknown(name, origin[name], known)
     try:
-        return msgspec.convert(values, kind), origin
+        return msgspec.convert(values, group), origin
     except msgspec.ValidationError as error:
-        reason, _, at = str(error).partition(" - at `$.")
-        name = re.split(r"\W", at)[0]
-        raise ConfigError(f"{name} in {origin[name]}: {reason}", hint=known[name].meaning) from None
+        reason, _, path = str(error).partition(" - at `$.")
+        name = re.split(r"\W", path)[0]
+        raise ConfigError(f"{name} in {origin[name]}: {reason}", hint=described[name].meaning) from None
 
 
 def _sources(
-    overrides: Mapping[str, object], env: Mapping[str, str], file: Path, known: Mapping[str, Setting]
+    overrides: Mapping[str, object], env: Mapping[str, str], file: Path, described: Mapping[str, Setting]
 ) -> Iterator[tuple[str, str, object]]:
     """(source, setting, value) of every value that is set; a later one overrides an earlier one."""
     for name, value in _from_file(file).items():
         yield str(file), name, value
-    users = {name: text for name, text in env.items() if not name.startswith(DEVELOPER_PREFIX)}
-    yield from _from_variables(users, PREFIX, known)
+    variables = {name: text for name, text in env.items() if not name.startswith(DEVELOPER_PREFIX)}
+    yield from _from_variables(variables, PREFIX, described)
     for name, value in overrides.items():
         if value is not None:
             yield f"--{name.replace('_', '-')}", name, value
 
 
 def _from_variables(
-    env: Mapping[str, str], prefix: str, known: Mapping[str, Setting]
+    env: Mapping[str, str], prefix: str, described: Mapping[str, Setting]
 ) -> Iterator[tuple[str, str, object]]:
     """(variable, setting, value) of every variable with the prefix."""
-    for variable, text in env.items():
-        if variable.startswith(prefix) and variable not in PATH_VARIABLES | KERNEL_VARIABLES:
-            name = variable.removeprefix(prefix).lower()
-            yield variable, name, _from_text(known[name], text) if name in known else text
+    variables = [name for name in env if name.startswith(prefix)]
+    for variable in variables:
+        if variable in PATH_VARIABLES | KERNEL_VARIABLES:
+            continue
+        name = variable.removeprefix(prefix).lower()
+        if name not in described:
+            raise _unknown(name, variable, described)
+        yield variable, name, _from_text(described[name], env[variable])
 
 
-def _unknown(name: str, source: str, known: Mapping[str, Setting]) -> ConfigError:
+def _unknown(name: str, source: str, described: Mapping[str, Setting]) -> ConfigError:
     if name in Developer.__struct_fields__:
         return ConfigError(
-            f"{name!r} in {source} is not a setting but a variable of developers",
-            hint=f"use {DEVELOPER_PREFIX}{name.upper()} in the environment",
+            f"{name!r} in {source} is not a setting but a developer option",
+            hint=f"set the environment variable {DEVELOPER_PREFIX}{name.upper()}",
         )
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(known)}"
+    similar = difflib.get_close_matches(name, described, n=1)
+    hint = f"did you mean {similar[0]}?" if similar else f"the settings are {', '.join(described)}"
     return ConfigError(f"unknown setting {name!r} in {source}", hint=hint)
 
 
@@ -277,10 +292,11 @@ def _from_file(file: Path) -> dict[str, object]:
 def _from_text(setting: Setting, text: str) -> object:
     default = setting.default
     if isinstance(default, tuple):
-        return [part.strip() for part in text.split(",") if part.strip()]
+        return list(filter(None, map(str.strip, text.split(","))))
     if isinstance(default, str):
         return text
+    assert isinstance(default, int | float)
     try:
-        return int(text) if isinstance(default, int) else float(text)
+        return type(default)(text)
     except ValueError:
         raise ConfigError(f"{setting.env}: expected a number, got {text!r}", hint=setting.meaning) from None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -39,7 +39,7 @@ class BackendStatus:
 
     backend: str
     available: bool
-    says: str  # the name of the device, or the reason why it is unavailable
+    says: str  # the name of the device, or the reason why the backend is unavailable
     memory: int = 0  # bytes in total
     free: int = 0  # bytes
     features: tuple[tuple[str, str], ...] = ()
@@ -47,14 +47,14 @@ class BackendStatus:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report, without the state of the daemon."""
+    """The report of `localllm doctor`, without the state of the daemon."""
 
     machine: dict[str, str]
     memory: dict[str, int]  # bytes
     backends: list[BackendStatus]
     choice: str  # the selected backend; empty: none works
-    reason: str
-    hint: str
+    reason: str  # why this backend was selected, or why none works
+    hint: str  # how to get the backend that was requested; empty if it works
     paths: dict[str, str]
     self_tests: dict[str, str]  # device -> result of its kernel self-test
     disk_free: int  # bytes free on the disk of the model cache
@@ -63,14 +63,16 @@ class Report:
 
     def for_json(self) -> dict[str, Any]:
         """The report as JSON values; features become an object."""
-        return {**asdict(self), "backends": [{**asdict(v), "features": dict(v.features)} for v in self.backends]}
+        report = asdict(self)
+        for backend in report["backends"]:
+            backend["features"] = dict(backend["features"])
+        return report
 
 
 def examine(backend: str = backends.AUTO) -> Report:
-    """Probe the machine. If `backend` is unavailable, the report says so; nothing is raised."""
+    """Probe the machine. If `backend` is unavailable, the report gives the reason. Raises nothing."""
     choice, reason, hint = _choice(backend)
     memory = psutil.virtual_memory()
-    cache = paths.hub_cache_dir()
     return Report(
         machine={
             "system": f"{platform.system()} {platform.release()}",
@@ -83,11 +85,11 @@ def examine(backend: str = backends.AUTO) -> Report:
         choice=choice,
         reason=reason,
         hint=hint,
-        paths=dict(_places()),
+        paths=dict(_path_lines()),
         self_tests=selftest_results.newest(paths.self_test_dir()),
-        disk_free=shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free,
+        disk_free=paths.disk_free(paths.hub_cache_dir()),
         models=len(catalog.available()),
-        versions={"localllm": VERSION} | {name: text for name in PACKAGES if (text := _version(name))},
+        versions=_versions(),
     )
 
 
@@ -97,7 +99,7 @@ class OpsReport:
 
     ops: dict[str, dict[str, str]]  # op -> platform -> implementation
     without: list[str]  # platforms without a torch runner
-    reference_ops: list[str]  # the setting
+    reference_ops: list[str]  # ops that compute with their torch references, by LOCALLLM_DEV_REFERENCE_OPS
 
 
 def examine_ops(reference_ops: tuple[str, ...]) -> OpsReport:
@@ -111,8 +113,9 @@ def examine_ops(reference_ops: tuple[str, ...]) -> OpsReport:
     except SettingRefused as error:
         raise ConfigError(str(error), hint=error.hint) from None
     ops = {row.name: dict(row.implementations) for row in rows}
-    present = {platform for row in ops.values() for platform in row}
-    return OpsReport(ops, [name for name in backends.ORDER if name not in present], list(reference_ops))
+    platforms: set[str] = set().union(*ops.values())
+    without = [name for name in backends.ORDER if name not in platforms]
+    return OpsReport(ops, without, list(reference_ops))
 
 
 def _choice(backend: str) -> tuple[str, str, str]:
@@ -131,7 +134,7 @@ def _status(result: DeviceInfo | Unavailable) -> BackendStatus:
     return BackendStatus(result.backend, False, result.reason)
 
 
-def _places() -> Iterator[tuple[str, str]]:
+def _path_lines() -> Iterator[tuple[str, str]]:
     yield "settings", str(paths.config_file())
     yield "history", str(paths.history_file())
     yield "models", str(paths.hub_cache_dir())
@@ -142,8 +145,10 @@ def _places() -> Iterator[tuple[str, str]]:
         yield "socket", f"not usable: {error}"
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+def _versions() -> dict[str, str]:
+    """The versions of localllm and of the installed packages."""
+    versions = {"localllm": VERSION}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -32,24 +33,30 @@ def api_key_file() -> Path:
 
 
 def cache_dir() -> Path:
-    """The folder of files that can be deleted without loss. Models are in the Hugging Face cache, not here."""
+    """The cache folder of localllm: files that can be created again. Models are in the Hugging Face cache."""
     return platformdirs.user_cache_path(APP)
 
 
 def hub_cache_dir() -> Path:
-    """The Hugging Face cache, shared with other programs. Uses the variables of huggingface_hub."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(name):
-            return Path(os.environ[name]).expanduser()
+    """The Hugging Face cache, which other programs share. The variables of huggingface_hub can move it."""
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if cache:
+        return Path(cache).expanduser()
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HOME") or base).expanduser() / "hub"
 
 
-def packed_dir(model: Path) -> Path:
-    """The folder of this model's cached quantised weights (not created here).
+def disk_free(folder: Path) -> int:
+    """Free bytes on the disk of a folder, which need not exist."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(existing).free
 
-    It is inside the model folder, so that it is deleted with the model. If that folder is read-only or part of
-    localllm, it is in our cache.
+
+def packed_dir(model: Path) -> Path:
+    """The folder of a model's cached quantised weights (not created here).
+
+    This folder is inside the model folder and is deleted with the model. If the model folder is read-only or part of
+    localllm, the folder of the weights is in localllm's cache.
     """
     if os.access(model, os.W_OK) and assets_dir() not in model.resolve().parents:
         return model / ".localllm"
@@ -57,9 +64,9 @@ def packed_dir(model: Path) -> Path:
 
 
 def compiled_dir() -> Path:
-    """The folder of models compiled by torch (not created here). Uses torch's variable."""
-    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return Path(chosen).expanduser() if chosen else cache_dir() / "compiled"
+    """The folder of models compiled by torch (not created here). torch's variable TORCHINDUCTOR_CACHE_DIR moves it."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return Path(folder).expanduser() if folder else cache_dir() / "compiled"
 
 
 def self_test_dir() -> Path:
@@ -72,22 +79,30 @@ def log_dir() -> Path:
 
 
 def runtime_dir() -> Path:
-    """The folder of the socket, pid and port files, created with mode 0700.
+    """The folder of the daemon's socket, pid and port files, created with mode 0700.
 
     Raises PermissionError if the folder belongs to another user, or another user may enter it.
     """
-    base = os.environ.get("LOCALLLM_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
-    if os.environ.get("LOCALLLM_RUNTIME_DIR"):
-        folder = Path(str(base))
-    elif base and os.access(base, os.W_OK):
-        folder = Path(base) / APP
-    else:
-        folder = Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}"
+    folder = _runtime_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(f"{folder} must be your folder, with mode 0700; delete it or fix its mode")
+    is_own_folder = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    is_shared = stat.S_IMODE(status.st_mode) & 0o077
+    if not is_own_folder or is_shared:
+        raise PermissionError(
+            f"{folder} must be a folder that belongs to you, with mode 0700; delete it or correct its mode"
+        )
     return folder
+
+
+def _runtime_folder() -> Path:
+    folder = os.environ.get("LOCALLLM_RUNTIME_DIR")
+    if folder:
+        return Path(folder)
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK):
+        return Path(base) / APP
+    return Path(tempfile.gettempdir()) / f"{APP}-{os.getuid()}"
 
 
 def socket_file() -> Path:
@@ -107,5 +122,5 @@ def assets_dir() -> Path:
 
 
 def guide_dir() -> Path:
-    """The folder of the bundled model."""
+    """The folder of the built-in model, guide."""
     return assets_dir() / "guide"

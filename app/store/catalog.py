@@ -1,10 +1,10 @@
-"""The usable models: the bundled one, and the complete ones in the shared Hugging Face cache.
+"""The models on this machine: the built-in model, and the complete models in the shared Hugging Face cache.
 
     models--org--repo/
         refs/main             a commit
-        snapshots/<commit>/   links into blobs/, one as soon as its file is complete
+        snapshots/<commit>/   links to files in blobs/; a link appears when its file is complete
 
-This module reads the cache without huggingface_hub, because importing that is slow.
+This module reads the cache without huggingface_hub, because the import of huggingface_hub is slow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GUIDE = "guide"
 MAIN = "main"
 GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
 
-SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # the hub's maximum length
+SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # with the maximum length of Hugging Face
 NAME = re.compile(rf"(?P<repo>(?:{SEGMENT}/)?{SEGMENT})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
 SHORTEST_COMMIT = 7
 
@@ -43,10 +43,13 @@ class ModelRef:
 
 
 def available() -> list[ModelRef]:
-    """Every complete model, the bundled one first."""
-    bundled = [_bundled()] if is_complete(paths.guide_dir()) else []
-    repos = sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower())
-    return bundled + [model for folder in repos for model in _snapshots(folder)]
+    """Every complete model, the built-in model first."""
+    models = []
+    if is_complete(paths.guide_dir()):
+        models.append(_bundled())
+    for folder in sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower()):
+        models += _snapshots(folder)
+    return models
 
 
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
@@ -58,20 +61,14 @@ def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
         return _from_path(Path(name).expanduser())
     if name == GUIDE and is_complete(paths.guide_dir()):
         return _bundled()
-    parts = NAME.fullmatch(name)
-    if parts:
-        repo = parts["repo"]
-        revision = parts["revision"] or MAIN
-        folder = paths.hub_cache_dir() / f"models--{repo.replace('/', '--')}"
-        commit = refs(folder).get(revision, revision)
-        matching = [model for model in _snapshots(folder) if is_commit(commit, model.revision)]
-        if len(matching) == 1:
-            return matching[0]
-    raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=_hint(name), param="model")
+    model = _cached(name)
+    if model is None:
+        raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=_hint(name), param="model")
+    return model
 
 
 def is_commit(revision: str, commit: str) -> bool:
-    """True if `revision` is the commit, or a long enough prefix of it."""
+    """True if `revision` is the commit, or a prefix of the commit with at least SHORTEST_COMMIT characters."""
     return len(revision) >= SHORTEST_COMMIT and commit.startswith(revision)
 
 
@@ -80,34 +77,47 @@ def is_path(name: str) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """True if the folder has a config and every weight file of the index (a dangling link is a missing file)."""
+    """True if the folder has config.json and every weight file of the index. A dangling link is a missing file."""
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return any(file.is_file() for file in folder.glob("*.safetensors"))
     weight_map = _read_json(index).get("weight_map")
-    shards = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    return bool(shards) and all(isinstance(shard, str) and (folder / shard).is_file() for shard in shards)
+    if not isinstance(weight_map, dict) or not weight_map:
+        return False
+    return all(isinstance(shard, str) and (folder / shard).is_file() for shard in set(weight_map.values()))
 
 
 def refs(repo_folder: Path) -> dict[str, str]:
     """Branch or tag -> commit of one repo in the cache, main first."""
     root = repo_folder / "refs"
-    commits = {
-        str(file.relative_to(root)): file.read_text("ascii", "replace").strip()
-        for file in root.rglob("*")
-        if file.is_file()
-    }
-    return dict(sorted(commits.items(), key=lambda item: (item[0] != MAIN, item[0])))
+    commits = {}
+    for file in root.rglob("*"):
+        if file.is_file():
+            commits[str(file.relative_to(root))] = file.read_text("ascii", "replace").strip()
+    names = sorted(commits, key=lambda name: (name != MAIN, name))
+    return {name: commits[name] for name in names}
 
 
 def _bundled() -> ModelRef:
     return _describe(GUIDE, paths.guide_dir(), bundled=True, description=GUIDE_DESCRIPTION)
 
 
+def _cached(name: str) -> ModelRef | None:
+    """The model in the Hugging Face cache; None if it is missing or a short commit names several."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        return None
+    folder = paths.hub_cache_dir() / f"models--{match['repo'].replace('/', '--')}"
+    revision = match["revision"] or MAIN
+    commit = refs(folder).get(revision, revision)
+    models = [model for model in _snapshots(folder) if is_commit(commit, model.revision)]
+    return models[0] if len(models) == 1 else None
+
+
 def _snapshots(repo_folder: Path) -> Iterator[ModelRef]:
-    """The complete snapshots of one repo: main as `org/repo`, others with their branch, tag or short commit."""
+    """The complete snapshots of one repo. Ids: `org/repo` for the branch main, `org/repo@revision` for the others."""
     _, _, rest = repo_folder.name.partition("--")
     repo = rest.replace("--", "/", 1)
     names = {commit: name for name, commit in reversed(refs(repo_folder).items())}
@@ -120,16 +130,12 @@ def _snapshots(repo_folder: Path) -> Iterator[ModelRef]:
 def _from_path(folder: Path) -> ModelRef:
     folder = folder.absolute()
     if not folder.is_dir():
-        raise ModelNotFound(
-            f"folder {folder} does not exist", hint="the path of a model is a folder with config.json", param="model"
-        )
+        hint = "the path of a model is a folder with config.json"
+        raise ModelNotFound(f"folder {folder} does not exist", hint=hint, param="model")
     if not (folder / "config.json").is_file():
-        raise ModelNotFound(
-            f"{folder} is not a model folder: config.json is missing",
-            hint="a model folder has config.json, tokenizer.json and *.safetensors, as on Hugging Face",
-            param="model",
-        )
-    return _describe(str(folder), folder, files=folder.glob("*"))  # no subfolders: they may be the whole disk
+        hint = "a model folder has config.json, tokenizer.json and *.safetensors, as on Hugging Face"
+        raise ModelNotFound(f"{folder} is not a model folder: config.json is missing", hint=hint, param="model")
+    return _describe(str(folder), folder, files=folder.glob("*"))  # without subfolders: a path such as / has too many
 
 
 def _describe(
@@ -143,20 +149,29 @@ def _describe(
 ) -> ModelRef:
     config = _read_json(folder / "config.json")
     packed = paths.packed_dir(folder)
-    text = config.get("text_config")
-    context = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    own_files = [file for file in files or folder.rglob("*") if packed not in file.parents]
     return ModelRef(
         id=name,
         path=folder,
         bundled=bundled,
         revision=revision,
-        size=sum(
-            file.stat().st_size for file in files or folder.rglob("*") if file.is_file() and packed not in file.parents
-        ),
-        packed=sum(file.stat().st_size for file in packed.glob("*")),
-        context=context if isinstance(context, int) else 0,
+        size=_bytes(own_files),
+        packed=_bytes(packed.glob("*")),
+        context=_context(config),
         description=description or str(config.get("model_type", "")),
     )
+
+
+def _bytes(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _context(config: dict[str, object]) -> int:
+    """The maximum context in config.json; a model with other inputs than text has it in text_config."""
+    text = config.get("text_config")
+    limits = text if isinstance(text, dict) else config
+    context = limits.get("max_position_embeddings")
+    return context if isinstance(context, int) else 0
 
 
 def _read_json(file: Path) -> dict[str, object]:
@@ -168,12 +183,19 @@ def _read_json(file: Path) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _hint(name: str) -> str:
+def _similar(name: str) -> list[str]:
+    """The ids spelled like `name`, then the ids whose repo contains it."""
     ids = [model.id for model in available()]
-    by_repo = {id.partition("/")[2].lower() or id: id for id in ids}
-    near = difflib.get_close_matches(name.lower(), [id.lower() for id in ids], n=3, cutoff=0.6)
-    similar = [id for id in ids if id.lower() in near]
-    similar += [id for repo, id in by_repo.items() if name and name.lower() in repo and id not in similar]
+    matches = difflib.get_close_matches(name, [id.lower() for id in ids], n=3, cutoff=0.6)
+    spelling = [id for id in ids if id.lower() in matches]
+    if not name:
+        return spelling
+    containing = [id for id in ids if name in id.lower().split("/", 1)[-1]]
+    return list(dict.fromkeys(spelling + containing))
+
+
+def _hint(name: str) -> str:
+    similar = _similar(name.lower())
     if similar:
         return f"did you mean {' or '.join(similar[:3])}?"
     if NAME.fullmatch(name) and "/" in name:

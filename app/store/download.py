@@ -1,12 +1,11 @@
-"""`pull`: downloads the files of a model from Hugging Face into the shared cache.
+"""`localllm pull`: downloads the files of a model from Hugging Face into the shared cache.
 
-Small files first, weights last, one at a time. The branch points to the new commit only when all files are complete.
-Until then `list` and `chat` use the old commit.
+The files are downloaded one at a time, weights last. When all files are complete, the branch is set to the new commit.
+Until then `localllm list` and `localllm chat` use the old commit.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -22,7 +21,7 @@ from . import catalog, hub
 if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
 
-# Every file that a loader reads. A `*` matches within one folder.
+# Every file that loading a model reads, and its licence. A `*` matches within one folder.
 SMALL = (
     "*.json",
     "*.jinja",
@@ -34,7 +33,7 @@ SMALL = (
     "NOTICE*",
 )
 WEIGHTS = "*.safetensors"
-UNSAFE = ("*.bin", "*.pt", "*.pth", "*.ckpt")  # pickles: loading them runs code
+UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickle files: to load one runs its code
 OTHER_REPO = "find a repo of the same model with .safetensors files"
 HEADROOM = 64 * 2**20  # bytes to leave free on the disk
 
@@ -45,7 +44,7 @@ class RemoteFile:
     size: int
 
 
-def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
+def pull(name: str, notify: Callable[[str], None]) -> catalog.ModelRef:
     """Download the missing files of `org/repo[@revision]` and return the model. Progress bars go to standard error.
 
     Raises InvalidRequest, ModelNotFound, ModelUnusable (no safetensors weights), DownloadFailed or StorageFailed.
@@ -62,9 +61,9 @@ def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
         missing = [file for file in files if not (snapshot / file.name).exists()]
         _check_space(sum(file.size for file in missing))
         if missing:
-            tell(f"downloading {len(missing)} of {len(files)} files of {target.repo}, commit {info.sha[:12]}")
+            notify(f"downloading {len(missing)} of {len(files)} files of {target.repo}, commit {info.sha[:12]}")
         for number, file in enumerate(missing, start=1):
-            bar = _titled(f"{number}/{len(missing)} {file.name}")
+            bar = _progress_bar(f"{number}/{len(missing)} {file.name}")
             cache = paths.hub_cache_dir()
             hf_hub_download(target.repo, file.name, revision=info.sha, cache_dir=cache, tqdm_class=bar)
         if not catalog.is_commit(revision, info.sha):
@@ -72,8 +71,8 @@ def pull(name: str, tell: Callable[[str], None]) -> catalog.ModelRef:
     return catalog.resolve(f"{target.repo}@{info.sha}")
 
 
-def _titled(title: str) -> type[tqdm]:
-    """The progress bar of huggingface_hub, with our title (its own is the end of a path)."""
+def _progress_bar(title: str) -> type[tqdm]:
+    """The progress bar of huggingface_hub with another title. huggingface_hub shows the end of a path."""
     from huggingface_hub.utils import tqdm
 
     class Titled(tqdm):
@@ -85,28 +84,31 @@ def _titled(title: str) -> type[tqdm]:
 
 def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
     """The files to download, weights last. Raises ModelUnusable if there are no safetensors weights."""
+    files = sorted(files, key=lambda file: file.name)
     names = {file.name for file in files}
     weights = [file for file in files if _fits(file.name, WEIGHTS)]
     if not weights:
-        raise ModelUnusable(f"{repo} {_reason(names)}", hint=OTHER_REPO)
+        raise ModelUnusable(f"{repo} {_problem(names)}", hint=OTHER_REPO)
     if "config.json" not in names:
         raise ModelUnusable(f"{repo} has no config.json: it is not a complete model", hint="pull its base model")
     if not names & {SINGLE, INDEX}:
         problem = f"{repo} has weights in {weights[0].name}, but no {SINGLE} or {INDEX}"
         raise ModelUnusable(problem, hint=OTHER_REPO)
-    # Some repos have the same weights twice: config.json describes `model*.safetensors`.
+    # Some repos also have a copy of the weights under another name; config.json describes `model*.safetensors`.
     weights = [file for file in weights if file.name.startswith("model")] or weights
-    small = [file for file in files if any(_fits(file.name, pattern) for pattern in SMALL)]
-    return sorted(small, key=lambda file: file.name) + sorted(weights, key=lambda file: file.name)
+    small = [file for file in files if _fits(file.name, *SMALL)]
+    return small + weights
 
 
-def _fits(name: str, pattern: str) -> bool:
-    return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
+def _fits(name: str, *patterns: str) -> bool:
+    """True if a name matches one of the patterns, in the same depth of folders."""
+    patterns_of_depth = [pattern for pattern in patterns if pattern.count("/") == name.count("/")]
+    return any(fnmatch(name, pattern) for pattern in patterns_of_depth)
 
 
-def _reason(names: set[str]) -> str:
-    """Why a repo without safetensors weights is unusable."""
-    pickles = sorted(name for name in names if any(fnmatch(name, pattern) for pattern in UNSAFE))
+def _problem(names: set[str]) -> str:
+    """The reason why a repo without safetensors weights is unusable."""
+    pickles = sorted(name for name in names if name.endswith(UNSAFE))
     if pickles:
         return f"has only pickle weights ({pickles[0]}); loading them would run code from the repo"
     if any(name.endswith(".gguf") for name in names):
@@ -116,8 +118,7 @@ def _reason(names: set[str]) -> str:
 
 def _check_space(needed: int) -> None:
     cache = paths.hub_cache_dir()
-    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = paths.disk_free(cache)
     if needed + HEADROOM > free:
         message = f"not enough disk space: the download needs {size(needed)}, {cache} has {size(free)} free"
         raise StorageFailed(message, hint="free some space, or set HF_HOME to a larger disk", needed=needed, free=free)

@@ -1,4 +1,4 @@
-"""Hugging Face: repo names, translation of its errors, and deletion from the shared cache."""
+"""Hugging Face: repo names, errors of huggingface_hub, and deletion from the shared cache."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ class HubName:
 
 
 def parse(name: str) -> HubName:
-    """Split a name. Raises InvalidRequest unless it is org/repo with an optional @revision."""
-    parts = catalog.NAME.fullmatch(name)
-    if not parts or parts["repo"].count("/") != 1 or ".." in name:
+    """Split a model name. Raises InvalidRequest if the name is not org/repo or org/repo@revision."""
+    match = catalog.NAME.fullmatch(name)
+    if not match or match["repo"].count("/") != 1 or ".." in name:
         hint = "for example Qwen/Qwen3-0.6B, or Qwen/Qwen3-0.6B@main for one branch, tag or commit"
         raise InvalidRequest(f"{name!r} is not a Hugging Face model name (org/repo)", hint=hint, param="model")
-    return HubName(parts["repo"], parts["revision"] or "")
+    return HubName(match["repo"], match["revision"] or "")
+
+
+RETRY_HINT = "check the network and the proxy settings; then run the command again to continue"
 
 
 @contextmanager
@@ -44,23 +47,23 @@ def translate_errors(name: HubName) -> Iterator[None]:
     try:
         yield
     except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.FileMetadataError) as error:
-        raise _translation(name, error) from error
+        raise _hub_error(name, error) from error
     except errors.XetDownloadError as error:
         raise DownloadFailed(f"the download of {name.repo} failed: {error}", hint=RETRY_HINT) from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "free some space, or set HF_HOME to a larger disk; then run the command again to continue"
-            raise StorageFailed(f"the disk of {paths.hub_cache_dir()} is full", hint=hint) from error
-        raise StorageFailed(f"cannot write the model cache: {error}") from error
+        raise _disk_error(error) from error
 
 
-RETRY_HINT = "check the network and the proxy settings; then run the command again to continue"
+def _disk_error(error: OSError) -> StorageFailed:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space, or set HF_HOME to a larger disk; then run the command again to continue"
+        return StorageFailed(f"the disk of {paths.hub_cache_dir()} is full", hint=hint)
+    return StorageFailed(f"cannot write the model cache: {error}")
 
 
-def _translation(name: HubName, error: Exception) -> AppError:
+def _hub_error(name: HubName, error: Exception) -> AppError:
     from huggingface_hub import constants, errors
 
-    revision = name.revision or catalog.MAIN
     match error:
         case errors.OfflineModeIsEnabled():
             return DownloadFailed(f"cannot download {name.repo}: offline mode is on", hint="unset HF_HUB_OFFLINE")
@@ -68,25 +71,31 @@ def _translation(name: HubName, error: Exception) -> AppError:
             hint = "request access on its page, then set HF_TOKEN to a token of your account"
             return DownloadFailed(f"{name.repo} is gated: you do not have access", hint=hint)
         case errors.RevisionNotFoundError():
+            revision = name.revision or catalog.MAIN
             hint = "omit @revision to use the main branch"
             return ModelNotFound(f"{name.repo} has no branch, tag or commit {revision!r}", hint=hint, param="model")
         case errors.RepositoryNotFoundError():
             hint = "check the spelling; for a private model, set HF_TOKEN"
             return ModelNotFound(f"no model {name.repo!r} at {constants.ENDPOINT}", hint=hint, param="model")
-        case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
-            message = f"{constants.ENDPOINT} denies access to {name.repo} ({error.response.status_code})"
-            return DownloadFailed(message, hint="check HF_TOKEN")
         case errors.HfHubHTTPError():
-            message = f"{constants.ENDPOINT} returned status {error.response.status_code} for {name.repo}"
-            return DownloadFailed(message, hint="try again later; completed files are kept")
+            return _status_error(name, error.response.status_code)
         case _:
             message = f"cannot reach {constants.ENDPOINT}: {error or type(error).__name__}"
             return DownloadFailed(message, hint=RETRY_HINT)
 
 
+def _status_error(name: HubName, status: int) -> DownloadFailed:
+    from huggingface_hub import constants
+
+    if status in (401, 403):
+        return DownloadFailed(f"{constants.ENDPOINT} denies access to {name.repo} ({status})", hint="check HF_TOKEN")
+    hint = "try again later; completed files are kept"
+    return DownloadFailed(f"{constants.ENDPOINT} returned status {status} for {name.repo}", hint=hint)
+
+
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A planned deletion; `execute()` does it."""
+    """A planned deletion; `execute()` deletes the files."""
 
     name: str
     frees: int  # bytes
@@ -94,38 +103,41 @@ class Removal:
 
 
 def plan_removal(name: str) -> Removal:
-    """Plan to delete a repo (`org/repo`, complete or not) or one revision of it (`org/repo@revision`).
+    """Plan to delete a repo (`org/repo`, also an incomplete one) or one revision of a repo (`org/repo@revision`).
 
-    Raises ModelNotFound if it is not in the cache, InvalidRequest for a malformed name.
+    Raises ModelNotFound if the repo is not in the cache, InvalidRequest for a malformed name.
     """
     if name == catalog.GUIDE:
-        raise InvalidRequest(
-            "guide is built in and cannot be deleted", hint="uninstall localllm to remove it", param="model"
-        )
+        hint = "uninstall localllm to remove it"
+        raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
     target = parse(name)
     if not target.folder.is_dir():
         raise ModelNotFound(f"model {target.repo!r} is not in {paths.hub_cache_dir()}", hint="see localllm list")
+    if target.revision:
+        return _plan_revision_removal(target)
     snapshots = list((target.folder / "snapshots").glob("*"))
-    if not target.revision:
-        folders = [target.folder, *_packed_outside(snapshots)]
-        return Removal(target.repo, sum(map(_size, folders)), lambda: _remove(folders))
+    folders = [target.folder, *_packed_outside(snapshots)]
+    return Removal(target.repo, sum(map(_size, folders)), lambda: _remove(folders))
+
+
+def _plan_revision_removal(target: HubName) -> Removal:
     from huggingface_hub import scan_cache_dir
 
-    commits = {snapshot.name for snapshot in snapshots}
     commit = catalog.refs(target.folder).get(target.revision, target.revision)
-    matching = [name for name in commits if catalog.is_commit(commit, name)]
-    if len(matching) != 1:
-        raise ModelNotFound(
-            f"{target.repo} has no revision {target.revision!r} on this machine", hint="see localllm list --json"
-        )
-    plan = scan_cache_dir(paths.hub_cache_dir()).delete_revisions(matching[0])
-    packed = _packed_outside([target.folder / "snapshots" / matching[0]])
+    folders = (target.folder / "snapshots").glob("*")
+    snapshots = [folder for folder in folders if catalog.is_commit(commit, folder.name)]
+    if len(snapshots) != 1:
+        message = f"{target.repo} has no revision {target.revision!r} on this machine"
+        raise ModelNotFound(message, hint="see localllm list --json")
+    plan = scan_cache_dir(paths.hub_cache_dir()).delete_revisions(snapshots[0].name)
+    packed = _packed_outside(snapshots)
 
     def execute() -> None:
         plan.execute()
         _remove(packed)
 
-    return Removal(name, plan.expected_freed_size + sum(map(_size, packed)), execute)
+    frees = plan.expected_freed_size + sum(map(_size, packed))
+    return Removal(f"{target.repo}@{target.revision}", frees, execute)
 
 
 def plan_packed_removal(name: str) -> Removal:
@@ -138,7 +150,7 @@ def plan_packed_removal(name: str) -> Removal:
 
 
 def _packed_outside(snapshots: Sequence[Path]) -> list[Path]:
-    """The folders of their cached quantised weights that are outside the snapshots."""
+    """The folders of cached quantised weights of the snapshots, without those inside a snapshot folder."""
     folders = [paths.packed_dir(snapshot) for snapshot in snapshots]
     return [folder for folder in folders if folder.is_dir() and folder.parent not in snapshots]
 
@@ -149,5 +161,5 @@ def _remove(folders: Sequence[Path]) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of its files, without links."""
+    """Bytes of the files in a folder. Symbolic links do not count."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())

@@ -125,9 +125,9 @@ def test_a_developer_sets_variables_and_nothing_else(tmp_path: Path) -> None:
     assert settings.developer == config.Developer(reference_ops=("norm", "rope"), self_test="off")
     assert settings.port == 3
     for text, env in (('attention = "ours"', {}), ("", {"LOCALLLM_ATTENTION": "ours"})):
-        with pytest.raises(ConfigError, match="variable of developers") as caught:
+        with pytest.raises(ConfigError, match="developer option") as caught:
             load(text, tmp_path, env)
-        assert caught.value.hint == "use LOCALLLM_DEV_ATTENTION in the environment"
+        assert caught.value.hint == "set the environment variable LOCALLLM_DEV_ATTENTION"
     for text in ("[developer]\nattention = 'ours'", "dev_attention = 'ours'"):
         with pytest.raises(ConfigError, match="unknown setting"):
             load(text, tmp_path)
@@ -215,4 +215,4 @@ def test_every_variable_that_is_no_setting(tmp_path: Path, variable: str) -> Non
     assert config.explain(env={variable: "x", "OTHER_PORT": "1"}, file=tmp_path / "none") == (config.Settings(), {})
     with pytest.raises(ConfigError) as caught:
         config.load(env={"LOCALLLM_ZZZZ": "x"}, file=tmp_path / "none")
-    assert caught.value.hint.startswith("known settings: model, ")
+    assert caught.value.hint.startswith("the settings are model, ")
