@@ -1,7 +1,7 @@
 """The registry of backends: names, probing, and the choice of one.
 
-A backend is a module `backends.<name>` with the names of `engine.runner.Backend`. If its `probe()` always returns
-Unavailable, it needs only `name` and `probe()`.
+A backend is a module `backends.<name>` with the names of the protocol `engine.runner.Backend`. A backend whose
+`probe()` always returns Unavailable needs only `name` and `probe()`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AUTO = "auto"
 
 
 class BackendUnavailable(EngineError):
-    """The requested backend, or every backend, is unavailable. `reasons` has the reason of each."""
+    """The requested backend is unavailable, or every backend is. `reasons` maps the name of a backend to its reason."""
 
     def __init__(self, message: str, reasons: dict[str, str], hint: str = "") -> None:
         self.reasons = reasons
@@ -40,10 +40,10 @@ class Choice:
 
 
 def load(name: str) -> Backend:
-    """The module of a backend. Raises BackendUnavailable for a name that is not in ORDER."""
+    """The module of the backend `name`. Raises BackendUnavailable for a name that is not in ORDER."""
     if name not in ORDER:
-        near = difflib.get_close_matches(name.lower(), ORDER, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known backends: {', '.join(ORDER)}"
+        similar = difflib.get_close_matches(name.lower(), ORDER, n=1)
+        hint = f"did you mean {similar[0]}?" if similar else f"known backends: {', '.join(ORDER)}"
         raise BackendUnavailable(f"unknown backend {name!r}", {}, hint)
     return cast(Backend, import_module(f".{name}", __name__))
 
@@ -54,44 +54,69 @@ def probe_all() -> list[DeviceInfo | Unavailable]:
 
 
 def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
-    """The named backend, or the first one in ORDER that is available and accepts the model files.
+    """The named backend. For AUTO: the first backend in ORDER that is available and accepts the model files.
 
-    Backends with `second_choice` come last. Raises BackendUnavailable with all reasons, ModelRefused if no backend
-    accepts the files.
+    AUTO chooses a backend with `second_choice` only if no other backend works. Raises BackendUnavailable with all
+    reasons, and ModelRefused if no backend accepts the files.
     """
+    return _choose_first(files) if name == AUTO else _choose_named(name, files)
+
+
+def _choose_named(name: str, files: ModelFiles | None) -> Choice:
+    backend = load(name)
+    device = backend.probe()
+    if isinstance(device, Unavailable):
+        message = f"backend {name} is unavailable: {device.reason}"
+        raise BackendUnavailable(message, {name: device.reason}, "omit --backend")
+    refusal = _refusal(backend, files)
+    if files is not None and refusal:
+        raise _refused(files, {name: refusal})
+    return Choice(backend, device, f"{name} was requested")
+
+
+def _choose_first(files: ModelFiles | None) -> Choice:
     reasons: dict[str, str] = {}
     refusals: dict[str, str] = {}
     second: Choice | None = None
-    for candidate in ORDER if name == AUTO else (name,):
-        backend = load(candidate)
+    for name in ORDER:
+        backend = load(name)
         device = backend.probe()
         if isinstance(device, Unavailable):
-            reasons[candidate] = device.reason
+            reasons[name] = device.reason
             continue
-        refusal = backend.accepts(files) if files is not None else ""
+        refusal = _refusal(backend, files)
         if refusal:
-            reasons[candidate] = refusals[candidate] = refusal
-            continue
-        if device.second_choice and name == AUTO:
-            reasons[candidate] = f"{device.name} is used only if no other backend works, or with --backend {candidate}"
+            reasons[name] = refusal
+            refusals[name] = refusal
+        elif not device.second_choice:
+            return Choice(backend, device, _reason(name, reasons))
+        else:
+            reasons[name] = f"{device.name} is used only if no other backend works, or with --backend {name}"
             second = second or Choice(backend, device, "")
-            continue
-        return Choice(backend, device, _reason(candidate, name, reasons))
     if second is not None:
         others = "no other backend supports this model" if refusals else "no other backend works"
         return replace(second, reason=f"{others}; {second.info.backend} does, but slowly")
     if files is not None and refusals:
-        details = "; ".join(f"{backend}: {refusal}" for backend, refusal in refusals.items())
-        raise ModelRefused(f"no backend supports {files.name} ({details})", "choose another model")
-    if name == AUTO:
-        details = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
-        raise BackendUnavailable(f"no backend works on this machine ({details})", reasons, "see localllm doctor")
-    raise BackendUnavailable(f"backend {name} is unavailable: {reasons[name]}", reasons, "omit --backend")
+        raise _refused(files, refusals)
+    message = f"no backend works on this machine ({_listed(reasons)})"
+    raise BackendUnavailable(message, reasons, "see localllm doctor")
 
 
-def _reason(backend: str, name: str, reasons: dict[str, str]) -> str:
-    if name == backend:
-        return f"{backend} was requested"
+def _refusal(backend: Backend, files: ModelFiles | None) -> str:
+    """The reason why the backend cannot load the files; empty if it can, or if there are no files."""
+    return "" if files is None else backend.accepts(files)
+
+
+def _refused(files: ModelFiles, refusals: dict[str, str]) -> ModelRefused:
+    return ModelRefused(f"no backend supports {files.name} ({_listed(refusals)})", "choose another model")
+
+
+def _listed(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
+
+
+def _reason(name: str, reasons: dict[str, str]) -> str:
+    """The reason why AUTO chose a backend; `reasons` has the backends that it skipped."""
     if not reasons:
-        return f"{backend} is the preferred backend"
-    return f"{backend} is the first that works; not available: {', '.join(reasons)}"
+        return f"{name} is the preferred backend"
+    return f"{name} is the first that works; not available: {', '.join(reasons)}"

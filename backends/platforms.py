@@ -1,4 +1,4 @@
-"""The implementation of each op on each torch device: the matrix op × platform, for doctor and the docs."""
+"""A table with the implementation of each op on each torch device, for `localllm doctor` and the docs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from .pytorch.references import with_references
 
 
 def platforms() -> dict[str, Ops]:
-    """Backend name -> ops, for backends with a `device` module. Imports torch, and no vendor library."""
-    modules = {name: f"{__package__}.{name}.device" for name in ORDER}
-    return {name: import_module(module).OPS for name, module in modules.items() if find_spec(module)}
+    """Backend name -> ops, for each backend that has a `device` module. Imports torch but no vendor library."""
+    platforms = {}
+    for name in ORDER:
+        module = f"{__package__}.{name}.device"
+        if find_spec(module):
+            platforms[name] = import_module(module).OPS
+    return platforms
 
 
 def matrix(reference_ops: Sequence[str] = ()) -> list[MultiPlatformOp]:
-    """Every op by platform, with the ops in `reference_ops` reset to their references. Raises SettingRefused for an
-    unknown name."""
-    return MultiPlatformOp.matrix({name: with_references(ops, reference_ops) for name, ops in platforms().items()})
+    """Each op with its implementation on every platform. The ops named in `reference_ops` appear as their references.
+
+    Raises SettingRefused for an unknown name.
+    """
+    columns = {name: with_references(ops, reference_ops) for name, ops in platforms().items()}
+    return MultiPlatformOp.matrix(columns)

@@ -1,4 +1,4 @@
-"""The CPU backend. `probe` imports no torch; `open` does."""
+"""The CPU backend. Only `open` imports torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from .machine import cpu_flags, cpu_name, features, memory
 
 name = "cpu"
 
-# Iterations that torch's OpenMP threads spin before they sleep, for ops without a kernel. The default of OpenMP,
-# 300,000, makes decode many times slower if another program uses a core. No spinning at all makes small models slower.
+# Iterations that an idle OpenMP thread of torch spins before it sleeps. Ops without a C++ kernel use these threads.
+# With OpenMP's default of 300,000, decode is many times slower if another program uses a core. Without spinning, small
+# models are slower.
 SPIN = "5000"
 
 
@@ -33,13 +34,13 @@ def accepts(files: ModelFiles) -> str:
 
 def open(files: ModelFiles, options: LoadOptions) -> Runner:
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # OpenMP reads it once, when torch is imported
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # OpenMP reads the variable when torch is imported
     from .device import open_on_cpu
 
     return open_on_cpu(files, options, memory()[1])
 
 
 def read_bandwidth() -> float:
-    from .bandwidth import read_bandwidth as measured
+    from . import bandwidth
 
-    return measured()
+    return bandwidth.read_bandwidth()

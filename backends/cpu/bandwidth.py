@@ -1,4 +1,4 @@
-"""Measures the memory read bandwidth, the roofline of decode. Uses numpy only."""
+"""Measures the read bandwidth of main memory, which bounds the speed of decode. Uses numpy only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU kernels and threads, for doctor. Uses no tensor library."""
+"""Describes the CPU kernels and their threads for `localllm doctor`. Uses no tensor library."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from .machine import cores, variant
 
 
 def kernels(flags: frozenset[str]) -> dict[str, str]:
-    """Title -> value, for a processor with these flags."""
+    """The kernels and threads that a processor with these flags uses, as title -> value pairs."""
     try:
         find_library()
     except LibraryMissing as error:
         return {"kernels": f"none, torch only: {error}", "threads": str(cores())}
-    forced = "forced by LOCALLLM_CPU_LANE" if os.environ.get("LOCALLLM_CPU_LANE") else "the best for this processor"
-    return {"kernels": f"{variant(flags)}, {forced}", "threads": _threads()}
+    reason = "forced by LOCALLLM_CPU_LANE" if os.environ.get("LOCALLLM_CPU_LANE") else "the best for this processor"
+    return {"kernels": f"{variant(flags)}, {reason}", "threads": _threads()}
 
 
 def _threads() -> str:
-    """The number of threads and its source, as in kernels/cpu/team.cpp."""
+    """The number of threads and its source, by the rules of kernels/cpu/team.cpp."""
     for variable in ("LOCALLLM_THREADS", "OMP_NUM_THREADS"):
-        if (count := os.environ.get(variable, "0").partition(",")[0]) not in ("0", ""):
+        count, _, _ = os.environ.get(variable, "").partition(",")
+        if count not in ("0", ""):
             return f"{count}, from {variable}"
     return f"{cores()}, one per physical core"

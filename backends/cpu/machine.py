@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-# Linux flag -> title in doctor, the most important first.
-FEATURES: Mapping[str, str] = {
+# Processor flag of Linux -> title in `localllm doctor`, the most important first.
+X86_FEATURES: Mapping[str, str] = {
     "amx_tile": "AMX",
     "amx_bf16": "AMX BF16",
     "amx_int8": "AMX INT8",
@@ -21,6 +21,8 @@ FEATURES: Mapping[str, str] = {
     "avx512_vnni": "AVX-512 VNNI",
     "avx_vnni": "AVX VNNI",
     "avx2": "AVX2",
+}
+ARM_FEATURES: Mapping[str, str] = {
     "asimd": "NEON",
     "sve": "SVE",
     "bf16": "Arm BF16",
@@ -47,57 +49,64 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
-    """The processor flags, as named by Linux; empty if the file does not exist."""
-    for line in _lines(cpuinfo):
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    """The processor flags, as named by Linux; empty if `cpuinfo` does not exist."""
+    entries = _entries(cpuinfo)
+    return frozenset(entries.get("flags", entries.get("Features", "")).split())
 
 
 def features(flags: frozenset[str]) -> dict[str, str]:
-    """Title -> "yes" or "no", for every feature of this architecture (x86 or Arm)."""
-    arm = "asimd" in flags or platform.machine() in ("aarch64", "arm64")
-    of_arm = ("asimd", "sve", "bf16", "i8mm")
-    return {title: "yes" if flag in flags else "no" for flag, title in FEATURES.items() if (flag in of_arm) == arm}
+    """Each feature of this architecture (x86 or Arm) by its title: "yes" or "no"."""
+    is_arm = "asimd" in flags or platform.machine() in ("aarch64", "arm64")
+    titles = ARM_FEATURES if is_arm else X86_FEATURES
+    return {title: "yes" if flag in flags else "no" for flag, title in titles.items()}
 
 
 def variant(flags: frozenset[str]) -> str:
-    """The ISA variant for a processor with these flags; LOCALLLM_CPU_LANE overrides it."""
-    return os.environ.get("LOCALLLM_CPU_LANE") or next(name for name, needs in VARIANTS.items() if needs <= flags)
+    """The ISA variant for a processor with these flags; the environment variable LOCALLLM_CPU_LANE overrides it."""
+    best = next(name for name, needs in VARIANTS.items() if needs <= flags)
+    return os.environ.get("LOCALLLM_CPU_LANE") or best
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
-    for line in _lines(cpuinfo):
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
+    """The model name of the processor; without `cpuinfo` the architecture."""
+    return _entries(cpuinfo).get("model name") or platform.processor() or platform.machine()
 
 
 def cores() -> int:
-    """Physical cores that this process may use: a second thread per core adds no speed to matrix products."""
+    """Number of physical cores that this process may use. A second thread per core makes matrix products no faster."""
     physical = psutil.cpu_count(logical=False) or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return max(1, min(physical, allowed))
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, min(physical, len(os.sched_getaffinity(0))))
+    return physical
 
 
 def memory(cgroup: Path = _CGROUP) -> tuple[int, int]:
-    """(total, free) bytes, limited by the cgroup of a container."""
+    """(total, free) bytes of main memory, limited by the cgroup of a container."""
     system = psutil.virtual_memory()
-    limit, used = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
+    limit = _number(cgroup / "memory.max")
+    used = _number(cgroup / "memory.current")
     if limit is None or used is None:
         return system.total, system.available
     return min(system.total, limit), max(0, min(system.available, limit - used))
 
 
-def _lines(file: Path) -> list[str]:
+def _text(file: Path) -> str:
+    """The contents of the file; empty if it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
+        return ""
+
+
+def _entries(cpuinfo: Path) -> dict[str, str]:
+    """The entries of `cpuinfo` by key. A key that every processor has gets the value of the first processor."""
+    entries: dict[str, str] = {}
+    for line in _text(cpuinfo).splitlines():
+        key, _, value = line.partition(":")
+        entries.setdefault(key.strip(), value.strip())
+    return entries
 
 
 def _number(file: Path) -> int | None:
-    text = "".join(_lines(file)).strip()
+    text = _text(file).strip()
     return int(text) if text.isdecimal() else None

@@ -1,4 +1,4 @@
-"""The ops of the CPU, computed by the C++ kernels. Raises LibraryMissing on import if they are not built."""
+"""The ops of the CPU, computed by the C++ kernels. The import raises LibraryMissing if the kernels are not built."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPS = Ops(
     ),
     kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
     attention=Attention(paged=attention.paged_attention),
-    # Biases and penalties change few tokens of a row: a kernel would not be faster.
+    # No kernels for biases and penalties: they change only a few tokens of a row.
     sampling=Sampling(mask=sampling.mask, greedy=sampling.greedy, draw=sampling.draw, logprobs=sampling.logprobs),
     layer=Layer(decoder=layer.decoder, prepare=layer.prepare),
 )

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs. `probe` calls the driver's libraries and imports no torch."""
+"""The backend of NVIDIA GPUs. `probe` calls the driver's libraries and imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .driver import Driver, DriverFailed
 
 name = "cuda"
 
-OLDEST = (8, 0)  # minimum compute capability: bfloat16 instructions, and the oldest target of the kernels
+MIN_CAPABILITY = (8, 0)  # the first compute capability with bfloat16 instructions, and the oldest target of our kernels
 
 
 def probe() -> DeviceInfo | Unavailable:
@@ -23,12 +23,12 @@ def probe() -> DeviceInfo | Unavailable:
     except DriverFailed as error:
         return Unavailable(name, str(error))
     capability = _version(gpu.capability)
-    if gpu.capability < OLDEST:
-        least = _version(OLDEST)
-        return Unavailable(name, f"{gpu.name} has compute capability {capability}; the minimum is {least}")
-    reason = _lacking()
-    if reason:
-        return Unavailable(name, f"{gpu.name} is present, but {reason}")
+    if gpu.capability < MIN_CAPABILITY:
+        minimum = _version(MIN_CAPABILITY)
+        return Unavailable(name, f"{gpu.name} has compute capability {capability}; the minimum is {minimum}")
+    problem = _torch_problem()
+    if problem:
+        return Unavailable(name, f"{gpu.name} is present, but {problem}")
     features = {"compute capability": capability, "GPUs": f"{gpu.count}, the first is used"}
     return DeviceInfo(name, gpu.name, gpu.memory, gpu.free, features | _kernels())
 
@@ -46,17 +46,17 @@ def open(files: ModelFiles, options: LoadOptions) -> Runner:
 def read_bandwidth() -> float | None:
     if find_spec("triton") is None:
         return None
-    from .bandwidth import read_bandwidth as measured
+    from . import bandwidth
 
-    return measured()
+    return bandwidth.read_bandwidth()
 
 
 def _version(numbers: tuple[int, int]) -> str:
     return ".".join(map(str, numbers))
 
 
-def _lacking() -> str:
-    """The reason why torch cannot use the GPU; empty: it can."""
+def _torch_problem() -> str:
+    """The reason why torch cannot use the GPU; empty if it can."""
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
         return "torch is not installed"
@@ -67,10 +67,12 @@ def _lacking() -> str:
 
 
 def _kernels() -> dict[str, str]:
+    """The kernels that a model on this GPU uses, as title -> value pairs for `localllm doctor`."""
     triton = find_spec("triton") is not None
     try:
-        find_library()  # the CUDA library needs it
+        find_library()  # the CUDA library depends on the CPU library
         kernels = str(find_cuda_library())
     except LibraryMissing as error:
-        kernels = f"none, {'Triton' if triton else 'references'} instead (slower): {error}"
+        replacement = "Triton" if triton else "references"
+        kernels = f"none, {replacement} instead (slower): {error}"
     return {"kernels": kernels, "Triton": "yes" if triton else "no, references instead"}

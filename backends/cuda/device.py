@@ -28,6 +28,7 @@ from .ops import CANDIDATES, MISSING, OPS
 
 
 def _flashinfer(ops: Ops) -> Ops:
+    """`ops` with FlashInfer's attention. Raises SettingRefused if FlashInfer is not installed."""
     if find_spec("flashinfer") is None:
         raise SettingRefused(
             "attention flashinfer: FlashInfer is not installed",
@@ -35,7 +36,8 @@ def _flashinfer(ops: Ops) -> Ops:
         )
     from ...kernels.flashinfer.attention import attention
 
-    layer = Layer(decoder=ops.layer.decoder, prepare=ops.layer.prepare)  # `decoders` has a built-in attention
+    # Without the op `decoders` of the device: it computes all layers with its own attention.
+    layer = Layer(decoder=ops.layer.decoder, prepare=ops.layer.prepare)
     return replace(ops, attention=attention(ops.attention), layer=layer)
 
 
@@ -54,18 +56,19 @@ DEVICE = Device(
     recorder=CudaRecorder,
     streams=partial(SideStream, torch.cuda),
     graphs="breakable",  # as fast as split, and models open sooner
-    # An H200 computes these multiplications while the host launches a layer: a larger prefill gains nothing by a graph.
+    # An H200 computes this number of multiplications while the host launches the kernels of one layer.
     layer_work=3.5e10,
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
-    step_seconds=120.0,  # the longest steps take a second, except first steps, which may compile kernels
+    step_seconds=120.0,  # a step takes at most a second, except a first step, which may compile kernels
 )
 
-# Bytes of GPU memory for intermediate results, workspaces of libraries and captured graphs.
+# Bytes of GPU memory that stay free for intermediate results, workspaces of libraries and captured graphs.
 WORKSPACE = 2**30
 
 
 def _versions() -> Iterator[str]:
-    """Versions that the results of kernels depend on, besides torch and the GPU."""
+    """Versions that a self-test's verdicts depend on, in addition to those of torch and the GPU: the versions of the
+    driver, Triton and the CUDA C++ kernels."""
     yield Driver().version()
     if find_spec("triton") is None:
         yield "no Triton"
@@ -78,10 +81,10 @@ def _versions() -> Iterator[str]:
 
 
 def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
-    """Load a model. Raises ModelRefused, SettingRefused or RunnerFailed."""
+    """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
     torch.cuda.init()
     free, _ = torch.cuda.mem_get_info()
-    # A model stored as float32 keeps it: such models are small or need the precision.
+    # A model with float32 weights computes in float32: such models are small or need the precision.
     dtype = torch.float32 if files.config.dtype == "float32" else torch.bfloat16
     warnings = (f"the CUDA C++ kernels are not used (slower): {MISSING}",) if MISSING else ()
     device = replace(DEVICE, dtype=dtype, warnings=warnings)

@@ -1,9 +1,8 @@
-"""Queries the GPUs through the libraries of NVIDIA's driver: no tensor library, no context on the device."""
+"""Queries the GPUs through the libraries of NVIDIA's driver. Loads no tensor library and creates no CUDA context."""
 
 from __future__ import annotations
 
 import ctypes
-from contextlib import suppress
 from dataclasses import dataclass
 
 _MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
@@ -11,11 +10,13 @@ _MINOR = 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
 
 
 class DriverFailed(Exception):
-    """No GPU can be used. The message is for users."""
+    """The driver or the GPU is missing. The message is shown to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """The first GPU, and the number of GPUs."""
+
     name: str
     count: int  # number of GPUs
     capability: tuple[int, int]
@@ -28,7 +29,7 @@ class _MemoryInfo(ctypes.Structure):
 
 
 class Driver:
-    """The CUDA driver. Raises DriverFailed if it is missing or does not start."""
+    """The CUDA driver. The constructor raises DriverFailed if the driver is missing or does not start."""
 
     def __init__(self) -> None:
         try:
@@ -42,16 +43,15 @@ class Driver:
     def version(self) -> str:
         """The version of the driver; without NVML, the CUDA version that the driver supports."""
         text = ctypes.create_string_buffer(96)
+        nvml = _nvml()
+        if nvml is not None and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
+            return text.value.decode(errors="replace")
         cuda = ctypes.c_int()
-        with suppress(OSError):
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
-            if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
-                return text.value.decode(errors="replace")
         self._cuda.cuDriverGetVersion(ctypes.byref(cuda))
         return f"CUDA {cuda.value}"
 
     def first(self) -> Gpu:
-        """GPU 0 of CUDA. Raises DriverFailed if there is none."""
+        """GPU 0 of CUDA. Raises DriverFailed if there is no GPU."""
         count = ctypes.c_int()
         self._cuda.cuDeviceGetCount(ctypes.byref(count))
         if count.value == 0:
@@ -69,17 +69,25 @@ class Driver:
         return value.value
 
     def _free(self, total: int) -> int:
-        """Bytes of free memory; `total` without NVML."""
+        """Bytes of free memory of GPU 0; `total` if NVML does not answer."""
+        nvml = _nvml()
+        if nvml is None:
+            return total
         address = ctypes.create_string_buffer(32)
-        info = _MemoryInfo()
+        if self._cuda.cuDeviceGetPCIBusId(address, len(address), 0) != 0:
+            return total
         device = ctypes.c_void_p()
-        with suppress(OSError):
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
-            if (
-                self._cuda.cuDeviceGetPCIBusId(address, len(address), 0) == 0
-                and nvml.nvmlInit_v2() == 0
-                and nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(device)) == 0
-                and nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(info)) == 0
-            ):
-                return min(total, int(info.free))
-        return total
+        if nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(device)) != 0:
+            return total
+        info = _MemoryInfo()
+        status = nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(info))
+        return min(total, int(info.free)) if status == 0 else total
+
+
+def _nvml() -> ctypes.CDLL | None:
+    """NVIDIA's management library (NVML); None if it is missing or does not start."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return nvml if nvml.nvmlInit_v2() == 0 else None

@@ -1,4 +1,4 @@
-"""The ops of NVIDIA GPUs: CUDA C++ if it is built, Triton if it is installed, else references."""
+"""The ops of NVIDIA GPUs: the CUDA C++ kernels if they are built, else Triton kernels, else the references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...kernels.ops.rope import Rope
 
 
 def _with_library(ops: Ops) -> Ops:
-    """`ops` with the CUDA C++ kernels. Raises LibraryMissing if they are not built."""
+    """`ops`, with the CUDA C++ kernels for all ops that have one. Raises LibraryMissing if they are not built."""
     from ...kernels.cuda import attention, kv, layer, linear, step
     from ...kernels.elements import activation, embedding, norm, rope
 
@@ -46,8 +46,8 @@ def _with_library(ops: Ops) -> Ops:
 
 
 def _candidates() -> tuple[tuple[Ops, ...], str]:
-    """The implementations that this machine can use, the fastest first and the references last; and the reason why the
-    CUDA C++ kernels are missing, or an empty string."""
+    """The implementations of the ops that this machine can use, the fastest first and the references last; and the
+    reason why the CUDA C++ kernels are missing, empty if they are built."""
     candidates = [Ops()]
     missing = ""
     if find_spec("triton") is not None:

@@ -1,7 +1,8 @@
-"""AMD GPUs through ROCm. This version finds them but has no runner for them yet."""
+"""The backend of AMD GPUs. This version finds the GPUs but has no runner for them yet."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ...engine.runner import DeviceInfo, Unavailable
@@ -10,21 +11,26 @@ name = "hip"
 
 DRIVER = Path("/dev/kfd")
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+_VERSION = re.compile(r"^\s*gfx_target_version\s+(\d+)\s*$", re.MULTILINE)
 
 
 def probe() -> DeviceInfo | Unavailable:
-    """Reads the kernel driver's list of compute nodes."""
+    """Reads the GPUs from the kernel driver's list of compute nodes."""
     if not DRIVER.exists():
         return Unavailable(name, f"no AMD GPU driver ({DRIVER} not found)")
-    targets = [target for node in sorted(NODES.glob("*/properties")) if (target := _target(node))]
+    targets = list(filter(None, map(_target, sorted(NODES.glob("*/properties")))))
     if not targets:
         return Unavailable(name, "the AMD GPU driver shows no GPU")
     return Unavailable(name, f"AMD GPU {', '.join(targets)} is present, but this version has no HIP runner yet")
 
 
 def _target(properties: Path) -> str:
-    """`gfx942` of a GPU node; empty for a CPU node, whose version is 0."""
-    lines = (line.split() for line in properties.read_text("ascii", errors="replace").splitlines())
-    version = next((int(line[1]) for line in lines if line[:1] == ["gfx_target_version"] and len(line) == 2), 0)
-    major, minor, step = version // 10000, version // 100 % 100, version % 100
-    return f"gfx{major}{minor:x}{step:x}" if version else ""
+    """The compiler target of a compute node, e.g. `gfx942`; empty for a CPU, whose version is 0."""
+    match = _VERSION.search(properties.read_text("ascii", errors="replace"))
+    version = int(match[1]) if match else 0
+    if version == 0:
+        return ""
+    major = version // 10000
+    minor = version // 100 % 100
+    stepping = version % 100
+    return f"gfx{major}{minor:x}{stepping:x}"

@@ -1,4 +1,4 @@
-"""GGUF models through llama.cpp. This version has no runner for them yet."""
+"""The backend of GGUF models, which llama.cpp computes. This version has no runner for GGUF models yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ name = "llamacpp"
 
 
 def probe() -> DeviceInfo | Unavailable:
-    """Whether llama-cpp-python is installed, without importing it."""
+    """Checks whether llama-cpp-python is installed, without importing it."""
     if find_spec("llama_cpp") is None:
         return Unavailable(name, "llama-cpp-python is not installed")
     return Unavailable(name, "llama-cpp-python is installed, but this version has no llama.cpp runner yet")

@@ -1,4 +1,4 @@
-"""Huawei Ascend NPUs. This version finds them but has no runner for them yet."""
+"""The backend of Huawei Ascend NPUs. This version finds the NPUs but has no runner for them yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICES = Path("/dev")
 
 
 def probe() -> DeviceInfo | Unavailable:
-    """Looks for the driver's device nodes, then for torch_npu."""
+    """Checks the driver's device nodes, then whether torch_npu is installed."""
     if not (DEVICES / "davinci_manager").exists():
         return Unavailable(name, f"no Ascend driver ({DEVICES / 'davinci_manager'} not found)")
     count = len(list(DEVICES.glob("davinci[0-9]*")))

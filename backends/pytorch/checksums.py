@@ -1,4 +1,4 @@
-"""Checksums of packed files: CRC-32 of the header and of each block of data, computed and checked block by block."""
+"""CRC-32 checksums of a packed file: one of its header, and one of each block of its data."""
 
 from __future__ import annotations
 
@@ -11,40 +11,51 @@ BLOCK = 2**24  # bytes of data
 
 
 def count(size: int) -> int:
-    """Number of checksums of `size` bytes of data, including that of the header."""
+    """Number of checksums of a file with `size` bytes of data, including the checksum of the header."""
     return 1 + -(-size // BLOCK)
 
 
 class Checksums:
-    """Computes the checksums of a file while it is written: first the header, then the data in pieces of any size."""
+    """Computes the checksums of a file while it is written: first the header, then the data in chunks of any size."""
 
     def __init__(self, header: bytes) -> None:
         self.values = [zlib.crc32(header)]
-        self._left = 0  # bytes missing in the last block
+        self._missing = 0  # bytes until the last block is full
 
     def add(self, data: memoryview) -> None:
+        """Append `data` to the checksummed data."""
         while len(data):
-            if not self._left:
+            if self._missing == 0:
                 self.values.append(0)
-                self._left = BLOCK
-            piece = data[: self._left]
-            data = data[self._left :]
-            self.values[-1] = zlib.crc32(piece, self.values[-1])
-            self._left -= len(piece)
+                self._missing = BLOCK
+            chunk = data[: self._missing]
+            data = data[self._missing :]
+            self.values[-1] = zlib.crc32(chunk, self.values[-1])
+            self._missing -= len(chunk)
 
 
 def read_checked(file: int, start: int, into: memoryview, expected: Sequence[int], threads: int) -> bool:
-    """Read the file descriptor `file` from byte `start` into `into`, on several threads.
+    """Fill `into` from the file descriptor `file`, starting at byte `start` of the file, on several threads.
 
-    Returns False if the file is too short or a block differs from its checksum in `expected` (without the header's).
+    Returns False if the file is too short or a block differs from its checksum. `expected` has the checksums of all
+    blocks, without that of the header.
     """
 
-    def right(block: int) -> bool:
-        part = into[block * BLOCK : (block + 1) * BLOCK]
-        filled = 0
-        while filled < len(part) and (count_read := os.preadv(file, [part[filled:]], start + block * BLOCK + filled)):
-            filled += count_read
-        return filled == len(part) and zlib.crc32(part) == expected[block]
+    def matches(index: int) -> bool:
+        block = into[index * BLOCK : (index + 1) * BLOCK]
+        is_full = _fill(block, file, start + index * BLOCK)
+        return is_full and zlib.crc32(block) == expected[index]
 
     with ThreadPoolExecutor(threads) as pool:
-        return all(pool.map(right, range(-(-len(into) // BLOCK))))
+        return all(pool.map(matches, range(-(-len(into) // BLOCK))))
+
+
+def _fill(block: memoryview, file: int, offset: int) -> bool:
+    """Fill the block from the file, starting at byte `offset`. Returns False if the file ends too early."""
+    while len(block):
+        count_read = os.preadv(file, [block], offset)
+        if count_read == 0:
+            return False
+        offset += count_read
+        block = block[count_read:]
+    return True

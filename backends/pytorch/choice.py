@@ -1,4 +1,4 @@
-"""Third-party attention, if a device offers it and the load options name it."""
+"""Chooses the attention implementation: built-in, or third-party if the load options name one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .device import Device
 
 
 def with_attention(device: Device, options: LoadOptions) -> Device:
-    """The device with the attention that the options name. Raises SettingRefused if the device does not offer it."""
+    """`device` with the attention named by `options`. Raises SettingRefused if the device has no such attention."""
     name = options.attention
     if name in ("auto", "ours"):
         return device

@@ -1,4 +1,4 @@
-"""The differences between torch devices, as one record."""
+"""The record that describes a torch device. It has everything in which torch devices differ."""
 
 from __future__ import annotations
 
@@ -19,67 +19,71 @@ from .streams import InOrder, Streams
 
 
 class Recorder(Protocol):
-    """Captures work of the device and replays it on the same memory, as a whole or in pieces.
+    """Captures the work of a device and replays it on the same memory, as one graph or in segments.
 
-    All captures of one recorder share one memory pool. After the replay of another capture only tensors that are still
-    referenced keep their values.
+    All captures of one recorder share one memory pool. A replay overwrites the tensors of other captures, except those
+    that are still referenced.
     """
 
     def session(self) -> AbstractContextManager[None]:
-        """Captures begin and end within a session. Work between two captures runs on the same queue."""
+        """A context in which captures begin and end. Work between two captures runs on the same queue."""
         ...
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """Begin a capture."""
+        ...
 
     def end(self) -> Callable[[], None]:
-        """A function that replays all work since `begin`."""
+        """End the capture. The result is a function that replays all work since `begin`."""
         ...
 
     def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """function(*inputs), captured or not. The function may run code that torch does not dispatch."""
+        """The result of function(*inputs). A recorder may capture the call. The function may run code that torch does
+        not dispatch."""
         ...
 
     def weak(self, tensor: Tensor) -> Tensor:
-        """The tensor for a replay, without a reference: later captures may use its memory."""
+        """A view of a captured tensor that does not keep its memory allocated, so later captures may use the memory."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A torch device with its ops and limits. Code that has this record never asks which device it is."""
+    """A torch device with its ops and limits. Code with this record does not check the type of the device."""
 
-    name: str  # of the backend
-    type: str  # of torch's devices; that of HIP is "cuda"
+    name: str  # name of the backend
+    type: str  # torch's device type; "cuda" for HIP
     module: ModuleType  # torch.cpu, torch.cuda, …; its Event marks the end of a step
     ops: Ops
-    dtype: torch.dtype  # of activations when LoadOptions.dtype is "auto"
-    overlap: bool = False  # a step runs while the host plans the next one
-    pinned: bool = False  # copies to the device use page-locked host memory
-    cache_share: float = 0.25  # fraction of the memory left after loading, for the KV cache; the rest is for others
+    dtype: torch.dtype  # of activations, if LoadOptions.dtype is "auto"
+    overlap: bool = False  # whether a step runs while the host plans the next step
+    pinned: bool = False  # whether copies to the device use page-locked host memory
+    cache_share: float = 0.25  # fraction of the free memory after loading that the KV cache may use
     page_size: int = 16  # tokens per page of the KV cache
-    step_tokens: int = 512  # maximum in one step: enough to fill the device, few enough for short waits
-    row_tokens: int | None = 512  # per row, for the automatic size of the KV cache; None: a whole context
-    fp8_cache: bool = False  # the KV cache may be float8_e4m3fn
+    step_tokens: int = 512  # maximum number of tokens in a step; larger steps delay the rows that decode
+    row_tokens: int | None = 512  # tokens per row in a KV cache of automatic size; None: the maximum context
+    fp8_cache: bool = False  # whether the KV cache may be float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured
-    streams: Callable[[], Streams] = InOrder  # a second queue beside the recorder
-    graphs: Graphs = "full"  # when LoadOptions.graphs is "auto"
-    layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of a layer
-    # From LoadOptions.attention to the ops with that attention; raises SettingRefused where it is not installed.
+    streams: Callable[[], Streams] = InOrder  # a second queue, for work in parallel with the main queue
+    graphs: Graphs = "full"  # used if LoadOptions.graphs is "auto"
+    layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer
+    # Third-party attention: the name in LoadOptions.attention -> a function that puts that attention into the ops. The
+    # function raises SettingRefused if the attention is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
-    captures_attention: bool = True  # whether whole captured steps include attention; third-party attention may not
+    captures_attention: bool = True  # False: attention runs code on the host, so a whole step cannot be captured
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
 
     def send(self, array: NDArray[Any]) -> Tensor:
-        """A copy on the device. The host does not wait for work in the queue."""
+        """A copy of the array on the device. The host does not wait for the work in the device's queue."""
         plain = torch.from_numpy(np.ascontiguousarray(array))
         return plain.pin_memory().to(self.type, non_blocking=True) if self.pinned else plain.to(self.type)
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """A copy in main memory, complete after an event that is recorded after this call."""
+        """A copy of the tensor in main memory. It is complete after an event that is recorded after this call."""
         return tensor.to("cpu", non_blocking=self.pinned, copy=True)
 
     def event(self) -> torch.Event:
-        """A mark in the device's queue: record() now, synchronize() later."""
+        """An event of the device's queue: `record` marks a point in the queue, `synchronize` waits for that point."""
         event: torch.Event = self.module.Event()
         return event

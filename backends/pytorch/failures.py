@@ -1,8 +1,8 @@
-"""Errors of torch and its devices, translated to the engine's errors. No other file translates them.
+"""Translates errors of torch and its devices to the engine's errors. No other file translates them.
 
-The context managers are classes, not generators: since Python 3.12 an error that passes through a generator of
-contextlib is in a reference cycle with its frames, and the memory of a failed step or load stays allocated until
-Python's collector runs.
+The context managers here are classes, not generators. Since Python 3.12 an error that passes through a generator of
+contextlib is in a reference cycle with its frames. The memory of a failed step or load would then stay allocated until
+Python's garbage collector runs.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
 # Errors that torch raises when a kernel, an index or an allocation fails.
 _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
 
-# Words in out-of-memory errors of CUDA, its libraries and the CPU, which torch raises as plain RuntimeError.
+# Words in the out-of-memory errors of CUDA, its libraries and the CPU that torch raises as RuntimeError.
 _SHORTAGES = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 
 
 class failures:
-    """Translates an error in the block to OutOfMemory or RunnerFailed. The message begins with `what`.
+    """A context that translates an error of torch to OutOfMemory or RunnerFailed. Its message begins with `prefix`.
 
-    A device may report the failure of a step at a later step. After a broken context every call fails.
+    A device may report the failure of a step during a later step.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, _FAILURES):
-            raise (OutOfMemory if is_shortage(error) else RunnerFailed)(f"{self._what}: {_brief(error)}") from error
+            translation = OutOfMemory if is_shortage(error) else RunnerFailed
+            raise translation(f"{self._prefix}: {_brief(error)}") from error
 
 
 class load_failures:
-    """Translates out of memory to ModelRefused, a broken device to RunnerFailed. Other errors may be bugs and pass."""
+    """A context that translates an out-of-memory error to ModelRefused, and the failure of a device to RunnerFailed.
+    It does not translate other errors, which may be bugs."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -46,8 +48,10 @@ class load_failures:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, OutOfMemory) or (isinstance(error, _FAILURES) and is_shortage(error)):
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not isinstance(error, (OutOfMemory, *_FAILURES)):
+            return
+        if isinstance(error, OutOfMemory) or is_shortage(error):
             raise ModelRefused(
                 f"{self._model} does not fit into the device memory: {_brief(error)}",
                 "close other programs, use a smaller cache, or choose a smaller model",
@@ -64,6 +68,6 @@ def is_shortage(error: Exception) -> bool:
 
 
 def _brief(error: Exception) -> str:
-    """The message without torch's advice to programmers."""
+    """The first two sentences of the message: the others are torch's advice for programmers."""
     line = str(error).partition("\n")[0]
     return ". ".join(line.split(". ")[:2]).rstrip(".") or type(error).__name__

@@ -9,14 +9,14 @@ from ...engine.batch import Ints
 from ...kernels.ops.step import Cache
 from .device import Device
 
-TOGETHER = 64  # pages of all layers in one copy
+COPY_PAGES = 64  # pages of all layers that are copied at a time
 
 
 class PagedKV:
-    """`keys` and `values`, [layers, num_pages + 1, page_size, kv heads, head dim] each; page 0 is for padding.
+    """The tensors `keys` and `values`, each [layers, num_pages + 1, page_size, kv_heads, head_dim]; page 0 is padding.
 
-    One allocation, which is never cleared, so the system maps memory only for used pages. A page is written before it
-    is read, and attention reads nothing beyond the context of a row.
+    Both are one allocation, which is never cleared, so the system maps memory only for used pages. A page is written
+    before it is read: attention reads nothing beyond the context of a row.
     """
 
     def __init__(
@@ -33,14 +33,15 @@ class PagedKV:
         pages = torch.empty(shape, dtype=dtype, device=device)
         self.keys, self.values = pages
         self.cache = Cache(self.keys, self.values)
-        self._parts = pages.flatten(0, 1)  # keys and values of every layer
+        self._layer_pages = pages.flatten(0, 1)  # [2 * layers, num_pages + 1, …], first the keys of all layers
 
     def copy(self, copies: Ints, device: Device) -> None:
-        """Page copies [copies, 2] of (source, target), all read before any is written."""
+        """Copy pages by `copies` [copies, 2], rows of (source, target). All sources are read before any write."""
         if not len(copies):
             return
-        # Without a page that is source and target, copies in parts take less memory.
-        together = len(copies) if np.isin(copies[:, 0], copies[:, 1]).any() else TOGETHER
-        for start in range(0, len(copies), together):
-            sources, targets = device.send(copies[start : start + together].T.astype(np.int64))
-            device.ops.kv.copy_pages(self._parts, sources, targets)
+        # Several smaller copies take less memory, but no copy may overwrite the source of a later copy.
+        is_chain = np.isin(copies[:, 0], copies[:, 1]).any()
+        count = len(copies) if is_chain else COPY_PAGES
+        for start in range(0, len(copies), count):
+            sources, targets = device.send(copies[start : start + count].T.astype(np.int64))
+            device.ops.kv.copy_pages(self._layer_pages, sources, targets)

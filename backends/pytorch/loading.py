@@ -1,4 +1,4 @@
-"""Loads the weights of a model on a device: estimates their memory, and reads or writes the packed file."""
+"""Loads the weights of a model on a device. Estimates their memory, and caches quantised weights in a packed file."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .quant.choose import ON_LOAD, scheme
 from .quant.floats import STORED
 from .weights import Weights
 
-MIN_PACKED_BYTES = 64 * 2**20  # bytes as stored; a smaller model is quantised faster than its packed file is read
+MIN_PACKED_BYTES = 64 * 2**20  # in the model files; it takes longer to read a smaller packed file than to quantise
 EMBEDDING = "model.embed_tokens.weight"
-_SAMPLE = (64, 256)
+_SAMPLE = (64, 256)  # shape of the sample weight
 
 Model = TypeVar("Model")
 
 
 class Loader:
-    """Loads the weights of one model with these options on one device, for activations of `dtype`. Raises ModelRefused
-    for an unsupported weight format."""
+    """Loads the weights of one model on one device, for activations of `dtype`. The constructor raises ModelRefused for
+    an unsupported weight format."""
 
     def __init__(self, files: ModelFiles, options: LoadOptions, device: Device, dtype: torch.dtype) -> None:
         self._files = files
@@ -39,29 +39,30 @@ class Loader:
         self._packed: PackedFile | None = None
         if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= MIN_PACKED_BYTES:
             sample = self._sample(torch.float32)
-            mark = fingerprint(files, self._quant, sample)
-            self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", mark, type(sample))
+            key = fingerprint(files, self._quant, sample)
+            self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", key, type(sample))
 
     def expected_bytes(self) -> int:
         """Estimated bytes of the loaded weights, correct within a few percent."""
 
         @cache
-        def share(stored: str) -> float:
-            """Bytes in memory per value of a weight stored as this dtype."""
+        def value_bytes(stored: str) -> float:
+            """Bytes in memory per value of a packed weight that has the dtype `stored` in the file."""
             return memory_bytes(self._sample(DTYPES[stored])) / prod(_SAMPLE)
 
         total = 0.0
         for name, tensor in self._files.tensors.items():
-            packed = len(tensor.shape) == 2 and tensor.dtype in STORED
-            head = name != EMBEDDING or self._files.config.tie_embeddings
-            if packed and head:
-                total += prod(tensor.shape) * share(tensor.dtype)
-            if not packed or name == EMBEDDING:
+            is_embedding = name == EMBEDDING
+            is_matrix = len(tensor.shape) == 2 and tensor.dtype in STORED
+            is_product = is_matrix and (not is_embedding or self._files.config.tie_embeddings)
+            if is_product:
+                total += prod(tensor.shape) * value_bytes(tensor.dtype)
+            if is_embedding or not is_matrix:
                 total += tensor.num_bytes
         return round(total)
 
     def load(self, build: Callable[[Weights], Model]) -> tuple[Model, Weights]:
-        """The model that `build` returns, and its weights. Raises ModelRefused if the weights do not fit the model."""
+        """The model that `build` returns, and its weights. Raises ModelRefused if the files do not fit the model."""
         products = None if self._packed is None else self._packed.read()
         weights = Weights(self._files, self._device, self._dtype, self._scheme, products or {})
         model = build(weights)
@@ -71,7 +72,7 @@ class Loader:
         return model, weights
 
     def _sample(self, stored: torch.dtype) -> Any:
-        """A small weight of dtype `stored`, quantised and packed as all weights of this dtype."""
+        """A small weight of dtype `stored`, quantised and packed in the same way as the model's weights."""
         plain = torch.linspace(-1.0, 1.0, prod(_SAMPLE)).view(_SAMPLE).to(stored)
         quantise = ON_LOAD[self._quant]
         weight = plain if quantise is None else quantise(plain)

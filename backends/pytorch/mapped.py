@@ -1,4 +1,4 @@
-"""Memory-mapped weight files: the system reads pages at their first access; `drop` releases them."""
+"""Maps weight files into memory. The system reads a page of a file at its first access; `drop` releases pages."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class MappedFiles:
     def tensor(self, stored: StoredTensor) -> Tensor:
         """A view of the file. The file stays mapped while the view exists. Do not write to the view."""
         dtype = DTYPES[stored.dtype]
-        if not math.prod(stored.shape):
+        count = math.prod(stored.shape)
+        if count == 0:
             return torch.empty(stored.shape, dtype=dtype)
         mapped = self._map(stored.file)
-        if stored.start % dtype.itemsize:  # torch needs aligned elements: copy
-            return torch.frombuffer(bytearray(mapped[stored.start : stored.stop]), dtype=dtype).view(stored.shape)
-        return torch.frombuffer(mapped, dtype=dtype, count=math.prod(stored.shape), offset=stored.start).view(
-            stored.shape
-        )
+        if stored.start % dtype.itemsize == 0:
+            return torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.start).view(stored.shape)
+        copy = bytearray(mapped[stored.start : stored.stop])  # torch needs aligned elements
+        return torch.frombuffer(copy, dtype=dtype).view(stored.shape)
 
     def drop(self, stored: StoredTensor) -> None:
         """Release the pages of a tensor from the memory of this process. A later access reads the file again."""
@@ -58,13 +58,14 @@ class MappedFiles:
 
     def _advise(self, stored: StoredTensor, advice: int) -> None:
         start = stored.start - stored.start % mmap.PAGESIZE
-        with suppress(KeyError, OSError):  # not mapped, or the system ignores the advice: only slower
+        # KeyError: the file is not mapped. OSError: the system does not support the advice.
+        with suppress(KeyError, OSError):
             self._maps[stored.file].madvise(advice, start, stored.stop - start)
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:
             try:
-                with file.open("rb") as opened:  # copy on write: torch needs writable memory
+                with file.open("rb") as opened:  # ACCESS_COPY, because torch needs writable memory
                     self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
                 raise ModelRefused(f"{file.name} cannot be read: {error}") from error

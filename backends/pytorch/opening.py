@@ -1,4 +1,4 @@
-"""From a model's files to a runner on a torch device."""
+"""Opens a model on a torch device: loads the weights and builds the runner."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .references import with_references
 from .runner import Model, TorchRunner
 from .sizing import cache_dtype, capturable_tokens, chosen_graphs, plan
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # "auto" is the device's choice
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # without "auto", which means Device.dtype
 
 
 def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
-    """Load a model; `free` is the device's free memory in bytes.
+    """Load a model on a device with `free` bytes of free memory.
 
-    Raises ModelRefused (too little memory included), SettingRefused, or RunnerFailed if the device fails.
+    Raises ModelRefused, also if the model does not fit in memory; SettingRefused; and RunnerFailed if the device fails.
     """
     refusal = accepts(files)
     if refusal:

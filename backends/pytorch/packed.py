@@ -1,8 +1,8 @@
 """Caches packed weights in a file. Later starts read the file directly into the memory that the kernels read.
 
-One safetensors file per quantisation. Its fingerprint covers the model files, the quantisation and the layout of the
-device, so a file of another model, version or layout is not used. The last tensor has checksums of all other bytes, so
-a corrupt file is detected.
+There is one safetensors file per quantisation. Its fingerprint covers the model files, the quantisation and the layout
+of packed weights on the device, so the file is used only if all of these are unchanged. Its last tensor has the
+checksums of all other bytes, so a corrupt file is detected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,17 +34,17 @@ from .checksums import Checksums, count, read_checked
 from .mapped import DTYPES
 
 VERSION = 2  # of the file format
-ALIGNMENT = 64  # bytes, for every tensor: the width of the widest vector loads
+ALIGNMENT = 64  # bytes; every tensor starts at a multiple, because the widest vector loads have this width
 SPARE = 2**30  # bytes of disk space that stay free
-SUMS = "~sums"
+SUMS = "~sums"  # name of the tensor with the checksums; names that start with ~ are no weights
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 log = logging.getLogger(__name__)
 
 
 def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
-    """SHA-256 of the model files' headers, sizes and times, of `quant`, and of `sample`: a constant weight, quantised
-    and packed by this device, which stands for the layout."""
+    """SHA-256 of the model files' headers, sizes and times, of `quant`, and of `sample`: a constant weight that this
+    device has quantised and packed, so its bytes depend on the device's layout of packed weights."""
     digest = hashlib.sha256(f"{VERSION} {quant}".encode())
     digest.update((files.path / "config.json").read_bytes())
     for file in sorted({tensor.file for tensor in files.tensors.values()}):
@@ -59,71 +59,82 @@ def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
 
 
 @runtime_checkable
-class Placed(Protocol):
-    """A packed weight that sets the placement of its memory (NUMA) before the memory is written."""
+class Placeable(Protocol):
+    """A packed weight that can choose the NUMA nodes of its memory."""
 
-    def place(self) -> None: ...
+    def place(self) -> None:
+        """Choose the nodes, before the memory of the weight is written."""
+        ...
 
 
 class PackedFile:
-    """The products of one model in one quantisation. An unreadable or corrupt file is written again.
+    """A file with the products of one model in one quantisation. A file that is not readable or corrupt is replaced.
 
-    `kind` is the device's named tuple of a packed weight. Weights may also have the types of kernels.ops.
+    `kind` is the device's class of a packed weight, a named tuple. The file may also have weights of the classes Int8,
+    Int4 and Fp8.
     """
 
     def __init__(self, file: Path, fingerprint: str, kind: type[Any]) -> None:
         self._file = file
         self._fingerprint = fingerprint
-        self._kinds: dict[str, type[Any]] = {known.__name__: known for known in (Int8, Int4, Fp8, kind)}
+        self._kinds: dict[str, type[Any]] = {one.__name__: one for one in (Int8, Int4, Fp8, kind)}
 
     def read(self) -> Mapping[str, Product] | None:
         """Products by name, without their biases. None if the file is missing, corrupt or has another fingerprint."""
         try:
             tensors = read_header(self._file)
             with self._file.open("rb") as opened:
-                prefix = opened.read(8)
-                header = opened.read(*struct.unpack("<Q", prefix))
-                about = json.loads(header).get("__metadata__", {})
-                if about.get("fingerprint") != self._fingerprint:
-                    return None
-                start = 8 + len(header)
-                stop = tensors[SUMS].start
-                arena = _arena(stop - start)
-                products = self._products(about, tensors, arena, start)
-                opened.seek(stop)
-                sums = struct.unpack(f"<{count(stop - start)}I", opened.read())
-                if sums[0] != zlib.crc32(prefix + header) or not read_checked(
-                    opened.fileno(), start, memoryview(arena)[: stop - start], sums[1:], torch.get_num_threads()
-                ):
-                    log.warning("%s is corrupt; the weights are quantised again", self._file)
-                    return None
+                return self._read(opened, tensors)
         except (ModelRefused, OSError, ValueError, KeyError, struct.error):
             return None
-        return products
+
+    def _read(self, opened: BinaryIO, tensors: Mapping[str, StoredTensor]) -> Mapping[str, Product] | None:
+        """Products of the file `opened`, whose header lists `tensors`."""
+        prefix = opened.read(8)
+        header = opened.read(*struct.unpack("<Q", prefix))
+        metadata = json.loads(header).get("__metadata__", {})
+        if metadata.get("fingerprint") != self._fingerprint:
+            return None
+        start = 8 + len(header)
+        size = tensors[SUMS].start - start
+        arena = _arena(size)
+        products = self._products(metadata, tensors, arena, start)  # chooses the place of the memory, not yet written
+        opened.seek(start + size)
+        sums = struct.unpack(f"<{count(size)}I", opened.read())
+        data = memoryview(arena)[:size]
+        is_intact = sums[0] == zlib.crc32(prefix + header)
+        if is_intact and read_checked(opened.fileno(), start, data, sums[1:], torch.get_num_threads()):
+            return products
+        log.warning("%s is corrupt; the weights are quantised again", self._file)
+        return None
 
     def _products(
-        self, about: Mapping[str, str], tensors: Mapping[str, StoredTensor], arena: mmap.mmap, start: int
+        self, metadata: Mapping[str, str], tensors: Mapping[str, StoredTensor], arena: mmap.mmap, start: int
     ) -> dict[str, Product]:
-        """Products as views of the arena, which is read later. Its first byte is byte `start` of the file."""
-        views = {
-            name: torch.frombuffer(
-                arena, dtype=DTYPES[stored.dtype], count=math.prod(stored.shape), offset=stored.start - start
-            ).view(stored.shape)
-            for name, stored in tensors.items()
-            if stored.num_bytes and not name.startswith("~")
-        }
-        products = {name: self._product(name, entry, views) for name, entry in json.loads(about["weights"]).items()}
+        """Products as views of the arena, which is filled later. Its first byte is byte `start` of the file."""
+        views = {}
+        for name, stored in tensors.items():
+            if stored.num_bytes and not name.startswith("~"):
+                offset = stored.start - start
+                size = math.prod(stored.shape)
+                values = torch.frombuffer(arena, dtype=DTYPES[stored.dtype], count=size, offset=offset)
+                views[name] = values.view(stored.shape)
+        weights = json.loads(metadata["weights"])
+        products = {name: self._product(name, entry, views) for name, entry in weights.items()}
         for product in products.values():
-            if isinstance(product.weight, Placed):
+            if isinstance(product.weight, Placeable):
                 product.weight.place()
         return products
 
     def _product(self, name: str, entry: Mapping[str, Any], views: Mapping[str, Tensor]) -> Product:
-        fields = [views[f"{name}:{at}"] if value is None else value for at, value in enumerate(entry["fields"])]
+        fields = list(entry["fields"])
+        for index, value in enumerate(fields):
+            if value is None:
+                fields[index] = views[f"{name}:{index}"]
         return Product(entry["op"], self._kinds[entry["kind"]](*fields))
 
     def write(self, products: Mapping[str, Product]) -> None:
-        """Write the file atomically. Logs errors and does not raise: the model runs without the file."""
+        """Write the file atomically. Logs an error and does not raise it: the model runs without the file."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             needed = sum(part.nbytes for product in products.values() for part in weight_tensors(product.weight))
@@ -144,26 +155,10 @@ class PackedFile:
 
     def _blocks(self, products: Mapping[str, Product]) -> Iterator[Any]:
         """The contents of the file, in order."""
-        tensors: list[tuple[str, Tensor]] = []
-        weights: dict[str, object] = {}
-        end = 0
-        for name, product in products.items():
-            weight = product.weight
-            weights[name] = {
-                "op": product.op,
-                "kind": type(weight).__name__,
-                "fields": [None if isinstance(value, Tensor) else value for value in weight],
-            }
-            for at, value in enumerate(weight):
-                if isinstance(value, Tensor):
-                    tensors.append((f"{name}:{at}", value))
-                    end += value.nbytes
-                    if missing := -end % ALIGNMENT:
-                        tensors.append((f"~{len(tensors)}", torch.zeros(missing, dtype=torch.uint8)))
-                        end += missing
-        header: dict[str, object] = {
-            "__metadata__": {"fingerprint": self._fingerprint, "weights": json.dumps(weights)},
-        }
+        weights = {name: _described(product) for name, product in products.items()}
+        metadata = {"fingerprint": self._fingerprint, "weights": json.dumps(weights)}
+        header: dict[str, object] = {"__metadata__": metadata}
+        tensors = _tensors(products)
         end = 0
         for name, tensor in tensors:
             header[name] = _entry(_NAMES[tensor.dtype], tensor.shape, end, end + tensor.nbytes)
@@ -180,6 +175,23 @@ class PackedFile:
         yield struct.pack(f"<{count(end)}I", *sums.values)
 
 
+def _described(product: Product) -> dict[str, object]:
+    """The product as JSON. Tensors are null: they are in the file as "product name:field index"."""
+    fields = [None if isinstance(value, Tensor) else value for value in product.weight]
+    return {"op": product.op, "kind": type(product.weight).__name__, "fields": fields}
+
+
+def _tensors(products: Mapping[str, Product]) -> list[tuple[str, Tensor]]:
+    """The tensors of the products by their names in the file, each followed by zeros up to a multiple of ALIGNMENT."""
+    tensors: list[tuple[str, Tensor]] = []
+    for name, product in products.items():
+        for index, value in enumerate(product.weight):
+            if isinstance(value, Tensor):
+                padding = torch.zeros(-value.nbytes % ALIGNMENT, dtype=torch.uint8)
+                tensors += [(f"{name}:{index}", value), (f"~{len(tensors)}", padding)]
+    return tensors
+
+
 def _entry(dtype: str, shape: Sequence[int], start: int, stop: int) -> dict[str, object]:
     """The header entry of a tensor."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
@@ -191,7 +203,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _arena(size: int) -> mmap.mmap:
-    """Memory in huge pages if the system has them: every decode step reads all of it."""
+    """`size` bytes of memory, in huge pages if the system has them: every decode step reads all of the weights."""
     arena = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages

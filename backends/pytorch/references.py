@@ -1,4 +1,4 @@
-"""Replaces ops by their references, to find a wrong kernel."""
+"""Replaces ops by their references, so that a developer can find a wrong kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def with_references(ops: Ops, names: Sequence[str]) -> Ops:
 
 def _unknown(name: str) -> SettingRefused:
     names = [op for op, _ in Ops()]
-    known = ["all", *dict.fromkeys(op.partition(".")[0] for op in names), *names]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    families = dict.fromkeys(op.partition(".")[0] for op in names)
+    supported = ["all", *families, *names]
+    similar = difflib.get_close_matches(name, supported, n=1)
+    hint = f"did you mean {similar[0]}?" if similar else f"supported names: {', '.join(supported)}"
     return SettingRefused(f"reference_ops: unknown op {name!r}", hint)

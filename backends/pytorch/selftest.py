@@ -32,77 +32,97 @@ from ..selftest_results import CrashMark, SelfTestResults
 from .failures import is_shortage
 
 MAX_REASON = 160  # characters
-SECONDS = 0.2  # an op starts no further case after this time
-TEST_SECONDS = 120.0  # a longer test hangs: the process ends, because a kernel cannot be interrupted
+SECONDS = 0.2  # after this time an op starts no further case
+TEST_SECONDS = 120.0  # a test that takes longer hangs: the process ends, because a kernel cannot be interrupted
 STDERR = 2  # the descriptor: sys.stderr may be replaced
-MAX_CASES = 8  # tested cases per op, evenly spread; the test suite has all cases
+MAX_CASES = 8  # tested cases per op, evenly spread over all its cases; the test suite runs all cases
 
-Verify = Callable[[str, Ops], str]  # (name of an op, ops) -> the defect of this op; empty: none
+Verify = Callable[[str, Ops], str]  # (name of an op, ops) -> the defect of this op, empty if it is right
 
 
-def choose(lanes: Sequence[Ops], verify: Verify) -> tuple[Ops, tuple[str, ...]]:
-    """The ops of the first lane, where the first other lane that passes replaces an op that fails, and a warning for
-    each replacement. The last lane is the references, which `verify` must accept."""
-    ops, *others = lanes
+def choose(candidates: Sequence[Ops], verify: Verify) -> tuple[Ops, tuple[str, ...]]:
+    """The first candidate, with each op that fails replaced by that of the first other candidate whose op passes, and a
+    warning for each replacement. The last candidate is the references, which `verify` must accept."""
+    first, *others = candidates
+    ops = first
     warnings = []
-    for name, _ in lanes[0]:
+    for name, _ in first:
         reason = verify(name, ops)
         if reason:
-            instead = next(trial for lane in others if not verify(name, trial := ops.with_ops_of(lane, [name])))
-            warnings.append(f"{name}: {instead.title(name)} instead of {ops.title(name)}, which {reason}")
-            ops = instead
+            replacements = (ops.with_ops_of(other, [name]) for other in others)
+            replaced = next(replacement for replacement in replacements if not verify(name, replacement))
+            warnings.append(f"{name}: {replaced.title(name)} instead of {ops.title(name)}, which {reason}")
+            ops = replaced
     return ops, tuple(warnings)
 
 
 def self_tested(
-    lanes: Sequence[Ops], device: str, dtype: torch.dtype, folder: Path, on: str, versions: Iterable[str]
+    candidates: Sequence[Ops],
+    device: str,
+    dtype: torch.dtype,
+    folder: Path,
+    device_title: str,
+    versions: Iterable[str],
 ) -> tuple[Ops, tuple[str, ...]]:
     """The result of `choose` on the test cases, for torch's `device` and models of `dtype`. The verdicts of an earlier
     start are read from `folder`.
 
-    `on` is the display name of the device; `versions` are further versions that the verdicts depend on. Raises
-    ModelRefused if a kernel breaks the device. The next start replaces this kernel, and any that crashed twice.
+    `device_title` is the display name of the device; the verdicts also depend on `versions`. Raises ModelRefused if a
+    kernel breaks the device. The next start replaces this kernel, and any kernel whose test crashed twice.
     """
-    key = hashlib.sha256("\n".join([on, str(dtype), torch.__version__, _sources(), *versions]).encode()).hexdigest()
-    results = SelfTestResults.read(folder / f"{device}-{key[:16]}.json", on)
-    with CrashMark(results.file.with_suffix(".running")) as under_test:
-        if under_test.twice:
+    facts = [device_title, str(dtype), torch.__version__, _sources(), *versions]
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    results = SelfTestResults.read(folder / f"{device}-{key[:16]}.json", device_title)
+    with CrashMark(results.file.with_suffix(".running")) as mark:
+        if mark.crashed_twice:
             reason = "crashed or hung twice in its self-test"
-            results.verdicts[under_test.left] = f"{reason} (made again without {results.file})"
-            results.write([f"{under_test.left} {reason}"])
-        return _self_tested(lanes, device, dtype, results, under_test)
+            results.verdicts[mark.crashed] = f"{reason} (delete {results.file} to test it again)"
+            results.write([f"{mark.crashed} {reason}"])
+        return _Testing(device, dtype, results, mark).choose(candidates)
 
 
-def _self_tested(
-    lanes: Sequence[Ops], device: str, dtype: torch.dtype, results: SelfTestResults, under_test: CrashMark
-) -> tuple[Ops, tuple[str, ...]]:
-    """`choose`, with verdicts from `results`. Runs the missing tests, adds their verdicts and writes the file."""
-    known = dict(results.verdicts)
+class _Testing:
+    """`choose` with the verdicts in `results`. Runs the missing tests and adds their verdicts to the file."""
 
-    def verify(name: str, ops: Ops) -> str:
+    def __init__(self, device: str, dtype: torch.dtype, results: SelfTestResults, mark: CrashMark) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._results = results
+        self._mark = mark
+
+    def choose(self, candidates: Sequence[Ops]) -> tuple[Ops, tuple[str, ...]]:
+        cached = dict(self._results.verdicts)
+        ops, fallbacks = choose(candidates, self._verify)
+        if self._mark.crashed or self._results.verdicts != cached:
+            self._results.write(fallbacks)
+        return ops, fallbacks
+
+    def _verify(self, name: str, ops: Ops) -> str:
+        verdicts = self._results.verdicts
         title = f"{name}: {ops.title(name)}"
         if ops.title(name) == "reference":
             return ""
-        if title not in results.verdicts:
-            under_test.name(title)
+        if title not in verdicts:
+            self._mark.write(title)
             try:
                 with _watched():
-                    results.verdicts[title] = _fault(name, ops, device, dtype)
+                    verdicts[title] = _fault(name, ops, self._device, self._dtype)
             except OutOfMemory as error:  # no verdict on the kernel: the next start tests it again
                 return str(error)
-            if not _usable(device):
-                reason = results.verdicts[title] = results.verdicts[title] or "leaves nothing that can be computed on"
-                results.write([f"{title} broke the device: {reason}"])
-                raise ModelRefused(
-                    f"the kernel of {name} caused a device error on {results.device} in its self-test: {reason}",
-                    "load the model again; the next start does not use that kernel",
-                )
-        return results.verdicts[title]
+            if not _usable(self._device):
+                raise self._broken_device(name, title)
+        return verdicts[title]
 
-    ops, fallbacks = choose(lanes, verify)
-    if under_test.left or results.verdicts != known:
-        results.write(fallbacks)
-    return ops, fallbacks
+    def _broken_device(self, name: str, title: str) -> ModelRefused:
+        """The error after a test that broke the device. Writes the verdict on the kernel to the file."""
+        results = self._results
+        reason = results.verdicts[title] or "the device cannot compute anything afterwards"
+        results.verdicts[title] = reason
+        results.write([f"{title} broke the device: {reason}"])
+        return ModelRefused(
+            f"the kernel of {name} caused a device error on {results.device} in its self-test: {reason}",
+            "load the model again; the next start does not use that kernel",
+        )
 
 
 @contextmanager
@@ -116,18 +136,10 @@ def _watched() -> Iterator[None]:
 
 
 def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
-    """The defect of the op; empty: none. Raises OutOfMemory if a case does not fit in memory."""
+    """The defect of the op, empty if all tested cases pass. Raises OutOfMemory if a case does not fit in memory."""
     start = time.perf_counter()
-    for case in _few([case for case in CASES if case.op == name]):
-        case_dtype = dtype if dtype in case.tolerances else next(iter(case.tolerances))
-        arguments, expected = reference_run(case, dict(Ops())[name], case_dtype)
-        try:
-            output = call_op(case, dict(ops)[name], device_arguments(case, ops, arguments, device, case_dtype))
-            defect = mismatch(output, expected, case.tolerances[case_dtype])
-        except Exception as error:  # any error of a compiler or a driver
-            defect = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
-            if is_shortage(error):
-                raise OutOfMemory(defect) from error
+    for case in _sample([case for case in CASES if case.op == name]):
+        defect = _defect(case, ops, device, dtype)
         if defect:
             return f"{defect} (case {case.label})"
         if time.perf_counter() - start > SECONDS:  # e.g. kernels that are compiled at their first use
@@ -135,15 +147,28 @@ def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
     return ""
 
 
-def _few(cases: list[Case]) -> list[Case]:
-    """At most MAX_CASES cases: the first, the last, then some between them."""
-    most = min(len(cases), MAX_CASES)
-    chosen = [cases[at * (len(cases) - 1) // max(most - 1, 1)] for at in range(most)]
+def _defect(case: Case, ops: Ops, device: str, dtype: torch.dtype) -> str:
+    case_dtype = dtype if dtype in case.tolerances else next(iter(case.tolerances))
+    arguments, expected = reference_run(case, dict(Ops())[case.op], case_dtype)
+    try:
+        output = call_op(case, dict(ops)[case.op], device_arguments(case, ops, arguments, device, case_dtype))
+        return mismatch(output, expected, case.tolerances[case_dtype])
+    except Exception as error:  # any error of a compiler or a driver
+        message = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
+        if is_shortage(error):
+            raise OutOfMemory(message) from error
+        return message
+
+
+def _sample(cases: list[Case]) -> list[Case]:
+    """At most MAX_CASES cases, evenly spread. The first and the last case come first: they are the extremes."""
+    count = min(len(cases), MAX_CASES)
+    chosen = [cases[index * (len(cases) - 1) // max(count - 1, 1)] for index in range(count)]
     return [*chosen[:1], *chosen[:0:-1]]
 
 
 def _usable(device: str) -> bool:
-    """Whether the device still computes: after some errors every call fails."""
+    """Whether the device can still compute: after some errors every call fails."""
     try:
         return torch.ones(1, device=device).item() == 1.0
     except RuntimeError as error:

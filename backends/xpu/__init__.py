@@ -1,4 +1,4 @@
-"""Intel GPUs. This version finds them but has no runner for them yet."""
+"""The backend of Intel GPUs. This version finds the GPUs but has no runner for them yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTEL = "0x8086"
 
 
 def probe() -> DeviceInfo | Unavailable:
-    """Reads the vendor of each GPU that the kernel shows."""
+    """Reads the vendor of each GPU that the Linux kernel lists."""
     vendors = [file.read_text("ascii").strip() for file in sorted(RENDER_NODES.glob("renderD*/device/vendor"))]
     count = vendors.count(INTEL)
     if count == 0:

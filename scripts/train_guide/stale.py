@@ -146,7 +146,7 @@ def _numbers() -> list[tuple[str, str]]:
         ("queue", f"`max_queue` ({settings.max_queue})"),
         ("idle-unload", f"{settings.idle_unload:.0f} by default"),
         ("body-limit", f"{settings.max_body_mib} MiB"),
-        ("cuda", f"compute capability {'.'.join(map(str, cuda.OLDEST))} or newer"),
+        ("cuda", f"compute capability {'.'.join(map(str, cuda.MIN_CAPABILITY))} or newer"),
     ]
 
 

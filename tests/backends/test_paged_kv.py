@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch.kv import TOGETHER, PagedKV
+from localllm.backends.pytorch.kv import COPY_PAGES, PagedKV
 
 
 @pytest.mark.parametrize("chained", [False, True], ids=["apart", "chained"])
-@pytest.mark.parametrize("count", [0, 1, TOGETHER, TOGETHER + 1, 3 * TOGETHER])
+@pytest.mark.parametrize("count", [0, 1, COPY_PAGES, COPY_PAGES + 1, 3 * COPY_PAGES])
 def test_all_sources_are_read_before_any_target_is_written(count: int, chained: bool) -> None:
     kv = PagedKV(3, 2 * count + 1, page_size=4, kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="cpu")
     for pages in (kv.keys, kv.values):

@@ -22,5 +22,5 @@ def test_a_name_there_is_not_gets_the_nearest(name: str, hint: str) -> None:
 def test_a_name_far_from_all_gets_the_list() -> None:
     with pytest.raises(SettingRefused) as refused:
         with_references(Ops(), ["?"])
-    names = refused.value.hint.removeprefix("known are ").split(", ")
+    names = refused.value.hint.removeprefix("supported names: ").split(", ")
     assert names == ["all", *dict.fromkeys(op.partition(".")[0] for op, _ in Ops()), *(op for op, _ in Ops())]

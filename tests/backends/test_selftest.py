@@ -237,8 +237,8 @@ def test_a_process_that_is_stopped_while_it_tests_blames_no_kernel(tmp_path: Pat
 def test_a_process_that_is_about_to_look_reads_no_name_of_one_that_ended_well(tmp_path: Path) -> None:
     """It may have opened the file before that was removed, and lock it after."""
     file = tmp_path / "chip.running"
-    with selftest_results.CrashMark(file) as under_test:
-        under_test.name("norm.rms: right")
+    with selftest_results.CrashMark(file) as mark:
+        mark.write("norm.rms: right")
         opened = file.open()
     with opened:
         assert not file.exists()
@@ -248,8 +248,8 @@ def test_a_process_that_is_about_to_look_reads_no_name_of_one_that_ended_well(tm
 def test_a_name_that_was_left_goes_also_where_nothing_is_tested(tmp_path: Path) -> None:
     file = tmp_path / "chip.running"
     file.write_text("norm.rms: right", "utf-8")
-    with selftest_results.CrashMark(file) as under_test:
-        assert (under_test.left, under_test.twice) == ("norm.rms: right", False)
+    with selftest_results.CrashMark(file) as mark:
+        assert (mark.crashed, mark.crashed_twice) == ("norm.rms: right", False)
     assert not file.exists()
 
 
@@ -335,17 +335,17 @@ def test_doctor_tells_of_the_newest_outcome_of_a_device(tmp_path: Path) -> None:
 
 def test_a_name_is_kept_while_its_test_goes_on_and_says_whether_it_was_left_before(tmp_path: Path) -> None:
     file = tmp_path / "new" / "chip.running"
-    with selftest_results.CrashMark(file) as under_test:
+    with selftest_results.CrashMark(file) as mark:
         assert not file.exists(), "nothing is tested yet"
-        under_test.name("norm.rms: right, with a long name")
-        under_test.name("kv.store: right")
+        mark.write("norm.rms: right, with a long name")
+        mark.write("kv.store: right")
         assert file.read_text("utf-8") == "kv.store: right"
         assert file.stat().st_mode & 0o777 == 0o600
         with selftest_results.CrashMark(file) as other:
-            assert (other.left, other.twice) == ("", False), "it is another's that still runs"
+            assert (other.crashed, other.crashed_twice) == ("", False), "it is another's that still runs"
             free = os.dup(0)
             os.close(free)
-            other.name("norm.rms: right")
+            other.write("norm.rms: right")
             again = os.dup(0)
             os.close(again)
             assert again == free, "nothing is left open"
@@ -353,15 +353,15 @@ def test_a_name_is_kept_while_its_test_goes_on_and_says_whether_it_was_left_befo
         assert file.exists()
     assert not file.exists()
     file.write_text("kv.store: right", "utf-8")
-    with selftest_results.CrashMark(file) as under_test:
-        assert (under_test.left, under_test.twice) == ("kv.store: right", False)
-        under_test.name("norm.rms: right")
+    with selftest_results.CrashMark(file) as mark:
+        assert (mark.crashed, mark.crashed_twice) == ("kv.store: right", False)
+        mark.write("norm.rms: right")
         assert file.read_text("utf-8") == "norm.rms: right"
-        under_test.name("kv.store: right")
+        mark.write("kv.store: right")
         assert file.read_text("utf-8") == "kv.store: right\nagain"
     file.write_text("kv.store: right\nagain", "utf-8")
-    under_test = selftest_results.CrashMark(file)
-    with pytest.raises(ValueError, match="broken"), under_test:
+    mark = selftest_results.CrashMark(file)
+    with pytest.raises(ValueError, match="broken"), mark:
         raise ValueError("broken")
-    assert (under_test.left, under_test.twice) == ("kv.store: right", True)
+    assert (mark.crashed, mark.crashed_twice) == ("kv.store: right", True)
     assert not file.exists(), "an error did not end the process"
