@@ -19,8 +19,8 @@ from ..errors import AppError
 from .console import say
 from .session import loaded_client
 
-LONG = 400  # words in a prompt, to measure prefill
-SHORT = 24  # to measure decode
+LONG = 400  # words in a prompt that measures prefill
+SHORT = 24  # words in a prompt that measures decode
 NEW_TOKENS = 96
 WORDS = "time water house morning letter road music table winter colour bread window river paper summer garden".split()
 
@@ -39,9 +39,9 @@ class Result:
     ttft_ms: float  # time to first token of a short prompt
     prefill: float  # rate with a long prompt
     decode: float  # rate of one answer
-    throughput: dict[int, float]  # number of parallel answers -> rate of all of them
+    throughput: dict[int, float]  # number of parallel answers -> decode rate of all answers together
     memory_gbps: float | None = None  # read bandwidth of the device memory; None: unknown
-    memory_share: float | None = None  # fraction of it that decode uses; > 1: weights stay in the CPU cache
+    memory_share: float | None = None  # fraction of memory_gbps that decode uses; > 1: the CPU cache holds the weights
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
 
@@ -54,11 +54,14 @@ def bench(
     result = asyncio.run(_bench(loaded_client(settings, model, backend, quant), model, rounds, together))
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
-        return 0
-    click.echo(
-        f"{result.model} on {result.device} ({', '.join(filter(None, (result.backend, result.dtype, result.quant)))}), "
-        f"medians of {result.rounds} rounds"
-    )
+    else:
+        _print(result)
+    return 0
+
+
+def _print(result: Result) -> None:
+    formats = ", ".join(filter(None, (result.backend, result.dtype, result.quant)))
+    click.echo(f"{result.model} on {result.device} ({formats}), medians of {result.rounds} rounds")
     click.echo(f"  time to first token  {result.ttft_ms:10.1f} ms")
     click.echo(f"  prefill              {result.prefill:10.1f} tokens/s, {result.prompt_tokens} tokens")
     click.echo(f"  decode, 1 answer     {result.decode:10.1f} tokens/s")
@@ -69,7 +72,6 @@ def bench(
         click.echo(f"  memory               {result.memory_gbps:10.1f} GB/s read bandwidth; {share}")
     for warning in result.warnings:
         click.echo(f"  warning              {warning}")
-    return 0
 
 
 async def _bench(
@@ -102,7 +104,7 @@ async def _bench(
         ttft_ms=1e3 * median(answer.ttft for answer in decodes),
         prefill=median((a.usage.prompt_tokens - a.usage.cached_tokens) / a.ttft for a in prefills),
         decode=decode,
-        throughput={count: median(results) for count, results in rates.items()},
+        throughput=dict(zip(rates, map(median, rates.values()), strict=True)),
         memory_gbps=bandwidth,
         memory_share=share,
         warnings=info.warnings,
@@ -110,7 +112,7 @@ async def _bench(
 
 
 def _prompt(words: random.Random, count: int) -> str:
-    """A new random text, so that there is no prefix hit."""
+    """A random text of `count` words. No two prompts are equal, so there is no prefix hit."""
     return " ".join(words.choice(WORDS) for _ in range(count))
 
 
@@ -133,9 +135,11 @@ def _rate(answers: list[Done]) -> float:
 
 
 def _memory(info: LoadedModel, decode: float) -> tuple[float | None, float | None]:
-    """(read bandwidth in GB/s, fraction of it that decode uses); None where unknown."""
+    """(read bandwidth of the device memory in GB/s, fraction of this bandwidth that decode uses); None: unknown."""
     if not info.token_bytes:
         return None, None
     say("measuring the read bandwidth of the memory")
     bandwidth = load(info.backend).read_bandwidth()
-    return (None, None) if bandwidth is None else (bandwidth / 1e9, info.token_bytes * decode / bandwidth)
+    if bandwidth is None:
+        return None, None
+    return bandwidth / 1e9, info.token_bytes * decode / bandwidth

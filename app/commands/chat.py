@@ -17,7 +17,7 @@ def chat(model: str | None, backend: str | None, quant: str | None, flags: dict[
     """Chat with `model`, or with the default model."""
     settings = config.load()
     model = model or settings.model
-    if all(end.isatty() for end in (sys.stdin, sys.stdout, sys.stderr)):  # the UI draws on standard error
+    if all(end.isatty() for end in (sys.stdin, sys.stdout, sys.stderr)):  # Textual writes to standard error
         from ..tui import run
 
         return run(settings, model, flags["system"], parameters(flags), backend=backend, quant=quant)
@@ -28,7 +28,7 @@ def chat(model: str | None, backend: str | None, quant: str | None, flags: dict[
 def _lines(
     session: AbstractAsyncContextManager[Client], model: str, messages: list[dict[str, Any]], body: dict[str, Any]
 ) -> None:
-    """Answer each line of standard input until its end. Empty lines are skipped."""
+    """Answer each line of standard input, until the end of the input. Empty lines are skipped."""
     # Input is read outside the event loop: inside, Ctrl-C would not interrupt the read.
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()

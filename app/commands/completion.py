@@ -1,4 +1,4 @@
-"""`localllm completion`: the completion script for a shell, made by click."""
+"""`localllm completion`: the completion script for a shell."""
 
 from __future__ import annotations
 

@@ -13,27 +13,33 @@ from ..errors import AppError, InvalidRequest, StorageFailed
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-# Characters that control a terminal: C0 without newline and tab, DEL, C1.
-CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+# Characters that control a terminal: C0 without newline and tab, DEL and C1.
+CONTROL_CODES = {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}
+REPLACEMENTS = dict.fromkeys(CONTROL_CODES, "\N{REPLACEMENT CHARACTER}")
 
 
 def run_command(command: click.Command, args: list[str]) -> int:
-    """Run a click command. An error becomes one line, a hint and an exit code."""
-    as_json = "--json" in args
+    """Run a click command and return its exit code. An error prints one line and a hint."""
     try:
         code = command.main(args, prog_name="localllm", standalone_mode=False)
     except click.Abort:
         return INTERRUPTED
-    except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "localllm"
-        return report(InvalidRequest(error.format_message(), hint=f"see {where} --help"), as_json)
-    except click.ClickException as error:
-        return report(InvalidRequest(error.format_message()), as_json)
-    except AppError as error:
-        return report(error, as_json)
-    except OSError as error:
-        return report(StorageFailed(str(error)), as_json)
+    except (click.ClickException, AppError, OSError) as error:
+        return report(_app_error(error), as_json="--json" in args)
     return code if isinstance(code, int) else 0
+
+
+def _app_error(error: click.ClickException | AppError | OSError) -> AppError:
+    match error:
+        case AppError():
+            return error
+        case click.UsageError():
+            command = error.ctx.command_path if error.ctx else "localllm"
+            return InvalidRequest(error.format_message(), hint=f"see {command} --help")
+        case click.ClickException():
+            return InvalidRequest(error.format_message())
+        case _:
+            return StorageFailed(str(error))
 
 
 def report(error: AppError, as_json: bool) -> int:
@@ -61,11 +67,13 @@ def write(text: str) -> None:
 
 def safe(text: str) -> str:
     """The text with control characters replaced, so that a model cannot control the terminal."""
-    return text.translate(CONTROL)
+    return text.translate(REPLACEMENTS)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print aligned columns, two spaces apart."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = map(str.ljust, line, widths)
+        click.echo("  ".join(cells).rstrip())

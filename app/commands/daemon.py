@@ -48,11 +48,16 @@ async def _loaded(settings: config.Settings) -> list[LoadedModel] | None:
 
 
 def _row(model: LoadedModel) -> tuple[str, ...]:
-    unload_in = "never" if model.unload_in is None else f"{model.unload_in:.0f} s"
-    backend = " ".join(part for part in (model.backend, model.dtype, model.quant) if part)
-    context = str(model.context) if model.context else ""
+    backend = " ".join(filter(None, (model.backend, model.dtype, model.quant)))
+    context = str(model.context or "")
     memory = size(model.memory) if model.memory else ""
-    return (model.id, model.state, backend, context, memory, str(model.requests), "" if model.requests else unload_in)
+    return (model.id, model.state, backend, context, memory, str(model.requests), _unload_in(model))
+
+
+def _unload_in(model: LoadedModel) -> str:
+    if model.requests:
+        return ""  # the time starts after the last request
+    return "never" if model.unload_in is None else f"{model.unload_in:.0f} s"
 
 
 def stop(model: str | None) -> int:

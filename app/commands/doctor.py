@@ -13,18 +13,14 @@ from ..client import Client, LoadedModel
 from ..doctor import BackendStatus, OpsReport, Report, examine, examine_ops
 from ..errors import AppError, DaemonUnreachable, NoBackend
 from ..sizes import size
+from .console import table as print_table
 
 
 def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     """Print the report. The exit code is 5 if the selected backend, or every backend, is unavailable."""
     settings = config.load({"backend": backend})
     if ops:
-        table = examine_ops(settings.developer.reference_ops)
-        if as_json:
-            click.echo(json.dumps(asdict(table), indent=2))
-        else:
-            _print_ops(table)
-        return 0
+        return _doctor_ops(settings, as_json)
     report = examine(settings.backend)
     daemon = asyncio.run(_daemon(settings))
     if as_json:
@@ -33,6 +29,15 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     else:
         _print(report, daemon, settings.developer.reference_ops)
     return 0 if report.choice else NoBackend.exit_code
+
+
+def _doctor_ops(settings: config.Settings, as_json: bool) -> int:
+    report = examine_ops(settings.developer.reference_ops)
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=2))
+    else:
+        _print_ops(report)
+    return 0
 
 
 async def _daemon(settings: config.Settings) -> str:
@@ -44,13 +49,17 @@ async def _daemon(settings: config.Settings) -> str:
         return "not running"
     except (AppError, OSError) as error:
         return f"not responding: {error}"
-    return f"running, loaded: {', '.join(models)}" if models else "running, no model loaded"
+    if not models:
+        return "running, no model loaded"
+    return f"running, loaded: {', '.join(models)}"
 
 
 def label(model: LoadedModel) -> str:
     """The id of a loaded model, with its quantisation and warnings."""
-    details = "; ".join(filter(None, (model.quant, *model.warnings)))
-    return f"{model.id} ({details})" if details else model.id
+    details = list(filter(None, (model.quant, *model.warnings)))
+    if not details:
+        return model.id
+    return f"{model.id} ({'; '.join(details)})"
 
 
 def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
@@ -59,7 +68,10 @@ def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
         click.echo(f"  {status.backend:<9} {'yes' if status.available else 'no '}  {_description(status)}")
         for name, value in status.features:
             click.echo(f"  {'':<14} {name}: {value}")
-    _section("Selected", {report.choice or "none": report.reason, **({"hint": report.hint} if report.hint else {})})
+    selected = {report.choice or "none": report.reason}
+    if report.hint:
+        selected["hint"] = report.hint
+    _section("Selected", selected)
     memory = f"{size(report.memory['available'])} free of {size(report.memory['total'])}"
     if reference_ops:
         _section("Reference ops", {"slow": f"{', '.join(reference_ops)} (see localllm doctor --ops)"})
@@ -73,9 +85,8 @@ def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
 
 def _print_ops(report: OpsReport) -> None:
     platforms = list(next(iter(report.ops.values())))
-    width = {name: max(len(name), *(len(row[name]) for row in report.ops.values())) for name in platforms}
-    for op, row in {"op": dict(zip(platforms, platforms, strict=True)), **report.ops}.items():
-        click.echo(f"{op:<30}{'  '.join(f'{row[name]:<{width[name]}}' for name in platforms)}".rstrip())
+    rows = [[op, *map(row.__getitem__, platforms)] for op, row in report.ops.items()]
+    print_table(("op", *platforms), rows)
     click.echo(f"\nbackends without their own ops: {', '.join(report.without)}")
     if report.reference_ops:
         click.echo(f"computed by references (LOCALLLM_DEV_REFERENCE_OPS): {', '.join(report.reference_ops)}")

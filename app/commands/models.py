@@ -34,21 +34,15 @@ def list_models(as_json: bool) -> int:
         ]
         click.echo(json.dumps(entries, indent=2))
         return 0
-    packed = any(model.packed for model in models)
-    table(
-        ("MODEL", "SIZE", *(["PACKED"] if packed else []), "CONTEXT", "DESCRIPTION"),
-        [
-            (
-                model.id,
-                size(model.size),
-                *([size(model.packed) if model.packed else ""] if packed else []),
-                str(model.context or "?"),
-                model.description,
-            )
-            for model in models
-        ],
-    )
-    if packed:
+    header = ["MODEL", "SIZE", "CONTEXT", "DESCRIPTION"]
+    rows = [[model.id, size(model.size), str(model.context or "?"), model.description] for model in models]
+    packed = [size(model.packed) if model.packed else "" for model in models]
+    if any(packed):
+        header.insert(2, "PACKED")
+        for row, text in zip(rows, packed, strict=True):
+            row.insert(2, text)
+    table(header, rows)
+    if any(packed):
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
         say("for a larger model: localllm pull org/repo, for example Qwen/Qwen3-0.6B")
@@ -56,7 +50,7 @@ def list_models(as_json: bool) -> int:
 
 
 def pull(name: str) -> int:
-    """Download a model, or the missing files of it."""
+    """Download the files of a model that are missing on this machine."""
     config.load()
     from ..store import download
 

@@ -45,9 +45,9 @@ async def _run(
 
 
 async def stream(client: Client, model: str, messages: list[dict[str, Any]], body: dict[str, Any]) -> str:
-    """Stream an answer to standard output and return its text. Reasoning goes to standard error."""
+    """Stream an answer to standard output and return its text. Reasoning is printed to standard error."""
     text: list[str] = []
-    async with aclosing(client.chat(model, messages, **body)) as events:  # closing it cancels the request
+    async with aclosing(client.chat(model, messages, **body)) as events:  # closing the events cancels the request
         async for event in events:
             match event:
                 case TextPiece(piece):
@@ -87,21 +87,21 @@ async def _collect(client: Client, model: str, messages: list[dict[str, Any]], b
 
 
 def _prompt(prompt: str | None) -> str:
-    """The argument and standard input, separated by an empty line."""
+    """The prompt: the argument, an empty line, and standard input."""
     piped = ""
-    if prompt and _read_by_another():
+    if prompt and _is_partly_read():
         say("standard input is ignored: another program has already read part of that file")
     elif not sys.stdin.isatty():
         piped = text_of(sys.stdin.buffer.read(), "standard input").strip("\n")
-    if prompt and piped:  # in a shell loop over a pipe, standard input is the rest of the loop's lines
+    if prompt and piped:  # in a shell loop over a pipe, standard input is the lines that the loop has not read
         say(f"the prompt includes standard input ({len(piped)} characters); add < /dev/null to exclude it")
-    text = "\n\n".join(part for part in (prompt, piped) if part)
+    text = "\n\n".join(filter(None, (prompt, piped)))
     if not text.strip():
         raise InvalidRequest("no prompt", hint='for example: localllm run guide "hello", or pipe the prompt in')
     return text
 
 
-def _read_by_another() -> bool:
+def _is_partly_read() -> bool:
     """True if standard input is a file that another program, such as a shell loop, has partly read."""
     try:
         return sys.stdin.buffer.seekable() and sys.stdin.buffer.tell() > 0

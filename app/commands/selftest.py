@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
@@ -24,7 +24,7 @@ from .console import say
 from .session import loaded_client
 
 HOT: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 24, "ignore_eos": True}
-HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # nearly uniform: at HOT, two seeds may give the same answer
+HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # with HOT, two seeds may give the same answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Check:
 
 @dataclass(slots=True)
 class Report:
-    """The output of a self-test, for a bug report."""
+    """The results of `localllm selftest`, with the facts about the machine that a bug report needs."""
 
     localllm: str
     machine: str
@@ -66,9 +66,8 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
         for name, value in report.features.items():
             click.echo(f"  {name}: {value}")
         for check in report.checks:
-            click.echo(
-                f"  {'ok    ' if check.ok else 'FAILED'}  {check.name}{f': {check.details}' if check.details else ''}"
-            )
+            details = f": {check.details}" if check.details else ""
+            click.echo(f"  {'ok    ' if check.ok else 'FAILED'}  {check.name}{details}")
         click.echo("all checks passed" if report.ok else "some checks failed: please report this output")
     return 0 if report.ok else 1
 
@@ -77,7 +76,7 @@ async def _selftest(backend: str | None, quant: str | None) -> Report:
     async with loaded_client(config.load(), GUIDE, backend, quant) as client:
         info = await client.load(GUIDE)  # already loaded: returns its properties
         report = _report(info)
-        async for check in _checks(_Asker(client)):
+        async for check in _checks(_Chat(client)):
             report.checks.append(check)
             say(f"{len(report.checks)} checks finished")
     return report
@@ -91,7 +90,7 @@ def _report(info: LoadedModel) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asker:
+class _Chat:
     client: Client
 
     async def ask(self, prompt: str, **parameters: Any) -> tuple[str, Done]:
@@ -106,49 +105,56 @@ class _Asker:
         raise AppError("the daemon ended the answer without a final event")
 
     async def texts(self, prompts: list[str], together: bool, **parameters: Any) -> list[str]:
+        results: Sequence[tuple[str, Done]]
         if together:
-            answers: list[Awaitable[tuple[str, Done]]] = [self.ask(prompt, **parameters) for prompt in prompts]
-            return [text for text, _ in await asyncio.gather(*answers)]
-        return [(await self.ask(prompt, **parameters))[0] for prompt in prompts]
+            results = await asyncio.gather(*(self.ask(prompt, **parameters) for prompt in prompts))
+        else:
+            results = [await self.ask(prompt, **parameters) for prompt in prompts]
+        return [text for text, _ in results]
 
 
-async def _checks(asker: _Asker) -> AsyncIterator[Check]:
-    known: list[dict[str, str]] = json.loads((files("localllm.assets") / "guide" / "answers.json").read_text("utf-8"))
-    prompts = [entry["prompt"] for entry in known]
-    answers = [entry["answer"] for entry in known]
+async def _checks(chat: _Chat) -> AsyncIterator[Check]:
+    file = files("localllm.assets") / "guide" / "answers.json"
+    entries: list[dict[str, str]] = json.loads(file.read_text("utf-8"))
+    prompts = [entry["prompt"] for entry in entries]
+    answers = [entry["answer"] for entry in entries]
     greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 80}
-    texts = await asker.texts(prompts, together=False, **greedy)
+    texts = await chat.texts(prompts, together=False, **greedy)
     yield _same("known answers, one by one", texts, answers)
-    texts = await asker.texts(prompts, together=True, **greedy)
+    texts = await chat.texts(prompts, together=True, **greedy)
     yield _same("known answers, in parallel", texts, answers)
-    yield await _prefix(asker, prompts[0], answers[0], greedy)
-    first = await asker.texts(prompts[:8], together=False, seed=7, **HOT)
-    second = await asker.texts(prompts[:8], together=False, seed=7, **HOT)
+    yield await _prefix(chat, prompts[0], answers[0], greedy)
+    first = await chat.texts(prompts[:8], together=False, seed=7, **HOT)
+    second = await chat.texts(prompts[:8], together=False, seed=7, **HOT)
     yield _same("equal seeds give equal answers", second, first)
-    seven = await asker.texts(prompts[:8], together=True, seed=7, **HOTTER)
-    eight = await asker.texts(prompts[:8], together=True, seed=8, **HOTTER)
+    seven = await chat.texts(prompts[:8], together=True, seed=7, **HOTTER)
+    eight = await chat.texts(prompts[:8], together=True, seed=8, **HOTTER)
     yield Check("different seeds give different answers", seven != eight)
-    yield await _schema(asker)
+    yield await _schema(chat)
 
 
 def _same(name: str, answers: list[str], expected: list[str]) -> Check:
-    wrong = [pair for pair in zip(answers, expected, strict=True) if pair[0].strip() != pair[1].strip()]
+    wrong = []
+    for answer, correct in zip(answers, expected, strict=True):
+        if answer.strip() != correct.strip():
+            wrong.append(f"{answer[:80]!r}, expected {correct[:80]!r}")
     if not wrong:
         return Check(name, True, f"{len(answers)} answers")
-    answer, correct = wrong[0]
-    first = f"the first is {answer[:80]!r}, expected {correct[:80]!r}"
+    first = f"the first is {wrong[0]}"
     return Check(name, False, f"{len(wrong)} of {len(answers)} differ; {first}")
 
 
-async def _prefix(asker: _Asker, prompt: str, answer: str, greedy: dict[str, Any]) -> Check:
-    text, done = await asker.ask(prompt, **greedy)
-    reused = done.usage.cached_tokens
+async def _prefix(chat: _Chat, prompt: str, answer: str, greedy: dict[str, Any]) -> Check:
+    text, done = await chat.ask(prompt, **greedy)
+    cached = done.usage.cached_tokens
     check = _same("a known answer from the prefix cache", [text], [answer])
-    hit = f"{reused} of {done.usage.prompt_tokens} tokens reused"
-    return Check(check.name, check.ok and reused > 0, hit if check.ok else f"{hit}; {check.details}")
+    details = f"{cached} of {done.usage.prompt_tokens} tokens reused"
+    if not check.ok:
+        details += f"; {check.details}"
+    return Check(check.name, check.ok and cached > 0, details)
 
 
-async def _schema(asker: _Asker) -> Check:
+async def _schema(chat: _Chat) -> Check:
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer"}},
@@ -156,7 +162,7 @@ async def _schema(asker: _Asker) -> Check:
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
-    text, _ = await asker.ask("How many days has a week?", temperature=0.0, max_tokens=40, response_format=form)
+    text, _ = await chat.ask("How many days has a week?", temperature=0.0, max_tokens=40, response_format=form)
     try:
         fits = isinstance(json.loads(text).get("n"), int)
     except (ValueError, AttributeError):

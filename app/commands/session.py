@@ -1,4 +1,4 @@
-"""Shared by chat, run, bench and selftest: flags to OpenAI parameters, and a client with the model loaded."""
+"""A client with the model loaded, and OpenAI parameters from flags; for chat, run, bench and selftest."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from ..client import Client, LoadedModel
 from ..config import Settings
 from .console import say
 
+UNSET = (None, ())  # values of a flag that is missing; () is a repeatable flag
+
 
 def parameters(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling flags with a value, by their names in an OpenAI body. `system` is a message, not a parameter."""
-    body = {name: value for name, value in flags.items() if name != "system" and value not in (None, ())}
-    if "stop" in body:
-        body["stop"] = list(body["stop"])
+    """The sampling flags that are set, by their names in an OpenAI body. `system` is a message, not a parameter."""
+    body = {}
+    for name, value in flags.items():
+        if name == "system" or value in UNSET:
+            continue
+        body[name] = list(value) if isinstance(value, tuple) else value
     return body
 
 
 def system_messages(system: str | None) -> list[dict[str, Any]]:
-    """The messages before the first user message."""
+    """The system message as a list of messages; empty without a text."""
     return [{"role": "system", "content": system}] if system else []
 
 
@@ -30,12 +34,13 @@ async def loaded_client(
 ) -> AsyncIterator[Client]:
     """A client of the daemon, with the model loaded. Starts the daemon if none runs.
 
-    `backend` and `quant` apply to this model only. If the model is already loaded and the call has no such options, the
-    model keeps the options of the earlier call, and a notice is printed.
+    `backend` and `quant` apply to this model only. If an earlier call loaded the model with such options and this call
+    sets none, the model keeps them, and a notice is printed.
     """
     async with await Client.connect(settings, on_status=say) as client:
         info = await client.load(model, backend=backend, quant=quant)
-        if options := _earlier_options(info, backend, quant):
+        options = _earlier_options(info, backend, quant)
+        if options:
             say(
                 f"{info.id} is already loaded, with {options} from an earlier call; "
                 f"to load it with the settings, run localllm stop {info.id} first"
@@ -44,6 +49,11 @@ async def loaded_client(
 
 
 def _earlier_options(info: LoadedModel, backend: str | None, quant: str | None) -> str:
-    """The options of an earlier call that this call does not give; empty if there are none."""
-    current = {"--backend": backend not in (None, "auto"), "--quant": quant is not None}
-    return " ".join(option for option in info.options if not current[option.split()[0]])
+    """The options of an earlier call that this call does not set; empty if there are none."""
+    overridden = []
+    if backend not in (None, "auto"):
+        overridden.append("--backend")
+    if quant is not None:
+        overridden.append("--quant")
+    options = [option for option in info.options if option.split()[0] not in overridden]
+    return " ".join(options)

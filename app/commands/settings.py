@@ -11,6 +11,7 @@ import msgspec
 from .. import config as configuration
 from .. import paths
 from .console import table
+from .session import UNSET
 
 
 def flags() -> list[click.Parameter]:
@@ -20,20 +21,20 @@ def flags() -> list[click.Parameter]:
 
 def _flag(setting: configuration.Setting) -> click.Option:
     default = setting.default
-    suffix = "" if default in ("", ()) else f" [default: {default}]"
+    text = setting.sentence
+    if default not in ("", ()):
+        text += f" [default: {default}]"
     kind: Any = str
     if setting.choices:
         kind = click.Choice(setting.choices)
     elif isinstance(default, int | float):
         kind = type(default)
-    return click.Option(
-        [setting.flag, setting.name], type=kind, multiple=isinstance(default, tuple), help=setting.sentence + suffix
-    )
+    return click.Option([setting.flag, setting.name], type=kind, multiple=isinstance(default, tuple), help=text)
 
 
 def without_unset(overrides: dict[str, Any]) -> dict[str, Any]:
-    """The flags with a value. click passes None, or () for a repeatable flag, if a flag is missing."""
-    return {name: value for name, value in overrides.items() if value not in (None, ())}
+    """The flags that are set."""
+    return {name: value for name, value in overrides.items() if value not in UNSET}
 
 
 def config(as_json: bool) -> int:
@@ -42,22 +43,31 @@ def config(as_json: bool) -> int:
     values = msgspec.structs.asdict(settings)
     if settings.api_key:
         values["api_key"] = "(set, hidden)"
+    if as_json:
+        click.echo(json.dumps(_for_json(values, origin), indent=2))
+    else:
+        _print(values, origin)
+    return 0
+
+
+def _for_json(values: dict[str, Any], origin: dict[str, str]) -> dict[str, Any]:
+    entries = [
+        {
+            "name": setting.name,
+            "value": values[setting.name],
+            "default": setting.default,
+            "from": origin.get(setting.name, "default"),
+            "env": setting.env,
+            "description": setting.sentence,
+        }
+        for setting in configuration.describe()
+    ]
+    return {"file": str(paths.config_file()), "settings": entries}
+
+
+def _print(values: dict[str, Any], origin: dict[str, str]) -> None:
     file = paths.config_file()
     described = configuration.describe()
-    if as_json:
-        entries = [
-            {
-                "name": setting.name,
-                "value": values[setting.name],
-                "default": setting.default,
-                "from": origin.get(setting.name, "default"),
-                "env": setting.env,
-                "description": setting.sentence,
-            }
-            for setting in described
-        ]
-        click.echo(json.dumps({"file": str(file), "settings": entries}, indent=2))
-        return 0
     click.echo(f"Settings file: {file}{'' if file.exists() else ' (does not exist)'}")
     click.echo("A flag overrides a variable, which overrides the file.\n")
     rows = [(s.name, _text(values[s.name]), origin.get(s.name, "default"), s.env) for s in described]
@@ -65,7 +75,6 @@ def config(as_json: bool) -> int:
     click.echo()
     for setting in described:
         click.echo(f"{setting.name}: {setting.sentence}")
-    return 0
 
 
 def _text(value: object) -> str:

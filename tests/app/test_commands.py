@@ -406,8 +406,8 @@ async def test_a_check_of_known_answers() -> None:
     with pytest.raises(ValueError, match="longer"):
         selftest._same("n", ["a"], ["a", "b"])
     for reused, text, ok in ((2, "yes", True), (0, "yes", False), (2, "no", False)):
-        asker: Any = selftest._Asker(FakeClient(TextPiece(text), done(cached_tokens=reused)))  # type: ignore[arg-type]
-        check = await selftest._prefix(asker, "p", "yes", {})
+        self_test: Any = selftest._Chat(FakeClient(TextPiece(text), done(cached_tokens=reused)))  # type: ignore[arg-type]
+        check = await selftest._prefix(self_test, "p", "yes", {})
         assert check.ok is ok
         assert f"{reused} of 8 tokens reused" in check.details
 
@@ -417,7 +417,7 @@ async def test_a_check_of_known_answers() -> None:
 )
 async def test_a_check_of_a_schema(text: str, ok: bool) -> None:
     client: Any = FakeClient(TextPiece(text), done())
-    check = await selftest._schema(selftest._Asker(client))
+    check = await selftest._schema(selftest._Chat(client))
     assert (check.ok, bool(check.details)) == (ok, not ok)
     assert client.asked[0][2]["response_format"]["json_schema"]["strict"]
 
@@ -445,10 +445,10 @@ def test_the_self_test_s_exit_code(
 async def test_an_answer_without_an_end_is_an_error() -> None:
     client: Any = FakeClient(TextPiece("a"))
     with pytest.raises(AppError):
-        await selftest._Asker(client).ask("x")
+        await selftest._Chat(client).ask("x")
     with pytest.raises(AppError):
         await bench._answer(client, "m", "x", 3)
-    text, last = await selftest._Asker(FakeClient(TextPiece("a"), TextPiece("b"), done())).ask("x")  # type: ignore[arg-type]
+    text, last = await selftest._Chat(FakeClient(TextPiece("a"), TextPiece("b"), done())).ask("x")  # type: ignore[arg-type]
     assert (text, last) == ("ab", done())
 
 
