@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask as attention_mask_of_model
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_attention_mask
+from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_attention_mask, make_prompt_cache
 
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import ModelConfig
-
-ATTENTION = "scaled_dot_product_attention"  # of mlx_lm.models.base, which the modules of models import
 
 
 class _Window:
@@ -50,6 +46,20 @@ class _Window:
 class RowCache(_Window, KVCache):  # type: ignore[misc]
     """The cache of one layer and one sequence."""
 
+    @classmethod
+    def like(cls, cache: Any) -> RowCache:
+        """An empty cache for a layer that uses `cache` of mlx-lm. Raises ModelRefused for other state than keys and
+        values."""
+        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
+            raise ModelRefused(
+                f"its layers store a {type(cache).__name__}, not plain keys and values: recurrent and compressed "
+                "caches are not supported here yet",
+                "choose a model of another architecture",
+            )
+        row = cls()
+        row.window = getattr(cache, "max_size", 0)
+        return row
+
     def row(self, index: int) -> RowCache:
         return self
 
@@ -77,20 +87,6 @@ def new_cache(rows: int, window: int) -> RowCache | BatchCache:
     cache = RowCache() if rows == 1 else BatchCache([0] * rows)
     cache.window = window
     return cache
-
-
-def windows_of(model: nn.Module) -> list[int]:
-    """The window of each cache that the model makes; 0: none. Raises ModelRefused for other state than keys and
-    values."""
-    caches = model.make_cache() if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
-    for cache in caches:
-        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
-            raise ModelRefused(
-                f"its layers keep a {type(cache).__name__}, not plain keys and values: recurrent and compressed "
-                "caches are not supported here yet",
-                "choose a model of another architecture",
-            )
-    return [cache.max_size if isinstance(cache, RotatingKVCache) else 0 for cache in caches]
 
 
 def mix(part: nn.Module, kind: type, **values: Any) -> None:
@@ -198,55 +194,31 @@ class Forward:
         return logits, logits[:, :0] if hidden is None else hidden[:, -1]
 
 
-class Probe:
-    """A cache that records the shapes of a layer's keys and values, for a call that computes nothing."""
+def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
+    """The cache of each layer after one token, with lazy arrays that are never computed.
 
-    offset = 0
-    keys: mx.array | None = None
-    values: mx.array
+    Raises ModelRefused for a model whose layers store other state than keys and values, and for a model whose attention
+    is not MLX's: its masks may be wrong for several rows.
+    """
+    caches = [RowCache.like(cache) for cache in make_prompt_cache(model)]
+    calls = 0
+    attention = mx.fast.scaled_dot_product_attention
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Probe, Probe]:
-        self.keys = keys
-        self.values = values
-        return self, self
+    def counted(*args: Any, **kwargs: Any) -> mx.array:
+        nonlocal calls
+        calls += 1
+        return attention(*args, **kwargs)
 
-    def make_mask(self, *args: Any, **kwargs: Any) -> Probe:
-        return self
-
-
-def _attention_of_probe(
-    queries: mx.array, keys: Probe, values: Probe, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
-) -> mx.array:
-    return mx.zeros((*queries.shape[:3], values.values.shape[3]), queries.dtype)
-
-
-@contextmanager
-def _probing(model: nn.Module) -> Iterator[None]:
-    """The model's modules call `_attention_of_probe` for mlx-lm's attention."""
-    modules = {sys.modules[type(part).__module__] for part in model.modules()}
-    replaced = {module: getattr(module, ATTENTION) for module in modules if hasattr(module, ATTENTION)}
-    for module in replaced:
-        setattr(module, ATTENTION, _attention_of_probe)
+    mx.fast.scaled_dot_product_attention = counted
     try:
-        yield
+        forward(mx.zeros((1, 1), mx.int32), caches)
     finally:
-        for module, attention in replaced.items():
-            setattr(module, ATTENTION, attention)
-
-
-def probe_layers(model: nn.Module, forward: Forward, caches: int) -> list[tuple[mx.array, mx.array]]:
-    """Lazy keys and values [1, kv heads, 1, dim] of each layer with a cache. Raises ModelRefused for a model whose
-    attention is not mlx-lm's: its masks may be wrong for several rows."""
-    probes = [Probe() for _ in range(caches)]
-    try:
-        with _probing(model):
-            forward(mx.zeros((1, 1), mx.int32), probes)
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        mx.fast.scaled_dot_product_attention = attention
+    if any(cache.keys is None for cache in caches):
+        raise ModelRefused("a layer stores no keys and values, which is not supported here yet")
+    if calls < len(caches):
         raise ModelRefused(
-            f"mlx-lm computes it with attention of its own, which may not take caches of several rows ({error})",
+            "mlx-lm computes its attention without MLX's attention function, and may not support several rows",
             "choose a model of another architecture",
-        ) from error
-    layers = [(probe.keys, probe.values) for probe in probes if probe.keys is not None]
-    if len(layers) < caches:
-        raise ModelRefused("a layer keeps no keys and values, which is not supported here yet")
-    return layers
+        )
+    return caches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +9,18 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
+from mlx_lm.utils import load_config, load_model
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
-from . import families, strangers
-from .adapter import Forward, probe_layers, windows_of
+from . import config_keys, families
+from .adapter import Forward, probe_layers
 from .cache import LayerShape
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 BITS = {"int8": 8, "int4": 4}
-GROUP = 64  # inputs that share a scale, as in the checkpoints of mlx-community
+GROUP = 64  # weights that share a scale, as in the checkpoints of mlx-community
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,8 @@ class Loaded:
 
 def load(files: ModelFiles, options: LoadOptions) -> Loaded:
     """Load, verify and quantise a model. Raises ModelRefused or SettingRefused."""
-    _refuse_code(files)
-    context = options.context or files.config.max_positions
     try:
-        model, config = load_model(files.path, lazy=True, **_load_arguments(files, context))
-        if families.describes(files.config):
-            families.verify(model, files.config, context)
-        else:
-            strangers.verify(model, config, context)
+        model, config = _load(files, options.context or files.config.max_positions)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
     except (ImportError, SystemExit) as error:  # a module of mlx-lm exits if a package that it needs is missing
@@ -61,19 +54,32 @@ def load(files: ModelFiles, options: LoadOptions) -> Loaded:
     mx.eval(model.parameters())
     forward = Forward(model)
     try:
-        shapes = _shapes(model, forward)
+        layers = probe_layers(model, forward)
     except ModelRefused as error:
         raise ModelRefused(f"{files.name} ({files.config.model_type}): {error}", error.hint) from error
+    shapes = [
+        LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype, cache.window)
+        for cache in layers
+    ]
     sizes = {path: weight.nbytes for path, weight in _weights(model)}
     return Loaded(model, forward, shapes, quant, sum(sizes.values()), _token_bytes(model, sizes))
 
 
-def _shapes(model: nn.Module, forward: Forward) -> list[LayerShape]:
-    windows = windows_of(model)
-    return [
-        LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, window)
-        for (keys, values), window in zip(probe_layers(model, forward, len(windows)), windows, strict=True)
-    ]
+def _load(files: ModelFiles, context: int) -> tuple[nn.Module, dict[str, Any]]:
+    """A verified model with lazy weights, and its config.json as mlx-lm changed it."""
+    values = load_config(files.path)
+    if values.get("model_file") is not None:
+        raise ModelRefused(
+            f"{files.name} contains code ({values['model_file']!s:.50} in config.json), which is never run",
+            "use a model of an architecture that mlx-lm has",
+        )
+    if families.describes(files.config):
+        model, config = load_model(files.path, lazy=True, **families.loading(files.config, context))
+        families.verify(model, files.config)
+    else:
+        model, config = load_model(files.path, lazy=True, model_config=config_keys.arguments(values))
+        config_keys.verify(model, config, context)
+    return model, config
 
 
 def _weights(model: nn.Module) -> list[tuple[str, mx.array]]:
@@ -96,35 +102,14 @@ def _format(config: Mapping[str, Any]) -> str:
     return f"mlx {table['bits']}-bit" if mode == "affine" else f"mlx {mode}"
 
 
-def _load_arguments(files: ModelFiles, context: int) -> dict[str, Any]:
-    if families.describes(files.config):
-        return families.loading(files.config, context)
-    return {"model_config": strangers.arguments(_values(files))}
-
-
-def _values(files: ModelFiles) -> dict[str, Any]:
-    with (files.path / "config.json").open(encoding="utf-8") as file:
-        values: dict[str, Any] = json.load(file)
-        return values
-
-
-def _refuse_code(files: ModelFiles) -> None:
-    module = _values(files).get("model_file")
-    if module is not None:
-        raise ModelRefused(
-            f"{files.name} needs code of its own ({module!s:.50} in config.json), which is never run",
-            "use a model of an architecture that mlx-lm has",
-        )
-
-
-def _quantise(model: nn.Module, files: ModelFiles, options: LoadOptions, quantised: str) -> None:
+def _quantise(model: nn.Module, files: ModelFiles, options: LoadOptions, stored_format: str) -> None:
     if options.quant not in BITS:
         raise SettingRefused(f"quant {options.quant} is not for mlx", f"choose one of {', '.join(BITS)}")
-    if quantised:
-        raise SettingRefused(f"{files.name} is quantised already ({quantised})", "leave quant at none")
+    if stored_format:
+        raise SettingRefused(f"{files.name} is quantised already ({stored_format})", "leave quant at none")
     nn.quantize(model, GROUP, BITS[options.quant], class_predicate=_fits_quantisation)
 
 
 def _fits_quantisation(_path: str, module: nn.Module) -> bool:
-    """A projection or an embedding, of experts too, whose inputs divide into groups."""
+    """Whether a module is a projection or an embedding whose input features divide into groups."""
     return hasattr(module, "to_quantized") and module.weight.shape[-1] % GROUP == 0

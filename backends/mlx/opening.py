@@ -45,7 +45,7 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
         loaded = load(files, options)
         spec = _plan(files, options, loaded, max(0, free - loaded.bytes))
         if describes(files.config):
-            set_context(loaded.model, files.config, spec.max_context)
+            set_context(loaded.model, spec.max_context)
         [pages] = spec.groups
         caches = Caches(loaded.shapes, pages.num_pages, pages.page_size)
     room = ROOM * pages.tokens

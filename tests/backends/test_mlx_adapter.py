@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
 
-from localllm.backends.mlx.adapter import BatchCache, Forward, RowCache, new_cache, probe_layers, windows_of
+from localllm.backends.mlx.adapter import BatchCache, Forward, RowCache, new_cache, probe_layers
 from localllm.engine.errors import ModelRefused
 
 pytestmark = pytest.mark.real_otherdevice
@@ -125,6 +125,8 @@ def test_a_model_without_a_trunk_has_no_hidden_states() -> None:
 
 def test_layers_without_keys_and_values_are_refused() -> None:
     model = Model(trunk=True)
-    with pytest.raises(ModelRefused, match="keeps no keys and values"):
-        probe_layers(model, Forward(model), 1)
-    assert windows_of(model) == []
+    forward = Forward(model)
+    assert probe_layers(model, forward) == []
+    model.layers = [nn.Identity()]
+    with pytest.raises(ModelRefused, match="stores no keys and values"):
+        probe_layers(model, forward)

@@ -14,7 +14,7 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 from safetensors.torch import load_file, save_file
 
 from localllm.backends import mlx
-from localllm.backends.mlx import strangers
+from localllm.backends.mlx import config_keys
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
@@ -48,7 +48,7 @@ WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_atten
     ],
     ids=str,
 )
-def test_strangers_equal_transformers(tmp_path: Path, tiny: Tiny, spelling: Rewrite | None) -> None:
+def test_config_keys_equal_transformers(tmp_path: Path, tiny: Tiny, spelling: Rewrite | None) -> None:
     agrees(replace(tiny, rewrite=spelling), tmp_path)
 
 
@@ -71,7 +71,7 @@ def test_a_window_that_is_switched_off(tmp_path: Path) -> None:
 
 def test_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a class that reads it from elsewhere."""
-    monkeypatch.setattr(strangers, "arguments", lambda values: {})
+    monkeypatch.setattr(config_keys, "arguments", lambda values: {})
     Tiny("mixtral", "mixtral", {"num_local_experts": 4, **rope("default")}).save(tmp_path)
     with pytest.raises(ModelRefused, match=r"rope_theta is \{500000"):
         mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
@@ -139,7 +139,7 @@ def test_long_rope_has_short_factors_up_to_the_original_context(tmp_path: Path) 
     factors = {"short_factor": [1.0 + 0.1 * at for at in range(6)], "long_factor": [1.0 + 0.5 * at for at in range(6)]}
     scaling = {**factors, "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 64}
     experts = {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True, "sliding_window": 128}
-    tiny = Tiny("phimoe", "phimoe", {**experts, **rope("longrope", **scaling)}, context=64, length=20)
+    tiny = Tiny("phimoe", "phimoe", {**experts, **rope("longrope", **scaling)}, context=64, length=33)
     forced, text = Forced(tiny, tmp_path), texts(tiny)[0]
     near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
 
