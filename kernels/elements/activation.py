@@ -31,7 +31,9 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
 
 def _gated(gate_up: Tensor, kind: int) -> Tensor:
     width = gate_up.shape[-1]
-    rows = gate_up if gate_up.dim() == 2 and gate_up.stride(1) == 1 else gate_up.reshape(-1, width).contiguous()
+    rows = gate_up if gate_up.dim() == 2 else gate_up.reshape(-1, width)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
     out = rows.new_empty((rows.shape[0], width // 2))
     _gate(out, rows, kind)
     return out if gate_up.dim() == 2 else out.view(*gate_up.shape[:-1], width // 2)

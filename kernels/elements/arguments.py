@@ -1,6 +1,6 @@
 """Arguments of the compiled kernels: dtypes, layouts and the values of their enumerations.
 
-For other dtypes the wrappers call the references.
+The wrappers call the references for tensors of other dtypes.
 """
 
 from __future__ import annotations
@@ -14,5 +14,11 @@ ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
 
 
 def heads_dense(x: Tensor) -> Tensor:
-    """x [tokens, heads, dim] with the heads of a token contiguous; copies x only if they are not."""
+    """x [tokens, heads, dim] with the heads of each token contiguous; a copy only if they are not."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def has_dense_heads(x: Tensor) -> bool:
+    """True if the heads of each token of x [tokens, heads, dim] are contiguous. Tokens may have any stride."""
+    one_head = x.shape[1] == 1
+    return x.stride(2) == 1 and (one_head or x.stride(1) == x.shape[2])

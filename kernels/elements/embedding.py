@@ -13,7 +13,8 @@ _embedding = torch.ops.localllm.embedding.default
 
 def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     dtype = dtype or weight.dtype
-    if not {dtype, weight.dtype} <= FLOATS or tokens.dtype != torch.int32:
+    supported = {dtype, weight.dtype} <= FLOATS and tokens.dtype == torch.int32
+    if not supported:
         return reference.embedding(tokens, weight, scale, dtype)
     out = weight.new_empty((tokens.shape[0], weight.shape[1]), dtype=dtype)
     _embedding(out, tokens, weight, reference.rounded(scale, dtype))

@@ -14,7 +14,7 @@ _layer_norm = torch.ops.localllm.layer_norm.default
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    if not {x.dtype, weight.dtype} <= FLOATS:
+    if not _supported(x, weight):
         return reference.rms_norm(x, weight, eps, offset)
     rows = _rows(x)
     out = torch.empty_like(rows)
@@ -24,8 +24,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """The sum is written over residual."""
-    alike = residual.dtype == x.dtype and residual.is_contiguous()
-    if not {x.dtype, weight.dtype} <= FLOATS or x.dim() != 2 or not alike:
+    writable = residual.dtype == x.dtype and residual.is_contiguous()
+    if not writable or x.dim() != 2 or not _supported(x, weight):
         return reference.add_rms_norm(x, residual, weight, eps, offset)
     rows = _rows(x)
     out = torch.empty_like(rows)
@@ -34,7 +34,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    if not {x.dtype, weight.dtype} <= FLOATS or (bias is not None and bias.dtype != weight.dtype):
+    same_dtype = bias is None or bias.dtype == weight.dtype
+    if not same_dtype or not _supported(x, weight):
         return reference.layer_norm(x, weight, bias, eps)
     rows = _rows(x)
     out = torch.empty_like(rows)
@@ -42,10 +43,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return out if rows.shape == x.shape else out.view(x.shape)
 
 
+def _supported(x: Tensor, weight: Tensor) -> bool:
+    return {x.dtype, weight.dtype} <= FLOATS
+
+
 def _rows(x: Tensor) -> Tensor:
     """x as [rows, dim], or as [rows, heads, dim] if that needs no copy. The rows may have a stride."""
-    if x.dim() == 2 and x.stride(1) == 1:
+    dim = x.shape[-1]
+    dense = {2: (1,), 3: (dim, 1)}  # strides of a dense row, by the number of dimensions of x
+    if x.stride()[1:] == dense.get(x.dim()):
         return x
-    if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]:
-        return x
-    return x.reshape(-1, x.shape[-1]).contiguous()
+    return x.reshape(-1, dim).contiguous()

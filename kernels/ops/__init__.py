@@ -21,6 +21,23 @@ CASES: tuple[Case, ...] = tuple(
     case for family in (norm, activation, rope, linear, kv, attention, sampling, layer) for case in family.CASES
 )
 
+# The ops that are replaced together with a family or an op. A fused op contains smaller ops, so it is replaced with any
+# of them. Packed weights and prepared layers are private to a set of ops, so the ops that write them are replaced with
+# the ops that read them. The entry of a family is that of its ops without an entry.
+TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "norm": ("kv.append", "layer"),
+    "activation": ("layer",),
+    "rope": ("kv.append", "layer"),
+    "linear": ("linear.pack_slices", "layer"),
+    "linear.embedding": (),
+    "kv": ("layer",),
+    "kv.store": ("kv.append", "layer"),
+    "kv.copy_pages": (),
+    "attention": ("layer",),
+    "sampling": (),
+    "layer": ("layer",),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Ops:
@@ -60,31 +77,26 @@ class Ops:
     def with_ops_of(self, other: Ops, names: Iterable[str]) -> Ops:
         """These ops, with the named ones ("family.name", "family" or "all") from `other`.
 
-        A fused op contains its parts, so replacing a part replaces the fused op as well. Packed weights and prepared
-        layers are private to a set of ops, so `pack_slices` and `prepare` are replaced together with their readers.
-        Raises KeyError with a name that does not exist.
+        The ops of TOGETHER are replaced as well. Raises KeyError with a name that does not exist.
         """
         changed = self
         for name in names:
             if name == "all":
                 return other
-            family, _, op = name.partition(".")
-            if family not in {part.name for part in fields(other)}:
+            family = name.partition(".")[0]
+            if name != family and name not in dict(other):
                 raise KeyError(name)
-            if op and op not in {part.name for part in fields(getattr(other, family))}:
-                raise KeyError(name)
-            chosen = {family: {op} if op else {part.name for part in fields(getattr(other, family))}}
-            if family == "linear" and op != "embedding":
-                chosen[family].add("pack_slices")
-            if family in ("norm", "rope") or name == "kv.store":
-                chosen.setdefault("kv", set()).add("append")
-            if family != "sampling" and name not in ("linear.embedding", "kv.copy_pages"):
-                chosen["layer"] = {part.name for part in fields(other.layer)}
-            for part, ops in chosen.items():
-                source = getattr(other, part)
-                implementations = {name: getattr(source, name) for name in ops}
-                changed = replace(changed, **{part: replace(getattr(changed, part), **implementations)})
+            for each in (name, *TOGETHER.get(name, TOGETHER[family])):
+                changed = changed._with_op_of(other, each)
         return changed
+
+    def _with_op_of(self, other: Ops, name: str) -> Ops:
+        """These ops, with one op or one family from `other`."""
+        family, _, op = name.partition(".")
+        implementations = getattr(other, family)
+        if op:
+            implementations = replace(getattr(self, family), **{op: getattr(implementations, op)})
+        return replace(self, **{family: implementations})
 
 
 class MultiPlatformOp:

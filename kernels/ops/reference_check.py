@@ -1,4 +1,7 @@
-"""Runs a case on an implementation and compares it with the reference, for tests and for a device's self-test."""
+"""Runs an implementation of an op on a test case and compares its outputs with those of the reference.
+
+Tests and the self-test of a device use this file.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,20 @@ SEED = 7
 
 def copy_to(value: Any, device: str, wide: bool = False) -> Any:
     """A copy of the value, with all its tensors on the device. `wide`: float tensors become float64."""
+
+    def copy(member: Any) -> Any:
+        return copy_to(member, device, wide)
+
     if isinstance(value, Tensor):
-        return value.to(device, torch.float64 if wide and value.is_floating_point() else value.dtype, copy=True)
+        to_float64 = wide and value.is_floating_point()
+        return value.to(device, torch.float64 if to_float64 else value.dtype, copy=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{name: copy_to(getattr(value, name), device, wide) for name in fields})
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: copy(getattr(value, name)) for name in names})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(copy_to(part, device, wide) for part in value))
+        return type(value)(*map(copy, value))
     if isinstance(value, tuple | list):
-        return type(value)(copy_to(part, device, wide) for part in value)
+        return type(value)(map(copy, value))
     return value
 
 
@@ -45,20 +53,23 @@ def call_op(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
 
 
 def pack_value(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
-    """The value after packing and preparation by the device; it is a weight, a layer or a tuple of layers."""
-    if isinstance(value, tuple) and isinstance(value[0], DecoderLayer):
-        return ops.layer.prepare_stack([pack_value(ops, layer, dtype) for layer in value])
-    if not isinstance(value, DecoderLayer):
-        return ops.linear.pack(value, dtype)
+    """A weight, a layer or a tuple of layers, packed and prepared by `ops`."""
+    match value:
+        case DecoderLayer():
+            return ops.layer.prepare(_pack_layer(ops, value, dtype))
+        case (DecoderLayer(), *_):
+            return ops.layer.prepare_stack([pack_value(ops, layer, dtype) for layer in value])
+    return ops.linear.pack(value, dtype)
 
+
+def _pack_layer(ops: Ops, layer: DecoderLayer, dtype: torch.dtype) -> DecoderLayer:
     def packed(projection: Any) -> Any:
         return projection._replace(weight=ops.linear.pack(projection.weight, dtype))
 
-    mlp = value.mlp
+    mlp = layer.mlp
     if isinstance(mlp, GatedMlp):
         mlp = mlp._replace(gate_up=packed(mlp.gate_up), down=packed(mlp.down))
-    layer = dataclasses.replace(value, qkv=packed(value.qkv), out=packed(value.out), mlp=mlp)
-    return ops.layer.prepare(layer)
+    return dataclasses.replace(layer, qkv=packed(layer.qkv), out=packed(layer.out), mlp=mlp)
 
 
 def device_arguments(
@@ -80,23 +91,30 @@ def reference_run(case: Case, reference: Any, dtype: torch.dtype) -> tuple[dict[
     return arguments, call_op(case, reference, wide)
 
 
-def mismatch(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> str:
-    """The fault of the outputs `found`, as the end of a sentence; empty if there is none.
+def mismatch(outputs: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> str:
+    """The difference between the outputs of an op and the expected ones, as the end of a sentence; empty if there is
+    none.
 
     `tolerance`: the largest difference allowed, as a fraction of the largest magnitude expected.
     """
-    if [output.shape for output in found] != [target.shape for target in expected]:
+    if [output.shape for output in outputs] != [target.shape for target in expected]:
         return "returns the wrong shape"
-    for output, target in zip(found, expected, strict=True):
-        if not output.is_floating_point():
-            if not torch.equal(output.cpu(), target):
-                return "returns wrong integers"
-            continue
-        value = output.cpu().double()
-        if (value.isnan() & ~target.isnan()).any():
-            return "returns NaN"
-        scale = target[target.isfinite()].abs().max().item() if target.isfinite().any() else 1.0
-        error = (value - target).abs()[value != target]  # equal infinities have no difference
-        if not (error <= tolerance * max(scale, 1e-6)).all():
-            return f"is off by {error.max().item():.2g} of {scale:.2g}"
+    for output, target in zip(outputs, expected, strict=True):
+        difference = _difference(output.cpu(), target, tolerance)
+        if difference:
+            return difference
     return ""
+
+
+def _difference(output: Tensor, target: Tensor, tolerance: float) -> str:
+    if not output.is_floating_point():
+        return "" if torch.equal(output, target) else "returns wrong integers"
+    value = output.double()
+    if (value.isnan() & ~target.isnan()).any():
+        return "returns NaN"
+    finite = target[target.isfinite()]
+    scale = finite.abs().max().item() if len(finite) else 1.0
+    error = (value - target).abs()[value != target]  # equal infinities have no difference
+    if (error <= tolerance * max(scale, 1e-6)).all():
+        return ""
+    return f"is off by {error.max().item():.2g} of {scale:.2g}"
