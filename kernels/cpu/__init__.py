@@ -1,8 +1,8 @@
 """The CPU kernels: a C++ library of torch ops (`torch.ops.localllm`), and their Python wrappers.
 
-Importing this package loads the library, or raises LibraryMissing if there is none. The installation builds the library
-if it finds a C++ compiler. Wrappers have the signatures of kernels/ops; for arguments that no kernel supports they call
-the reference.
+Importing this package loads the library; it raises LibraryMissing if the library is not installed. The installation
+builds the library if it finds a C++ compiler. Wrappers have the signatures of kernels/ops. For arguments that no kernel
+supports, they call the reference.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 
 from ..library import find_library, load_ops
 
-# Ops that write into output tensors passed in and return nothing: their fake implementations can be empty.
-WRITING = (
+# Ops that write their results into tensor arguments and return nothing, so their fake implementations are empty.
+OPS_WITHOUT_RESULT = (
     "rms_norm add_rms_norm layer_norm gate rope store copy_pages append attention pack linear embedding greedy draw "
     "mask logprob layer first_touch"
 ).split()
 
 
 def _load(library: Path) -> None:
-    load_ops(library, WRITING, "make build")
-    for op in WRITING:
+    load_ops(library, OPS_WITHOUT_RESULT, "make build")
+    for op in OPS_WITHOUT_RESULT:
         torch.library.register_fake(f"localllm::{op}", _nothing, allow_override=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..elements.arguments import FLOATS
+from ..elements.arguments import FLOATS, has_dense_heads
 from ..ops import attention as reference
 from ..ops.attention import Rows
 
@@ -24,15 +24,11 @@ def paged_attention(
     out: Tensor | None = None,
 ) -> Tensor:
     """Queries and cache may have different dtypes. Queries may be a view of a fused qkv projection."""
-    if query.dtype not in FLOATS or key_pages.dtype not in FLOATS:
+    if not {query.dtype, key_pages.dtype} <= FLOATS:
         return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
-    if query.stride(2) != 1 or (query.shape[1] > 1 and query.stride(1) != query.shape[2]):
-        query = query.contiguous()
-    if sinks is not None:
-        sinks = sinks.float()
+    query = query if has_dense_heads(query) else query.contiguous()
+    sinks = None if sinks is None else sinks.float()
     out = query.new_empty(query.shape) if out is None else out
-    starts = rows.row_starts
-    contexts = rows.context_lens
-    pages = rows.page_table
-    _attention(out, query, key_pages, value_pages, starts, contexts, pages, sinks, scale, window, soft_cap)
+    tables = rows.row_starts, rows.context_lens, rows.page_table
+    _attention(out, query, key_pages, value_pages, *tables, sinks, scale, window, soft_cap)
     return out

@@ -15,7 +15,7 @@ _append = torch.ops.localllm.append.default
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
-    if key.dtype in FLOATS and key_pages.dtype in FLOATS:
+    if {key.dtype, key_pages.dtype} <= FLOATS:
         _store(heads_dense(key), heads_dense(value), key_pages, value_pages, slots)
     else:
         reference.store(key, value, key_pages, value_pages, slots)
@@ -24,8 +24,8 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     sources = sources.contiguous()
     targets = targets.contiguous()
-    for part in pages:
-        _copy_pages(part, sources, targets)
+    for layer_pages in pages:
+        _copy_pages(layer_pages, sources, targets)
 
 
 def append(
@@ -42,7 +42,7 @@ def append(
     value_pages: Tensor,
 ) -> Tensor:
     """The returned queries are a view of qkv, rotated in place."""
-    if qkv.dtype not in FLOATS or key_pages.dtype not in FLOATS:
+    if not {qkv.dtype, key_pages.dtype} <= FLOATS:
         return reference.append(
             qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -37,9 +37,21 @@ class Packed(NamedTuple):
     group: int  # inputs that share a scale; in_features if an output has one scale or none
 
     def place(self) -> None:
-        """Call before the first write to `data`: each thread touches the part that it will read in products, so the
-        system allocates that part on the thread's NUMA node."""
+        """Call before the first write to `data`: each thread touches the share that it will read in products, so the
+        system allocates that share on the thread's NUMA node."""
         _first_touch(self.data, _packed_bytes(self.format, 1, self.in_features, self.group))
+
+
+class _Layout(NamedTuple):
+    """The fields of Packed that do not depend on the number of outputs."""
+
+    format: int
+    in_features: int
+    group: int
+
+    def packed_bytes(self, out_features: int) -> int:
+        size: int = _packed_bytes(self.format, out_features, self.in_features, self.group)
+        return size
 
 
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
@@ -50,78 +62,81 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
     layout = _layout(first)
     if layout is None:
         return reference.pack_slices(chain([first], slices), out_features, dtype)
-    packed = Packed(
-        _untouched(_packed_bytes(layout[0], out_features, *layout[1:])), layout[0], out_features, *layout[1:]
-    )
+    data = _allocate(layout.packed_bytes(out_features))
+    packed = Packed(data, layout.format, out_features, layout.in_features, layout.group)
     packed.place()
     end = 0
-    for part in chain([first], slices):
+    for weight in chain([first], slices):
         start = end
-        end = end + _packed_bytes(layout[0], len(weight_tensors(part)[0]), *layout[1:])
-        _fill(packed.data[start:end], part, layout)
+        end = start + layout.packed_bytes(len(weight_tensors(weight)[0]))
+        _fill(data[start:end], weight, layout)
     return packed
 
 
-def _untouched(size: int) -> Tensor:
-    """[size] uint8 aligned to a huge page, because unaligned weights lie partly in small pages, which are slower to
-    read. Tensors smaller than a huge page use plain memory, so scripts/sanitize can check their bounds."""
+def _allocate(size: int) -> Tensor:
+    """[size] uint8 aligned to a huge page. Unaligned weights lie partly in small pages, which are slower to read.
+
+    Weights smaller than a huge page use plain memory, so scripts/sanitize can check their bounds.
+    """
     if size < _HUGE_PAGE:
         return torch.empty(size, dtype=torch.uint8)
     pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    room = torch.frombuffer(pages, dtype=torch.uint8)
-    begin = -room.data_ptr() % _HUGE_PAGE
-    return room[begin : begin + size]
+    memory = torch.frombuffer(pages, dtype=torch.uint8)
+    begin = -memory.data_ptr() % _HUGE_PAGE
+    return memory[begin : begin + size]
 
 
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    return _product(x, weight, bias, dtype) if isinstance(weight, Packed) else reference.dense(x, weight, bias, dtype)
+    return _product(reference.dense, x, weight, bias, dtype)
 
 
 def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if isinstance(weight, Packed):
-        return _product(x, weight, bias, dtype)
-    return reference.linear_int8.int8(x, weight, bias, dtype)
+    return _product(reference.linear_int8.int8, x, weight, bias, dtype)
 
 
 def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if isinstance(weight, Packed):
-        return _product(x, weight, bias, dtype)
-    return reference.linear_int4.int4(x, weight, bias, dtype)
+    return _product(reference.linear_int4.int4, x, weight, bias, dtype)
 
 
 def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if isinstance(weight, Packed):
-        return _product(x, weight, bias, dtype, wide=True)
-    return reference.linear_int4.int4_wide(x, weight, bias, dtype)
+    return _product(reference.linear_int4.int4_wide, x, weight, bias, dtype, wide=True)
 
 
 def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if isinstance(weight, Packed):
-        return _product(x, weight, bias, dtype)
-    return reference.linear_fp8.fp8(x, weight, bias, dtype)
+    return _product(reference.linear_fp8.fp8, x, weight, bias, dtype)
 
 
-def _layout(weight: Weight) -> tuple[int, int, int] | None:
-    """(format, in_features, group), format as in layout.h; None if no kernel supports the weight."""
+def _layout(weight: Weight) -> _Layout | None:
+    """None if no kernel supports the weight."""
     match weight:
         case Int8():
-            return _INT8, weight.data.shape[1], weight.data.shape[1]
+            return _Layout(_INT8, weight.data.shape[1], weight.data.shape[1])
         case Int4():
-            return _INT4, weight.in_features, weight.group
+            return _Layout(_INT4, weight.in_features, weight.group)
         case Fp8():
-            return _FP8, weight.data.shape[1], weight.group
+            return _Layout(_FP8, weight.data.shape[1], weight.group)
         case Tensor() if weight.dtype in _PLAIN:
-            return _PLAIN[weight.dtype], weight.shape[1], weight.shape[1]
+            return _Layout(_PLAIN[weight.dtype], weight.shape[1], weight.shape[1])
     return None
 
 
-def _fill(packed: Tensor, weight: Weight, layout: tuple[int, int, int]) -> None:
+def _fill(packed: Tensor, weight: Weight, layout: _Layout) -> None:
     """Write the panels of one slice. Only the last slice of a weight may end in a partly filled panel."""
-    data, *scales = (part.contiguous() for part in weight_tensors(weight))
-    _pack(packed, data, *scales, *[None] * (2 - len(scales)), layout[0], layout[2])
+    data, *scales = (tensor.contiguous() for tensor in weight_tensors(weight))
+    _pack(packed, data, *scales, *[None] * (2 - len(scales)), layout.format, layout.group)
 
 
-def _product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, wide: bool = False) -> Tensor:
+def _product(
+    fallback: Callable[..., Tensor],
+    x: Tensor,
+    weight: Any,
+    bias: Tensor | None,
+    dtype: torch.dtype | None,
+    wide: bool = False,
+) -> Tensor:
+    """The product with a packed weight; `fallback` computes products with other weights."""
+    if not isinstance(weight, Packed):
+        return fallback(x, weight, bias, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, weight.in_features)
     out = x.new_empty(rows.shape[0], weight.out_features, dtype=dtype or x.dtype)
     shift = None if bias is None else bias.float()

@@ -44,6 +44,18 @@ class DecoderLayer:
     cache_index: int = 0  # index of the layer's pages in LayerStep.cache
     rotation_index: int = 0  # index of the layer's cos and sin in LayerStep.rotations
 
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The products qkv, out, gate_up and down, for kernels that compute a whole layer.
+
+        Empty if one of these projections is not a single product of its inputs in natural order, or for another MLP.
+        """
+        if not isinstance(self.mlp, GatedMlp):
+            return ()
+        products = [projection.product for projection in (self.qkv, self.out, self.mlp.gate_up, self.mlp.down)]
+        single = tuple(product for product in products if product is not None and product.order is None)
+        return single if len(single) == len(products) else ()
+
 
 def prepare(layer: DecoderLayer) -> Any:
     """The layer in the form that `decoder` of the same device reads. The reference returns it unchanged."""

@@ -74,7 +74,7 @@ def test_a_library_that_torch_cannot_load_is_as_good_as_none(tmp_path: Path) -> 
 
 def test_a_library_of_another_version_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
-    monkeypatch.setattr(cpu, "WRITING", [*cpu.WRITING, "of_tomorrow"])
+    monkeypatch.setattr(cpu, "OPS_WITHOUT_RESULT", [*cpu.OPS_WITHOUT_RESULT, "of_tomorrow"])
     with pytest.raises(LibraryMissing, match="without of_tomorrow: make build"):
         cpu._load(find_library())
 
