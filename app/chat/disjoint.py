@@ -1,53 +1,75 @@
-"""Finds schemas that no value can match at the same time. oneOf of such schemas is equal to anyOf, which a grammar can
-express."""
+"""Finds JSON schemas that no value can match at the same time. `oneOf` of such schemas equals `anyOf`, which a grammar
+can express."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
+
+# The types of JSON values; an integer is a number.
+_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
+
+Texts = frozenset[str]  # the constant texts that a schema allows; empty: unknown, or not only texts
+
+
+@dataclass(frozen=True)
+class _Constraints:
+    """The constraints of a schema that can prove that two schemas are disjoint."""
+
+    types: frozenset[str] = _TYPES
+    texts: Texts = frozenset()
+    properties: dict[str, Texts] = field(default_factory=dict)  # the required properties
 
 
 def are_disjoint(one: object, other: object) -> bool:
     """True if no value can match both schemas: they have no type in common, or no constant text, or a property that
     both require has no constant text in common. False if none of these proves it. Does not follow references.
     """
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return one is False or other is False
-    types = _types(one), _types(other)
-    if not types[0] & types[1]:
+    first = _constraints(one)
+    second = _constraints(other)
+    if not first.types & second.types or _differ(first.texts, second.texts):
         return True
-    if _apart(one, other):
-        return True
-    if any(kinds != {"object"} for kinds in types):
-        return False
-    return any(_apart(one["properties"][name], other["properties"][name]) for name in _required(one) & _required(other))
+    only_objects = first.types == second.types == {"object"}
+    required = first.properties.keys() & second.properties.keys()
+    return only_objects and any(_differ(first.properties[name], second.properties[name]) for name in required)
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
+def _differ(texts: Texts, others: Texts) -> bool:
+    return bool(texts and others) and texts.isdisjoint(others)
+
+
+def _constraints(schema: object) -> _Constraints:
+    if schema is False:
+        return _Constraints(types=frozenset())
+    if not isinstance(schema, dict):
+        return _Constraints()
+    return _Constraints(_types(schema), _texts(schema), _required_properties(schema))
+
+
+def _types(schema: dict[str, Any]) -> frozenset[str]:
     """The types that the schema allows, integer as number; all types if it names none."""
-    named = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
-    names = [named] if isinstance(named, str) else named
-    return {"number" if name == "integer" else name for name in names if isinstance(name, str)}
+    value = schema.get("type", [*_TYPES])
+    names = _strings([value] if isinstance(value, str) else value)
+    return frozenset(name.replace("integer", "number") for name in names)
 
 
-def _required(schema: dict[str, Any]) -> set[str]:
-    """Names that are in `required` and in `properties`."""
-    required, properties = schema.get("required"), schema.get("properties")
-    if not isinstance(required, list) or not isinstance(properties, dict):
-        return set()
-    return {name for name in required if isinstance(name, str) and name in properties}
-
-
-def _apart(one: object, other: object) -> bool:
-    """True if both schemas list their constant texts and the lists have no text in common."""
-    texts = _texts(one), _texts(other)
-    return bool(texts[0]) and bool(texts[1]) and not texts[0] & texts[1]
-
-
-def _texts(schema: object) -> set[str]:
+def _texts(schema: object) -> Texts:
     """The texts of const or enum; empty if there is neither, or if one value is not a string."""
     if not isinstance(schema, dict):
-        return set()
-    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        return set()
-    return set(values)
+        return frozenset()
+    return _strings([schema["const"]] if "const" in schema else schema.get("enum"))
+
+
+def _required_properties(schema: dict[str, Any]) -> dict[str, Texts]:
+    """The texts of each property that is in `required` and in `properties`."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {name: _texts(properties[name]) for name in properties.keys() & _strings(schema.get("required"))}
+
+
+def _strings(values: object) -> frozenset[str]:
+    """The strings of a list; empty for a list with another value, and for a value that is not a list."""
+    if isinstance(values, list) and all(isinstance(value, str) for value in values):
+        return frozenset(values)
+    return frozenset()

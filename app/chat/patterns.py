@@ -8,6 +8,8 @@ except ASCII letters and digits as `\\u{…}`, so that no character of a client 
 from __future__ import annotations
 
 import re
+import string
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 # Ranges of code points.
@@ -20,10 +22,25 @@ _BLANKS = [0xA0, 0x1680, 0x202F, 0x205F, 0x3000, 0xFEFF]
 _SPACE: Ranges = [(0x09, 0x0D), (0x20, 0x20), (0x2000, 0x200A), (0x2028, 0x2029), *((code, code) for code in _BLANKS)]
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
+_LETTERS = ((0x41, 0x5A, 32), (0x61, 0x7A, -32))  # first letter, last letter, distance to the other case
 
-_QUANTIFIER = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})")
+_PLAIN = frozenset(string.ascii_letters + string.digits)  # characters without a special meaning in Rust's syntax
+
+_COUNT = re.compile(r"\{(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)\}")
+_QUANTIFIER = re.compile(r"[*+?]|\{[0-9]+(?:,[0-9]*)?\}")
 _GROUP = re.compile(r"\?(?:P?<(?P<name>[A-Za-z_]\w*)>|(?P<flags>[is]*)(?P<end>[:)]))")
 _PROPERTY = re.compile(r"\{[A-Za-z_0-9=]+\}")
+_UNICODE_DIGITS = re.compile(r"[0-9A-Fa-f]{4}|\{[0-9A-Fa-f]{1,6}\}")
+_LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
+
+# The letter of an escape → the characters that must follow it, and the code point of these characters.
+_Code = tuple[re.Pattern[str], Callable[[str], int]]
+_CODES: dict[str, _Code] = {
+    "0": (re.compile("(?![0-9])"), lambda _: 0),
+    "c": (re.compile("[A-Za-z]"), lambda letter: ord(letter) % 32),
+    "x": (re.compile("[0-9A-Fa-f]{2}"), lambda digits: int(digits, 16)),
+}
+_NO_CODE: _Code = (re.compile("(?!)"), ord)
 
 
 class PatternProblem(ValueError):
@@ -38,203 +55,233 @@ def translate(pattern: str) -> str:
 class _Translation:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._at = 0  # index of the next character
-        self._outer: list[str] = []  # for each open group, the flags outside of it
+        self._position = 0  # index of the next character
         self._flags = ""
-        parts = []
-        while self._at < len(pattern):
-            parts.append(self._next())
-        if self._outer:
-            self._refuse("a group is not closed: (")
-        self.text = "".join(parts)
+        self._outer_flags: list[str] = []  # for each open group, the flags outside of it
+        output = []
+        while self._position < len(pattern):
+            output.append(self._next())
+        self._require(not self._outer_flags, "a group is not closed: (")
+        self.text = "".join(output)
 
     def _refuse(self, problem: str) -> NoReturn:
         raise PatternProblem(f"the pattern {self._pattern[:100]!r}: {problem}")
 
+    def _require(self, condition: bool, problem: str) -> None:
+        if not condition:
+            self._refuse(problem)
+
     def _take(self) -> str:
-        if self._at == len(self._pattern):
-            self._refuse("unexpected end")
-        self._at += 1
-        return self._pattern[self._at - 1]
+        self._require(self._position < len(self._pattern), "unexpected end")
+        self._position += 1
+        return self._pattern[self._position - 1]
+
+    def _follows(self, *texts: str) -> bool:
+        """True if one of the texts is next."""
+        return self._pattern.startswith(texts, self._position)
+
+    def _skip(self, text: str) -> bool:
+        """Skip the text if it is next. Returns True if it was."""
+        follows = self._follows(text)
+        if follows:
+            self._position += len(text)
+        return follows
 
     def _match(self, expression: re.Pattern[str]) -> re.Match[str] | None:
-        match = expression.match(self._pattern, self._at)
+        match = expression.match(self._pattern, self._position)
         if match:
-            self._at = match.end()
+            self._position = match.end()
         return match
 
-    def _next(self) -> str:
-        start, char = self._at, self._take()
-        match char:
-            case "|":
-                return char
-            case "^" | "$":
-                return char
-            case "(":
-                return self._open()
-            case ")":
-                if not self._outer:
-                    self._refuse("unmatched )")
-                self._flags = self._outer.pop()
-                return ")" + self._quantifier()
-            case "*" | "+" | "?":
-                self._refuse(f"nothing to repeat before {char}")
-            case "{":
-                self._at = start
-                if self._match(_QUANTIFIER) or self._match(re.compile(r"\{,\d+\}")):
-                    self._refuse("nothing to repeat or no lower bound: {…}")
-                self._at = start + 1
-                return _literal(ord("{")) + self._quantifier()
-            case ".":
-                return ("(?s:.)" if "s" in self._flags else _class(_LINE_ENDS, negated=True)) + self._quantifier()
-            case "[":
-                return self._set() + self._quantifier()
-            case "\\":
-                return self._escape() + self._quantifier()
-        return self._one(ord(char)) + self._quantifier()
+    def _expect(self, expression: re.Pattern[str], problem: str) -> str:
+        match = self._match(expression)
+        if match is None:
+            self._refuse(problem)
+        return match[0]
 
-    def _open(self) -> str:
+    def _next(self) -> str:
+        """The next assertion, alternation, start of a group, or item with its quantifier."""
+        char = self._take()
+        if char in "|^$":
+            return char
+        if char == "(":
+            return self._open_group()
+        translate_item = _ITEMS.get(char)
+        item = translate_item(self) if translate_item else self._character(ord(char))
+        return item + self._quantifier()
+
+    def _open_group(self) -> str:
         outer = self._flags
-        if self._pattern.startswith("?", self._at):
+        if self._follows("?"):
             group = self._match(_GROUP)
             if group is None:
-                kind = self._pattern[self._at : self._at + 3]
-                if kind[1:2] in "=!<":
-                    self._refuse("look-around (?=…), (?!…), (?<=…) or (?<!…) is not supported")
-                self._refuse(f"({kind}…) is not supported; supported flags: i, s")
+                self._refuse_group()
             flags = group["flags"] or ""
             if group["end"] == ")":
-                if self._pattern[: self._at] != f"(?{flags})":
-                    self._refuse(f"the flags (?{flags}) are allowed only at the start")
-                self._flags = flags
-                return ""
-            self._flags = outer + flags
-        self._outer.append(outer)
+                return self._set_flags(flags)
+            self._flags += flags
+        self._outer_flags.append(outer)
         return "(?:"
+
+    def _refuse_group(self) -> NoReturn:
+        kind = self._pattern[self._position : self._position + 3]
+        if kind[1:2] in "=!<":
+            self._refuse("look-around (?=…), (?!…), (?<=…) or (?<!…) is not supported")
+        self._refuse(f"({kind}…) is not supported; supported flags: i, s")
+
+    def _set_flags(self, flags: str) -> str:
+        at_start = self._pattern[: self._position] == f"(?{flags})"
+        self._require(at_start, f"the flags (?{flags}) are allowed only at the start")
+        self._flags = flags
+        return ""
+
+    def _close_group(self) -> str:
+        self._require(bool(self._outer_flags), "unmatched )")
+        self._flags = self._outer_flags.pop()
+        return ")"
 
     def _quantifier(self) -> str:
         """The quantifier of the item before it, or "". Drops a lazy mark: lazy and greedy match the same strings."""
         match = self._match(_QUANTIFIER)
-        if match is None:
-            if self._pattern.startswith("{,", self._at):
-                self._refuse("{,n} has no lower bound: write {0,n}")
-            return ""
-        if self._pattern.startswith("?", self._at):
-            self._at += 1
-        return match[0]
+        if match:
+            self._skip("?")
+            return match[0]
+        self._require(not self._follows("{,"), "{,n} has no lower bound: write {0,n}")
+        return ""
 
-    def _one(self, code: int) -> str:
+    def _refuse_repeat(self) -> NoReturn:
+        self._refuse(f"nothing to repeat before {self._pattern[self._position - 1]}")
+
+    def _brace(self) -> str:
+        count = _COUNT.match(self._pattern, self._position - 1)
+        self._require(count is None, "nothing to repeat or no lower bound: {…}")
+        return _literal(ord("{"))
+
+    def _dot(self) -> str:
+        return "(?s:.)" if "s" in self._flags else _class(_LINE_ENDS, negated=True)
+
+    def _character(self, code: int) -> str:
         return _class(self._cases([(code, code)])) if "i" in self._flags else _literal(code)
 
     def _cases(self, ranges: Ranges) -> Ranges:
-        """The ranges and, with the flag i, the other case of each ASCII letter and of each single other character."""
-        if "i" not in self._flags:
-            return ranges
-        more: Ranges = []
-        for first, last in ranges:
-            for low, high, shift in ((0x41, 0x5A, 32), (0x61, 0x7A, -32)):
-                if first <= high and last >= low:
-                    more.append((max(first, low) + shift, min(last, high) + shift))
-            if last > 0x7F and first == last:
-                more += [(ord(other), ord(other)) for other in _other_cases(chr(first))]
-            elif last > 0x7F:
-                self._refuse("a non-ASCII range cannot ignore case")
-        return ranges + more
+        """The ranges and, with the flag i, the other case of their letters."""
+        result = list(ranges)
+        if "i" in self._flags:
+            for first, last in ranges:
+                result += self._other_case(first, last)
+        return result
+
+    def _other_case(self, first: int, last: int) -> Ranges:
+        """The other case of each ASCII letter of a range, or of a single other character."""
+        others: Ranges = []
+        for low, high, shift in _LETTERS:
+            if first <= high and last >= low:
+                others.append((max(first, low) + shift, min(last, high) + shift))
+        if last <= 0x7F:
+            return others
+        self._require(first == last, "a non-ASCII range cannot ignore case")
+        return [(ord(other), ord(other)) for other in _other_cases(chr(first))]
 
     def _escape(self) -> str:
         """An escape outside of a set."""
-        if self._pattern[self._at : self._at + 1] in ("b", "B"):
-            self._refuse("look-around \\b is not supported")
-        parsed = self._escaped()
-        if isinstance(parsed, int):
-            return self._one(parsed)
-        return parsed
+        self._require(not self._follows("b", "B"), "look-around \\b is not supported")
+        code_or_class = self._escaped()
+        return self._character(code_or_class) if isinstance(code_or_class, int) else code_or_class
 
     def _escaped(self) -> int | str:
         """An escape after its backslash: a code point, or a class in Rust's syntax."""
         char = self._take()
         if char.lower() in _CLASSES:
             return _class(_CLASSES[char.lower()], negated=char.isupper())
-        if char in _CONTROLS:
-            return _CONTROLS[char]
         if char in "pP":
-            name = self._match(_PROPERTY)
-            if name is None:
-                self._refuse(f"\\{char} needs a property name in braces, for example \\p{{L}}")
-            return f"\\{char}{name[0]}"
-        if char == "0" and not self._pattern[self._at : self._at + 1].isdigit():
-            return 0
-        if char == "c" and (letter := self._match(re.compile("[A-Za-z]"))):
-            return ord(letter[0]) % 32
-        if char == "x" and (digits := self._match(re.compile("[0-9A-Fa-f]{2}"))):
-            return int(digits[0], 16)
+            return self._property(char)
         if char == "u":
             return self._unicode_escape()
-        if char in "123456789" or char == "k":
-            self._refuse(f"a backreference \\{char} is not supported")
-        if char.isalnum():
-            self._refuse(f"unknown escape \\{char} (not in ECMA-262)")
+        return _CONTROLS[char] if char in _CONTROLS else self._code_point(char)
+
+    def _property(self, char: str) -> str:
+        name = self._expect(_PROPERTY, f"\\{char} needs a property name in braces, for example \\p{{L}}")
+        return f"\\{char}{name}"
+
+    def _code_point(self, char: str) -> int:
+        """The code point of an escape that starts with `char`."""
+        expression, to_code = _CODES.get(char, _NO_CODE)
+        match = self._match(expression)
+        if match:
+            return to_code(match[0])
+        self._require(char not in "123456789k", f"a backreference \\{char} is not supported")
+        self._require(not char.isalnum(), f"unknown escape \\{char} (not in ECMA-262)")
         return ord(char)
 
     def _unicode_escape(self) -> int:
-        digits = self._match(re.compile(r"[0-9A-Fa-f]{4}|\{[0-9A-Fa-f]{1,6}\}"))
-        if digits is None:
-            self._refuse("\\u needs four hexadecimal digits")
-        code = int(digits[0].strip("{}"), 16)
-        if 0xD800 <= code < 0xDC00 and (low := self._match(re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})"))):
-            code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
-        if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-            self._refuse(f"\\u{digits[0]} is not a character")
+        digits = self._expect(_UNICODE_DIGITS, "\\u needs four hexadecimal digits")
+        code = int(digits.strip("{}"), 16)
+        if 0xD800 <= code < 0xDC00 and (low := self._match(_LOW_SURROGATE)):
+            return 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
+        is_character = code < 0xD800 or 0xE000 <= code <= 0x10FFFF
+        self._require(is_character, f"\\u{digits} is not a character")
         return code
 
     def _set(self) -> str:
         """A set of characters, after its opening bracket."""
-        negated = self._pattern.startswith("^", self._at)
-        self._at += negated
-        if self._pattern.startswith("]", self._at):
-            self._refuse("an empty set [] or [^]; for the character write \\]")
+        negated = self._skip("^")
+        self._require(not self._follows("]"), "an empty set [] or [^]; for the character write \\]")
         ranges: Ranges = []
         classes: list[str] = []
-        while (item := self._member()) is not None:
-            if isinstance(item, str):
-                classes.append(item)
-            elif self._pattern.startswith("-", self._at) and not self._pattern.startswith("-]", self._at):
-                self._at += 1
-                last = self._member()
-                if isinstance(last, str):  # [a-\d] has the members a, - and \d
-                    ranges += [(item, item), (0x2D, 0x2D)]
-                    classes.append(last)
-                elif last is None or last < item:
-                    self._refuse("a range ends before its start")
-                else:
-                    ranges.append((item, last))
+        while not self._skip("]"):
+            member = self._member()
+            if isinstance(member, str):
+                classes.append(member)
+            elif self._follows("-") and not self._follows("-]"):
+                self._add_range(member, ranges, classes)
             else:
-                ranges.append((item, item))
+                ranges.append((member, member))
         return _class(self._cases(ranges), negated=negated, classes=classes)
 
-    def _member(self) -> int | str | None:
-        """The next character or class of a set; None at the closing bracket."""
+    def _add_range(self, first: int, ranges: Ranges, classes: list[str]) -> None:
+        """Add the range from `first`, at its hyphen."""
+        hyphen = ord(self._take())
+        last = self._member()
+        if isinstance(last, str):  # [a-\d] has the members a, - and \d
+            ranges += [(first, first), (hyphen, hyphen)]
+            classes.append(last)
+            return
+        self._require(first <= last, "a range ends before its start")
+        ranges.append((first, last))
+
+    def _member(self) -> int | str:
+        """The next character or class of a set."""
         char = self._take()
-        if char == "]":
-            return None
         if char != "\\":
             return ord(char)
-        if self._pattern.startswith("b", self._at):
-            self._at += 1
+        if self._skip("b"):
             return 0x08
-        if self._pattern.startswith("B", self._at):
-            self._refuse("unknown escape \\B in a set (not in ECMA-262)")
+        self._require(not self._follows("B"), "unknown escape \\B in a set (not in ECMA-262)")
         return self._escaped()
 
 
+# The first character of an item → its translation. Any other character is an item itself.
+_ITEMS: dict[str, Callable[[_Translation], str]] = {
+    ")": _Translation._close_group,
+    "*": _Translation._refuse_repeat,
+    "+": _Translation._refuse_repeat,
+    "?": _Translation._refuse_repeat,
+    "{": _Translation._brace,
+    ".": _Translation._dot,
+    "[": _Translation._set,
+    "\\": _Translation._escape,
+}
+
+
 def _other_cases(char: str) -> set[str]:
-    return {other for other in (char.lower(), char.upper()) if len(other) == 1 and other != char}
+    return {other for other in (char.lower(), char.upper()) if len(other) == 1} - {char}
 
 
 def _literal(code: int) -> str:
-    return chr(code) if code < 0x80 and chr(code).isalnum() else f"\\u{{{code:X}}}"
+    return chr(code) if chr(code) in _PLAIN else f"\\u{{{code:X}}}"
 
 
-def _class(ranges: Ranges, *, negated: bool = False, classes: list[str] | None = None) -> str:
+def _class(ranges: Ranges, *, negated: bool = False, classes: Sequence[str] = ()) -> str:
     members = [_literal(first) if first == last else f"{_literal(first)}-{_literal(last)}" for first, last in ranges]
-    return f"[{'^' if negated else ''}{''.join(members)}{''.join(classes or [])}]"
+    start = "[^" if negated else "["
+    return start + "".join([*members, *classes]) + "]"

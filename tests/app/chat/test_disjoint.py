@@ -1,4 +1,4 @@
-"""Schemas that no value fits at once."""
+"""Schemas that no value can match at the same time."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ A, B = {"const": "a"}, {"const": "b"}
         (tagged(A) | {"required": "kind"}, tagged(B), False),
         (tagged(A) | {"properties": ["kind"]}, tagged(B), False),
         (tagged(True), tagged(B), False),
-        # a value that is no object fits both
+        # a value that is not an object matches both
         (tagged(A, type=["object", "null"]), tagged(B), False),
         (tagged(A, type=["object", "null"]), tagged(B, type=["object", "null"]), False),
         ({"properties": {"kind": A}, "required": ["kind"]}, tagged(B), False),
     ],
 )
-def test_disjoint(one: Any, other: Any, disjoint: bool) -> None:
+def test_are_disjoint_is_symmetric_and_true_only_with_a_proof(one: Any, other: Any, disjoint: bool) -> None:
     assert are_disjoint(one, other) is disjoint
     assert are_disjoint(other, one) is disjoint

@@ -1,4 +1,4 @@
-"""Patterns of ECMA-262 in the syntax of llguidance, character by character."""
+"""Translation of ECMA-262 patterns to Rust's syntax, which llguidance uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from localllm.app.chat.patterns import PatternProblem, translate
 
-ANY = r"[^\u{A}\u{D}\u{2028}-\u{2029}]"  # but line ends
+ANY = r"[^\u{A}\u{D}\u{2028}-\u{2029}]"  # any character except line ends
 SPACE = (
     r"\u{9}-\u{D}\u{20}\u{2000}-\u{200A}\u{2028}-\u{2029}"
     r"\u{A0}\u{1680}\u{202F}\u{205F}\u{3000}\u{FEFF}"
@@ -16,7 +16,7 @@ SPACE = (
 
 
 @pytest.mark.parametrize(
-    ("pattern", "same"),
+    ("pattern", "expected"),
     [
         ("aZ09", "aZ09"),
         ("_é{}]", r"\u{5F}\u{E9}\u{7B}\u{7D}\u{5D}"),
@@ -55,13 +55,15 @@ SPACE = (
         ("(?:a)*?", "(?:a)*"),
         ("a+?b*c?d{2}e{2,}f{2,3}?", "a+b*c?d{2}e{2,}f{2,3}"),
         ("a{2,3}{", r"a{2,3}\u{7B}"),
+        ("a{٣}", r"a\u{7B}\u{663}\u{7D}"),
+        (r"\0٣", r"\u{0}\u{663}"),
         (".+[a]+\\d+", f"{ANY}+[a]+[0-9]+"),
         (r"\p{L}\P{Lu}+", r"\p{L}\P{Lu}+"),
         ("a|^b$", "a|^b$"),
     ],
 )
-def test_the_same_in_the_other_syntax(pattern: str, same: str) -> None:
-    assert translate(pattern) == same
+def test_translate_keeps_the_meaning(pattern: str, expected: str) -> None:
+    assert translate(pattern) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,14 +115,14 @@ def test_the_same_in_the_other_syntax(pattern: str, same: str) -> None:
         ("(?i)[a-é]", "cannot ignore case"),
     ],
 )
-def test_what_a_grammar_cannot_express_is_named(pattern: str, problem: str) -> None:
-    with pytest.raises(PatternProblem, match=re.escape(problem)) as refused:
+def test_translate_refuses_an_unsupported_construct_by_name(pattern: str, problem: str) -> None:
+    with pytest.raises(PatternProblem, match=re.escape(problem)) as error:
         translate(pattern)
-    assert repr(pattern) in str(refused.value)
+    assert repr(pattern) in str(error.value)
 
 
-def test_of_a_long_pattern_the_beginning_is_told() -> None:
-    with pytest.raises(PatternProblem) as refused:
+def test_the_error_shows_only_the_beginning_of_a_long_pattern() -> None:
+    with pytest.raises(PatternProblem) as error:
         translate("x" * 500 + "*" * 2)
-    assert "x" * 100 in str(refused.value)
-    assert "x" * 101 not in str(refused.value)
+    assert "x" * 100 in str(error.value)
+    assert "x" * 101 not in str(error.value)
