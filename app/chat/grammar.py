@@ -22,7 +22,8 @@ from .grammar_child import Vocabulary
 from .matcher import make_matcher, make_tokens
 from .parsers import CALL, END_CALL
 from .patterns import PatternProblem, translate
-from .schema import SchemaProblem, SelfContained, rewrite
+from .schema import SelfContained, rewrite
+from .schema_place import SchemaProblem
 from .tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ A, B = {"const": "a"}, {"const": "b"}
         ({"type": ["integer", "null"]}, {"type": ["string", "number"]}, False),
         ({"type": ["integer", "null"]}, {"type": ["string", "array"]}, True),
         ({"type": ["boolean", 3]}, {"type": "null"}, True),
+        ({"type": 3}, {"type": "null"}, True),
         (A, B, True),
         (A, A, False),
         ({"enum": ["a", "b"]}, {"enum": ["c"]}, True),

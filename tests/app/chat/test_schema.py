@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from localllm.app.chat.schema import SchemaProblem, rewrite
+from localllm.app.chat.schema import rewrite
+from localllm.app.chat.schema_place import SchemaProblem
 
 NUMBER, WHOLE, OBJECT, NULL = ({"type": kind} for kind in ("number", "integer", "object", "null"))
 NEXT = 1.0000000000000002  # after 1
@@ -99,6 +100,7 @@ def test_rewritten(kind: dict[str, Any], asked: dict[str, Any], made: dict[str, 
         ({"type": "strin"}, "#/type", "unknown type"),
         ({"type": []}, "#/type", "unknown type"),
         ({"type": ["null", 3]}, "#/type", "unknown type"),
+        ({"oneOf": [NULL, {"type": 3}]}, "#/oneOf/1/type", "unknown type"),
         ({"required": "a"}, "#/required", "array of names"),
         ({"required": [1]}, "#/required", "array of names"),
         ({"properties": []}, "#/properties", "must be an object"),
