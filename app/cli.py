@@ -1,4 +1,4 @@
-"""The command table: names, flags and help. The code of a command is imported when it runs, so that help is fast."""
+"""The command line: names, flags and help texts. A command imports its code when it runs, so that help is fast."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .version import VERSION
 
 
 class Commands(click.Group):
-    """Lists its commands in the order of this file."""
+    """A group of commands that lists them in the order of this file."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
 class WithSettings(click.Command):
-    """A command with a flag for every setting. `get_params` makes these flags on demand."""
+    """A command with a flag for every setting of the daemon."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         from .commands.settings import flags
@@ -29,7 +29,7 @@ class WithSettings(click.Command):
 
 
 class Model(click.ParamType[str]):
-    """The name of a model, or a folder (with a leading /, ./, ../ or ~), which becomes an absolute path."""
+    """The name of a model, or a folder with a leading /, ./, ../ or ~. A folder becomes an absolute path."""
 
     name = "model"
 
@@ -45,7 +45,7 @@ class Model(click.ParamType[str]):
 
 
 class BackendName(click.ParamType[str]):
-    """The name of a backend, or auto."""
+    """The name of a backend, or `auto`."""
 
     name = "backend"
 
@@ -64,19 +64,24 @@ class BackendName(click.ParamType[str]):
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 backend_flag = click.option(
-    "--backend", type=BackendName(), metavar="NAME", help="Backend to use instead of the first one that works."
+    "--backend",
+    type=BackendName(),
+    metavar="NAME",
+    help="Backend that runs the model; default: the first one that works. localllm doctor lists them.",
 )
 quant_flag = click.option(
-    "--quant", type=click.Choice(["none", "int8", "int4", "fp8"]), help="Quantise the weights while loading."
+    "--quant",
+    type=click.Choice(["none", "int8", "int4", "fp8"]),
+    help="Quantise the weights while loading: less memory and faster, slightly less accurate.",
 )
-json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 default_model = click.argument("model", type=Model(), required=False)
 
 
 def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the sampling flags. A flag that is not given uses the model's default."""
+    """Add the sampling flags to a command. Without a flag, the model's default applies."""
     flags: list[Decorator] = [
-        click.option("--system", metavar="TEXT", help="System message, before the conversation."),
+        click.option("--system", metavar="TEXT", help="System message: instructions that precede the conversation."),
         click.option("--temperature", type=float, help="Randomness; 0: always the most likely token."),
         click.option(
             "--top-p", type=float, help="Sample from the most likely tokens with this total probability, 0 to 1."
@@ -85,7 +90,9 @@ def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--min-p", type=float, help="Exclude tokens below this fraction of the highest probability."),
         click.option("--max-tokens", type=int, help="Maximum length of the answer in tokens."),
         click.option("--seed", type=int, help="Random seed; the same seed gives the same answer."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable."),
+        click.option(
+            "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. The flag may be repeated."
+        ),
     ]
     for flag in reversed(flags):
         command = flag(command)
@@ -114,8 +121,8 @@ def cli(ctx: click.Context) -> None:
 def chat(model: str | None, backend: str | None, quant: str | None, **flags: Any) -> int:
     """Chat with a model in the terminal.
 
-    MODEL defaults to the setting `model`, initially the built-in guide. If standard input is not a terminal, each line
-    is one message and the answers go to standard output.
+    The default of MODEL is the setting `model`, which is the built-in model guide unless you change it. If standard
+    input is not a terminal, each line of it is one message, and the answers are printed to standard output.
 
     \b
     Examples:
@@ -142,8 +149,9 @@ def chat(model: str | None, backend: str | None, quant: str | None, **flags: Any
 def run(model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, **flags: Any) -> int:
     """Answer one prompt and stream the answer.
 
-    Piped input is appended to PROMPT, or is the prompt if PROMPT is missing. Inside a shell loop that reads a file,
-    run does not consume the rest of the file. --json prints one object with text, finish, usage and timings.
+    Piped input is appended to PROMPT. Without PROMPT, the piped input is the prompt. Inside a shell loop that reads a
+    file, localllm run does not read the rest of that file. --json prints one object with text, finish, usage and
+    timings.
 
     \b
     Examples:
@@ -160,7 +168,7 @@ def run(model: str, prompt: str | None, backend: str | None, quant: str | None, 
 def serve(**overrides: Any) -> int:
     """Serve an OpenAI-compatible API from this terminal.
 
-    Runs the daemon until Ctrl-C. chat and run start one in the background if none runs.
+    Runs the daemon until Ctrl-C. Without it, localllm chat and localllm run start a daemon in the background.
     Each flag overrides a setting; localllm config shows all settings.
 
     \b
@@ -194,7 +202,7 @@ def ps(as_json: bool) -> int:
 def stop(model: str | None) -> int:
     """Unload a model, or stop the daemon.
 
-    Without MODEL, stop the daemon. Running answers have a few seconds to finish.
+    Without MODEL, the daemon stops. Running answers then have a few seconds to finish (setting `drain`).
 
     \b
     Examples:
@@ -211,7 +219,7 @@ def stop(model: str | None) -> int:
 def list_(as_json: bool) -> int:
     """List the models on this machine.
 
-    These are the built-in guide and the complete models in the Hugging Face cache.
+    The list has the built-in model guide and the complete models in the Hugging Face cache.
 
     \b
     Examples:
@@ -230,7 +238,7 @@ def pull(name: str) -> int:
 
     The model is stored in the Hugging Face cache, which other programs share. Only safetensors weights are downloaded.
     After an interruption, run the command again to continue.
-    Variables: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE.
+    The environment variables HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE work as in huggingface_hub.
 
     \b
     Examples:
@@ -249,7 +257,7 @@ def pull(name: str) -> int:
 def rm(name: str, packed: bool, yes: bool) -> int:
     """Delete a downloaded model.
 
-    Asks for confirmation and shows the disk space that this frees.
+    Shows the disk space that the deletion frees, and asks for confirmation.
 
     \b
     Examples:
@@ -264,12 +272,14 @@ def rm(name: str, packed: bool, yes: bool) -> int:
 
 @cli.command()
 @backend_flag
-@click.option("--ops", is_flag=True, help="Show the implementation of each op instead.")
+@click.option(
+    "--ops", is_flag=True, help="Show instead the implementation of each op (norm, attention, ...) by platform."
+)
 @json_flag
 def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     """Show the backends of this machine and their problems.
 
-    Also shows the selected backend, the processor, memory, paths, the daemon and versions.
+    Also shows the selected backend, the processor, the memory, the folders, the state of the daemon, and versions.
 
     \b
     Examples:
@@ -290,7 +300,7 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     type=click.IntRange(1, 100),
     default=3,
     show_default=True,
-    help="Number of runs; the results are medians.",
+    help="Number of measurements of each figure; the result is their median.",
 )
 @click.option(
     "--together",
@@ -298,7 +308,7 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     multiple=True,
     default=(8, 32),
     show_default=True,
-    help="Number of parallel answers; repeatable.",
+    help="Number of parallel answers. The flag may be repeated.",
 )
 @backend_flag
 @quant_flag
@@ -309,8 +319,8 @@ def bench(
     """Measure the speed of a model on this machine.
 
     Measures the time to the first token, and prefill and decode speed in tokens per second, for one answer and for
-    several in parallel. Each result is the median of several rounds. If the device supports it, bench also measures
-    the read bandwidth of its memory and the fraction of it that decode uses.
+    several in parallel. Each result is the median of several rounds. On some devices the command also measures the
+    read bandwidth of the device memory, and the fraction of this bandwidth that decode uses.
 
     \b
     Examples:
@@ -330,8 +340,8 @@ def bench(
 def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
     """Check that a backend computes correctly on this machine.
 
-    Asks the built-in model questions with known answers: one by one, in parallel, from the prefix cache, with seeds and
-    with a schema. Please attach the output to a bug report, or send it to confirm that your hardware works.
+    Asks the built-in model questions with known answers: one by one, in parallel, with a cached prompt, with seeds and
+    with a JSON schema. Please attach the output to a bug report, or send it to confirm that your hardware works.
     The exit code is 1 if a check failed.
 
     \b
@@ -365,6 +375,8 @@ def config(as_json: bool) -> int:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
     """Print a shell completion script.
+
+    With this script, the shell completes commands, flags and model names when you press Tab.
 
     \b
     Examples:

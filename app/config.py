@@ -70,10 +70,8 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings, with their types, defaults and descriptions."""
 
-    model: Annotated[str, Meta(description="Default model of chat and bench.")] = "guide"
-    backend: Annotated[str, Meta(description="Backend; auto selects the first one that works on this machine.")] = (
-        "auto"
-    )
+    model: Annotated[str, Meta(description="Default model of localllm chat and localllm bench.")] = "guide"
+    backend: Annotated[str, Meta(description="Backend that runs the models; auto: the first one that works.")] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"],
         Meta(description="Number format of activations and of the KV cache."),
@@ -97,7 +95,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             description="Fraction of the memory left after loading to use for the KV cache; 0: automatic.",
         ),
     ] = 0.0
-    max_rows: Annotated[Count, Meta(description="Maximum number of requests in one step (batch size).")] = 64
+    max_rows: Annotated[
+        Count, Meta(description="Maximum number of requests that a model computes in one step (batch size).")
+    ] = 64
     graphs: Annotated[
         Literal["auto", "full", "split", "breakable", "off"],
         Meta(
@@ -114,10 +114,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str, Meta(description="API key for TCP clients; empty: none on loopback, a generated key otherwise.")
     ] = ""
     allowed_hosts: Annotated[
-        tuple[str, ...], Meta(description="Additional host names to accept in the Host header.")
+        tuple[str, ...],
+        Meta(description="Additional host names that the daemon accepts in the Host header of a request."),
     ] = ()
     allowed_origins: Annotated[
-        tuple[str, ...], Meta(description="Web origins that may call the daemon; empty: none.")
+        tuple[str, ...], Meta(description="Web origins, such as https://example.org, whose pages may call the daemon.")
     ] = ()
     idle_unload: Annotated[
         float, Meta(ge=0, description="Unload a model after this many seconds without a request; 0: never.")
@@ -130,11 +131,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         float,
         Meta(
             ge=0,
-            description="Maximum duration of a step in seconds; 0: 120 on NVIDIA, 3600 on CPU, otherwise no limit.",
+            description="Maximum duration of a step (one call of the model) in seconds. A model that exceeds it is "
+            "restarted. 0: 120 on NVIDIA, 3600 on CPU, otherwise no limit.",
         ),
     ] = 0.0
     drain: Annotated[
-        float, Meta(ge=0, description="Time in seconds for running answers to finish when the daemon stops.")
+        float, Meta(ge=0, description="Time in seconds that running answers have to finish when the daemon stops.")
     ] = 5.0
     developer: Developer = Developer()
 
