@@ -1,12 +1,13 @@
-"""The pages of one cache group, and which of them can be evicted."""
+"""The pages of one cache group: free, in use, or cached in the prefix tree."""
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .pages import PagePool
+from .pages import PagePool, PendingCopies
 from .radix import Node
 
 if TYPE_CHECKING:
@@ -14,40 +15,70 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """The pages of one cache group."""
+    """The pages of one cache group. A lease has `per_block` pages for each block of `block` tokens."""
 
     def __init__(self, index: int, group: CacheGroup, block: int) -> None:
         self.index = index
+        self.block = block
         self.page_size = group.page_size
         self.num_pages = group.num_pages
+        self.num_tokens = group.tokens
         self.window = group.window
         self.per_block = block // group.page_size
         self.pool = PagePool(group.num_pages)
+        self.copies = PendingCopies()
         # With a window: nodes whose pages no lease reads, least recently used first. Their pages can be evicted alone.
         self.unread: OrderedDict[Node, None] = OrderedDict()
 
     def span(self, block: int) -> slice:
-        """The pages of a block, in a lease's."""
+        """The place of a block's pages among the pages of a lease."""
         return slice(block * self.per_block, (block + 1) * self.per_block)
 
-    def passed(self, computed: int, block: int) -> int:
-        """Blocks that no position from `computed` on reads."""
-        return max(computed - self.window + 1, 0) // block if self.window else 0
+    def first_block(self, position: int) -> int:
+        """The first block that `position` or a later position reads."""
+        if not self.window:
+            return 0
+        return max(position - self.window + 1, 0) // self.block
 
-    def read(self, node: Node) -> None:
-        """Count one more lease whose window has not passed the node."""
-        node.readers[self.index] += 1
-        self.unread.pop(node, None)
+    def has_window(self, path: list[Node], count: int) -> bool:
+        """The pages that the next position after `count` blocks of `path` reads are present."""
+        first = self.first_block(count * self.block)
+        return all(node.pages[self.index] for node in path[first:count])
 
-    def leave(self, node: Node) -> None:
-        """Count one such lease less."""
-        node.readers[self.index] -= 1
-        if not node.readers[self.index]:
-            self.unread[node] = None
-
-    def pages_of(self, path: list[Node], passed: int) -> array[int]:
-        """A lease's pages in this group, of a path of which the window has passed the first blocks."""
-        pages = array("i", [0] * (passed * self.per_block))
-        for node in path[passed:]:
+    def pages_of(self, path: list[Node], first: int) -> array[int]:
+        """The pages of a lease on `path`; 0 before block `first`."""
+        pages = array("i", [0] * (first * self.per_block))
+        for node in path[first:]:
             pages.extend(node.pages[self.index])
         return pages
+
+    def enter(self, nodes: list[Node]) -> None:
+        """Count one more lease whose window reads these nodes."""
+        for node in nodes:
+            node.readers[self.index] += 1
+            self.unread.pop(node, None)
+
+    def leave(self, nodes: list[Node]) -> None:
+        """Count one lease less whose window reads these nodes."""
+        for node in nodes:
+            node.readers[self.index] -= 1
+            if not node.readers[self.index]:
+                self.unread[node] = None
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Free pages, and cancel the copies to them."""
+        for page in pages:
+            self.copies.cancel(page)
+            self.pool.release(page)
+
+    def remove(self, node: Node) -> None:
+        """Free the pages of a node."""
+        self.unread.pop(node, None)
+        self.release(node.pages[self.index])
+        node.pages[self.index] = ()
+
+    def evict(self) -> Node:
+        """Free the pages of the least recently used unread node. Raises StopIteration if all nodes have readers."""
+        node = next(iter(self.unread))
+        self.remove(node)
+        return node

@@ -12,13 +12,11 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 Key = tuple[int, ...]
-Tokens = TypeVar("Tokens", list[int], Key)
-
-
 Pages = tuple[int, ...]
+Tokens = TypeVar("Tokens", list[int], Key)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +37,24 @@ class Node:
         """Nothing in the cache belongs to this node."""
         return self.snapshot < 0 and not any(self.pages)
 
+    @property
+    def is_prunable(self) -> bool:
+        """No lease, no child and no cached memory needs this node."""
+        return not self.users and not self.children and self.is_empty
+
+
+class Match(NamedTuple):
+    """A block that begins like other tokens."""
+
+    node: Node
+    length: int  # equal tokens
+
 
 class PrefixTree:
-    """Blocks by their tokens, with use counts, and the unused ones in order of their last use."""
+    """Blocks by their tokens, with use counts, and the unused blocks in order of their last use."""
 
     def __init__(self, block: int) -> None:
-        """`block`: tokens of a node."""
+        """`block`: number of tokens in a node."""
         self.block = block
         self._roots: dict[Hashable, Node] = {}
         # A path is released from its end, so a child always stands before its parent: the first one is a leaf.
@@ -63,23 +73,23 @@ class PrefixTree:
     def match(self, node: Node, tokens: Sequence[int], start: int, end: int) -> list[Node]:
         """The longest path below `node` whose blocks are tokens[start:end], full blocks only."""
         path: list[Node] = []
-        for at in range(start, end - self.block + 1, self.block):
-            child = node.children.get(tuple(tokens[at : at + self.block]))
+        for first in range(start, end - self.block + 1, self.block):
+            child = node.children.get(tuple(tokens[first : first + self.block]))
             if child is None:
                 break
             path.append(child)
             node = child
         return path
 
-    def closest(self, node: Node, tokens: Key) -> tuple[Node, int] | None:
-        """The child of `node` that begins like `tokens` the longest, and how many tokens they share (at least one)."""
-        at = bisect_left(node.order, tokens)
-        best: tuple[Node, int] | None = None
-        for key in node.order[max(at - 1, 0) : at + 1]:
-            shared = common_prefix(key, tokens)
-            if shared > (best[1] if best else 0):
-                best = node.children[key], shared
-        return best
+    def closest(self, node: Node, tokens: Key) -> Match | None:
+        """The child of `node` with the longest prefix in common with `tokens`; None if no child shares a token."""
+        index = bisect_left(node.order, tokens)
+        neighbours = node.order[max(index - 1, 0) : index + 1]
+        if not neighbours:
+            return None
+        key = max(neighbours, key=lambda key: common_prefix(key, tokens))
+        length = common_prefix(key, tokens)
+        return Match(node.children[key], length) if length else None
 
     def use(self, node: Node) -> None:
         """Count one more lease on a node (its parents first)."""
@@ -96,26 +106,24 @@ class PrefixTree:
 
     def release(self, node: Node) -> None:
         """Count one lease less on the path that ends in `node`."""
-        above: Node | None = node
-        while above is not None and above.parent is not None:
-            above.users -= 1
-            if not above.users:
-                self._unused[above] = None
-            above = above.parent
+        while node.parent is not None:
+            node.users -= 1
+            if not node.users:
+                self._unused[node] = None
+            node = node.parent
 
     def evict(self) -> Node:
-        """Remove the leaf that was unused for the longest time. Raises KeyError when all nodes have users."""
+        """Remove the leaf that was unused for the longest time. Raises KeyError if all nodes have users."""
         node, _ = self._unused.popitem(last=False)
         self._unlink(node)
         return node
 
     def prune(self, node: Node) -> None:
         """Remove `node` and its ancestors as far as they are unused, empty and without children."""
-        at: Node | None = node
-        while at is not None and at.parent is not None and not at.users and not at.children and at.is_empty:
-            del self._unused[at]
-            self._unlink(at)
-            at = at.parent
+        while node.parent is not None and node.is_prunable:
+            del self._unused[node]
+            self._unlink(node)
+            node = node.parent
 
     def _unlink(self, node: Node) -> None:
         assert node.parent is not None
@@ -131,30 +139,15 @@ class PrefixTree:
             if node.parent is not None:
                 yield node
 
-    def check(self) -> None:
-        """Assert what must always hold of the tree by itself."""
-        nodes = list(self.nodes())
-        for node in [*nodes, *self._roots.values()]:
-            assert sorted(node.children) == node.order
-            assert all(child.parent is node and child.key == key for key, child in node.children.items())
-        for node in nodes:
-            assert len(node.key) == self.block
-            assert (node in self._unused) == (node.users == 0)
-            assert node.parent is None or node.users >= sum(child.users for child in node.children.values())
-        rank = {node: number for number, node in enumerate(self._unused)}
-        assert len(rank) == sum(node.users == 0 for node in nodes)
-        for node in rank:
-            assert all(rank[child] < rank[node] for child in node.children.values())
-
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """How many first tokens are equal; halves the part in doubt with slice comparisons."""
-    same = 0
-    unsure = min(len(a), len(b))
-    while same < unsure:
-        middle = (same + unsure + 1) // 2
-        if a[same:middle] == b[same:middle]:
-            same = middle
+    """The number of first tokens that are equal: a binary search with slice comparisons."""
+    low = 0
+    high = min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
         else:
-            unsure = middle - 1
-    return same
+            high = middle - 1
+    return low

@@ -290,7 +290,7 @@ class Scheduler:
         for sequence in lost:
             if sequence.finish is None:
                 self._end_early(sequence, "no_memory", error)
-        self._cache.forget()  # pages that these steps should have written are shared already
+        self._cache.evict_all()  # pages that these steps should have written are shared already
 
     def _take_in(self, row: Row, tokens: list[int], answer: int, result: StepResult) -> Delta:
         """Append the tokens that a row gives, up to the end of the request; `answer` is the first in the result."""

@@ -244,7 +244,7 @@ def test_the_least_recently_used_snapshot_goes_first() -> None:
         kv.close(lease)
     assert cached == {10: 4, 20: 0, 30: 4}
     check_cache(kv, [])
-    kv.forget()
+    kv.evict_all()
     assert not list(kv._tree.nodes())
 
 
@@ -274,13 +274,13 @@ def test_pages_behind_the_window_are_given_up_and_stay_for_hits() -> None:
 def test_nothing_that_no_lease_reads_survives_forgetting() -> None:
     kv = windowed(5)
     lease = computed(kv, list(range(17)))
-    kv.forget()
+    kv.evict_all()
     assert not kv._windows[0].unread
     check_cache(kv, [lease])
     assert kv.open(None, list(range(9))).cached == 0  # type: ignore[union-attr]
     kv = states(2, 2)
     lease = computed(kv, list(range(8)))
-    kv.forget()
+    kv.evict_all()
     check_cache(kv, [lease])
     assert kv.take_copies() == ([], [])
     assert kv.open(None, list(range(9))).cached == 0  # type: ignore[union-attr]
@@ -303,7 +303,7 @@ def test_a_block_that_lacks_pages_is_filled_in_by_the_next_that_computes_it() ->
     tokens = list(range(9))
     kv.close(computed(kv, tokens))
     while kv._windows[0].unread:
-        kv._evict_pages(kv._windows[0])
+        kv._tree.prune(kv._windows[0].evict())
     lease = computed(kv, tokens)
     assert lease.cached == 0
     check_cache(kv, [lease])
