@@ -57,7 +57,7 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
     """Read a model folder. `name` defaults to the folder name. Raises ModelRefused with the file and the field."""
     folder = Path(path)
     _check_folder(folder)
-    config = parse_config(_read_json(folder / "config.json"))
+    config = parse_config(read_json(folder / "config.json"))
     generation = _read_generation(folder / "generation_config.json")
     eos_ids = generation.ids("eos_token_id", config.vocab_size or MAX_VOCAB)
     return ModelFiles(
@@ -85,7 +85,7 @@ def _check_folder(folder: Path) -> None:
 def _read_generation(file: Path) -> Fields:
     if not file.exists():
         return Fields({}, file.name)
-    return Fields(_read_json(file), file.name)
+    return Fields(read_json(file), file.name)
 
 
 def _recommended(fields: Fields) -> dict[str, float]:
@@ -95,7 +95,8 @@ def _recommended(fields: Fields) -> dict[str, float]:
     return {key: fields.number(key, *limits) for key, limits in _SAMPLING_RANGES.items() if key in fields}
 
 
-def _read_json(file: Path) -> Mapping[str, Any]:
+def read_json(file: Path) -> Mapping[str, Any]:
+    """The JSON object in a file of at most MAX_JSON bytes. Raises ModelRefused with the file and the reason."""
     size = regular_size(file)
     if size > MAX_JSON:
         raise ModelRefused(f"{file.name} has {size} bytes; the limit is {MAX_JSON}")
@@ -115,7 +116,7 @@ def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
         return dict(read_header(folder / SINGLE))
     if not (folder / INDEX).exists():
         raise _no_weights(folder)
-    weight_map = _read_json(folder / INDEX).get("weight_map")
+    weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelRefused(f"{INDEX}: weight_map must be an object of tensor names and files")
     tensors = _read_shards({_shard(folder, file) for file in weight_map.values()})

@@ -6,19 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import activation, attention, kv, layer, linear, norm, rope, sampling
+from . import activation, attention, kv, layer, linear, lora, norm, rope, sampling
 from .activation import Activation
 from .attention import Attention
 from .case import Case
 from .kv import KV
 from .layer import Layer
 from .linear import Linear
+from .lora import Lora
 from .norm import Norm
 from .rope import Rope
 from .sampling import Sampling
 
 CASES: tuple[Case, ...] = tuple(
-    case for family in (norm, activation, rope, linear, kv, attention, sampling, layer) for case in family.CASES
+    case for family in (norm, activation, rope, linear, lora, kv, attention, sampling, layer) for case in family.CASES
 )
 
 # The ops that are replaced together with a family or an op. A fused op contains smaller ops, so it is replaced with any
@@ -48,6 +49,7 @@ class Ops:
     activation: Activation = field(default_factory=Activation)
     rope: Rope = field(default_factory=Rope)
     linear: Linear = field(default_factory=Linear)
+    lora: Lora = field(default_factory=Lora)
     kv: KV = field(default_factory=KV)
     attention: Attention = field(default_factory=Attention)
     sampling: Sampling = field(default_factory=Sampling)

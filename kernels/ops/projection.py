@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .lora import LoraWeights
 from .step import LayerStep
 
 if TYPE_CHECKING:
@@ -58,3 +59,20 @@ class SideBySide(NamedTuple):
 
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
         return torch.cat([part(x, ops, step, dtype) for part in self.parts], dim=-1)
+
+
+class Adapted(NamedTuple):
+    """A projection with the LoRA factors of all adapter slots."""
+
+    base: Projection
+    lora: LoraWeights
+
+    @property
+    def product(self) -> Product | None:
+        return self.base.product
+
+    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        result = self.base(x, ops, step, dtype)
+        if step is not None and step.adapters is not None:
+            ops.lora.add(result, x, self.lora, step.adapters)
+        return result

@@ -29,12 +29,14 @@ class Cache:
 class Adapters(NamedTuple):
     """The adapters of a step; at least one row has an adapter."""
 
-    slots: Tensor  # [tokens] int32, index of each token's adapter; 0: none
-    scales: Tensor  # [tokens] float32, factor of the adapter's LoRA product
+    slots: Tensor  # [tokens] int32, adapter slot of each token; 0: none
+    scales: Tensor  # [tokens] float32, factor of the adapter's LoRA product; 0 where the slot is 0
+    used: tuple[int, ...]  # slots that `slots` may contain, without 0: the slots of the step, or of a capture all slots
+    segments: tuple[tuple[int, int, int], ...] | None = None  # (first token, end, slot) in order; None in a capture
 
     def select(self, tokens: Tensor) -> Adapters:
         """The adapters of a subset of the tokens: tokens [subset] int32."""
-        return Adapters(self.slots.index_select(0, tokens), self.scales.index_select(0, tokens))
+        return Adapters(self.slots.index_select(0, tokens), self.scales.index_select(0, tokens), self.used)
 
 
 class Answers(NamedTuple):

@@ -1,0 +1,171 @@
+"""LoRA products: each token adds the low-rank product of its own adapter to a projection.
+
+A row of the batch chooses an adapter slot and a scale. Slot 0 is the base model and adds nothing. The factor
+alpha / rank of an adapter is multiplied into its B at load; the scale of the request multiplies the result of A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .case import Case, Make
+from .step import Adapters
+
+
+class LoraWeights(NamedTuple):
+    """The LoRA factors of one projection, for all adapter slots. Unused ranks and modules are zero.
+
+    A projection that computes several modules (q, k and v) has a slice for each: slice s has the ranks
+    s * rank … (s + 1) * rank - 1 of `a` and its own outputs of `b`.
+    """
+
+    a: Tensor  # [slots, slices * rank, in_features]
+    b: Tensor  # [slots, out_features, rank]
+    widths: tuple[int, ...]  # [slices] outputs of each slice; their sum is out_features
+
+    @property
+    def rank(self) -> int:
+        """The maximum rank."""
+        return self.b.shape[2]
+
+
+def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
+    """out[t] += scale[t] * B[slot[t]] (A[slot[t]] x[t]) for each token t, in place.
+
+    out [tokens, out_features], x [tokens, in_features], of any float dtype. The result of A and all sums are float32.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if adapters.segments is None:
+        for slot in adapters.used:
+            _add_slot(out, x.to(wide), adapters.slots == slot, weights, slot, adapters.scales)
+        return
+    for start, end, slot in adapters.segments:
+        if slot:
+            inner = x[start:end].to(wide) @ weights.a[slot].to(wide).T
+            _expand(out[start:end], inner * adapters.scales[start:end, None], weights, slot)
+
+
+def _add_slot(out: Tensor, x: Tensor, mask: Tensor, weights: LoraWeights, slot: int, scales: Tensor) -> None:
+    """Compute all tokens with one adapter, and add the result where the mask is set: a graph can capture this."""
+    inner = x @ weights.a[slot].to(x.dtype).T
+    _expand(out, inner * torch.where(mask, scales, 0.0)[:, None], weights, slot)
+
+
+def _expand(out: Tensor, inner: Tensor, weights: LoraWeights, slot: int) -> None:
+    """out += inner @ Bᵀ, slice by slice: inner [tokens, slices * rank]."""
+    targets = out.split(weights.widths, dim=1)
+    factors = weights.b[slot].split(weights.widths)
+    for target, part, b in zip(targets, inner.split(weights.rank, dim=1), factors, strict=True):
+        target.copy_(target + part @ b.to(inner.dtype).T)
+
+
+def embedding(out: Tensor, tokens: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
+    """out[t] += scale[t] * B[slot[t]] A[slot[t]][:, token[t]] for each token t, in place.
+
+    out [tokens, dim], tokens [tokens] int32, weights.a [slots, rank, vocab].
+    """
+    wide = torch.promote_types(out.dtype, torch.float32)
+    for slot in adapters.used:
+        scales = torch.where(adapters.slots == slot, adapters.scales, 0.0)
+        inner = F.embedding(tokens, weights.a[slot].T).to(wide)
+        _expand(out, inner * scales[:, None], weights, slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Which implementation of each LoRA product a device uses."""
+
+    add: Callable[[Tensor, Tensor, LoraWeights, Adapters], None] = add
+    embedding: Callable[[Tensor, Tensor, LoraWeights, Adapters], None] = embedding
+
+
+def _adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured: bool) -> Adapters:
+    """Random scales for rows of (tokens, slot)."""
+    lens = torch.tensor([tokens for tokens, _ in rows])
+    slots = torch.tensor([slot for _, slot in rows], dtype=torch.int32).repeat_interleave(lens)
+    scales = torch.rand(len(slots), generator=generator) + 0.5
+    ends = lens.cumsum(0).tolist()
+    segments = tuple((end - tokens, end, slot) for end, (tokens, slot) in zip(ends, rows, strict=True))
+    used = tuple(sorted({slot for _, slot in rows} - {0}))
+    return Adapters(slots, torch.where(slots > 0, scales, 0.0), used, None if captured else segments)
+
+
+def _weights(
+    ranks: tuple[int, ...], in_features: int, widths: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype
+) -> LoraWeights:
+    """Random factors; ranks [slots] of each slot, zeros behind them."""
+    top = max(ranks)
+    a = torch.randn(len(ranks), len(widths), top, in_features, generator=generator) / in_features**0.5
+    b = torch.randn(len(ranks), sum(widths), top, generator=generator) / top**0.5
+    for slot, rank in enumerate(ranks):
+        a[slot, :, rank:] = 0.0
+        b[slot, :, rank:] = 0.0
+    return LoraWeights(a.flatten(1, 2).to(dtype), b.to(dtype), widths)
+
+
+def _product(
+    rows: list[tuple[int, int]],
+    ranks: tuple[int, ...] = (0, 8, 16),
+    in_features: int = 64,
+    widths: tuple[int, ...] = (48,),
+    captured: bool = False,
+) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        adapters = _adapters(rows, generator, captured)
+        tokens = len(adapters.slots)
+        x = torch.randn(tokens, in_features, generator=generator).to(dtype)
+        out = torch.randn(tokens, sum(widths), generator=generator).to(dtype)
+        return {
+            "out": out,
+            "x": x,
+            "weights": _weights(ranks, in_features, widths, generator, dtype),
+            "adapters": adapters,
+        }
+
+    return make
+
+
+def _lookup(rows: list[tuple[int, int]]) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        adapters = _adapters(rows, generator, captured=False)
+        tokens = torch.randint(0, 50, (len(adapters.slots),), generator=generator, dtype=torch.int32)
+        out = torch.randn(len(tokens), 48, generator=generator).to(dtype)
+        return {
+            "out": out,
+            "tokens": tokens,
+            "weights": _weights((0, 8, 4), 50, (48,), generator, dtype),
+            "adapters": adapters,
+        }
+
+    return make
+
+
+_DECODE = [(1, 1), (1, 0), (1, 2), (1, 1), (1, 2)]
+_MIXED = [(5, 2), (1, 1), (3, 0), (17, 1), (1, 2)]
+_RANKS = (0, 8, 16, 64, 1)
+
+CASES = [
+    *(
+        Case("lora.add", label, make, mutates=("out",))
+        for label, make in [
+            ("one-row", _product([(1, 1)])),
+            ("one-adapter", _product([(1, 2), (1, 2), (1, 2)])),
+            ("decode", _product(_DECODE)),
+            ("decode-captured", _product(_DECODE, captured=True)),
+            ("prompt", _product([(33, 1)])),
+            ("mixed", _product(_MIXED)),
+            ("mixed-captured", _product(_MIXED, captured=True)),
+            ("qkv", _product(_MIXED, in_features=72, widths=(64, 16, 16))),
+            ("gate-up", _product(_DECODE, widths=(96, 96))),
+            ("ranks", _product([(2, 1), (1, 4), (1, 3), (4, 2), (1, 0)], _RANKS)),
+            ("odd-shape", _product(_MIXED, (0, 3, 5), in_features=37, widths=(29, 7))),
+        ]
+    ),
+    Case("lora.embedding", "mixed", _lookup(_MIXED), mutates=("out",)),
+]
