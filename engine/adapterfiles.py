@@ -157,7 +157,7 @@ def _refuse_unsupported(values: Mapping[str, Any], config: Fields) -> None:
 
 
 def _patterns(config: Fields, key: str) -> dict[str, float]:
-    """Exceptions by module name. PEFT reads the keys as regular expressions; only those that are names are supported."""
+    """Exceptions by module name. PEFT reads the keys as regular expressions; here they must be names."""
     table = config.table(key)
     patterns = {}
     for pattern in table:

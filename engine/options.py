@@ -33,5 +33,7 @@ class LoadOptions:
     compiled_dir: Path | None = None  # cache of compiled pieces; None: torch's folder
     threads: int | None = None  # CPU threads; None: physical cores
     reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute by their references
+    adapter_slots: int = 8  # adapters that one step can use
+    adapter_rank: int = 16  # limit of an adapter's rank
     attention: str = "auto"  # ours, or another implementation that the device names
     self_test_dir: Path | None = None  # results of the kernels' self-test; None: no self-test

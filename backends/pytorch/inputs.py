@@ -14,6 +14,7 @@ from torch import Tensor
 from ...engine.batch import Batch
 from ...engine.runner import RunnerSpec
 from ...kernels.ops.attention import Rows
+from ...kernels.ops.step import Adapters
 from .device import Device
 
 
@@ -26,6 +27,7 @@ class Step:
     slots: Tensor  # [tokens] int64, index in the cache of each token's key and value
     last: Tensor  # [answers] int32, index of the last token of each row with an answer
     rows: Rows
+    adapters: Adapters | None = None  # None: no row has one
     last_rows: Rows | None = None  # the rows of the tokens `last`, if the last layer computes only these tokens
 
 
@@ -89,7 +91,7 @@ class Inputs:
         self._ops = device.ops
         self._pages = -(-spec.max_context // self._page_size)
         self._most_rows = max(spec.max_rows, *spec.graph_rows, 1)
-        words = 4 * max(spec.max_tokens, *spec.graph_tokens, 1) + (9 + len(_SETTINGS) + self._pages) * (
+        words = 6 * max(spec.max_tokens, *spec.graph_tokens, 1) + (9 + len(_SETTINGS) + self._pages) * (
             self._most_rows + 1
         )
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
@@ -104,7 +106,8 @@ class Inputs:
         carried = bool((batch.carry >= 0).any())
         columns, rows = self._columns(batch, answers, carried)
         width = batch.page_tables[0].shape[1]
-        sent = _read(self._copy(columns, width), rows.query_lens, rows.contexts, answers, carried)
+        parts = self._copy(columns, width)
+        sent = _read(parts, rows.query_lens, rows.contexts, answers, carried, adapters=_adapters(parts, batch))
         self.take_in(sent)
         return sent
 
@@ -220,6 +223,9 @@ class Inputs:
             "context_lens": [contexts],
             **_of_answers(batch),
         }
+        if batch.adapters.any():
+            columns["adapters"] = [np.repeat(batch.adapters, lens)]
+            columns["adapter_scales"] = [np.repeat(_scales(batch), lens).view(np.int32)]
         if carried:
             columns |= {"ends": [ends], "carry": [batch.carry]}
         columns["page_table"] = [batch.page_tables[0].reshape(-1)]
@@ -251,6 +257,26 @@ _FRAME = {"tokens": 0, "positions": 0, "context_lens": 1, "carry": -1}
 _INERT = (*_FRAME.values(), *[0] * len(_SETTINGS))
 
 
+def _scales(batch: Batch) -> NDArray[np.float32]:
+    """[rows] scale of each row's adapter; 0 without an adapter."""
+    return np.where(batch.adapters > 0, batch.adapter_scales, np.float32(0))
+
+
+def _adapters(columns: dict[str, Tensor], batch: Batch) -> Adapters | None:
+    """The adapters of the copied columns. Neighbouring rows with the same adapter share a segment."""
+    if "adapters" not in columns:
+        return None
+    segments: list[tuple[int, int, int]] = []
+    starts = batch.row_starts.tolist()
+    for row, slot in enumerate(batch.adapters.tolist()):
+        if segments and segments[-1][2] == slot:
+            segments[-1] = segments[-1][0], starts[row + 1], slot
+        else:
+            segments.append((starts[row], starts[row + 1], slot))
+    used = tuple(sorted({slot for _, _, slot in segments} - {0}))
+    return Adapters(columns["adapters"], columns["adapter_scales"].view(torch.float32), used, tuple(segments))
+
+
 def _put(place: NDArray[Any], values: NDArray[Any], inert: int) -> None:
     """Write `values` to the front of `place`, and `inert` to all other elements."""
     place[: len(values)] = values
@@ -264,10 +290,11 @@ def _read(
     answers: NDArray[np.int64],
     carried: bool,
     exact: bool = True,
+    adapters: Adapters | None = None,
 ) -> Sent:
     """The copied columns as a Sent."""
     rows = Rows(parts["row_starts"], parts["context_lens"], parts["page_table"], query_lens, contexts, exact)
-    step = Step(parts["tokens"], parts["positions"], parts["slots"].view(torch.int64), parts["last"], rows)
+    step = Step(parts["tokens"], parts["positions"], parts["slots"].view(torch.int64), parts["last"], rows, adapters)
     floats = parts["floats"].view(torch.float32)
     integers = parts["integers"]
     settings = [*floats.view(len(_FLOATS), -1).unbind(), *integers.view(len(_INTEGERS), -1).unbind()]

@@ -12,7 +12,7 @@ from ...engine.modelconfig import LayerKind, ModelConfig
 from ...kernels.ops import Ops
 from ...kernels.ops.layer import DecoderLayer
 from ...kernels.ops.mlp import GatedMlp
-from ...kernels.ops.step import Answers, LayerStep
+from ...kernels.ops.step import Adapters, Answers, HeadStep, LayerStep
 from .inputs import Step
 from .kv import PagedKV
 from .rotary import Rotary
@@ -126,6 +126,7 @@ class Decoder:
         vocab = config.vocab_size
         hidden = config.hidden_size
         self.embedding = weights.embedding("model.embed_tokens", (vocab, hidden))
+        self.embedding_lora = weights.slots.embedding("model.embed_tokens", vocab, hidden)
         self.dtype = weights.dtype
         self.layers = [layer(index) for index in range(config.num_layers)]
         self.stack = weights.prepare_stack([one.parts for one in self.layers])
@@ -144,9 +145,12 @@ class Decoder:
         """Last hidden states of the tokens that `step.last` names [rows, hidden], normalised; writes the cache."""
         rotations = [rotary.rows(step.positions) for rotary in self.rotaries]
         x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale, self.dtype)
+        if step.adapters is not None and self.embedding_lora is not None:
+            scaled = step.adapters._replace(scales=step.adapters.scales * self.embedding_scale)
+            ops.lora.embedding(x, step.tokens, self.embedding_lora, scaled)
         stream = torch.zeros_like(x)
         answers = None if step.last_rows is None else Answers(step.last, step.last_rows)
-        layer_step = LayerStep(step.rows, step.slots, rotations, kv.cache, answers=answers)
+        layer_step = LayerStep(step.rows, step.slots, rotations, kv.cache, step.adapters, answers)
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         every = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # every token is its row's last
         if answers is None and not every:
@@ -154,7 +158,7 @@ class Decoder:
             stream = stream.index_select(0, step.last)
         return self.norm.add(x, stream, ops)[0]
 
-    def logits(self, hidden: Tensor, ops: Ops) -> Tensor:
-        """[rows, vocab] float32."""
-        logits = self.head(hidden, ops, dtype=torch.float32)
+    def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
+        """[rows, vocab] float32. `adapters` of the rows; None: no row has one."""
+        logits = self.head(hidden, ops, HeadStep(adapters), torch.float32)
         return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits

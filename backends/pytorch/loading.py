@@ -12,6 +12,7 @@ import torch
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from .device import Device
+from .lora import AdapterSlots
 from .mapped import DTYPES
 from .packed import PackedFile, fingerprint
 from .quant import memory_bytes
@@ -36,6 +37,8 @@ class Loader:
         self._dtype = dtype
         self._quant = options.quant
         self._scheme = scheme(options.quant, files)
+        self._adapter_slots = options.adapter_slots
+        self._adapter_rank = options.adapter_rank
         self._packed: PackedFile | None = None
         if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= MIN_PACKED_BYTES:
             sample = self._sample(torch.float32)
@@ -64,7 +67,8 @@ class Loader:
     def load(self, build: Callable[[Weights], Model]) -> tuple[Model, Weights]:
         """The model that `build` returns, and its weights. Raises ModelRefused if the files do not fit the model."""
         products = None if self._packed is None else self._packed.read()
-        weights = Weights(self._files, self._device, self._dtype, self._scheme, products or {})
+        slots = AdapterSlots(self._adapter_slots, self._adapter_rank, self._device.type, self._dtype)
+        weights = Weights(self._files, self._device, self._dtype, self._scheme, products or {}, slots)
         model = build(weights)
         weights.close()
         if self._packed is not None and products is None:

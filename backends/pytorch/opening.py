@@ -66,5 +66,5 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
         compiler = Compiler(options.compiler, options.compiled_dir)
         split = SplitModel(model, kv, device.ops, compiler, recorder.call)
     capturable = capturable_tokens(config, spec.max_tokens, device)
-    runner = TorchRunner(model, kv, spec, device, recorder, split, capturable)
+    runner = TorchRunner(model, kv, spec, device, recorder, split, capturable, weights.slots)
     return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner

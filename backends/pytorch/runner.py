@@ -16,10 +16,12 @@ from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
 from ...kernels.ops import Ops
 from ...kernels.ops.sampling import Logprobs
+from ...kernels.ops.step import Adapters
 from .device import Device, Recorder
 from .failures import failures
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
+from .lora import AdapterSlots
 from .sampler import Drawn, sample
 
 
@@ -30,8 +32,8 @@ class Model(Protocol):
         """Hidden states [answers, hidden] of the tokens `step.last` names; keys and values go to the cache."""
         ...
 
-    def logits(self, hidden: Tensor, ops: Ops) -> Tensor:
-        """[answers, vocab] float32."""
+    def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
+        """[answers, vocab] float32. `adapters` of the answers; None: no row has one."""
         ...
 
 
@@ -100,6 +102,7 @@ class TorchRunner:
         recorder: Recorder | None = None,
         split: Split | None = None,
         capturable: int = 0,
+        slots: AdapterSlots | None = None,
     ) -> None:
         """The recorder is for the replays around this runner, and for the pieces of `split`."""
         self.model = model
@@ -108,6 +111,7 @@ class TorchRunner:
         self.recorder = recorder
         self.split = split
         self.inputs = Inputs(spec, device)
+        self._slots = slots
         self._spec = spec
         self._recordable = capturable
 
@@ -120,7 +124,7 @@ class TorchRunner:
         with failures("the step failed"):
             self.kv.copy(batch.page_copies[0], self.device)
             sent = self.inputs.send(batch)
-            if batch.num_tokens == batch.num_rows or self.split is None:
+            if batch.num_tokens == batch.num_rows or self.split is None or sent.step.adapters is not None:
                 step = sent.last_only() if batch.num_tokens > max(batch.num_rows, self._recordable) else sent.step
                 return self.answer(batch, sent, self.model(step, self.device.ops, self.kv))
             late = self.split.late
@@ -134,14 +138,18 @@ class TorchRunner:
 
     def answer(self, batch: Batch, sent: Sent, hidden: Tensor, late_compiles: int = 0) -> TorchPending:
         """Draw from the hidden states [answers, hidden], and keep the tokens for the next step."""
-        drawn = sample(self.model.logits(hidden, self.device.ops), batch, sent, self.device)
+        adapters = None if sent.step.adapters is None else sent.step.adapters.select(sent.step.last)
+        drawn = sample(self.model.logits(hidden, self.device.ops, adapters), batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
         kept = hidden.to(torch.float32, copy=True) if wants_hidden else None
         return TorchPending(batch.answer_starts, drawn, kept, self.device, late_compiles)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        raise ModelRefused(f"adapter {adapter.name}: adapters are not supported")
+        if self._slots is None or not self._slots.count:
+            raise ModelRefused(f"adapter {adapter.name}: the model was loaded without adapter slots")
+        with failures("the adapter was not loaded"), torch.inference_mode():
+            self._slots.load(slot, adapter)
 
     def close(self) -> None:
         """Free the memory. The runner cannot be used afterwards."""

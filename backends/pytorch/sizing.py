@@ -11,6 +11,7 @@ from ...engine.modelfiles import ModelFiles
 from ...engine.options import Graphs, LoadOptions
 from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
 from .device import Device
+from .lora import pool_bytes
 
 # Tokens of a captured step. The intermediate memory of the largest stays allocated while the model is loaded.
 MAX_TOKENS = 2048
@@ -37,7 +38,8 @@ def plan(
     cache = cache_dtype(options, dtype, device)
     page = page_bytes(page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
     context = options.context or config.max_positions
-    num_pages = _num_pages(options, device, free - weights, page, page_size, context)
+    adapters = pool_bytes(config, options.adapter_slots, options.adapter_rank, dtype.itemsize)
+    num_pages = _num_pages(options, device, max(0, free - weights - adapters), page, page_size, context)
     fitting = num_pages * page_size
     if fitting < (options.context or 1):
         raise ModelRefused(
@@ -53,6 +55,8 @@ def plan(
         max_rows=options.max_rows,
         max_context=min(context, fitting),
         groups=(CacheGroup(page_size, num_pages),),
+        num_adapters=options.adapter_slots,
+        adapters_per_step=options.adapter_slots,
         overlap=device.overlap,
         graph_rows=decode_sizes(options.max_rows) if graphs != "off" and device.captures_attention else (),
         graph_tokens=token_sizes(capturable_tokens(config, max_tokens, device))

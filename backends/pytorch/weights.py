@@ -17,6 +17,7 @@ from ...kernels.ops.layer import DecoderLayer
 from ...kernels.ops.linear import Weight, map_tensors
 from ...kernels.ops.projection import Product, Projection, SideBySide
 from .device import Device
+from .lora import AdapterSlots
 from .mapped import MappedFiles
 from .quant import SLICE_VALUES, Loaded, Scheme, memory_bytes, slices
 from .quant.floats import STORED, check_finite
@@ -100,6 +101,7 @@ class Weights:
         dtype: torch.dtype,
         scheme: Scheme,
         kept: Mapping[str, Product] = MappingProxyType({}),
+        slots: AdapterSlots | None = None,
     ) -> None:
         self.dtype = dtype  # of activations
         self.products: dict[str, Product] = {}  # all products so far, named as in `kept`
@@ -110,6 +112,7 @@ class Weights:
         self._scheme = scheme
         self._kept = kept
         self._tensors = StoredTensors(files)
+        self.slots = slots or AdapterSlots(0, 0, device.type, dtype)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A small tensor, copied to the device in its stored dtype. Raises ModelRefused if its shape is not `shape`."""
@@ -133,6 +136,10 @@ class Weights:
         self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool = False
     ) -> Projection:
         """One projection, or several with the same input side by side, as one product if their formats allow it."""
+        base = self._linear(names, out_features, in_features, bias)
+        return self.slots.adapt(names, out_features, in_features, base)
+
+    def _linear(self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool) -> Projection:
         sizes = list(zip(names, out_features, strict=True))
         biases = [self.take(f"{name}.bias", (out,)).float() for name, out in sizes] if bias else []
         packed = self._kept.get("+".join(names))
@@ -162,7 +169,8 @@ class Weights:
                     f"{self._files.name}: {head}.weight differs from the embedding, contrary to tie_word_embeddings"
                 )
             self._tensors.put_back(f"{embedding}.weight")
-        return self.linear([embedding], [out_features], in_features)
+        base = self._linear([embedding], [out_features], in_features, bias=False)
+        return self.slots.adapt([head], [out_features], in_features, base)
 
     def prepare(self, layer: DecoderLayer) -> Any:
         """The argument of the device's op `layer.decoder` for this layer."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .lora import LoraWeights
-from .step import LayerStep
+from .step import HeadStep, LayerStep
 
 if TYPE_CHECKING:
     from . import Ops
@@ -22,9 +22,11 @@ class Projection(Protocol):
         """The product that computes the whole projection without adapters, for fused kernels; None if there is none."""
         ...
 
-    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """x [tokens, in_features] -> [tokens, out_features] in `dtype`, by default x's. `step` has the adapters of the
-        tokens; it is None outside of the layers, where no adapter applies."""
+        tokens; None: no adapter applies."""
         ...
 
 
@@ -41,7 +43,9 @@ class Product(NamedTuple):
     def product(self) -> Product:
         return self
 
-    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         if self.order is not None:
             x = x.index_select(-1, self.order)
         result: Tensor = getattr(ops.linear, self.op)(x, self.weight, self.bias, dtype)
@@ -57,7 +61,9 @@ class SideBySide(NamedTuple):
     def product(self) -> None:
         return None
 
-    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         return torch.cat([part(x, ops, step, dtype) for part in self.parts], dim=-1)
 
 
@@ -71,7 +77,9 @@ class Adapted(NamedTuple):
     def product(self) -> Product | None:
         return self.base.product
 
-    def __call__(self, x: Tensor, ops: Ops, step: LayerStep | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         result = self.base(x, ops, step, dtype)
         if step is not None and step.adapters is not None:
             ops.lora.add(result, x, self.lora, step.adapters)

@@ -39,6 +39,12 @@ class Adapters(NamedTuple):
         return Adapters(self.slots.index_select(0, tokens), self.scales.index_select(0, tokens), self.used)
 
 
+class HeadStep(NamedTuple):
+    """The arguments of one step that the output head receives."""
+
+    adapters: Adapters | None  # of the answers
+
+
 class Answers(NamedTuple):
     """The tokens whose hidden states are read after the last layer. For other tokens the last layer computes only keys
     and values."""

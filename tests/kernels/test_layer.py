@@ -99,7 +99,7 @@ def test_each_token_gets_its_adapter(ops: Ops, last: tuple[int, ...] | None) -> 
     layer = adapted(packed(ops, given["layer"]))
     plain = adapted(given["layer"])
     slots = torch.arange(TOKENS).int() % 3
-    given["step"] = given["step"]._replace(adapters=Adapters(slots, torch.linspace(0.5, 1.0, TOKENS)))
+    given["step"] = given["step"]._replace(adapters=Adapters(slots, torch.linspace(0.5, 1.0, TOKENS), (1,)))
     expected = decoded(Ops(), plain, given)
     near(decoded(ops, ops.layer.prepare(layer), given), expected)
     without = decoded(Ops(), plain, {**given, "step": given["step"]._replace(adapters=None)})
@@ -113,7 +113,7 @@ def test_a_step_without_adapters_takes_the_fused_kernel() -> None:
     plain, layer = ops.layer.prepare(weights), ops.layer.prepare(adapted(weights))
     for one, other in zip(decoded(fused(ops), layer, given), decoded(ops, plain, given), strict=True):
         assert torch.equal(one, other)
-    given["step"] = given["step"]._replace(adapters=Adapters(torch.zeros(TOKENS).int(), torch.ones(TOKENS)))
+    given["step"] = given["step"]._replace(adapters=Adapters(torch.zeros(TOKENS).int(), torch.ones(TOKENS), (1,)))
     with pytest.raises(AssertionError, match="composed"):
         decoded(fused(ops), layer, given)
 

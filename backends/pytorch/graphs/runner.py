@@ -54,6 +54,8 @@ class GraphRunner:
 
     def run(self, batch: Batch) -> Pending:
         spec = self._spec
+        if batch.adapters.any():
+            return self._inner.run(batch)
         if batch.num_tokens == batch.num_rows and not (batch.wants == HIDDEN).any():
             rows = bucket(batch.num_rows, spec.graph_rows)
             if rows is not None:
