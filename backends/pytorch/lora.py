@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,11 +35,13 @@ class Module:
 
     def a(self, slot: int) -> Tensor:
         """[rank, in_features] of one slot."""
-        return self.weights.a[slot].split(self.weights.rank)[self.index]
+        factors: Tensor = self.weights.a[slot].split(self.weights.rank)[self.index]
+        return factors
 
     def b(self, slot: int) -> Tensor:
         """[out_features, rank] of one slot."""
-        return self.weights.b[slot].split(self.weights.widths)[self.index]
+        factors: Tensor = self.weights.b[slot].split(self.weights.widths)[self.index]
+        return factors
 
 
 class AdapterSlots:
@@ -63,7 +67,10 @@ class AdapterSlots:
 
     def load(self, slot: int, adapter: Adapter) -> None:
         """Read the adapter's files into the slot. Raises ModelRefused, with the slot empty, if it does not fit."""
-        files = read_adapter(Path(adapter.path))
+        try:
+            files = read_adapter(Path(adapter.path))
+        except ModelRefused as error:
+            raise ModelRefused(f"adapter {adapter.name}: {error}", error.hint) from error
         if files.version != adapter.version:
             raise ModelRefused(f"adapter {adapter.name}: its files have changed", "load the adapter again")
         self._check(adapter.name, files)
@@ -79,7 +86,10 @@ class AdapterSlots:
 
     def _allocate(self, names: Sequence[str], widths: Sequence[int], in_features: int) -> LoraWeights:
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(self.count + 1, *shape, dtype=self._dtype, device=self._device)
+            # numpy's zeros take no memory until they are written: on the CPU, slots that nobody uses cost nothing.
+            size = math.prod(shape) * (self.count + 1)
+            plain = torch.from_numpy(np.zeros(size * self._dtype.itemsize, np.uint8))
+            return plain.view(self._dtype).view(self.count + 1, *shape).to(self._device)
 
         weights = LoraWeights(zeros(len(names) * self.rank, in_features), zeros(sum(widths), self.rank), tuple(widths))
         self.bytes += weights.a.nbytes + weights.b.nbytes

@@ -79,6 +79,29 @@ def save(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     return folder
 
 
+def save_adapter(folder: Path, shift: int) -> Path:
+    """An adapter under which key k acts as key (k + shift) % KEYS. It changes the values in the cache, so an answer
+    from the cache of another adapter is wrong."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "r": KEYS, "lora_alpha": KEYS, "target_modules": ["v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    a = torch.zeros(KEYS, _HIDDEN)
+    b = torch.zeros(_DIM, KEYS)
+    for key in range(KEYS):
+        a[key, _KEY + key] = 1.0
+        b[_KEY + key, key] -= 1.0
+        b[_KEY + (key + shift) % KEYS, key] += 1.0
+    module = "base_model.model.model.layers.0.self_attn.v_proj"
+    tensors = {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def under(tokens: Sequence[int], shift: int) -> list[int]:
+    """The prompt whose answer the base model gives as the adapter with this shift gives it to `tokens`."""
+    return [SYMBOLS + (tokens[0] - SYMBOLS + shift) % KEYS, *tokens[1:]]
+
+
 def _undo_norm(features: int) -> torch.Tensor:
     """With so many features at 1 and the rest at 0 the norm multiplies by a constant: this divides by it."""
     return torch.full((_HIDDEN,), math.sqrt(features / _HIDDEN))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from localllm import backends
+from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Batch, Want
 from localllm.engine.engine import Engine
 from localllm.engine.lora import Adapter
@@ -56,9 +58,11 @@ class Conversation:
         self.cached: dict[str, int] = {}
         self.finishes: dict[str, str] = {}
 
-    def submit(self, name: str, prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> None:
+    def submit(
+        self, name: str, prompt: Sequence[int], count: int, sampling: Sampling | None = None, **more: Any
+    ) -> None:
         self.tokens[name] = []
-        self.engine.submit(Request(name, tuple(prompt), count, sampling or Sampling()))
+        self.engine.submit(Request(name, tuple(prompt), count, sampling or Sampling(), **more))
 
     def step(self) -> None:
         for delta in self.engine.step():
@@ -122,6 +126,16 @@ class Conformance:
         if isinstance(found, Unavailable):
             pytest.skip(f"{cls.backend}: {found.reason}")
         return module.open(read_model(canary.save(tmp_path_factory.mktemp("canary"))), BUDGET)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def adapters(cls, runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
+        """Adapters of the canary model with the shifts 1, 2, 3, 4."""
+        if not runner.spec.num_adapters:
+            pytest.skip(f"{cls.backend} loads no adapters")
+        root = tmp_path_factory.mktemp("adapters")
+        folders = [canary.save_adapter(root / str(shift), shift) for shift in range(1, canary.KEYS)]
+        return [Adapter(folder.name, str(folder), read_adapter(folder).version) for folder in folders]
 
     @pytest.fixture(params=[False, True], ids=["in-turn", "overlapped"])
     def planned(self, runner: Runner, request: pytest.FixtureRequest) -> Runner:
@@ -333,7 +347,52 @@ class Conformance:
             values, others = getattr(found, name), getattr(expected, name)
             np.testing.assert_allclose(values[answer], others[answer], atol=1e-3)
 
-    def test_adapters_do_not_meet(self, runner: Runner) -> None:
-        if runner.spec.num_adapters == 0:
-            pytest.skip(f"{self.backend} loads no adapters")
-        pytest.fail("two adapters in one batch = each alone, and a reload reuses nothing: nothing checks that yet")
+    def test_adapters_in_one_batch(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
+        """Equal prompts under the base model and two adapters, more than once: each as if it ran alone."""
+        talk = Conversation(planned)
+        for adapter in adapters[:2]:
+            talk.engine.register_adapter(adapter)
+        expected: dict[str, list[int]] = {}
+        for key in range(canary.KEYS):
+            prompt = canary.prompt(key, LENGTH + key, seed=1)
+            for shift, adapter in enumerate((None, *adapters[:2])):
+                name = f"{key}-{shift}"
+                talk.submit(name, prompt, 30, adapter=adapter)
+                expected[name] = canary.walk(canary.under(prompt, shift), 30)
+            talk.step()
+        assert talk.finish() == expected
+
+    def test_a_reloaded_adapter_reuses_nothing(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
+        """Neither slot nor cache of the version before."""
+        talk = Conversation(planned)
+        prompt = canary.prompt(2, LENGTH, seed=4)
+        for shift in (1, 3, 1):
+            adapter = replace(adapters[shift - 1], name="reloaded")
+            talk.engine.register_adapter(adapter)
+            name = f"{shift}-{len(talk.tokens)}"
+            talk.submit(name, prompt, 30, adapter=adapter)
+            assert talk.finish()[name] == canary.walk(canary.under(prompt, shift), 30)
+            assert (talk.cached[name] > 0) == (name == "1-2")
+
+    def test_the_scale_is_part_of_the_namespace(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
+        talk = Conversation(planned)
+        talk.engine.register_adapter(adapters[0])
+        prompt = canary.prompt(3, LENGTH, seed=5)
+        for name, scale, shift in (("one", 1.0, 1), ("none", 0.0, 0), ("again", 1.0, 1)):
+            talk.submit(name, prompt, 30, adapter=adapters[0], adapter_scale=scale)
+            assert talk.finish()[name] == canary.walk(canary.under(prompt, shift), 30)
+
+    def test_more_adapters_than_slots(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
+        """Requests wait for a slot, and an adapter that was evicted is loaded again."""
+        count = planned.spec.num_adapters + 3
+        talk = Conversation(planned)
+        names = [replace(adapters[number % 4], name=f"adapter-{number}") for number in range(count)]
+        for adapter in names:
+            talk.engine.register_adapter(adapter)
+        expected: dict[str, list[int]] = {}
+        for number in [*range(count), 0, count - 1]:
+            prompt = canary.prompt(number % canary.KEYS, LENGTH, seed=number)
+            name = f"{number}-{len(expected)}"
+            talk.submit(name, prompt, 12, adapter=names[number])
+            expected[name] = canary.walk(canary.under(prompt, 1 + number % 4), 12)
+        assert talk.finish() == expected

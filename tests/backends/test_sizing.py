@@ -9,6 +9,7 @@ import torch
 
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.device import Device
+from localllm.backends.pytorch.lora import pool_bytes
 from localllm.backends.pytorch.sizing import cache_dtype, capturable_tokens, chosen_graphs, plan
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
@@ -31,7 +32,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 def planned(files: ModelFiles, budget: LoadOptions, pages: int, device: Device = CPU) -> RunnerSpec:
     """With memory for so many pages."""
-    return plan(files, budget, WEIGHTS + pages * PAGE, torch.float32, WEIGHTS, device)
+    return plan(files, replace(budget, adapter_slots=0), WEIGHTS + pages * PAGE, torch.float32, WEIGHTS, device)
 
 
 def test_an_asked_share_is_taken_whole(files: ModelFiles) -> None:
@@ -132,3 +133,11 @@ def test_what_is_fetched_is_a_copy() -> None:
     here = CPU.fetch(there)
     there.zero_()
     assert here.tolist() == [1.0] * 3
+
+
+def test_adapter_slots_take_room_from_the_cache(files: ModelFiles) -> None:
+    options = LoadOptions(max_rows=1, cache_share=1.0, adapter_slots=3, adapter_rank=4)
+    slots = pool_bytes(files.config, 3, 4, torch.float32.itemsize)
+    spec = plan(files, options, WEIGHTS + slots + 100 * PAGE, torch.float32, WEIGHTS, CPU)
+    assert spec.groups[0].num_pages == 100
+    assert (spec.num_adapters, spec.adapters_per_step) == (3, 3)
