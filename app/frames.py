@@ -67,14 +67,13 @@ class Generate(Frame):
     """One request; either messages or prompt is set. Replies: Started, any number of Piece, then Finished or Failed."""
 
     id: str
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, Any]] | None = None  # validated by the API; `content` is a text
     prompt: str | list[int] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] = "auto"
+    tools: list[dict[str, Any]] = []  # for the prompt; validated by the API
+    forced_tools: list[dict[str, Any]] = []  # the answer must be calls of these tools; empty: it need not be a call
     parallel_tool_calls: bool = True
     template_kwargs: dict[str, Any] = {}
     continue_final_message: bool = False
-    adapter: str | None = None
     n: int = 1
     max_tokens: int | None = None  # None: until the context is full
     temperature: float | None = None  # None: value of the model's generation_config.json, or 1.0

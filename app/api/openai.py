@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta
 
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Generate, ResponseFormat
 from .body import WireBody, check_depth
-from .messages import AssistantMessage, Message, NamedTool, Tool, message_dict, tool_dict
+from .messages import AssistantMessage, Message, NamedTool, Tool, plain_messages, plain_tool
 
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -280,26 +279,39 @@ class ChatBody(SamplingBody, kw_only=True):
             )
 
     def _check_tools(self) -> None:
-        names = [tool.function.name for tool in self.tools or []]
+        names: set[str] = set()
         for index, tool in enumerate(self.tools or []):
             check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
-            if tool.function.name in names[:index]:
+            if tool.function.name in names:
                 raise InvalidRequest(f"two tools have the name {tool.function.name!r}", param=f"tools[{index}]")
+            names.add(tool.function.name)
         if self.tool_choice == "required" and not names:
             raise InvalidRequest("tool_choice: required needs tools", param="tool_choice")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise InvalidRequest(f"there is no tool {self.tool_choice.function.name!r}", param="tool_choice")
 
+    def _plain_tools(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The tools for the prompt, and the tools of which the model must call one."""
+        tools = [plain_tool(tool) for tool in self.tools or []]
+        match self.tool_choice:
+            case "none":
+                return [], []
+            case "required":
+                return tools, tools
+            case NamedTool(function=named):
+                return tools, [tool for tool in tools if tool["function"]["name"] == named.name]
+        return tools, []
+
     def frames(self, request_id: str) -> list[Generate]:
         """The request as one frame for a worker. Raises InvalidRequest."""
         self.check()
-        choice = self.tool_choice
+        tools, forced_tools = self._plain_tools()
         return [
             Generate(
                 id=request_id,
-                messages=[message_dict(message) for message in self.messages],
-                tools=[tool_dict(tool) for tool in self.tools] if self.tools else None,
-                tool_choice=msgspec.to_builtins(choice) if isinstance(choice, NamedTool) else choice or "auto",
+                messages=plain_messages(self.messages),
+                tools=tools,
+                forced_tools=forced_tools,
                 parallel_tool_calls=self.parallel_tool_calls is not False,
                 template_kwargs=self.chat_template_kwargs or {},
                 continue_final_message=bool(self.continue_final_message),

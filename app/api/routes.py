@@ -25,7 +25,7 @@ from .admin import LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
 from .answers import error_event, event
 from .body import is_local, read_json
 from .exchange import SSE_HEADERS, Exchange, unless_gone
-from .messages import message_dict
+from .messages import plain_messages
 from .metrics import CONTENT_TYPE, Metrics
 from .models import Models
 from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -131,7 +131,7 @@ class _Api:
         frame = frames.Tokenize(
             id=uuid.uuid4().hex,
             prompt=body.prompt,
-            messages=None if body.messages is None else [message_dict(message) for message in body.messages],
+            messages=None if body.messages is None else plain_messages(body.messages),
             add_special_tokens=body.add_special_tokens is not False,
         )
         reply, info = await self._ask(request, body.model, frame)

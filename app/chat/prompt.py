@@ -52,7 +52,7 @@ class PromptMaker:
 
     def from_messages(
         self,
-        messages: Sequence[object],
+        messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[dict[str, Any]] = (),
         kwargs: Mapping[str, Any] | None = None,

@@ -225,7 +225,7 @@ class Worker:
                 if delta.finish is None and self._engine is not None:
                     self._engine.cancel(delta.request_id)
                 if not generation.live:
-                    del self._running[generation.asked.id]
+                    del self._running[generation.frame.id]
                     # A request that this process cancelled is not in `_by_request`: here, the engine closes.
                     out.append(generation.finished(cancelled=delta.finish == "cancelled"))
         self._outbox.send(*out)
@@ -249,7 +249,7 @@ class Worker:
     def _fail(self, generation: Generation, error: Exception, out: list[frames.Frame] | None = None) -> None:
         """End a request with a fault. Sends the frame, or appends it to the unsent frames `out`."""
         self._forget(generation)
-        failed = frames.Failed(id=generation.asked.id, fault=self._fault(error))
+        failed = frames.Failed(id=generation.frame.id, fault=self._fault(error))
         if out is None:
             self._outbox.send(failed)
         else:
@@ -257,7 +257,7 @@ class Worker:
 
     def _forget(self, generation: Generation) -> None:
         """Forget a request and cancel it in the engine; no more frames about it follow."""
-        self._running.pop(generation.asked.id, None)
+        self._running.pop(generation.frame.id, None)
         for name in generation.choices:
             if self._by_request.pop(name, None) is not None and self._engine is not None:
                 self._engine.cancel(name)

@@ -15,6 +15,7 @@ from localllm.app.frames import Generate, ResponseFormat
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+OTHER_TOOL = {"type": "function", "function": {"name": "subtract"}}
 DEEP: dict[str, Any] = {}
 for _ in range(70):
     DEEP = {"properties": DEEP}
@@ -69,8 +70,10 @@ def completion(**body: Any) -> list[Generate]:
         ({"choice": ["a", "b"]}, "response_format", ResponseFormat(kind="choice", choices=["a", "b"])),
         ({"guided_choice": ["a"]}, "response_format", ResponseFormat(kind="choice", choices=["a"])),
         ({"tools": [TOOL]}, "tools", [TOOL]),
-        ({"tools": []}, "tools", None),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "required"),
+        ({"tools": []}, "tools", []),
+        ({"tools": [TOOL], "tool_choice": "none"}, "tools", []),
+        ({"tools": [TOOL], "tool_choice": "auto"}, "forced_tools", []),
+        ({"tools": [TOOL, OTHER_TOOL], "tool_choice": "required"}, "forced_tools", [TOOL, OTHER_TOOL]),
         ({"parallel_tool_calls": False}, "parallel_tool_calls", False),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "template_kwargs", {"enable_thinking": False}),
         # chatter that changes nothing
@@ -179,7 +182,8 @@ def test_what_an_assistant_said_may_come_back_whole() -> None:
 
 def test_named_tool() -> None:
     choice = {"type": "function", "function": {"name": "add"}}
-    assert chat(tools=[TOOL], tool_choice=choice).tool_choice == choice
+    frame = chat(tools=[OTHER_TOOL, TOOL], tool_choice=choice)
+    assert (frame.tools, frame.forced_tools) == ([OTHER_TOOL, TOOL], [TOOL])
 
 
 @pytest.mark.parametrize(
@@ -254,6 +258,23 @@ def test_named_tool() -> None:
         ({"messages": [{"role": "wizard", "content": ""}]}, "invalid_request", "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "invalid_request", "messages[0]"),
         ({"messages": [{"role": "user", "content": None}]}, "invalid_request", "messages[0].content"),
+        ({"messages": ["hi"]}, "invalid_request", "messages[0]"),
+        ({"messages": [{"content": "x"}]}, "invalid_request", "messages[0]"),
+        ({"messages": [*HI, {"role": "user", "content": 3}]}, "invalid_request", "messages[1].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "invalid_request", "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "invalid_request", "messages[0].content[0]"),
+        ({"messages": [{"role": "assistant"}]}, "invalid_request", "messages[0].content"),
+        ({"messages": [*HI, {"role": "assistant", "tool_calls": []}]}, "invalid_request", "messages[1].content"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]},
+            "unsupported_parameter",
+            "messages[0].tool_calls",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "invalid_request", "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "invalid_request", "messages[0].tool_calls[0]"),
+        ({"tools": [{"function": {}}]}, "invalid_request", "tools[0].function"),
+        ({"tools": [{"function": {"name": ""}}]}, "invalid_request", "tools[0].function.name"),
+        ({"tools": [{"function": {"name": 5}}]}, "invalid_request", "tools[0].function.name"),
         ({"messages": [{"role": "user", "content": "", "x": 1}]}, "unsupported_parameter", "messages[0].x"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -291,7 +312,10 @@ def test_messages_keep_what_templates_read() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{"}}
     frame = chat(
         messages=[
-            {"role": "developer", "content": [{"type": "text", "text": "be brief"}]},
+            {
+                "role": "developer",
+                "content": [{"type": "text", "text": "be brief"}, {"type": "text", "text": "and kind"}],
+            },
             {"role": "user", "content": "1+1?", "name": "ann"},
             {
                 "role": "assistant",
@@ -308,9 +332,9 @@ def test_messages_keep_what_templates_read() -> None:
     )
     assert frame.continue_final_message
     assert frame.messages == [
-        {"role": "developer", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "developer", "content": "be brief\nand kind"},
         {"role": "user", "content": "1+1?", "name": "ann"},
-        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "hm"},
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
         {"role": "assistant", "content": "It is"},
     ]
@@ -362,11 +386,11 @@ def test_completion_refuses_by_name(body: dict[str, Any], code: str, param: str)
 
 def test_every_sampling_field_of_the_frame_can_be_asked_for() -> None:
     """A new field of Generate must be reachable over HTTP, or be listed here as not of the client."""
-    not_sampling = {"id", "messages", "prompt", "adapter", "echo"}
+    not_sampling = {"id", "messages", "prompt", "echo"}
     asked = chat(
         temperature=0.5, top_k=1, top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,
         presence_penalty=1, frequency_penalty=1, repetition_penalty=2, logit_bias={"1": 1}, ignore_eos=True,
-        logprobs=True, response_format={"type": "json_object"}, tools=[TOOL], tool_choice="none",
+        logprobs=True, response_format={"type": "json_object"}, tools=[TOOL], tool_choice="required",
         parallel_tool_calls=False, chat_template_kwargs={"thinking": True}, continue_final_message=True,
         messages=[{"role": "assistant", "content": "x"}],
     )  # fmt: skip

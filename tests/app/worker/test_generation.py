@@ -12,7 +12,7 @@ import pytest
 from localllm.app.chat.prompt import PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from localllm.app.errors import ContextTooLong, InvalidRequest
 from localllm.app.frames import Generate
 from localllm.app.worker.generation import prepare
 from localllm.app.worker.opening import OpenModel
@@ -80,15 +80,6 @@ def test_an_answer_without_a_limit_takes_what_is_left(
         ({"prompt": [5], "logit_bias": {VOCAB: 1.0}}, InvalidRequest, "logit_bias"),
         ({"prompt": []}, InvalidRequest, "prompt"),
         ({"prompt": [5], "max_tokens": 0}, InvalidRequest, "max_tokens"),
-        ({"prompt": [5], "adapter": "x"}, UnsupportedParameter, "adapter"),
-        ({"messages": HI, "echo": True}, UnsupportedParameter, "echo"),
-        ({"prompt": [5], "echo": True, "logprobs": 0}, UnsupportedParameter, "echo"),
-        ({"messages": HI, "tools": [*TOOLS, {"function": {"name": ""}}]}, InvalidRequest, "tools[2].function.name"),
-        ({"messages": HI, "tools": [{"function": {"name": 5}}]}, InvalidRequest, "tools[0].function.name"),
-        ({"messages": HI, "tools": [{}]}, InvalidRequest, "tools[0].function.name"),
-        ({"messages": HI, "tools": TOOLS, "tool_choice": {"function": {"name": "h"}}}, InvalidRequest, "tool_choice"),
-        ({"messages": HI, "tool_choice": "required"}, InvalidRequest, "tool_choice"),
-        ({"messages": HI, "tools": TOOLS, "tool_choice": "always"}, InvalidRequest, "tool_choice"),
     ],
 )
 def test_refused_by_name(model: OpenModel, asked: dict[str, Any], kind: type[InvalidRequest], param: str) -> None:
@@ -97,13 +88,12 @@ def test_refused_by_name(model: OpenModel, asked: dict[str, Any], kind: type[Inv
     assert (type(caught.value), caught.value.param) == (kind, param)
 
 
-def test_tools_that_may_not_be_called_are_not_shown(model: OpenModel) -> None:
-    shown, hidden = (
-        prepare(Generate(id="a", messages=HI, tools=TOOLS, tool_choice=choice), model) for choice in ("auto", "none")
-    )
-    assert (shown.prompt.tools, hidden.prompt.tools) == (True, False)
-    assert hidden.prompt == prepare(Generate(id="a", messages=HI), model).prompt
-    assert (shown.requests[0].grammar, shown.requests[0].max_tokens) == (None, 256 - len(shown.prompt.ids))
+def test_tools_are_in_the_prompt(model: OpenModel) -> None:
+    generation = prepare(Generate(id="a", messages=HI, tools=TOOLS), model)
+    assert generation.prompt.tools
+    assert len(generation.prompt.ids) > len(prepare(Generate(id="a", messages=HI), model).prompt.ids)
+    (request,) = generation.requests
+    assert (request.grammar, request.max_tokens) == (None, 256 - len(generation.prompt.ids))
 
 
 def test_what_it_cost(model: OpenModel) -> None:
