@@ -1,16 +1,17 @@
-# make chat   set up what is missing, then chat with the built-in model
-# make test   set up what is missing, then every check and test
-# make test-all  make test with slow tests and coverage, then slower checks: out-of-bounds reads and writes, the examination of guide
-# make bench  every figure of this machine, its GPU too, with nothing else running; takes many minutes and 5 GB of disk
-# make build  the CPU's kernels for every instruction set, or after a change to them; MAX_JOBS=1 leaves the other cores free, CUDA=1 adds a GPU's
-# Set-up lives in .venv and takes minutes once; after that both start in seconds.
+# make chat      chat with the built-in model
+# make test      run the checks and the tests
+# make test-all  make test with slow tests and coverage, then the address sanitizer, aarch64 and the exam of guide
+# make bench     run all benchmarks of this machine and its GPU; takes many minutes and 5 GB of disk; stop other programs
+# make build     compile the CPU kernels for every instruction set; MAX_JOBS=1 uses one core, CUDA=1 adds the CUDA kernels
+# make clean     delete .venv and all build results
+# Each target first sets up .venv, which takes minutes once.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# The kernels are built against the torch of .venv, by the tools that are here or that pip brings.
+# The kernels are built against the torch of .venv, with the installed cmake and ninja, or those that pip installs.
 export PATH := $(PATH):$(CURDIR)/$(BIN)
 INSTALL := $(PIP) --quiet --no-build-isolation
 REBUILD := test ! -f build/kernels/build.ninja || cmake --build build/kernels
@@ -27,9 +28,8 @@ chat: $(VENV)/.runtime
 test: $(VENV)/.dev build lint
 	scripts/test
 
-# All tests with coverage, and the checks that CI has no time for: reads and writes out of bounds, kernels on another
-# processor (where its compiler and an emulator are installed), and the built-in model's whole examination, with warnings
-# about facts that the program has outgrown since the model was trained.
+# All tests with coverage, and the checks that are too slow for CI: the address sanitizer, the kernels on aarch64 (if its
+# compiler and an emulator are installed), and the complete exam of guide. `stale` warns about facts that are no longer true.
 test-all: $(VENV)/.dev build lint
 	scripts/test --all
 	scripts/sanitize
@@ -37,11 +37,11 @@ test-all: $(VENV)/.dev build lint
 	$(BIN)/python -m scripts.train_guide.stale
 	$(BIN)/python -m scripts.train_guide.evaluate
 
-# The CPU's kernels for every instruction set. The set-up compiles only those that this machine uses.
+# The CPU kernels for every instruction set. The set-up compiles only those that this machine uses.
 build: $(VENV)/.runtime
 	@test -f build/kernels/build.ninja || $(INSTALL) --editable . --no-deps
 	@test -f build/kernels/build.ninja || \
-	  { echo "error: the CPU's kernels need a C++20 compiler; on Debian: apt install g++, then make build"; exit 1; }
+	  { echo "error: the CPU kernels need a C++20 compiler; on Debian: apt install g++, then make build"; exit 1; }
 	@! grep -q '^VARIANTS:.*=native$$' build/kernels/CMakeCache.txt || cmake -UVARIANTS build/kernels
 	@test -z "$(CUDA)" || cmake -DLOCALLLM_CUDA=ON build/kernels
 	@$(REBUILD)
@@ -49,8 +49,8 @@ build: $(VENV)/.runtime
 lint: $(VENV)/.dev
 	scripts/check
 
-# Rows of figures, kept in scripts/bench/results as the last ones. llama.cpp and transformers are raced where they are
-# installed, and said to be missing where not.
+# The results replace the earlier ones in scripts/bench/results. llama.cpp and transformers are measured if they are
+# installed; otherwise the output says that they are missing.
 bench: $(VENV)/.dev
 	$(BIN)/python scripts/bench/startup.py
 	$(BIN)/python scripts/bench/host_step.py
@@ -58,12 +58,12 @@ bench: $(VENV)/.dev
 	$(BIN)/python scripts/bench/overhead.py
 	$(BIN)/python scripts/bench/kernels.py
 	$(BIN)/python scripts/bench/cpu.py
-	@why=$$($(BIN)/python -c 'from localllm.backends import cuda; print(getattr(cuda.probe(), "reason", ""))'); \
-	  if [ -n "$$why" ]; then echo "not measured on a GPU: $$why"; else $(MAKE) bench-cuda; fi
+	@reason=$$($(BIN)/python -c 'from localllm.backends import cuda; print(getattr(cuda.probe(), "reason", ""))'); \
+	  if [ -n "$$reason" ]; then echo "no GPU measured: $$reason"; else $(MAKE) bench-cuda; fi
 
-# The kernels of an NVIDIA GPU, then models on it; make bench does it where there is one.
+# The kernels of an NVIDIA GPU, then models on it. make bench calls this target if the machine has such a GPU.
 bench-cuda: $(VENV)/.dev
-	for part in kernels linear attention steps; do $(BIN)/python scripts/bench/cuda_$$part.py || exit 1; done
+	for name in kernels linear attention steps; do $(BIN)/python scripts/bench/cuda_$$name.py || exit 1; done
 	$(BIN)/python scripts/bench/cuda_models.py --shape qwen3-0.6b,qwen3-8b,llama-8b
 
 clean:
@@ -80,8 +80,8 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# torch comes first and alone: once it is here, nothing later asks for another build of it. Apple silicon computes with
-# MLX and has no use for it.
+# torch is installed first and alone, so that no other package selects another build of it. Apple silicon computes with
+# MLX and does not need torch.
 $(VENV)/.torch: $(VENV)/.made constraints.txt
 	test "$$(uname -sm)" = "Darwin arm64" || $(PIP) --quiet torch==2.13.0
 	@touch $@

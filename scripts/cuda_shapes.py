@@ -1,8 +1,7 @@
-"""Every CUDA C++ kernel over random shapes, for compute-sanitizer to watch: see scripts/sanitize_cuda.
+"""Runs every CUDA C++ kernel with random shapes. scripts/sanitize_cuda runs this program under compute-sanitizer.
 
-`python scripts/cuda_shapes.py [--shapes 200] [--first 0] [kernel ...]`; `--list` names the kernels. What comes out is
-compared by the tests; here it is only computed, in shapes that are small, odd, not aligned and of every type that a
-kernel takes.
+`python scripts/cuda_shapes.py [--shapes 200] [--first 0] [kernel ...]`; `--list` lists the kernels. The shapes are
+small, odd and not aligned, in every dtype that a kernel supports. The tests compare results; this program does not.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
-# Outputs and eights of inputs of a row alone: blocks with many tiles, rings that are gone around, rows of any length.
-ALONE = ((20000, 100), (4000, 400), (600, 1900))
+# (max out_features, max in_features / 8) of products with one row: many tiles per block, and full ring buffers.
+ONE_ROW_SIZES = ((20000, 100), (4000, 400), (600, 1900))
 
 Draw = Callable[[random.Random], object]  # computes one random shape
 
@@ -40,41 +39,51 @@ def floats(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def rows_apart(pick: random.Random, *shape: int, dtype: torch.dtype) -> Tensor:
-    """Random numbers whose rows may lie apart, and begin anywhere."""
-    apart, first = pick.choice([0, 0, 1, 8, 24]), pick.choice([0, 0, 1, 3, 8])
+    """Random numbers with a random offset, and random gaps between the rows."""
+    gap = pick.choice([0, 0, 1, 8, 24])
+    first = pick.choice([0, 0, 1, 3, 8])
     width = 1
     for size in shape[1:]:
         width *= size
-    whole = floats(shape[0], first + width + apart, dtype=dtype)
-    return whole[:, first : first + width].unflatten(1, shape[1:])
+    storage = floats(shape[0], first + width + gap, dtype=dtype)
+    return storage[:, first : first + width].unflatten(1, shape[1:])
 
 
-def width(pick: random.Random, most: int = 3000) -> int:
-    return pick.choice([pick.randint(1, most), 8 * pick.randint(1, most // 8)])
+def width(pick: random.Random, maximum: int = 3000) -> int:
+    return pick.choice([pick.randint(1, maximum), 8 * pick.randint(1, maximum // 8)])
 
 
 def rms_norm(pick: random.Random) -> None:
-    dim, dtype = width(pick, 9000), pick.choice(FLOATS)
+    dim = width(pick, 9000)
+    dtype = pick.choice(FLOATS)
     heads = pick.randint(1, 9), pick.randint(1, 8), dim % 300 + 1
     shape = heads if pick.random() < 0.4 else (pick.randint(1, 40), dim)
-    x, weight = rows_apart(pick, *shape, dtype=dtype), floats(shape[-1], dtype=pick.choice([dtype, torch.float32]))
+    x = rows_apart(pick, *shape, dtype=dtype)
+    weight = floats(shape[-1], dtype=pick.choice([dtype, torch.float32]))
     torch.ops.localllm.rms_norm(x.new_empty(shape), x, weight, 1e-6, pick.choice([0.0, 1.0]))
 
 
 def add_rms_norm(pick: random.Random) -> None:
-    rows, dim, dtype = pick.randint(1, 40), width(pick, 9000), pick.choice(FLOATS)
-    x, residual = rows_apart(pick, rows, dim, dtype=dtype), floats(rows, dim, dtype=dtype)
+    rows = pick.randint(1, 40)
+    dim = width(pick, 9000)
+    dtype = pick.choice(FLOATS)
+    x = rows_apart(pick, rows, dim, dtype=dtype)
+    residual = floats(rows, dim, dtype=dtype)
     torch.ops.localllm.add_rms_norm(x.new_empty(rows, dim), x, residual, floats(dim, dtype=dtype), 1e-6, 0.0)
 
 
 def layer_norm(pick: random.Random) -> None:
-    rows, dim, dtype = pick.randint(1, 40), width(pick, 9000), pick.choice(FLOATS)
-    x, bias = rows_apart(pick, rows, dim, dtype=dtype), floats(dim, dtype=dtype) if pick.random() < 0.5 else None
+    rows = pick.randint(1, 40)
+    dim = width(pick, 9000)
+    dtype = pick.choice(FLOATS)
+    x = rows_apart(pick, rows, dim, dtype=dtype)
+    bias = floats(dim, dtype=dtype) if pick.random() < 0.5 else None
     torch.ops.localllm.layer_norm(x.new_empty(rows, dim), x, floats(dim, dtype=dtype), bias, 1e-6)
 
 
 def gate(pick: random.Random) -> None:
-    rows, dim = pick.randint(1, 40), width(pick)
+    rows = pick.randint(1, 40)
+    dim = width(pick)
     x = rows_apart(pick, rows, 2 * dim, dtype=pick.choice(FLOATS))
     torch.ops.localllm.gate(x.new_empty(rows, dim), x, pick.randint(0, 2))
 
@@ -89,39 +98,53 @@ def head_dim(pick: random.Random) -> int:
 
 
 def rope(pick: random.Random) -> None:
-    tokens, heads, dim = pick.randint(1, 40), pick.randint(1, 9), head_dim(pick)
+    tokens = pick.randint(1, 40)
+    heads = pick.randint(1, 9)
+    dim = head_dim(pick)
     x = rows_apart(pick, tokens, heads, dim, dtype=pick.choice(FLOATS))
     torch.ops.localllm.rope(x, *angles(pick, tokens, dim), pick.randint(0, 1))
 
 
-def slots(pick: random.Random, tokens: int, most: int) -> Tensor:
-    """Some lie beyond the cache, and are left out."""
-    chosen = pick.sample(range(most), tokens)
-    return torch.tensor([pick.choice([-1, most]) if pick.random() < 0.1 else at for at in chosen], device="cuda")
+def slots(pick: random.Random, tokens: int, count: int) -> Tensor:
+    """Distinct slots of a cache with `count` slots. Some are out of range: kernels ignore these."""
+    slots = pick.sample(range(count), tokens)
+    for index in range(tokens):
+        if pick.random() < 0.1:
+            slots[index] = pick.choice([-1, count])
+    return torch.tensor(slots, device="cuda")
 
 
 def store(pick: random.Random) -> None:
-    tokens, heads, dim, dtype = pick.randint(1, 40), pick.randint(1, 4), head_dim(pick), pick.choice(FLOATS)
+    tokens = pick.randint(1, 40)
+    heads = pick.randint(1, 4)
+    dim = head_dim(pick)
+    dtype = pick.choice(FLOATS)
     key, value = (rows_apart(pick, tokens, heads, dim, dtype=dtype) for _ in range(2))
     pages = floats(2, 12, 4, heads, dim).to(pick.choice([*FLOATS, torch.float8_e4m3fn]))
     torch.ops.localllm.store(key, value, pages[0], pages[1], slots(pick, tokens, 48))
 
 
 def append(pick: random.Random) -> None:
-    tokens, heads, kv_heads, dim = pick.randint(1, 40), pick.randint(1, 9), pick.randint(1, 4), head_dim(pick)
+    tokens = pick.randint(1, 40)
+    heads = pick.randint(1, 9)
+    kv_heads = pick.randint(1, 4)
+    dim = head_dim(pick)
     dtype = pick.choice(FLOATS)
     norms = floats(2, dim, dtype=pick.choice([dtype, torch.float32]))
     head_norms = (norms[0], norms[1]) if pick.random() < 0.7 else (None, None)
     qkv = rows_apart(pick, tokens, heads + 2 * kv_heads, dim, dtype=dtype)
     pages = floats(2, 12, 4, kv_heads, dim).to(pick.choice([dtype, torch.float8_e4m3fn]))
-    tables, rotation = angles(pick, tokens, dim), pick.randint(0, 1)
-    at = slots(pick, tokens, 48)
-    torch.ops.localllm.append(qkv, *head_norms, 1e-6, 0.0, *tables, rotation, at, pages[0], pages[1])
+    tables = angles(pick, tokens, dim)
+    rotation = pick.randint(0, 1)
+    positions = slots(pick, tokens, 48)
+    torch.ops.localllm.append(qkv, *head_norms, 1e-6, 0.0, *tables, rotation, positions, pages[0], pages[1])
 
 
 def copy_parts(pick: random.Random) -> None:
-    """Copies within each of several caches; some pages that there are not."""
-    count, copies, dtype = pick.randint(2, 40), pick.randint(1, 20), pick.choice([*FLOATS, torch.float8_e4m3fn])
+    """Copies pages within each of several caches. Some page numbers are out of range: kernels ignore these."""
+    count = pick.randint(2, 40)
+    copies = pick.randint(1, 20)
+    dtype = pick.choice([*FLOATS, torch.float8_e4m3fn])
     pages = floats(pick.randint(1, 6), count, pick.randint(1, 16), pick.randint(1, 300)).to(dtype)
     sources = torch.randint(-1, count + 1, (min(copies, count),), device="cuda")
     targets = torch.randperm(count + 2, device="cuda")[: len(sources)] - 1
@@ -129,60 +152,74 @@ def copy_parts(pick: random.Random) -> None:
 
 
 def embedding(pick: random.Random) -> None:
-    rows, words, dim, dtype = pick.randint(1, 300), pick.randint(1, 500), width(pick), pick.choice(FLOATS)
+    rows = pick.randint(1, 300)
+    words = pick.randint(1, 500)
+    dim = width(pick)
+    dtype = pick.choice(FLOATS)
     tokens = torch.randint(-1, words + 1, (rows,), device="cuda", dtype=torch.int32)
     out = torch.empty(rows, dim, device="cuda", dtype=dtype)
     torch.ops.localllm.embedding(out, tokens, floats(words, dim, dtype=pick.choice([dtype, torch.bfloat16])), 2.0)
 
 
-def weight(pick: random.Random, op: str, outs: int, ins: int) -> Weight:
+def weight(pick: random.Random, op: str, out_features: int, in_features: int) -> Weight:
     def below(top: int, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.randint(top, shape, device="cuda", dtype=torch.int32).to(dtype)
 
-    group = pick.choice([32, 64, 128, 256]) if op.startswith("int4") else pick.choice([64, 128, ins])
-    scale = torch.rand(outs, -(-ins // group), device="cuda") / ins
+    group = pick.choice([32, 64, 128, 256]) if op.startswith("int4") else pick.choice([64, 128, in_features])
+    scale = torch.rand(out_features, -(-in_features // group), device="cuda") / in_features
     match op:
         case "int8":
-            return Int8(below(255, outs, ins, dtype=torch.int8), scale[:, 0].contiguous())
+            return Int8(below(255, out_features, in_features, dtype=torch.int8), scale[:, 0].contiguous())
         case "fp8":
-            return Fp8(floats(outs, ins).to(torch.float8_e4m3fn), scale, group)
+            return Fp8(floats(out_features, in_features).to(torch.float8_e4m3fn), scale, group)
         case "int4" | "int4_wide":
-            data = below(256, outs, -(-ins // 2), dtype=torch.uint8)
-            return Int4(data, scale.half(), below(17, *scale.shape, dtype=torch.uint8), group, ins)
-    return floats(outs, ins)
+            data = below(256, out_features, -(-in_features // 2), dtype=torch.uint8)
+            return Int4(data, scale.half(), below(17, *scale.shape, dtype=torch.uint8), group, in_features)
+    return floats(out_features, in_features)
 
 
-def product(op: str, pick: random.Random, most: int = 16) -> None:
-    """Of 1 to `most` rows; with the norm before it and the gate behind it where the layer would."""
+def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
+    """A product of 1 to `max_rows` rows, sometimes with a norm of its input or a gate of its output, as in a layer."""
     from localllm.kernels.cuda.linear import INT4_WIDE, pack_slices, small_batch, takes_norm
 
-    widest, longest = (400, 150) if most > 1 else pick.choice(ALONE)
-    rows, outs, ins = pick.randint(1, most), pick.randint(1, widest), 8 * pick.randint(1, longest)
+    widest, longest = (400, 150) if max_rows > 1 else pick.choice(ONE_ROW_SIZES)
+    rows = pick.randint(1, max_rows)
+    out_features = pick.randint(1, widest)
+    in_features = 8 * pick.randint(1, longest)
     gate = pick.choice([-1, -1, 0, 1, 2])
-    outs = outs if gate < 0 else 16 * (outs // 16 + 1)
-    packed = pack_slices([weight(pick, op, outs, ins)], outs, torch.bfloat16)
-    bias = floats(outs, dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
+    if gate >= 0:
+        out_features = 16 * (out_features // 16 + 1)
+    packed = pack_slices([weight(pick, op, out_features, in_features)], out_features, torch.bfloat16)
+    bias = floats(out_features, dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
     norm = stream = None
     if pick.random() < 0.5 and op != "int4_wide" and takes_norm(packed, rows):
-        norm, stream = (floats(ins), 1e-6, 0.0), floats(rows, ins) if pick.random() < 0.7 else None
+        norm = (floats(in_features), 1e-6, 0.0)
+        stream = floats(rows, in_features) if pick.random() < 0.7 else None
     format = INT4_WIDE if op == "int4_wide" else None
     dtype = pick.choice([torch.bfloat16, torch.float32])
-    small_batch(floats(rows, ins), packed, bias, torch.bfloat16 if gate >= 0 else dtype, format, norm, stream, gate)
+    small_batch(
+        floats(rows, in_features), packed, bias, torch.bfloat16 if gate >= 0 else dtype, format, norm, stream, gate
+    )
 
 
 def batch(
     pick: random.Random, queries: list[int], sharing: list[int], sizes: Sequence[int] = (1, 16, 64, 128)
 ) -> Mapping[str, Any]:
-    """Arguments of attention: rows with so many queries, and contexts of any length beyond them."""
-    size, kv_heads, dim = pick.choice(sizes), pick.choice([1, 2, 3, 8]), pick.choice([64, 128])
-    heads, dtype, longest = pick.choice(sharing) * kv_heads, pick.choice(HALVES), pick.choice([20, 300, 1500])
+    """Arguments of attention: `queries` new tokens per row, with contexts of random length before them."""
+    size = pick.choice(sizes)
+    kv_heads = pick.choice([1, 2, 3, 8])
+    dim = pick.choice([64, 128])
+    heads = pick.choice(sharing) * kv_heads
+    dtype = pick.choice(HALVES)
+    longest = pick.choice([20, 300, 1500])
     contexts = [count + pick.randrange(longest) for count in queries]
     needed = [-(-context // size) for context in contexts]
     order = (torch.randperm(sum(needed)) + 1).to(torch.int32).split(needed)
     table = torch.zeros(len(queries), max(needed) + 3, dtype=torch.int32)
-    for row, own in enumerate(order):
-        table[row, : len(own)] = own
-    starts, lens = torch.tensor([0, *queries]).cumsum(0).int(), torch.tensor(contexts, dtype=torch.int32)
+    for row, pages_of_row in enumerate(order):
+        table[row, : len(pages_of_row)] = pages_of_row
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    lens = torch.tensor(contexts, dtype=torch.int32)
     pages = floats(2, sum(needed) + 1, size, kv_heads, dim, dtype=dtype)
     return {
         "query": rows_of_heads(sum(queries), heads, dim, dtype),
@@ -197,7 +234,7 @@ def batch(
 
 
 def rows_of_heads(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """Queries as they lie beside keys and values."""
+    """Queries in the memory layout of a product that also computes keys and values."""
     return floats(tokens, heads + 2, dim, dtype=dtype)[:, :heads]
 
 
@@ -212,7 +249,7 @@ def decode_attention(pick: random.Random) -> object:
 
 
 def extend_attention(pick: random.Random) -> None:
-    """Only on Hopper; the sizes of pages are those that it takes."""
+    """Prefill attention. Needs a Hopper GPU and supports only these page sizes."""
     from localllm.kernels.cuda.attention_extend import extend
 
     queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
@@ -221,7 +258,7 @@ def extend_attention(pick: random.Random) -> None:
 
 
 def decoder_step(pick: random.Random) -> object:
-    """Only on Hopper; also of models of which the layers would be computed one by one."""
+    """All layers of a one-row step. Needs a Hopper GPU. Includes sizes that the engine computes layer by layer."""
     from localllm.kernels.cuda.linear import pack_slices
     from localllm.kernels.cuda.step import decoders, prepare_stack
     from localllm.kernels.ops.layer import inputs
@@ -247,7 +284,7 @@ def decoder_step(pick: random.Random) -> object:
 
 
 def beyond(pick: random.Random) -> object:
-    """No kernel of its own: a page that there is not, which the sanitizer must see."""
+    """Decode attention that reads a missing page: a deliberate error that memcheck must report."""
     from localllm.kernels.cuda.attention import paged_attention
 
     arguments = batch(pick, [1], [1])
@@ -266,7 +303,7 @@ KERNELS: Mapping[str, Draw] = {
     "copy_parts": copy_parts,
     "embedding": embedding,
     **{f"small_batch_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
-    **{f"small_batch_{op}_alone": partial(product, op, most=1) for op in ("dense", "int8", "int4")},
+    **{f"small_batch_{op}_alone": partial(product, op, max_rows=1) for op in ("dense", "int8", "int4")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
     "decoder_step": decoder_step,
@@ -275,39 +312,43 @@ KERNELS: Mapping[str, Draw] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=int, default=200, help="of each kernel")
-    parser.add_argument("--first", type=int, default=0, help="shape to begin with, so that several can share them out")
+    parser.add_argument("--shapes", type=int, default=200, help="number of shapes of each kernel")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first shape, so that several processes can share the shapes"
+    )
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("kernels", nargs="*", choices=[*KERNELS, "beyond", []], help="all, where none is named")
+    parser.add_argument("kernels", nargs="*", choices=[*KERNELS, "beyond", []], help="kernels to run; default: all")
     options = parser.parse_args()
     if options.list:
         return print(*KERNELS, sep="\n")
     importlib.import_module("localllm.kernels.cuda")
-    called = Counter[str]()
+    total = Counter[str]()
     for name in options.kernels or KERNELS:
-        start, draw, own = time.perf_counter(), KERNELS.get(name, beyond), Counter[str]()
+        start = time.perf_counter()
+        draw = KERNELS.get(name, beyond)
+        calls = Counter[str]()
         for seed in range(options.first, options.first + options.shapes):
             torch.manual_seed(seed)
-            with Calls(own):
+            with Calls(calls):
                 draw(random.Random(f"{name} {seed}"))
             torch.cuda.synchronize()
-        if name in KERNELS and not any(name.startswith(op) for op in own):
+        if name in KERNELS and not any(name.startswith(op) for op in calls):
             sys.exit(f"{name}: none of {options.shapes} shapes reached the kernel")
-        called += own
+        total += calls
         print(f"{name}: {options.shapes} shapes, {time.perf_counter() - start:.1f} s", flush=True)
-    print("calls:", ", ".join(f"{op} {count}" for op, count in sorted(called.items())))
+    print("calls:", ", ".join(f"{op} {count}" for op, count in sorted(total.items())))
 
 
 class Calls(TorchDispatchMode):
-    """Counts calls of our ops."""
+    """Counts the calls of the ops of localllm."""
 
-    def __init__(self, called: Counter[str]) -> None:
+    def __init__(self, calls: Counter[str]) -> None:
         super().__init__()
-        self._called = called
+        self._calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "localllm":
-            self._called[func.__name__.split(".")[0]] += 1
+            self._calls[func.__name__.split(".")[0]] += 1
         return func(*args, **(kwargs or {}))
 
 

@@ -1,5 +1,5 @@
-// What racecheck must see: one warp reads shared memory that another writes, with no barrier between. scripts/sanitize_cuda
-// builds and runs it before it believes racecheck's silence about the kernels.
+// A deliberate race: one warp reads shared memory that another warp writes, without a barrier between them.
+// scripts/sanitize_cuda runs this program to check that racecheck reports the race.
 #include <cuda_runtime.h>
 
 namespace localllm {

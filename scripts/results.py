@@ -1,6 +1,6 @@
-"""tests/results.jsonl: which tests passed on which machine, as `pytest --record-tiers` wrote it there.
+"""The results of tests by machine, in tests/results.jsonl. `pytest --record-tiers` writes this file.
 
-`python -m scripts.results FILE…` merges files that other machines wrote.
+`python -m scripts.results FILE…` merges files from other machines into it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-KEPT = Path(__file__).resolve().parent.parent / "tests" / "results.jsonl"
+RESULTS = Path(__file__).resolve().parent.parent / "tests" / "results.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Outcomes of a test file's tests of one backend, or of the conformance suite in it."""
+    """Outcomes of the tests of one backend in a test file: either of the conformance suite, or of the other tests."""
 
     backend: str
     tier: str  # a marker of pyproject.toml
-    lane: str  # the implementation of the backend's ops, e.g. "library" or "triton"; empty: there is one
-    machine: str  # the device's name
+    lane: str  # the implementation of the ops, e.g. "library" or "triton"; empty: the backend has only one
+    machine: str  # name of the device
     file: str
-    suite: bool  # the conformance suite's tests, not the others of the file
+    suite: bool  # True: tests of the conformance suite; False: the other tests of the file
     passed: int
     failed: int
     skipped: int
@@ -32,28 +32,32 @@ class Record:
 
     @property
     def run(self) -> tuple[str, str, str, str]:
-        """Equal for records that one run of a test file replaces together."""
+        """The key of a test run. A new run replaces all records with its key."""
         return self.file, self.backend, self.machine, self.lane
 
 
-def read(file: Path = KEPT) -> list[Record]:
-    """[] where there is no file. Raises TypeError or ValueError for a line that is not a record."""
+def read(file: Path = RESULTS) -> list[Record]:
+    """The records of a file; empty if the file is missing. Raises TypeError or ValueError for a malformed line."""
     if not file.exists():
         return []
     return [Record(**json.loads(line)) for line in file.read_text("utf-8").splitlines()]
 
 
-def merge(records: Iterable[Record], file: Path = KEPT) -> None:
-    """Write them into the file, in place of what earlier runs of the same test files wrote. A run that skipped every
-    test, such as those of a lane that was not built, replaces nothing."""
-    new, old = list(records), read(file)
-    replaced = {record.run for record in new} - (_ran(old) - _ran(new))
-    left = [record for record in old if record.run not in replaced]
-    lines = sorted(json.dumps(asdict(one)) for one in [*left, *(one for one in new if one.run in replaced)])
+def merge(records: Iterable[Record], file: Path = RESULTS) -> None:
+    """Write records into the file. They replace the records of earlier runs with the same key.
+
+    A run that skipped every test, for example because a library is not built, does not replace a run that did not.
+    """
+    new = list(records)
+    old = read(file)
+    replaced = {record.run for record in new} - (_executed(old) - _executed(new))
+    merged = [record for record in old if record.run not in replaced]
+    merged += [record for record in new if record.run in replaced]
+    lines = sorted(json.dumps(asdict(record)) for record in merged)
     file.write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
-def _ran(records: Iterable[Record]) -> set[tuple[str, str, str, str]]:
+def _executed(records: Iterable[Record]) -> set[tuple[str, str, str, str]]:
     return {record.run for record in records if record.passed or record.failed}
 
 

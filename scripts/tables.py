@@ -1,6 +1,7 @@
 """Writes the generated tables of README.md and docs/*.md. `python scripts/tables.py [--check]`
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`. --check changes no file and exits 1 if one is stale.
+A table is between `<!-- table: NAME -->` and `<!-- end -->`. --check changes no file; the exit code is 1 if a table is
+stale.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ HARDWARE = {
     "cpu": "CPU",
     "llamacpp": "GGUF models (llama.cpp)",
 }
-# (backend, implementation) -> description.
-LANES = {
+# (backend, implementation of the ops) -> description
+IMPLEMENTATIONS = {
     ("cuda", "library"): "with the C++ kernels",
     ("cuda", "triton"): "with Triton alone",
     ("cuda", "references"): "with torch alone",
@@ -49,20 +50,22 @@ NOT_YET = "Not supported yet; `localllm doctor` detects it"
 
 
 def state(records: list[Record]) -> str:
-    """The state of one backend: a claim per machine and implementation, from the recorded test results."""
-    places: dict[tuple[str, str, str], list[Record]] = {}
+    """The state of one backend: a claim for each machine and implementation, from the results of the tests."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         if record.passed or record.failed:
-            places.setdefault((record.tier, record.machine, record.lane), []).append(record)
-    claims = [_claim(*place, results) for place, results in sorted(places.items()) if place[0].startswith("real")]
-    if all(tier != "real" for tier, _, _ in places):
+            groups.setdefault((record.tier, record.machine, record.lane), []).append(record)
+    claims = [_claim(*group, results) for group, results in sorted(groups.items()) if group[0].startswith("real")]
+    if all(tier != "real" for tier, _, _ in groups):
         claims.append("Never run on this hardware")
         claims += [_lesser(tier, records) for tier in LESSER if any(record.tier == tier for record in records)]
     return ". ".join(claims)
 
 
 def _claim(tier: str, machine: str, lane: str, records: list[Record]) -> str:
-    where = " ".join(filter(None, (machine, LANES.get((records[0].backend, lane), f"({lane})" if lane else ""))))
+    where = " ".join(
+        filter(None, (machine, IMPLEMENTATIONS.get((records[0].backend, lane), f"({lane})" if lane else "")))
+    )
     suite, passed, failed = (sum(counts) for counts in zip(*map(_counts, records), strict=True))
     when = _when(records)
     if failed:
@@ -74,7 +77,7 @@ def _claim(tier: str, machine: str, lane: str, records: list[Record]) -> str:
 
 
 def _counts(record: Record) -> tuple[int, int, int]:
-    """(passed of the suite, passed, failed)"""
+    """(passed tests of the conformance suite, passed tests, failed tests)"""
     return record.passed if record.suite else 0, record.passed, record.failed
 
 
@@ -86,7 +89,7 @@ def _when(records: list[Record]) -> str:
 
 
 def _lesser(tier: str, records: list[Record]) -> str:
-    """The claim of a lesser tier. Its tests are equal on all machines, so the machine with the most passes counts."""
+    """The claim of a tier without the hardware. Every machine runs the same tests, so the largest count is given."""
     results = [record for record in records if record.tier == tier]
     machines: Counter[str] = Counter()
     for record in results:
@@ -97,10 +100,10 @@ def _lesser(tier: str, records: list[Record]) -> str:
 
 
 def support() -> str:
-    known = [record for record in read() if (ROOT / record.file).exists()]
+    current = [record for record in read() if (ROOT / record.file).exists()]
     rows = []
     for name in ORDER:
-        records = [record for record in known if record.backend == name]
+        records = [record for record in current if record.backend == name]
         runs = "open" in dir(load(name))
         rows.append((HARDWARE[name], f"`{name}`", state(records) if runs else NOT_YET))
     return _table(("Hardware", "Backend", "State"), rows)

@@ -1,4 +1,4 @@
-"""Take the README's picture of the terminal UI: the real app, the real daemon, the model's own answer.
+"""Takes the screenshot of README: the terminal UI with real answers of the daemon.
 
 python scripts/tui_screenshot.py [--model guide] [--out assets/screenshot.svg] [QUESTION ...]
 """
@@ -21,14 +21,14 @@ from localllm.app.tui.conversation import Conversation
 from localllm.app.tui.history.store import Store
 
 QUESTIONS = ["How do I list the models on this machine?", "And how do I get a larger one?"]
-WIDTH, HEIGHT = 100, 30
+SIZE = (100, 30)  # columns, rows
 
 
-async def take(model: str, questions: list[str], folder: Path) -> str:
+async def take_screenshot(model: str, questions: list[str], folder: Path) -> str:
     settings = load({"port": 0})
     conversation = Conversation(model, parameters={"temperature": 0.0, "max_tokens": 200})
     app = ChatApp(settings, conversation, connect=Client.connect, store=Store(folder / "history.sqlite3"))
-    async with app.run_test(size=(WIDTH, HEIGHT)) as pilot:
+    async with app.run_test(size=SIZE) as pilot:
 
         async def settle() -> None:
             while any(worker.is_running for worker in app.workers):
@@ -51,14 +51,16 @@ async def take(model: str, questions: list[str], folder: Path) -> str:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("questions", nargs="*", default=QUESTIONS)
-    options.add_argument("--model", default=paths.guide_dir().name)
-    options.add_argument("--out", type=Path, default=paths.assets_dir() / "screenshot.svg")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", nargs="*", default=QUESTIONS)
+    parser.add_argument("--model", default=paths.guide_dir().name)
+    parser.add_argument("--out", type=Path, default=paths.assets_dir() / "screenshot.svg")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOCALLLM_RUNTIME_DIR"] = str(Path(folder) / "run")
-        given.out.write_text(asyncio.run(take(given.model, given.questions, Path(folder))), "utf-8")
+        arguments.out.write_text(
+            asyncio.run(take_screenshot(arguments.model, arguments.questions, Path(folder))), "utf-8"
+        )
 
 
 if __name__ == "__main__":
