@@ -1,0 +1,89 @@
+"""Reads the tokenizer files of a model folder. Errors name the file, but not its folder: clients see them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...engine.errors import ModelRefused
+
+MAX_JSON = 128 * 2**20  # bytes; the largest tokenizer.json in use is about 35 MB
+
+
+class _NamedTemplate(msgspec.Struct, frozen=True):
+    name: str
+    template: str
+
+
+def read_text(path: Path) -> str:
+    """Raises ModelRefused."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON:
+            raise ModelRefused(f"{path.name} has {size} bytes; the limit is {MAX_JSON}")
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise ModelRefused(
+            f"{path.name} is missing",
+            hint="this version supports only tokenizers in the Hugging Face format (tokenizer.json)",
+        ) from None
+    except UnicodeDecodeError:
+        raise ModelRefused(f"{path.name} is not UTF-8 text") from None
+    except OSError as error:
+        raise ModelRefused(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; empty if there is no such file. Raises ModelRefused."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelRefused(f"{path.name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelRefused(f"{path.name}: must contain a JSON object, not {type(value).__name__}")
+    return value
+
+
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Texts of special tokens by name, from tokenizer_config.json: there, a text or an object with `content`."""
+    texts = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name: "default", and "tool_use" for some models. Raises ModelRefused.
+
+    `config`: tokenizer_config.json; a file with a template precedes it.
+    """
+    source, value = _template(folder, config)
+    try:
+        template = msgspec.convert(value, type=str | list[_NamedTemplate] | None)
+    except msgspec.ValidationError:
+        raise ModelRefused(f"{source}: chat_template must be a string or a list of named strings") from None
+    if isinstance(template, list):
+        templates = {entry.name: entry.template for entry in template}
+    else:
+        templates = {"default": template} if template is not None else {}
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    return templates | {path.stem: read_text(path) for path in more}
+
+
+def _template(folder: Path, config: dict[str, Any]) -> tuple[str, object]:
+    """The name of the file with the chat template, and the value of `chat_template`."""
+    plain = folder / "chat_template.jinja"
+    wrapped = folder / "chat_template.json"
+    if plain.exists():
+        return plain.name, read_text(plain)
+    if wrapped.exists():
+        return wrapped.name, read_json(wrapped).get("chat_template")
+    return "tokenizer_config.json", config.get("chat_template")
