@@ -16,7 +16,7 @@ from typing import Any
 from .errors import ModelRefused
 from .fields import Fields
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
-from .tensorfiles import StoredTensor, cannot_read, read_header, regular_size
+from .tensorfiles import StoredTensor, read_header, refusing_unreadable, regular_size
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -100,10 +100,10 @@ def read_json(file: Path) -> Mapping[str, Any]:
     size = regular_size(file)
     if size > MAX_JSON:
         raise ModelRefused(f"{file.name} has {size} bytes; the limit is {MAX_JSON}")
+    with refusing_unreadable(file):
+        content = file.read_bytes()
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise cannot_read(file, error) from error
+        values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelRefused(f"{file.name} is not JSON: {error}") from error
     if not isinstance(values, dict):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from `low` to `high`. `excludes_low`: without `low` itself."""
+    """The numbers from `low` to `high`; without `low` itself if `excludes_low` is true."""
 
     low: float
     high: float
@@ -15,8 +15,9 @@ class Range:
     excludes_low: bool = False
 
     def __contains__(self, value: float) -> bool:
-        above_low = value > self.low or (value == self.low and not self.excludes_low)
-        return above_low and value <= self.high
+        if value == self.low:
+            return not self.excludes_low
+        return self.low < value <= self.high
 
     def __str__(self) -> str:
         number = "an integer" if self.kind is int else "a number"

@@ -24,7 +24,6 @@ NO_COPIES: Ints = np.zeros((0, 2), np.int32)
 NO_MASKS: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)
 MIN_TOP_P = float(np.finfo(np.float32).tiny)  # float32 rounds smaller values to 0, a nucleus without tokens
 MIN_TEMPERATURE = 1e-5  # float32 logits divided by less overflow; the draw is greedy long before
-MAX_TOP_K = 2**31 - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -229,7 +228,6 @@ def _parameters(settings: list[Sampling]) -> AnswerSampling:
     temperature = _column(settings, "temperature", np.float64)
     temperature[temperature < MIN_TEMPERATURE] = 0.0
     top_p = _column(settings, "top_p", np.float64)
-    top_k = [min(sampling.top_k, MAX_TOP_K) for sampling in settings]
     logprobs = [-1 if sampling.logprobs is None else sampling.logprobs for sampling in settings]
     bias_answers: list[int] = []
     biases: list[tuple[int, float]] = []
@@ -238,7 +236,7 @@ def _parameters(settings: list[Sampling]) -> AnswerSampling:
         biases += sampling.logit_bias
     return AnswerSampling(
         temperature=temperature.astype(np.float32),
-        top_k=np.array(top_k, np.int32),
+        top_k=_column(settings, "top_k", np.int32),
         top_p=np.maximum(top_p, MIN_TOP_P).astype(np.float32),
         min_p=_column(settings, "min_p", np.float32),
         repetition_penalty=_column(settings, "repetition_penalty", np.float32),

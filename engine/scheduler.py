@@ -1,12 +1,13 @@
-"""The choice of the tokens of each step. Chunked prefill, prefix hits, resuming and decode are the same arithmetic.
+"""Plans steps: the rows and tokens of each. One formula serves chunked prefill, prefix hits, resuming and decode.
 
-    needs of a sequence = len(tokens) + unknown - computed
-    tokens in a step    = min(needs, rest of max_tokens); the row draws a token iff no needs are left then
+    missing positions of a sequence = len(tokens) + unknown - computed
+    tokens of its row in a step     = min(missing positions, tokens left of max_tokens)
+    a row draws a token if it computes all missing positions
 
-Running sequences come first, oldest first. Waiting sequences follow in order of arrival; the first that does not fit
-stops the rest, so none starves. A sequence also waits when a row of the same step computes its first missing page: it
-finds that page in the next step. Running sequences are older than waiting ones. When memory runs out, the youngest
-running sequence is preempted: it gives its memory back and is computed again, except for pages in the prefix tree.
+Running sequences come first, oldest first. Waiting sequences follow in order of arrival. If the first of them does not
+fit, all wait, so none starves. A sequence also waits if a row of the same step computes its first missing page: the
+page is a prefix hit in the next step. If memory runs out, the youngest running sequence is preempted: it releases its
+memory and is computed again, except for pages in the prefix tree.
 
 schedule() may be called while one step is not committed yet: the next step carries its tokens on the device. A row
 with drafts is the exception: its sequence waits for the commit, which says how many drafts were accepted.
@@ -15,7 +16,9 @@ with drafts is the exception: its sequence waits for the commit, which says how 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import chain
 
 from .batch import Batch
 from .drafts import Drafter, follow, usable
@@ -23,7 +26,7 @@ from .errors import CacheOverflow, ContextOverflow, EngineError, RequestRefused
 from .grammar import Grammar, allowed_tokens
 from .history import TokenHistory
 from .kv import KVCache, Lease
-from .lora import AdapterPool
+from .lora import Adapter, AdapterPool
 from .request import Delta, Finish, Request, Sequence, TokenLogprobs
 from .rows import BatchBuilder, Row
 from .runner import RunnerSpec, StepResult
@@ -81,24 +84,28 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def _refuse_impossible(self, request: Request) -> None:
-        spec = self._spec
-        prompt = len(request.prompt)
-        needed = prompt + request.max_tokens
         if request.id in self._sequences:
             raise RequestRefused(f"a request with the id {request.id!r} is running already")
-        if needed > spec.max_context:
-            raise ContextOverflow(needed, spec.max_context, prompt)
-        limit = spec.max_length
-        if needed > limit:
-            raise CacheOverflow(needed, limit)
-        for name, ids in (("prompt", request.prompt), ("logit_bias", [id for id, _ in request.sampling.logit_bias])):
-            if ids and not 0 <= min(ids) <= max(ids) < spec.vocab_size:
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise RequestRefused(f"token id {wrong} in {name} is not in 0…{spec.vocab_size - 1}")
-        adapter = request.adapter
-        if adapter is not None and not (spec.num_adapters and spec.adapters_per_step):
+        prompt = len(request.prompt)
+        needed = prompt + request.max_tokens
+        if needed > self._spec.max_context:
+            raise ContextOverflow(needed, self._spec.max_context, prompt)
+        if needed > self._spec.max_length:
+            raise CacheOverflow(needed, self._spec.max_length)
+        self._refuse_unknown_tokens("prompt", request.prompt)
+        self._refuse_unknown_tokens("logit_bias", [token for token, _ in request.sampling.logit_bias])
+        if request.adapter is not None:
+            self._refuse_unusable(request.adapter)
+
+    def _refuse_unknown_tokens(self, field: str, tokens: Collection[int]) -> None:
+        for token in (min(tokens, default=0), max(tokens, default=0)):
+            if not 0 <= token < self._spec.vocab_size:
+                raise RequestRefused(f"token id {token} in {field} is not in 0…{self._spec.vocab_size - 1}")
+
+    def _refuse_unusable(self, adapter: Adapter) -> None:
+        if not min(self._spec.num_adapters, self._spec.adapters_per_step):
             raise RequestRefused(f"adapter {adapter.name!r}: this backend runs no adapters")
-        if adapter is not None and self._adapters.find(adapter.name) != adapter:
+        if self._adapters.find(adapter.name) != adapter:
             raise RequestRefused(f"adapter {adapter.name!r} is not registered in this version")
 
     def cancel(self, request_id: str) -> bool:
@@ -116,23 +123,33 @@ class Scheduler:
         return ended
 
     def schedule(self) -> Batch | None:
-        """The next step; None if nothing can be computed now. It must be run, and committed in its turn."""
+        """The next step; None if nothing can be computed now. The caller runs it and commits its result."""
         assert len(self._launched) < 2, "an unknown token can only be carried from the step right before"
         rows: list[Row] = []
-        budget = self._spec.max_tokens
         preemptions = self._stats.preemptions
-        running = tuple(self._running)
-        for index, sequence in enumerate(running):
-            if budget and sequence.lease is not None:  # None: an older sequence preempted it just now
-                younger = len(running) - index - 1  # each of them needs a token of the budget
-                budget -= self._plan(sequence, sequence.lease, budget, younger, rows)
-        while budget and preemptions == self._stats.preemptions and (lease := self._admit_next(rows)) is not None:
+        budget = self._plan_running(rows)
+        while budget and preemptions == self._stats.preemptions:
+            lease = self._admit_next(rows)
+            if lease is None:
+                break
             budget -= self._plan(self._running[-1], lease, budget, 0, rows)
         if not rows:
             return None
         batch = self._builder.build(rows, *self._cache.take_copies())
         self._launch(rows)
         return batch
+
+    def _plan_running(self, rows: list[Row]) -> int:
+        """Add the rows of running sequences. Returns the number of tokens that the step has left."""
+        budget = self._spec.max_tokens
+        running = tuple(self._running)
+        younger = len(running)
+        for sequence in running:
+            younger -= 1  # each younger sequence needs a token of the budget
+            lease = sequence.lease
+            if budget and lease is not None:  # None: an older sequence preempted this one just now
+                budget -= self._plan(sequence, lease, budget, younger, rows)
+        return budget
 
     def _plan(self, sequence: Sequence, lease: Lease, budget: int, reserve: int, rows: list[Row]) -> int:
         """Add the sequence's row, if it can have one. Returns its number of tokens, at most `budget`.
@@ -141,44 +158,51 @@ class Scheduler:
         start = sequence.computed
         length = len(sequence.tokens) + sequence.unknown
         if length >= sequence.limit:
-            return 0  # the last token is on its way
-        if sequence.unknown and self._waits_for_token(sequence):
-            return 0
+            return 0  # the step in flight draws the last token
+        carry = -1
+        if sequence.unknown:
+            if self._waits_for_token(sequence):
+                return 0
+            carry = sequence.last_row
         end = min(length, start + budget)
         if self._snapshots:
             end = self._cache.step_end(start, end, end == length)
         if end > lease.capacity and not self._make_room(sequence, lease, end):
             return 0
-        draws = end == length
-        row = Row(sequence, lease, start, end, sequence.last_row if sequence.unknown and draws else -1, draws)
-        if draws and (self._drafter is not None or sequence.request.grammar is not None):
-            self._add_drafts(row, budget - reserve - (end - start))
-            if not self._add_masks(row):
-                return 0
+        if end < length:
+            row = Row(sequence, lease, start, end, -1, False)
+        else:
+            row = Row(sequence, lease, start, end, carry, True)
+            if self._drafter is not None or sequence.request.grammar is not None:
+                self._add_drafts(row, budget - reserve - (end - start))
+                if not self._add_masks(row):
+                    return 0
         sequence.computed = end
         rows.append(row)
         return end - start + len(row.drafts)
 
     def _waits_for_token(self, sequence: Sequence) -> bool:
-        """A sequence whose last token is on the device must not carry it, or gains by drafts once it is known."""
+        """The sequence cannot carry the token that the device has, or drafts will save a step once it is known."""
         if sequence.drafting or sequence.history is not None or sequence.request.grammar is not None:
             return True
-        return self._drafter is not None and bool(self._drafter.propose(sequence.tokens, self._spec.max_drafts))
+        if self._drafter is None:
+            return False
+        return bool(self._drafter.propose(sequence.tokens, self._spec.max_drafts))
 
-    def _add_drafts(self, row: Row, most: int) -> None:
+    def _add_drafts(self, row: Row, limit: int) -> None:
         """Propose drafts that fit into the step, the request and the cache as it is: drafts preempt no sequence."""
         sequence = row.sequence
-        most = min(most, self._spec.max_drafts, sequence.limit - row.end - 1)
-        if self._drafter is None or sequence.unknown or most < 1:
+        limit = min(limit, self._spec.max_drafts, sequence.limit - row.end - 1)
+        if self._drafter is None or sequence.unknown or limit < 1:
             return
-        proposal = self._drafter.propose(sequence.tokens, most)[:most]
+        proposal = self._drafter.propose(sequence.tokens, limit)[:limit]
         drafts = usable(proposal, sequence.request.stop_ids, self._spec.vocab_size)
         if row.end + len(drafts) > row.lease.capacity:
             self._cache.grow(row.lease, row.end + len(drafts))
         row.drafts = drafts[: row.lease.capacity - row.end]
 
     def _add_masks(self, row: Row) -> bool:
-        """Mask the answers by the grammar, if there is one. False: it failed, and the request with it."""
+        """Add the allowed tokens of a request with a grammar. False: the grammar failed, which ends the request."""
         grammar = row.sequence.request.grammar
         if grammar is None:
             return True
@@ -206,7 +230,7 @@ class Scheduler:
         return True
 
     def _admit_next(self, rows: list[Row]) -> Lease | None:
-        """Admit the first waiting sequence, with room for all its tokens. None: none waits, or it must wait on."""
+        """Admit the first waiting sequence, with room for all its tokens. None: no sequence waits or can start."""
         while self._waiting and not self._blocked and len(self._running) < self._spec.max_rows:
             sequence = self._waiting[0]
             if self._gains_by_waiting(sequence, rows):
@@ -230,33 +254,38 @@ class Scheduler:
         return None
 
     def _gains_by_waiting(self, sequence: Sequence, rows: list[Row]) -> bool:
-        """It finds more in the cache after this step: of equal prompts that come together one is computed.
+        """The prefix hit of the sequence will be longer after this step, so equal prompts are computed once.
 
         A sequence waits at most one step for each of its pages."""
         namespace = sequence.request.namespace
-        return any(
-            self._cache.will_find_more(namespace, sequence.tokens, row.lease, row.sequence.tokens, row.end)
-            for row in rows
-        )
+        for row in rows:
+            if self._cache.will_find_more(namespace, sequence.tokens, row.lease, row.sequence.tokens, row.end):
+                return True
+        return False
 
     def _acquire(self, sequence: Sequence) -> Lease | None:
-        """Adapter slot and cache memory, both or none."""
+        """Allocate an adapter slot and cache memory, both or none."""
         adapter = sequence.request.adapter
-        slot = 0
-        if adapter is not None:
-            free = self._adapters.acquire(adapter)
-            if free is None:
-                return None
-            slot = free
-        lease = self._cache.open(sequence.request.namespace, sequence.tokens)
-        if lease is not None and self._cache.grow(lease, len(sequence.tokens)):
-            sequence.adapter_slot = slot
-            return lease
-        if lease is not None:
-            self._cache.close(lease)
-        if adapter is not None:
+        if adapter is None:
+            return self._open_lease(sequence)
+        slot = self._adapters.acquire(adapter)
+        if slot is None:
+            return None
+        sequence.adapter_slot = slot
+        lease = self._open_lease(sequence)
+        if lease is None:
             self._adapters.release(adapter)
-        return None
+        return lease
+
+    def _open_lease(self, sequence: Sequence) -> Lease | None:
+        """Cache memory for all tokens of the sequence; None if they do not fit."""
+        lease = self._cache.open(sequence.request.namespace, sequence.tokens)
+        if lease is None:
+            return None
+        if not self._cache.grow(lease, len(sequence.tokens)):
+            self._cache.close(lease)
+            return None
+        return lease
 
     def _launch(self, rows: list[Row]) -> None:
         """From here on the step counts as run: later steps may read the positions that it writes."""
@@ -272,48 +301,48 @@ class Scheduler:
         self._stats.steps += 1
 
     def commit(self, result: StepResult) -> list[Delta]:
-        """Take in the result of the oldest uncommitted step. Raises EngineError for one that does not fit the step."""
+        """Apply the result of the oldest uncommitted step. Raises EngineError for a result of another shape."""
         tokens = result.tokens.tolist()
         starts = result.row_starts.tolist()
         deltas = []
         for row, start, end in zip(self._launched.popleft(), starts[:-1], starts[1:], strict=True):
             if row.wants_token and row.sequence.finish is None:
-                deltas.append(self._take_in(row, tokens[start:end], start, result))
+                deltas.append(self._append_tokens(row, tokens[start:end], start, result))
         self._stats.tokens_out += sum([len(delta.tokens) for delta in deltas])
         self._stats.late_compiles += result.late_compiles
         return deltas
 
     def give_up(self, error: str) -> None:
         """End the requests of all uncommitted steps, which were not computed."""
-        lost = [row.sequence for rows in self._launched for row in rows]
+        rows = list(chain.from_iterable(self._launched))
         self._launched.clear()
-        for sequence in lost:
-            if sequence.finish is None:
-                self._end_early(sequence, "no_memory", error)
-        self._cache.evict_all()  # pages that these steps should have written are shared already
+        for row in rows:
+            if row.sequence.finish is None:
+                self._end_early(row.sequence, "no_memory", error)
+        self._cache.evict_all()  # pages that these steps should have written are in the prefix tree already
 
-    def _take_in(self, row: Row, tokens: list[int], answer: int, result: StepResult) -> Delta:
-        """Append the tokens that a row gives, up to the end of the request; `answer` is the first in the result."""
+    def _append_tokens(self, row: Row, tokens: list[int], answer: int, result: StepResult) -> Delta:
+        """Append the tokens of a row's answers, up to the end of the request. `answer`: index of the first answer."""
         sequence = row.sequence
         request = sequence.request
-        known = sequence.tokens
+        text = sequence.tokens
         finish: Finish | None = None
         error = ""
         if row.drafts or len(tokens) != 1:
             self._accept_drafts(row, tokens)
         sequence.unknown -= 1
         for token in tokens:
-            known.append(token)
+            text.append(token)
             if sequence.history is not None:
                 sequence.history.add(token)
             if token in request.stop_ids:
                 finish = "stop"
             elif request.grammar is not None:
                 finish, error = _follow(request.grammar, token)
-            if finish is None and len(known) == sequence.limit:
+            if finish is None and len(text) == sequence.limit:
                 finish = "length"
             if finish is not None:
-                tokens = tokens[: len(known) - row.end]
+                tokens = tokens[: len(text) - row.end]
                 self._remove(sequence, finish)
                 break
         listed = request.sampling.logprobs
@@ -344,7 +373,7 @@ class Scheduler:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        """Give back cache memory and adapter slot; computed pages stay for later prefix hits."""
+        """Release cache memory and adapter slot; computed pages stay for later prefix hits."""
         assert sequence.lease is not None
         self._cache.share(sequence.lease, sequence.tokens, sequence.computed)
         self._cache.close(sequence.lease)
@@ -355,23 +384,21 @@ class Scheduler:
 
 
 def _follow(grammar: Grammar, token: int) -> tuple[Finish | None, str]:
-    """Take a token into the grammar. Returns the end that it brings about, if any, and the error of a failure."""
+    """Advance the grammar by a token. Returns the finish that follows, if any, and the error of a failure."""
     try:
         grammar.accept(token)
-        return ("stop" if grammar.finished else None), ""
+        finished = grammar.finished
     except Exception as failure:  # as in _add_masks
         return "failed", f"the grammar failed: {failure}"
+    return ("stop" if finished else None), ""
 
 
 def _logprobs(result: StepResult, answer: int, tokens: list[int], count: int) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of tokens that are the result's answers from `answer` on, with the `count` likeliest each."""
+    """Log-probabilities of `tokens`, the answers from `answer` on, with the `count` likeliest tokens of each."""
     if result.logprobs is None or result.top_tokens is None or result.top_logprobs is None:
         raise EngineError("the backend gave no log-probabilities although a row lists them")
-    end = answer + len(tokens)
-    chosen = result.logprobs[answer:end].tolist()
-    ids = result.top_tokens[answer:end, :count].tolist()
-    values = result.top_logprobs[answer:end, :count].tolist()
-    return tuple(
-        TokenLogprobs(token, logprob, tuple(zip(top, listed, strict=True)))
-        for token, logprob, top, listed in zip(tokens, chosen, ids, values, strict=True)
-    )
+    listed: list[TokenLogprobs] = []
+    for index, token in enumerate(tokens, answer):
+        top = zip(result.top_tokens[index, :count].tolist(), result.top_logprobs[index, :count].tolist(), strict=True)
+        listed.append(TokenLogprobs(token, float(result.logprobs[index]), tuple(top)))
+    return tuple(listed)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -51,11 +52,8 @@ class StoredTensor:
 def read_header(file: Path) -> Mapping[str, StoredTensor]:
     """Every tensor in the file. Raises ModelRefused with file, tensor, expected and actual value."""
     size = regular_size(file)
-    try:
-        with file.open("rb") as stream:
-            raw = _read_raw_header(file, stream, size)
-    except OSError as error:
-        raise cannot_read(file, error) from error
+    with refusing_unreadable(file), file.open("rb") as stream:
+        raw = _read_raw_header(file, stream, size)
     header = _parse(file, raw)
     header.pop("__metadata__", None)
     base = 8 + len(raw)
@@ -66,17 +64,20 @@ def read_header(file: Path) -> Mapping[str, StoredTensor]:
 
 def regular_size(file: Path) -> int:
     """Bytes of a file. Raises ModelRefused for a pipe, a folder or a missing file."""
-    try:
+    with refusing_unreadable(file):
         status = file.stat()
-    except OSError as error:
-        raise cannot_read(file, error) from error
     if not stat.S_ISREG(status.st_mode):
         raise ModelRefused(f"{file.name} is not a regular file")
     return status.st_size
 
 
-def cannot_read(file: Path, error: OSError) -> ModelRefused:
-    return ModelRefused(f"{file.name} cannot be read: {error.strerror or error}")
+@contextmanager
+def refusing_unreadable(file: Path) -> Iterator[None]:
+    """Raises ModelRefused instead of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelRefused(f"{file.name} cannot be read: {error.strerror or error}") from error
 
 
 def _read_raw_header(file: Path, stream: BinaryIO, size: int) -> bytes:
