@@ -140,7 +140,7 @@ def append(pick: random.Random) -> None:
     torch.ops.localllm.append(qkv, *head_norms, 1e-6, 0.0, *tables, rotation, positions, pages[0], pages[1])
 
 
-def copy_parts(pick: random.Random) -> None:
+def copy_cache_pages(pick: random.Random) -> None:
     """Copies pages within each of several caches. Some page numbers are out of range: kernels ignore these."""
     count = pick.randint(2, 40)
     copies = pick.randint(1, 20)
@@ -148,7 +148,7 @@ def copy_parts(pick: random.Random) -> None:
     pages = floats(pick.randint(1, 6), count, pick.randint(1, 16), pick.randint(1, 300)).to(dtype)
     sources = torch.randint(-1, count + 1, (min(copies, count),), device="cuda")
     targets = torch.randperm(count + 2, device="cuda")[: len(sources)] - 1
-    torch.ops.localllm.copy_parts(pages, sources, targets)
+    torch.ops.localllm.copy_cache_pages(pages, sources, targets)
 
 
 def embedding(pick: random.Random) -> None:
@@ -300,7 +300,7 @@ KERNELS: Mapping[str, Draw] = {
     "rope": rope,
     "store": store,
     "append": append,
-    "copy_parts": copy_parts,
+    "copy_cache_pages": copy_cache_pages,
     "embedding": embedding,
     **{f"small_batch_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
     **{f"small_batch_{op}_alone": partial(product, op, max_rows=1) for op in ("dense", "int8", "int4")},

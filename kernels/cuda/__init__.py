@@ -10,6 +10,13 @@ from .. import cpu  # noqa: F401  its library defines the schemas of ops that bo
 from ..library import find_cuda_library, load_ops
 
 # Ops that only this library defines. extend_attention is not listed: it exists only in builds for Hopper.
-OWN = ("copy_parts", "decode_attention", "decoder_step", "decoder_step_room", "few_rows", "few_rows_fits")
+OWN = (
+    "copy_cache_pages",
+    "decode_attention",
+    "decoder_step",
+    "decoder_step_shared_bytes",
+    "small_batch",
+    "small_batch_fits",
+)
 
 load_ops(find_cuda_library(), OWN, "make build CUDA=1")

@@ -16,15 +16,15 @@ template <class T, int N, Activation KIND, class Index>
 __global__ void gated(T* out, const T* x, Index vectors, Index dim, int64_t x_stride, int64_t out_stride) {
   launch_dependents();
   wait_for_previous();
-  Index each = dim / N;
+  Index row_vectors = dim / N;
   for (Index i = blockIdx.x * Index(blockDim.x) + threadIdx.x; i < vectors; i += gridDim.x * Index(blockDim.x)) {
-    int64_t row = i / each, at = i % each * N;
+    int64_t row = i / row_vectors, offset = i % row_vectors * N;
     float gates[N], ups[N];
-    load<N>(x + row * x_stride + at, gates);
-    load<N>(x + row * x_stride + dim + at, ups);
+    load<N>(x + row * x_stride + offset, gates);
+    load<N>(x + row * x_stride + dim + offset, ups);
 #pragma unroll
     for (int j = 0; j < N; j++) ups[j] *= activated<KIND>(gates[j]);
-    save<N>(out + row * out_stride + at, ups);
+    save<N>(out + row * out_stride + offset, ups);
   }
 }
 

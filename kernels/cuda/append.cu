@@ -10,8 +10,8 @@ namespace {
 
 constexpr int WARPS = 4;
 constexpr int V = 4;        // dims per vector; a lane holds two vectors
-constexpr int AT_ONCE = 2;  // TURNS per warp in large batches, so that all warps are resident
-constexpr int HOLDS = 48;   // resident warps per multiprocessor
+constexpr int BATCH_ITERATIONS = 2;  // ITERATIONS per warp in large batches, so that all warps are resident
+constexpr int RESIDENT_WARPS = 48;   // resident warps per multiprocessor
 
 // One head of qkv: its token, its index, and its slot in the cache.
 struct Head {
@@ -22,8 +22,8 @@ struct Head {
   bool stored;   // true: `slot` is in the cache
 
   __device__ Head(const AppendArgs& args, unsigned index) {
-    unsigned every = unsigned(args.heads + 2 * args.kv_heads);
-    token = index / every, head = int(index % every);
+    unsigned all_heads = unsigned(args.heads + 2 * args.kv_heads);
+    token = index / all_heads, head = int(index % all_heads);
     query = head < args.heads, value = head >= args.heads + args.kv_heads;
     slot = query ? 0 : args.slots[token];
     stored = slot >= 0 && slot < args.limit;
@@ -34,35 +34,35 @@ struct Head {
   }
   template <class C>
   __device__ C* target(const AppendArgs& args) const {
-    int64_t own = head - args.heads - (value ? args.kv_heads : 0);
-    return static_cast<C*>(value ? args.value_pages : args.key_pages) + (slot * args.kv_heads + own) * args.dim;
+    int64_t kv_head = head - args.heads - (value ? args.kv_heads : 0);
+    return static_cast<C*>(value ? args.value_pages : args.key_pages) + (slot * args.kv_heads + kv_head) * args.dim;
   }
 };
 
-__device__ inline float norm_weight(Type type, const void* norm, int at) {
-  if (type == Type::f32) return static_cast<const float*>(norm)[at];
-  if (type == Type::bf16) return to_float(static_cast<const __nv_bfloat16*>(norm)[at]);
-  return to_float(static_cast<const __half*>(norm)[at]);
+__device__ inline float norm_weight(Type type, const void* norm, int offset) {
+  if (type == Type::f32) return static_cast<const float*>(norm)[offset];
+  if (type == Type::bf16) return to_float(static_cast<const __nv_bfloat16*>(norm)[offset]);
+  return to_float(static_cast<const __half*>(norm)[offset]);
 }
 
 // The offsets of a lane's two vectors in a head. Both elements of every RoPE pair are in the same lane.
-struct Lane {
-  int one, other;
+struct LaneOffsets {
+  int first, second;
   bool rotated;
 
-  __device__ Lane(const AppendArgs& args, int lane) {
-    const int half = int(args.half), at = lane * V;
-    const bool neox = args.rotation == Rotation::neox, paired = neox && at < half;
-    one = paired ? at : 2 * at, other = paired ? at + half : one + V;
-    rotated = neox ? paired : one < 2 * half;
+  __device__ LaneOffsets(const AppendArgs& args, int lane) {
+    const int half = int(args.half), offset = lane * V;
+    const bool neox = args.rotation == Rotation::neox, paired = neox && offset < half;
+    first = paired ? offset : 2 * offset, second = paired ? offset + half : first + V;
+    rotated = neox ? paired : first < 2 * half;
   }
   template <class T>
   __device__ void load(const T* from, float (&x)[2 * V]) const {
-    cuda::load<V>(from + one, x), cuda::load<V>(from + other, x + V);
+    cuda::load<V>(from + first, x), cuda::load<V>(from + second, x + V);
   }
   template <class C>
   __device__ void save(C* to, const float (&x)[2 * V]) const {
-    cuda::save<V>(to + one, x), cuda::save<V>(to + other, x + V);
+    cuda::save<V>(to + first, x), cuda::save<V>(to + second, x + V);
   }
 };
 
@@ -78,63 +78,65 @@ __device__ inline void rotate(Rotation rotation, float (&x)[2 * V], const float 
     else pair(x[2 * i], x[2 * i + 1], i);
 }
 
-// For dim up to LANES * 2 V, a multiple of 2 V. A warp computes heads of one token: 32 / LANES heads in each of TURNS
-// iterations. It starts the loads of all iterations before it uses the first.
-template <class T, class C, int LANES, int TURNS>
+// For dim up to LANES * 2 V, a multiple of 2 V. A warp computes heads of one token: 32 / LANES heads in each of
+// ITERATIONS iterations. It starts the loads of all iterations before it uses the first.
+template <class T, class C, int LANES, int ITERATIONS>
 __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_constant__ AppendArgs args) {
-  constexpr int ABREAST = 32 / LANES;
+  constexpr int HEADS_PER_WARP = 32 / LANES;
   launch_dependents();
   const int lane = int(threadIdx.x) % 32, dim = int(args.dim);
-  const int heads = int(args.heads), keys = int(args.heads + args.kv_heads), every = keys + int(args.kv_heads);
-  const unsigned each = unsigned(every + ABREAST * TURNS - 1) / (ABREAST * TURNS);  // warps per token
-  const unsigned warp = blockIdx.x * WARPS + threadIdx.x / 32, token = warp / each;
-  const int first = int(warp % each) * ABREAST * TURNS, own = first + lane / LANES;
+  const int heads = int(args.heads), keys = int(args.heads + args.kv_heads), all_heads = keys + int(args.kv_heads);
+  const unsigned token_warps =
+      unsigned(all_heads + HEADS_PER_WARP * ITERATIONS - 1) / (HEADS_PER_WARP * ITERATIONS);  // warps per token
+  const unsigned warp = blockIdx.x * WARPS + threadIdx.x / 32, token = warp / token_warps;
+  const int first_head = int(warp % token_warps) * HEADS_PER_WARP * ITERATIONS, own_head = first_head + lane / LANES;
   const bool inside = lane % LANES * 2 * V < dim;
-  const Lane place(args, lane % LANES);
+  const LaneOffsets lane_offsets(args, lane % LANES);
   float weights[2 * V];
-  const void* held = nullptr;  // the norm that `weights` is from; no kernel writes it
+  const void* loaded_norm = nullptr;  // the norm that `weights` is from; no kernel writes it
   auto load_norm = [&](int head) {
     const void* norm = head < heads ? args.query_norm : head < keys ? args.key_norm : nullptr;
-    if (norm && norm != held && inside) {
-      if (args.norm_type == Type::f32) place.load(static_cast<const float*>(norm), weights);
-      else place.load(static_cast<const T*>(norm), weights);
+    if (norm && norm != loaded_norm && inside) {
+      if (args.norm_type == Type::f32) lane_offsets.load(static_cast<const float*>(norm), weights);
+      else lane_offsets.load(static_cast<const T*>(norm), weights);
 #pragma unroll
       for (float& weight : weights) weight += args.offset;
-      held = norm;
+      loaded_norm = norm;
     }
     return norm != nullptr;
   };
-  load_norm(own);
+  load_norm(own_head);
   wait_for_previous();
   if (token >= args.tokens) return;
   T* const from = static_cast<T*>(args.qkv) + token * args.stride;
-  Vec<T, V> asked[TURNS][2] = {};
+  Vec<T, V> loaded[ITERATIONS][2] = {};
 #pragma unroll
-  for (int count = 0; count < TURNS; count++) {
-    int head = own + count * ABREAST;
-    if (!inside || head >= every) continue;
-    asked[count][0] = *reinterpret_cast<const Vec<T, V>*>(from + head * dim + place.one);
-    asked[count][1] = *reinterpret_cast<const Vec<T, V>*>(from + head * dim + place.other);
+  for (int count = 0; count < ITERATIONS; count++) {
+    int head = own_head + count * HEADS_PER_WARP;
+    if (!inside || head >= all_heads) continue;
+    loaded[count][0] = *reinterpret_cast<const Vec<T, V>*>(from + head * dim + lane_offsets.first);
+    loaded[count][1] = *reinterpret_cast<const Vec<T, V>*>(from + head * dim + lane_offsets.second);
   }
   const int64_t slot = args.slots[token];
-  const bool stored = slot >= 0 && slot < args.limit, rotated = place.rotated && inside;
+  const bool stored = slot >= 0 && slot < args.limit, rotated = lane_offsets.rotated && inside;
   float cos[V], sin[V];
-  if (rotated && first < keys) {
-    const int64_t at = token * args.half + (args.rotation == Rotation::neox ? place.one : place.one / 2);
-    load<V>(args.cos + at, cos), load<V>(args.sin + at, sin);
+  if (rotated && first_head < keys) {
+    const int64_t offset =
+        token * args.half + (args.rotation == Rotation::neox ? lane_offsets.first : lane_offsets.first / 2);
+    load<V>(args.cos + offset, cos), load<V>(args.sin + offset, sin);
   }
 #pragma unroll
-  for (int count = 0; count < TURNS; count++) {
-    const int head = own + count * ABREAST;
+  for (int count = 0; count < ITERATIONS; count++) {
+    const int head = own_head + count * HEADS_PER_WARP;
     float x[2 * V], squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2 * V; i++) {
-      x[i] = to_float(asked[count][i / V].values[i % V]);
+      x[i] = to_float(loaded[count][i / V].values[i % V]);
       squares += x[i] * x[i];
     }
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, step);
-    if (!inside || head >= every) continue;
+    if (!inside || head >= all_heads) continue;
     if (load_norm(head)) {
       float scale = rsqrtf(squares / float(dim) + args.eps);
 #pragma unroll
@@ -142,11 +144,11 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
     }
     if (rotated && head < keys) rotate(args.rotation, x, cos, sin);
     if (head < heads) {
-      place.save(from + head * dim, x);
+      lane_offsets.save(from + head * dim, x);
     } else if (stored) {
       const bool value = head >= keys;
       C* pages = static_cast<C*>(value ? args.value_pages : args.key_pages);
-      place.save(pages + (slot * args.kv_heads + head - (value ? keys : heads)) * dim, x);
+      lane_offsets.save(pages + (slot * args.kv_heads + head - (value ? keys : heads)) * dim, x);
     }
   }
 }
@@ -196,14 +198,13 @@ bool in_vectors(const AppendArgs& args) {
 
 template <class T, class C, int LANES>
 void launch_vectors(const AppendArgs& args, cudaStream_t stream) {
-  auto start = [&](auto kernel, int turns) {
-    int64_t heads = 32 / LANES * turns, warps = (args.heads + 2 * args.kv_heads + heads - 1) / heads * args.tokens;
+  auto start = [&](auto kernel, int iterations) {
+    int64_t heads = 32 / LANES * iterations, warps = (args.heads + 2 * args.kv_heads + heads - 1) / heads * args.tokens;
     launch_early(kernel, (warps + WARPS - 1) / WARPS, 32 * WARPS, 0, stream, args);
   };
-  if ((args.heads + 2 * args.kv_heads) * args.tokens * LANES / 32 <= HOLDS * gpu().processors)
+  if ((args.heads + 2 * args.kv_heads) * args.tokens * LANES / 32 <= RESIDENT_WARPS * gpu().processors)
     start(append_vectors<T, C, LANES, 1>, 1);
-  else
-    start(append_vectors<T, C, LANES, AT_ONCE>, AT_ONCE);
+  else start(append_vectors<T, C, LANES, BATCH_ITERATIONS>, BATCH_ITERATIONS);
 }
 
 template <class T, class C>

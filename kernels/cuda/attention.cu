@@ -11,11 +11,12 @@
 namespace localllm::cuda {
 namespace {
 
-// Warps per thread block. A batch of one row uses MANY_WARPS warps, so that the row has fewer partial results to merge.
-constexpr int FEW_WARPS = 4, MANY_WARPS = 8;
-// Resident thread blocks of FEW_WARPS warps per multiprocessor: the maximum without register spills. A block of
-// MANY_WARPS warps has the same registers per thread, and one is resident, so that blocks of the previous and next
-// kernel fit beside it.
+// Warps per thread block. A batch of one row uses SINGLE_ROW_WARPS warps, so that the row has fewer partial results to
+// merge.
+constexpr int BATCH_WARPS = 4, SINGLE_ROW_WARPS = 8;
+// Resident thread blocks of BATCH_WARPS warps per multiprocessor: the maximum without register spills. A block of
+// SINGLE_ROW_WARPS warps has the same registers per thread, and one is resident, so that blocks of the previous and
+// next kernel fit beside it.
 constexpr int resident_blocks(int dim, bool e4m3, int arch) {
   return arch == 800 || (arch < 900 && e4m3 && dim == 128) ? 2 : 3;
 }
@@ -24,8 +25,8 @@ constexpr int ARCH = __CUDA_ARCH__;
 #else
 constexpr int ARCH = 0;
 #endif
-constexpr int LEAST = 2;   // minimum of blocks per chunk; with fewer, the merge costs more than it saves
-constexpr int AHEAD = 16;  // partial results that a merge has in flight
+constexpr int MIN_BLOCKS = 2;  // minimum of blocks per chunk; with fewer, the merge costs more than it saves
+constexpr int PRELOADED = 16;  // partial results that a merge has in flight
 
 struct Row {
   int low, end, blocks;  // visible positions low … end - 1, and the number of blocks of them
@@ -47,31 +48,31 @@ __device__ inline int arrive(int32_t* counter) {
 }
 
 // The row of a block of positions, and the number of blocks of all rows before it.
-struct Place {
-  int row, passed;
+struct RowLocation {
+  int row, blocks_before;
 };
 
 template <int BLOCK>
-__device__ inline Place find_place(const DecodeArgs& args, int at, int lane) {
-  int row = 0, passed = 0;
+__device__ inline RowLocation find_row(const DecodeArgs& args, int block, int lane) {
+  int row = 0, blocks_before = 0;
   for (int base = 0; base < args.rows; base += 32) {
-    int upto = base + lane < args.rows ? row_of<BLOCK>(args, base + lane).blocks : 0;
+    int end = base + lane < args.rows ? row_of<BLOCK>(args, base + lane).blocks : 0;
     for (int distance = 1; distance < 32; distance *= 2) {
-      int other = __shfl_up_sync(ALL, upto, distance);
-      if (lane >= distance) upto += other;
+      int other = __shfl_up_sync(ALL, end, distance);
+      if (lane >= distance) end += other;
     }
-    int over = __popc(__ballot_sync(ALL, base + lane < args.rows && passed + upto <= at));
-    row += over;
-    if (over > 0) passed += __shfl_sync(ALL, upto, over - 1);
-    if (over < 32) break;
+    int rows_before = __popc(__ballot_sync(ALL, base + lane < args.rows && blocks_before + end <= block));
+    row += rows_before;
+    if (rows_before > 0) blocks_before += __shfl_sync(ALL, end, rows_before - 1);
+    if (rows_before < 32) break;
   }
-  return {row, passed};
+  return {row, blocks_before};
 }
 
 // The blocks of positions that one chunk computes.
 struct Work {
-  int at, end_block, share;  // first block, end, and the number of blocks per chunk
-  int row, passed;           // the row of the first block, and the number of blocks of all rows before it
+  int block, end_block, chunk_blocks;  // first block, end, and the number of blocks per chunk
+  int row, blocks_before;              // the row of the first block, and the number of blocks of all rows before it
 };
 
 template <int BLOCK>
@@ -79,21 +80,22 @@ __device__ inline Work find_work(const DecodeArgs& args, int chunk, int lane) {
   int all_blocks = 0;
   for (int row = lane; row < args.rows; row += 32) all_blocks += row_of<BLOCK>(args, row).blocks;
   all_blocks = __reduce_add_sync(ALL, all_blocks);
-  const int share = max((all_blocks + args.chunks - 1) / args.chunks, LEAST);
-  const int at = chunk * share;
-  const Place place = find_place<BLOCK>(args, at, lane);
-  return {at, min(at + share, all_blocks), share, place.row, place.passed};
+  const int chunk_blocks = max((all_blocks + args.chunks - 1) / args.chunks, MIN_BLOCKS);
+  const int block = chunk * chunk_blocks;
+  const RowLocation index_of = find_row<BLOCK>(args, block, lane);
+  return {block, min(block + chunk_blocks, all_blocks), chunk_blocks, index_of.row, index_of.blocks_before};
 }
 
 // Prefetches the first keys and values of a chunk to L2. Rows and page tables may hold any values: indices are clamped.
 template <int BLOCK, class T, int D, class C>
 __device__ inline void prefetch_chunk(const DecodeArgs& args, const Work& work, Warp<T, D, C>& loader, int64_t head,
                                       int warp) {
-  if (work.at >= work.end_block || work.row >= args.rows) return;
-  const Row seen = row_of<BLOCK>(args, work.row);
-  const int last = min(seen.end, args.columns << args.page_shift);
-  for (int block = work.at; block < min(work.at + 2, work.end_block); block++) {
-    const int base = seen.low + (block - work.passed) * BLOCK + warp * STEP, position = base + loader.lane % STEP;
+  if (work.block >= work.end_block || work.row >= args.rows) return;
+  const Row visible = row_of<BLOCK>(args, work.row);
+  const int last = min(visible.end, args.columns << args.page_shift);
+  for (int block = work.block; block < min(work.block + 2, work.end_block); block++) {
+    const int base = visible.low + (block - work.blocks_before) * BLOCK + warp * STEP,
+              position = base + loader.lane % STEP;
     if (position < 0 || position >= last) continue;
     const int page = args.page_table[work.row * args.table_row + (position >> args.page_shift)];
     const int slot = (min(max(page, 0), args.pages - 1) << args.page_shift) + position % (1 << args.page_shift);
@@ -103,8 +105,8 @@ __device__ inline void prefetch_chunk(const DecodeArgs& args, const Work& work, 
 
 template <int D, int WARPS>
 struct Partials {  // shared memory for the partial results of the warps of a thread block
-  float acc[WARPS][MOST_SHARING][D];
-  float peak[WARPS][MOST_SHARING], total[WARPS][MOST_SHARING];
+  float acc[WARPS][MAX_GROUP][D];
+  float peak[WARPS][MAX_GROUP], total[WARPS][MAX_GROUP];
   int arrived;
 };
 
@@ -119,16 +121,17 @@ __device__ inline void finish(const DecodeArgs& args, int start, int head, const
 
 // One warp merges the partial results of one query head of a row and writes the output.
 template <class T, int D>
-__device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, int begun, int parts, int lane) {
+__device__ void merge(const DecodeArgs& args, int start, int kv_head, int group_head, int first_chunk, int chunk_count,
+                      int lane) {
   float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
-  auto place = [&](int part) {  // index 1: the row begins in the chunk (part 0 only); 0: it began earlier
-    return ((int64_t(begun + part) * args.kv_heads + kv_head) * 2 + (part == 0)) * args.group + own;
+  auto index_of = [&](int chunk) {  // index 1: the row begins in the chunk (chunk 0 only); 0: it began earlier
+    return ((int64_t(first_chunk + chunk) * args.kv_heads + kv_head) * 2 + (chunk == 0)) * args.group + group_head;
   };
-  auto part = [&](int number, bool there, float (&to)[D / 32]) {
-    const float* from = args.partial + place(number) * D + lane * (D / 32);
+  auto load_partial = [&](int chunk, bool valid, float (&to)[D / 32]) {
+    const float* from = args.partial + index_of(chunk) * D + lane * (D / 32);
 #pragma unroll
     for (int i = 0; i < D / 32; i += 2) {
-      float2 two = there ? __ldcg(reinterpret_cast<const float2*>(from + i)) : make_float2(0.f, 0.f);
+      float2 two = valid ? __ldcg(reinterpret_cast<const float2*>(from + i)) : make_float2(0.f, 0.f);
       to[i] = two.x, to[i + 1] = two.y;
     }
   };
@@ -136,17 +139,17 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, i
 #pragma unroll
     for (int i = 0; i < D / 32; i++) sums[i] += weight * from[i];
   };
-  for (int base = 0; base < parts; base += 32) {
-    int count = min(32, parts - base);
-    float ahead[AHEAD][D / 32];  // loads in flight while the weights are computed
+  for (int base = 0; base < chunk_count; base += 32) {
+    int count = min(32, chunk_count - base);
+    float preloaded[PRELOADED][D / 32];  // loads in flight while the weights are computed
 #pragma unroll
-    for (int p = 0; p < AHEAD; p++) part(base + p, p < count, ahead[p]);
+    for (int p = 0; p < PRELOADED; p++) load_partial(base + p, p < count, preloaded[p]);
     float2 stat = make_float2(-INFINITY, 0.f);
-    if (lane < count) stat = __ldcg(reinterpret_cast<const float2*>(args.stats) + place(base + lane));
+    if (lane < count) stat = __ldcg(reinterpret_cast<const float2*>(args.stats) + index_of(base + lane));
     float higher = stat.x;
     for (int distance = 1; distance < 32; distance *= 2) higher = fmaxf(higher, __shfl_xor_sync(ALL, higher, distance));
     higher = fmaxf(higher, peak);
-    // `weight` is 0 for lanes without a part.
+    // `weight` is 0 for lanes without a chunk.
     float weight = exp2f(stat.x - higher), shrink = exp2f(peak - higher), sum = weight * stat.y;
     for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(ALL, sum, distance);
     total = total * shrink + sum;
@@ -154,72 +157,74 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int own, i
 #pragma unroll
     for (int i = 0; i < D / 32; i++) sums[i] *= shrink;
 #pragma unroll
-    for (int p = 0; p < AHEAD; p++) add(__shfl_sync(ALL, weight, p), ahead[p]);
+    for (int p = 0; p < PRELOADED; p++) add(__shfl_sync(ALL, weight, p), preloaded[p]);
 #pragma unroll 8
-    for (int p = AHEAD; p < count; p++) {
+    for (int p = PRELOADED; p < count; p++) {
       float values[D / 32];
-      part(base + p, true, values);
+      load_partial(base + p, true, values);
       add(__shfl_sync(ALL, weight, p), values);
     }
   }
-  finish<T, D>(args, start, kv_head * args.group + own, sums, peak, total, lane);
+  finish<T, D>(args, start, kv_head * args.group + group_head, sums, peak, total, lane);
 }
 
 template <class T, int D, class C, int WARPS>
-__global__ void __launch_bounds__((WARPS == FEW_WARPS ? 1 : resident_blocks(D, sizeof(C) == 1, ARCH)) * FEW_WARPS * 32,
-                                  WARPS == FEW_WARPS ? resident_blocks(D, sizeof(C) == 1, ARCH) : 1)
+__global__ void __launch_bounds__((WARPS == BATCH_WARPS ? 1 : resident_blocks(D, sizeof(C) == 1, ARCH)) * BATCH_WARPS *
+                                      32,
+                                  WARPS == BATCH_WARPS ? resident_blocks(D, sizeof(C) == 1, ARCH) : 1)
     decode_kernel(const __grid_constant__ DecodeArgs args) {
   constexpr int BLOCK = WARPS * STEP;
   __shared__ Partials<D, WARPS> partials;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int kv_head = blockIdx.x % args.kv_heads, chunk = blockIdx.x / args.kv_heads;
-  const int64_t head_at = kv_head * args.head;
-  Warp<T, D, C> own;
+  const int64_t head_offset = kv_head * args.head;
+  Warp<T, D, C> state;
   // An earlier kernel may still write rows and page tables: until the wait they are only hints.
-  if constexpr (ARCH >= 900) prefetch_chunk<BLOCK>(args, find_work<BLOCK>(args, chunk, lane), own, head_at, warp);
+  if constexpr (ARCH >= 900) prefetch_chunk<BLOCK>(args, find_work<BLOCK>(args, chunk, lane), state, head_offset, warp);
   wait_for_previous();
   launch_dependents();
-  auto [at, end_block, share, row, passed] = find_work<BLOCK>(args, chunk, lane);
-  for (; at < end_block; row++) {
-    const Row seen = row_of<BLOCK>(args, row);
-    const int upto = min(end_block, passed + seen.blocks), start = args.row_starts[row];
-    if (at < upto) {
-      const int last = min(seen.low + (upto - passed) * BLOCK, seen.end);
-      int base = seen.low + (at - passed) * BLOCK + warp * STEP;
+  auto [block, end_block, chunk_blocks, row, blocks_before] = find_work<BLOCK>(args, chunk, lane);
+  for (; block < end_block; row++) {
+    const Row visible = row_of<BLOCK>(args, row);
+    const int end = min(end_block, blocks_before + visible.blocks), start = args.row_starts[row];
+    if (block < end) {
+      const int last = min(visible.low + (end - blocks_before) * BLOCK, visible.end);
+      int base = visible.low + (block - blocks_before) * BLOCK + warp * STEP;
       const int32_t* table = args.page_table + row * args.table_row;
       auto slot_of = [&](int position) {
         int page = position < last ? table[position >> args.page_shift] : 0;
         return (page << args.page_shift) + (position & ((1 << args.page_shift) - 1));
       };
       int slot = slot_of(base + lane % STEP), next = slot_of(base + BLOCK + lane % STEP);
-      own.start();
-      own.load_query(static_cast<const T*>(args.query) + start * args.query_token +
-                         (kv_head * args.group + own.g) * args.query_head,
-                     own.g < args.group);
-      own.load_keys(args, head_at, slot, base, last);
-      own.load_values(args, head_at, slot, base, last);
+      state.start();
+      state.load_query(static_cast<const T*>(args.query) + start * args.query_token +
+                           (kv_head * args.group + state.g) * args.query_head,
+                       state.g < args.group);
+      state.load_keys(args, head_offset, slot, base, last);
+      state.load_values(args, head_offset, slot, base, last);
       for (; base < last; base += BLOCK) {
         int after = slot_of(base + 2 * BLOCK + lane % STEP);
         uint32_t weights[2];
-        own.softmax(args, base, last, weights);
-        own.load_keys(args, head_at, next, base + BLOCK, last);
-        own.attend(weights);
-        own.load_values(args, head_at, next, base + BLOCK, last);
+        state.softmax(args, base, last, weights);
+        state.load_keys(args, head_offset, next, base + BLOCK, last);
+        state.attend(weights);
+        state.load_values(args, head_offset, next, base + BLOCK, last);
         next = after;
       }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        int head = 2 * own.t + h;
-        float total = column_sum(own.total[h]);
-        if (own.g == 0) partials.peak[warp][head] = own.peak[h], partials.total[warp][head] = total;
+        int head = 2 * state.t + h;
+        float total = column_sum(state.total[h]);
+        if (state.g == 0) partials.peak[warp][head] = state.peak[h], partials.total[warp][head] = total;
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
-          *reinterpret_cast<float2*>(&partials.acc[warp][head][(i / 4) * 64 + own.g * 8 + 2 * (i % 4)]) =
-              make_float2(own.acc[i][h], own.acc[i][2 + h]);
+          *reinterpret_cast<float2*>(&partials.acc[warp][head][(i / 4) * 64 + state.g * 8 + 2 * (i % 4)]) =
+              make_float2(state.acc[i][h], state.acc[i][2 + h]);
       }
       __syncthreads();
-      const int begun = passed / share, parts = (passed + seen.blocks - 1) / share - begun + 1;
-      const int64_t place = (int64_t(chunk) * args.kv_heads + kv_head) * 2 + (begun == chunk);
+      const int first_chunk = blocks_before / chunk_blocks,
+                chunk_count = (blocks_before + visible.blocks - 1) / chunk_blocks - first_chunk + 1;
+      const int64_t partial_index = (int64_t(chunk) * args.kv_heads + kv_head) * 2 + (first_chunk == chunk);
       for (int head = warp; head < args.group; head += WARPS) {
         float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
         for (int w = 0; w < WARPS; w++) peak = fmaxf(peak, partials.peak[w][head]);
@@ -229,30 +234,31 @@ __global__ void __launch_bounds__((WARPS == FEW_WARPS ? 1 : resident_blocks(D, s
 #pragma unroll
           for (int i = 0; i < D / 32; i++) sums[i] += weight * partials.acc[w][head][lane * (D / 32) + i];
         }
-        if (parts == 1) {
+        if (chunk_count == 1) {
           finish<T, D>(args, start, kv_head * args.group + head, sums, peak, total, lane);
           continue;
         }
-        float* to = args.partial + (place * args.group + head) * D + lane * (D / 32);
+        float* to = args.partial + (partial_index * args.group + head) * D + lane * (D / 32);
 #pragma unroll
         for (int i = 0; i < D / 32; i++) to[i] = sums[i];
-        if (lane == 0) reinterpret_cast<float2*>(args.stats)[place * args.group + head] = make_float2(peak, total);
+        if (lane == 0)
+          reinterpret_cast<float2*>(args.stats)[partial_index * args.group + head] = make_float2(peak, total);
       }
-      if (parts > 1) {
+      if (chunk_count > 1) {
         int32_t* counter = args.arrivals + row * args.kv_heads + kv_head;
         __syncthreads();
         if (threadIdx.x == 0) partials.arrived = arrive(counter);
         __syncthreads();
-        if (partials.arrived == parts - 1) {
+        if (partials.arrived == chunk_count - 1) {
           if (threadIdx.x == 0) *counter = 0;
           for (int head = warp; head < args.group; head += WARPS)
-            merge<T, D>(args, start, kv_head, head, begun, parts, lane);
+            merge<T, D>(args, start, kv_head, head, first_chunk, chunk_count, lane);
         }
       }
       __syncthreads();  // `partials` may be overwritten for the next row
     }
-    at = upto;
-    passed += seen.blocks;
+    block = end;
+    blocks_before += visible.blocks;
   }
 }
 
@@ -266,8 +272,8 @@ void decode(DecodeArgs args, cudaStream_t stream) {
     using T = decltype(zero);
     using C = decltype(cached);
     constexpr int D = decltype(dim)::value;
-    args.rows == 1 ? start(decode_kernel<T, D, C, MANY_WARPS>, MANY_WARPS)
-                   : start(decode_kernel<T, D, C, FEW_WARPS>, FEW_WARPS);
+    args.rows == 1 ? start(decode_kernel<T, D, C, SINGLE_ROW_WARPS>, SINGLE_ROW_WARPS)
+                   : start(decode_kernel<T, D, C, BATCH_WARPS>, BATCH_WARPS);
   };
   auto of = [&](auto zero, auto cached) {
     args.dim == 64 ? with_warps(zero, cached, std::integral_constant<int, 64>{})
@@ -279,8 +285,8 @@ void decode(DecodeArgs args, cudaStream_t stream) {
 }
 
 int decode_chunks(int64_t rows, int64_t kv_heads, int dim, bool e4m3) {
-  int each = rows == 1 ? 1 : resident_blocks(dim, e4m3, gpu().major * 100 + gpu().minor * 10);
-  return int(std::max<int64_t>(1, gpu().processors * each / kv_heads));
+  int resident = rows == 1 ? 1 : resident_blocks(dim, e4m3, gpu().major * 100 + gpu().minor * 10);
+  return int(std::max<int64_t>(1, gpu().processors * resident / kv_heads));
 }
 
 }  // namespace localllm::cuda

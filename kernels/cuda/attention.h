@@ -30,7 +30,7 @@ struct DecodeArgs {
   float scale, cap;
 };
 
-constexpr int MOST_SHARING = 8;  // limit of query heads per kv head
+constexpr int MAX_GROUP = 8;  // limit of query heads per kv head
 
 // Computes rows with one query; does not write the outputs of other rows.
 void decode(DecodeArgs args, cudaStream_t stream);

@@ -51,14 +51,14 @@ __global__ __launch_bounds__(THREADS, 1) void extend_kernel(const __grid_constan
 }
 
 decltype(&cuTensorMapEncodeTiled) encoder() {
-  static auto found = [] {
-    void* function = nullptr;
+  static auto function = [] {
+    void* entry = nullptr;
     cudaDriverEntryPointQueryResult result;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
-  if (!found) throw std::runtime_error("extend_attention: the CUDA driver is older than 12.0");
-  return found;
+  if (!function) throw std::runtime_error("extend_attention: the CUDA driver is older than 12.0");
+  return function;
 }
 
 // A TMA descriptor. Dimensions are in order of memory, the fastest first. `strides`: bytes, from the second dimension

@@ -21,7 +21,7 @@ struct ExtendArgs {
   int32_t* claims;  // [2]: claimed tiles, finished thread blocks; zero between calls
   int64_t tiles;    // lower bound of the number of tiles of all rows; sets the grid size
   int tokens, slots, rows, columns, kv_heads, group, window, page_size;
-  int fewest;  // rows with fewer queries are not computed
+  int min_queries;  // rows with fewer queries are not computed
   float scale, cap;
 };
 

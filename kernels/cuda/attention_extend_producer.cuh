@@ -11,40 +11,41 @@ using namespace hopper;
 // Maps the index of a work unit to its tile. The warp calls find() with ascending indices.
 struct TileScheduler {
   const ExtendArgs& args;
-  int each;  // queries per tile
-  int base = 0, passed = 0;  // first row of the current group of 32 rows, and the tiles of the rows before it
+  int queries_per_tile;
+  int base = 0, tiles_before = 0;  // first row of the current group of 32 rows, and the tiles of the rows before it
 
   __device__ Tile find(int64_t unit, int lane) {
     int kv_head = int(unit % args.kv_heads);
-    int64_t wanted = unit / args.kv_heads;
+    int64_t target = unit / args.kv_heads;
     for (; base < args.rows; base += 32) {
-      int start = 0, queries = 0, own = 0;
+      int start = 0, queries = 0, tiles = 0;
       if (base + lane < args.rows) {
         start = args.row_starts[base + lane];
         queries = args.row_starts[base + lane + 1] - start;
-        own = queries >= args.fewest ? (queries + each - 1) / each : 0;
+        tiles = queries >= args.min_queries ? (queries + queries_per_tile - 1) / queries_per_tile : 0;
       }
-      int upto = own;
+      int end = tiles;
       for (int distance = 1; distance < 32; distance *= 2) {
-        int other = __shfl_up_sync(ALL, upto, distance);
-        if (lane >= distance) upto += other;
+        int other = __shfl_up_sync(ALL, end, distance);
+        if (lane >= distance) end += other;
       }
-      unsigned here = __ballot_sync(ALL, passed + upto > wanted);
-      if (here) {
-        int found = __ffs(here) - 1;
-        int index = passed + upto - 1 - int(wanted);  // the last tile of a row has index 0
-        int first = __shfl_sync(ALL, index, found) * each;
-        return cut(base + found, __shfl_sync(ALL, start, found), __shfl_sync(ALL, queries, found), first, kv_head);
+      unsigned containing = __ballot_sync(ALL, tiles_before + end > target);
+      if (containing) {
+        int row_lane = __ffs(containing) - 1;
+        int tile_index = tiles_before + end - 1 - int(target);  // the last tile of a row has index 0
+        int first = __shfl_sync(ALL, tile_index, row_lane) * queries_per_tile;
+        return make_tile(base + row_lane, __shfl_sync(ALL, start, row_lane), __shfl_sync(ALL, queries, row_lane), first,
+                         kv_head);
       }
-      passed += __shfl_sync(ALL, upto, 31);
+      tiles_before += __shfl_sync(ALL, end, 31);
     }
     return {};
   }
 
-  __device__ Tile cut(int row, int start, int queries, int first, int kv_head) {
+  __device__ Tile make_tile(int row, int start, int queries, int first, int kv_head) {
     Tile tile;
     tile.row = row, tile.kv_head = kv_head;
-    tile.token = start + first, tile.count = min(queries - first, each);
+    tile.token = start + first, tile.count = min(queries - first, queries_per_tile);
     tile.context = args.context_lens[row];
     tile.before = max(tile.context - queries, 0) + first;
     tile.high = (tile.before + tile.count - 1) / BLOCK;
@@ -79,25 +80,25 @@ struct Producer {
     __syncwarp();
   }
   __device__ void copy_keys(const Tile& tile, int slot_group) {
-    copy_block(maps.keys, shared.keys[keys.at], shared.keys_full[keys.at], shared.keys_empty[keys.at], keys.parity,
-               tile.kv_head, slot_group);
+    copy_block(maps.keys, shared.keys[keys.index], shared.keys_full[keys.index], shared.keys_empty[keys.index],
+               keys.parity, tile.kv_head, slot_group);
     keys.next();
   }
   __device__ void copy_values(const Tile& tile, int slot_group) {
-    copy_block(maps.values, shared.values[values.at], shared.values_full[values.at], shared.values_empty[values.at],
-               values.parity, tile.kv_head, slot_group);
+    copy_block(maps.values, shared.values[values.index], shared.values_full[values.index],
+               shared.values_empty[values.index], values.parity, tile.kv_head, slot_group);
     values.next();
   }
 
-  __device__ void copy_query(const Tile& tile, Ring<2> ring, int each) const {
-    wait_barrier(shared.query_empty[ring.at], ring.parity ^ 1);
+  __device__ void copy_query(const Tile& tile, Ring<2> ring, int queries_per_tile) const {
+    wait_barrier(shared.query_empty[ring.index], ring.parity ^ 1);
     if (lane == 0) {
-      write_tile(shared.tiles[ring.at], tile);
-      uint64_t& full = shared.query_full[ring.at];
+      write_tile(shared.tiles[ring.index], tile);
+      uint64_t& full = shared.query_full[ring.index];
       if (tile.count) {
-        arrive_expecting(full, each * args.group * DIM * 2);
+        arrive_expecting(full, queries_per_tile * args.group * DIM * 2);
         for (int half = 0; half < DIM / 64; half++)
-          copy_box(shared.query[ring.at] + half * TILE_ROWS * 64, maps.query, full, half * 64,
+          copy_box(shared.query[ring.index] + half * TILE_ROWS * 64, maps.query, full, half * 64,
                    tile.kv_head * args.group, tile.token);
       } else {
         arrive(full);
@@ -107,15 +108,15 @@ struct Producer {
   }
 
   __device__ void run() {
-    int each = TILE_ROWS / args.group;
-    TileScheduler scheduler{args, each};
+    int queries_per_tile = TILE_ROWS / args.group;
+    TileScheduler scheduler{args, queries_per_tile};
     Ring<2> queries;
-    int64_t wanted = blockIdx.x;
+    int64_t target = blockIdx.x;
     for (;; queries.next()) {
-      Tile tile = scheduler.find(wanted, lane);
+      Tile tile = scheduler.find(target, lane);
       int slot_group = tile.count ? slot_group_of(tile, tile.high) : 0, claim = 0;
       if (lane == 0 && tile.count) claim = atomicAdd(&args.claims[0], 1);
-      copy_query(tile, queries, each);
+      copy_query(tile, queries, queries_per_tile);
       if (!tile.count) break;
       for (int block = tile.high;; block--) {
         int next = block > tile.low ? slot_group_of(tile, block - 1) : 0;
@@ -125,7 +126,7 @@ struct Producer {
         if (block == tile.low) break;
         slot_group = next;
       }
-      wanted = int64_t(gridDim.x) + __shfl_sync(ALL, claim, 0);
+      target = int64_t(gridDim.x) + __shfl_sync(ALL, claim, 0);
     }
     if (lane == 0) {  // the last thread block resets the counters
       __threadfence();

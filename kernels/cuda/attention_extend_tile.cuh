@@ -46,18 +46,18 @@ __device__ inline void write_tile(int (&numbers)[TILE_NUMBERS], const Tile& tile
   for (int i = 0; i < TILE_NUMBERS; i++) atomicExch(&numbers[i], from[i]);
 }
 __device__ inline Tile read_tile(int (&numbers)[TILE_NUMBERS]) {
-  int own = atomicOr(&numbers[threadIdx.x % TILE_NUMBERS], 0), to[TILE_NUMBERS];
+  int number = atomicOr(&numbers[threadIdx.x % TILE_NUMBERS], 0), to[TILE_NUMBERS];
 #pragma unroll
-  for (int i = 0; i < TILE_NUMBERS; i++) to[i] = __shfl_sync(ALL, own, i);
+  for (int i = 0; i < TILE_NUMBERS; i++) to[i] = __shfl_sync(ALL, number, i);
   return {to[0], to[1], to[2], to[3], to[4], to[5], to[6], to[7]};
 }
 
 // An index into a ring buffer, and the parity of its phase.
 template <int SIZE>
 struct Ring {
-  int at = 0, parity = 0;
+  int index = 0, parity = 0;
   __device__ void next() {
-    if (++at == SIZE) at = 0, parity ^= 1;
+    if (++index == SIZE) index = 0, parity ^= 1;
   }
 };
 

@@ -16,19 +16,19 @@ constexpr unsigned ALL = 0xffffffff;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 __device__ inline uint4 fetch(const void* from, bool valid) {
-  uint4 got = make_uint4(0, 0, 0, 0);  // memory behind the context may hold NaN
+  uint4 data = make_uint4(0, 0, 0, 0);  // memory behind the context may hold NaN
   if (valid)
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(got.x), "=r"(got.y), "=r"(got.z), "=r"(got.w)
+                 : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
                  : "l"(from));
-  return got;
+  return data;
 }
 
 __device__ inline uint2 fetch_half(const void* from, bool valid) {
-  uint2 got = make_uint2(0, 0);
+  uint2 data = make_uint2(0, 0);
   if (valid)
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(got.x), "=r"(got.y) : "l"(from));
-  return got;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(data.x), "=r"(data.y) : "l"(from));
+  return data;
 }
 
 // Loads 8 contiguous elements of the cache and converts them for mma.sync: float8_e4m3 to float16, which is exact.
@@ -37,7 +37,7 @@ struct Eight {
   using Loaded = uint4;
   using Multiplied = C;
   static __device__ inline uint4 load(const C* from, bool valid) { return fetch(from, valid); }
-  static __device__ inline uint4 wide(uint4 loaded) { return loaded; }
+  static __device__ inline uint4 widen(uint4 loaded) { return loaded; }
 };
 template <>
 struct Eight<__nv_fp8_e4m3> {
@@ -48,7 +48,7 @@ struct Eight<__nv_fp8_e4m3> {
     __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bytes), __NV_E4M3);
     return both.x | uint32_t(both.y) << 16;
   }
-  static __device__ inline uint4 wide(uint2 loaded) {
+  static __device__ inline uint4 widen(uint2 loaded) {
     return make_uint4(two(loaded.x & 0xffff), two(loaded.x >> 16), two(loaded.y & 0xffff), two(loaded.y >> 16));
   }
 };
@@ -113,8 +113,8 @@ struct Warp {
   uint4 query[D / 32];
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
-  __device__ void load_query(const T* from, bool there) {
-    for (int j = 0; j < D / 32; j++) query[j] = multiplied(fetch(from + j * 32 + t * 8, there));
+  __device__ void load_query(const T* from, bool valid) {
+    for (int j = 0; j < D / 32; j++) query[j] = multiplied(fetch(from + j * 32 + t * 8, valid));
   }
   // Converts 8 elements of a query to H.
   static __device__ uint4 multiplied(uint4 query) {
@@ -137,17 +137,17 @@ struct Warp {
   __device__ void prefetch(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
     constexpr int LINE = 128 / sizeof(C);  // elements per cache line
     if (base + lane % STEP >= last || lane / STEP * LINE >= D) return;
-    int64_t at = head + int64_t(slot) * args.slot + lane / STEP * LINE;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const C*>(args.keys) + at));
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const C*>(args.values) + at));
+    int64_t offset = head + int64_t(slot) * args.slot + lane / STEP * LINE;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const C*>(args.keys) + offset));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const C*>(args.values) + offset));
   }
 
   // `slot` of lane l is the slot of position base + l % 16. Positions from `last` on become zeros.
   __device__ void load_keys(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      int64_t at = head + __shfl_sync(ALL, slot, g + 8 * half) * args.slot + t * 8;
-      const C* from = static_cast<const C*>(args.keys) + at;
+      int64_t offset = head + __shfl_sync(ALL, slot, g + 8 * half) * args.slot + t * 8;
+      const C* from = static_cast<const C*>(args.keys) + offset;
 #pragma unroll
       for (int j = 0; j < D / 32; j++) key[half][j] = Eight<C>::load(from + j * 32, base + g + 8 * half < last);
     }
@@ -156,10 +156,10 @@ struct Warp {
   __device__ void load_values(const DecodeArgs& args, int64_t head, int slot, int base, int last) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      int own = 2 * t + i % 2 + 8 * (i / 2);
-      const C* from = static_cast<const C*>(args.values) + head + __shfl_sync(ALL, slot, own) * args.slot + g * 8;
+      int position = 2 * t + i % 2 + 8 * (i / 2);
+      const C* from = static_cast<const C*>(args.values) + head + __shfl_sync(ALL, slot, position) * args.slot + g * 8;
 #pragma unroll
-      for (int v = 0; v < D / 64; v++) value[i][v] = Eight<C>::load(from + v * 64, base + own < last);
+      for (int v = 0; v < D / 64; v++) value[i][v] = Eight<C>::load(from + v * 64, base + position < last);
     }
   }
 
@@ -169,7 +169,7 @@ struct Warp {
     float scores[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < D / 32; j++) {
-      uint4 low = Eight<C>::wide(key[0][j]), high = Eight<C>::wide(key[1][j]);
+      uint4 low = Eight<C>::widen(key[0][j]), high = Eight<C>::widen(key[1][j]);
       multiply<H>(scores, low.x, high.x, low.y, high.y, query[j].x, query[j].y);
       multiply<H>(scores, low.z, high.z, low.w, high.w, query[j].z, query[j].w);
     }
@@ -199,7 +199,7 @@ struct Warp {
     for (int v = 0; v < D / 64; v++) {
       uint4 wide[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) wide[i] = Eight<C>::wide(value[i][v]);
+      for (int i = 0; i < 4; i++) wide[i] = Eight<C>::widen(value[i][v]);
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         uint32_t x[4];

@@ -36,22 +36,22 @@ void store_op(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Te
   store(args, Queue(key));
 }
 
-// pages: [parts, pages, …]. Copies pages `sources` to pages `targets` in each part.
-void copy_parts_op(Tensor pages, Tensor sources, Tensor targets) {
-  Op op("copy_parts", pages);
-  Argument all(op, "pages", pages), from(op, "sources", sources), to(op, "targets", targets);
-  if (all.dims() < 2) refuse(op.name, ": pages has fewer than 2 dimensions, [parts, pages, …] expected");
-  all.dense();
-  from.shaped({ANY}).of(ScalarType::Long).below(all.size(1));
-  to.shaped({from.size(0)}).of(ScalarType::Long).below(all.size(1));
-  CopyPartsArgs args{};
-  args.pages = all.data(), args.sources = from.data<int64_t>(), args.targets = to.data<int64_t>();
-  args.parts = all.size(0), args.copies = from.size(0), args.limit = all.size(1);
-  args.page_bytes = all.count() ? all.count() / (args.parts * args.limit) * all.bytes() : 0;
+// pages: [caches, pages, …]. Copies pages `sources` to pages `targets` in each cache.
+void copy_cache_pages_op(Tensor pages, Tensor sources, Tensor targets) {
+  Op op("copy_cache_pages", pages);
+  Argument page_data(op, "pages", pages), from(op, "sources", sources), to(op, "targets", targets);
+  if (page_data.dims() < 2) refuse(op.name, ": pages has fewer than 2 dimensions, [caches, pages, …] expected");
+  page_data.dense();
+  from.shaped({ANY}).of(ScalarType::Long).below(page_data.size(1));
+  to.shaped({from.size(0)}).of(ScalarType::Long).below(page_data.size(1));
+  CopyCachePagesArgs args{};
+  args.pages = page_data.data(), args.sources = from.data<int64_t>(), args.targets = to.data<int64_t>();
+  args.caches = page_data.size(0), args.copies = from.size(0), args.limit = page_data.size(1);
+  args.page_bytes = page_data.count() ? page_data.count() / (args.caches * args.limit) * page_data.bytes() : 0;
   if (args.bytes() == 0) return;
-  Tensor between = torch::stable::new_empty(pages, {args.bytes()}, ScalarType::Byte);
-  args.shared = between.data_ptr();
-  copy_parts(args, Queue(pages));
+  Tensor buffer = torch::stable::new_empty(pages, {args.bytes()}, ScalarType::Byte);
+  args.shared = buffer.data_ptr();
+  copy_cache_pages(args, Queue(pages));
 }
 
 void append_op(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
@@ -70,7 +70,7 @@ void embedding_op(Tensor out, Tensor tokens, Tensor weight, double scale) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
-  library.def("copy_parts(Tensor(a!) pages, Tensor sources, Tensor targets) -> ()");
+  library.def("copy_cache_pages(Tensor(a!) pages, Tensor sources, Tensor targets) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
@@ -80,7 +80,7 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("gate", TORCH_BOX(&gate_op));
   library.impl("rope", TORCH_BOX(&rope_op));
   library.impl("store", TORCH_BOX(&store_op));
-  library.impl("copy_parts", TORCH_BOX(&copy_parts_op));
+  library.impl("copy_cache_pages", TORCH_BOX(&copy_cache_pages_op));
   library.impl("append", TORCH_BOX(&append_op));
   library.impl("embedding", TORCH_BOX(&embedding_op));
 }

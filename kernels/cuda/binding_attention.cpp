@@ -27,7 +27,7 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.type = from.number(), args.e4m3 = e4m3, args.dim = (int)from.size(2);
   if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
   int64_t kv_heads = keys.size(2), size = keys.size(1), rows = pages.size(0);
-  if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * MOST_SHARING)
+  if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * MAX_GROUP)
     refuse(OP, ": ", from.size(1), " heads for ", kv_heads, " kv heads");
   if (size < 1 || size & (size - 1)) refuse(OP, ": pages of ", size, " positions, a power of two expected");
   if (rows * kv_heads > MOST_PAIRS || keys.size(0) * size > INT32_MAX) refuse(OP, ": too many rows or pages");

@@ -11,10 +11,10 @@ namespace {
 
 constexpr const char* OP = "extend_attention";
 
-// Does not compute rows with fewer than `fewest` queries. `tiles`: lower bound of the number of tiles of the other
+// Does not compute rows with fewer than `min_queries` queries. `tiles`: lower bound of the number of tiles of the other
 // rows.
 void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
-               Tensor page_table, Optional sinks, double scale, int64_t window, double cap, int64_t fewest,
+               Tensor page_table, Optional sinks, double scale, int64_t window, double cap, int64_t min_queries,
                int64_t tiles) {
   Op op(OP, query);
   Argument to(op, "out", out), from(op, "query", query), keys(op, "key_pages", key_pages);
@@ -54,7 +54,7 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.rows = (int)pages.size(0), args.columns = (int)pages.size(1);
   args.kv_heads = (int)kv_heads, args.group = (int)(from.size(1) / kv_heads);
   args.window = (int)check_range(op, "window", window, 0, INT32_MAX);
-  args.fewest = (int)check_range(op, "fewest", fewest, 1, INT32_MAX);
+  args.min_queries = (int)check_range(op, "min_queries", min_queries, 1, INT32_MAX);
   args.tiles = check_range(op, "tiles", tiles, 0, INT32_MAX);
   args.scale = (float)scale, args.cap = (float)cap;
   if (args.tiles == 0 || args.rows == 0 || args.tokens == 0) return;
@@ -69,7 +69,8 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
 STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
   library.def(
       "extend_attention(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
-      "Tensor context_lens, Tensor page_table, Tensor? sinks, float scale, int window, float soft_cap, int fewest, "
+      "Tensor context_lens, Tensor page_table, Tensor? sinks, float scale, int window, float soft_cap, int "
+      "min_queries, "
       "int tiles) -> ()");
 }
 

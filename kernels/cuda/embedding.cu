@@ -11,20 +11,21 @@ template <class T, class W, int N>
 __global__ void look_up(EmbeddingArgs args) {
   launch_dependents();
   wait_for_previous();
-  unsigned each = unsigned(args.dim / N);  // vectors per row; a block computes blockDim.x of them, all of one token
-  unsigned parts = (each + blockDim.x - 1) / blockDim.x, row_at = blockIdx.x / parts;
-  unsigned i = blockIdx.x % parts * blockDim.x + threadIdx.x;
-  if (i < each) {
-    int64_t token = args.tokens[row_at], at = int64_t(i) * N;
+  unsigned row_vectors =
+      unsigned(args.dim / N);  // vectors per row; a block computes blockDim.x of them, all of one token
+  unsigned row_blocks = (row_vectors + blockDim.x - 1) / blockDim.x, row_index = blockIdx.x / row_blocks;
+  unsigned i = blockIdx.x % row_blocks * blockDim.x + threadIdx.x;
+  if (i < row_vectors) {
+    int64_t token = args.tokens[row_index], offset = int64_t(i) * N;
     float row[N] = {};
-    if (token >= 0 && token < args.vocab) load<N>(static_cast<const W*>(args.weight) + token * args.dim + at, row);
+    if (token >= 0 && token < args.vocab) load<N>(static_cast<const W*>(args.weight) + token * args.dim + offset, row);
 #pragma unroll
     for (int j = 0; j < N; j++) {
       T rounded;  // rounded to the output type before the scale
       from_float(row[j], &rounded);
       row[j] = to_float(rounded) * args.scale;
     }
-    save<N>(static_cast<T*>(args.out) + row_at * args.dim + at, row);
+    save<N>(static_cast<T*>(args.out) + row_index * args.dim + offset, row);
   }
 }
 

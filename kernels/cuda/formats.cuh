@@ -1,8 +1,8 @@
-// The weight formats in the few-rows kernel. A lane multiplies 16 bytes of weights of one output with the activations
-// of the same inputs, in pieces of 8. A chunk is 64 bytes of one output, which four lanes read.
+// The weight formats in the small-batch kernel. A lane multiplies 16 bytes of weights of one output with the
+// activations of the same inputs, in vectors of 8. A chunk is 64 bytes of one output, which four lanes read.
 #pragma once
 
-#include "few_rows.cuh"
+#include "small_batch.cuh"
 
 namespace localllm::cuda {
 
@@ -18,15 +18,15 @@ static __device__ inline void pair(Sum (&sum)[4], const uint32_t (&x)[NT][2], ui
   multiply_add(sum, x[0][0], NT == 2 ? x[NT - 1][0] : 0, x[0][1], NT == 2 ? x[NT - 1][1] : 0, w0, w1);
 }
 
-// bf16, [outs, ins].
+// bf16, [out_features, in_features].
 struct Bf16 {
   using X = __nv_bfloat16;
   using Sum = float;
   static constexpr Traits TRAITS = BF16;
-  static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
+  static constexpr int VECTORS = TRAITS.vectors, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
   static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
   static __device__ int input_of(int, int t) { return 8 * t; }
-  static __device__ int sub_of(const FewRows&, int, int) { return 0; }
+  static __device__ int subgroup_of(const SmallBatch&, int, int) { return 0; }
   template <int NT>
   struct Activations {
     uint32_t x[2][NT][2];
@@ -37,22 +37,23 @@ struct Bf16 {
         for (int i = 0; i < 4; i++) x[i / 2][h][i % 2] = from[h][0][i];
     }
     template <class S>
-    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S&, const OwnRows<Bf16>&, int, int, int, int) const {
+    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S&, const PreparedRows<Bf16>&, int, int,
+                             int, int) const {
       pair<NT>(sum, x[0], w[0], w[1]);
       pair<NT>(sum, x[1], w[2], w[3]);
     }
   };
 };
 
-// int8 with int8 activations, [outs, ins].
-struct Whole8 {
+// int8 with int8 activations, [out_features, in_features].
+struct Int8 {
   using X = int8_t;
   using Sum = int;
-  static constexpr Traits TRAITS = WHOLE8;
-  static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
+  static constexpr Traits TRAITS = INT8;
+  static constexpr int VECTORS = TRAITS.vectors, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
   static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
-  static __device__ int input_of(int piece, int t) { return 16 * t + 8 * piece; }
-  static __device__ int sub_of(const FewRows&, int, int) { return 0; }
+  static __device__ int input_of(int vector, int t) { return 16 * t + 8 * vector; }
+  static __device__ int subgroup_of(const SmallBatch&, int, int) { return 0; }
   template <int NT>
   struct Activations {
     uint32_t x[2][NT][2];
@@ -63,28 +64,29 @@ struct Whole8 {
         for (int i = 0; i < 4; i++) x[i / 2][h][i % 2] = from[h][i / 2][i % 2];
     }
     template <class S>
-    __device__ void multiply(int (&sum)[4], const uint32_t (&w)[4], const S&, const OwnRows<Whole8>&, int, int, int, int) const {
+    __device__ void multiply(int (&sum)[4], const uint32_t (&w)[4], const S&, const PreparedRows<Int8>&, int, int, int,
+                             int) const {
       pair<NT>(sum, x[0], w[0], w[1]);
       pair<NT>(sum, x[1], w[2], w[3]);
     }
   };
 };
 
-// e4m3, [outs, ins]. A record is the float32 scale of a group of inputs; the group size is a multiple of 64. Without
-// groups there is one scale per output, as in int8.
+// e4m3, [out_features, in_features]. A record is the float32 scale of a group of inputs; the group size is a multiple
+// of 64. Without groups there is one scale per output, as in int8.
 template <bool GROUPED>
 struct E4m3 {
   using X = __nv_bfloat16;
   using Sum = float;
   static constexpr Traits TRAITS = e4m3(GROUPED);
-  static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
+  static constexpr int VECTORS = TRAITS.vectors, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
   static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
-  static __device__ int input_of(int piece, int t) { return 16 * t + 8 * piece; }
-  static __device__ int sub_of(const FewRows& a, int chunk, int) { return chunk / a.per_sub; }
+  static __device__ int input_of(int vector, int t) { return 16 * t + 8 * vector; }
+  static __device__ int subgroup_of(const SmallBatch& a, int chunk, int) { return chunk / a.chunks_per_subgroup; }
 
   // Converts bytes 1 and 3 of a word from e4m3 to bf16, exactly. The shifted bits of an e4m3 number are a bf16 number
   // that is smaller by a factor of 2^120.
-  static __device__ uint32_t widened(uint32_t word) {
+  static __device__ uint32_t widen(uint32_t word) {
     uint32_t small = (word & 0x80008000u) | (word >> 4 & 0x07f007f0u), large;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(large) : "r"(small), "r"(0x7b807b80u), "r"(0x80008000u));
     return large;
@@ -103,20 +105,20 @@ struct E4m3 {
         }
     }
     template <class S>
-    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S& s, const OwnRows<E4m3>&, int, int slot, int i,
-                             int) const {
+    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S& s, const PreparedRows<E4m3>&, int,
+                             int slot, int i, int) const {
       if constexpr (!GROUPED) {
 #pragma unroll
-        for (int k = 0; k < 4; k++) pair<NT>(sum, x[k], widened(w[k]), widened(w[k] << 8));
+        for (int k = 0; k < 4; k++) pair<NT>(sum, x[k], widen(w[k]), widen(w[k] << 8));
         return;
       }
       float product[4] = {};
 #pragma unroll
-      for (int k = 0; k < 4; k++) pair<NT>(product, x[k], widened(w[k]), widened(w[k] << 8));
-      float mine = __uint_as_float(load_word(s.record_at(slot, i)));
+      for (int k = 0; k < 4; k++) pair<NT>(product, x[k], widen(w[k]), widen(w[k] << 8));
+      float record_scale = __uint_as_float(load_word(s.record_address(slot, i)));
 #pragma unroll
       for (int c = 0; c < 2; c++) {
-        float scale = __shfl_sync(0xffffffffu, mine, (2 * s.t + c) * 4);
+        float scale = __shfl_sync(0xffffffffu, record_scale, (2 * s.t + c) * 4);
         sum[c] += product[c] * scale;
         if (NT == 2) sum[2 + c] += product[2 + c] * scale;
       }
@@ -136,16 +138,16 @@ template <bool WIDE, int PER_CHUNK>
 struct Nibbles {
   using X = std::conditional_t<WIDE, __nv_bfloat16, int8_t>;
   using Sum = float;
-  using Part = std::conditional_t<WIDE, float, int>;
+  using Partial = std::conditional_t<WIDE, float, int>;
   static constexpr Traits TRAITS = nibbles(WIDE, PER_CHUNK);  // PER_CHUNK: groups per chunk, 1, 2 or 4
-  static constexpr int PIECES = TRAITS.pieces, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
+  static constexpr int VECTORS = TRAITS.vectors, CHUNK = TRAITS.chunk, RECORDS = TRAITS.records;
   static constexpr bool ROUNDED_IN_GROUPS = TRAITS.rounded_in_groups;
-  static __device__ int input_of(int piece, int t) { return 32 * piece + 8 * t; }
-  static __device__ int sub_of(const FewRows&, int chunk, int r) { return chunk * PER_CHUNK + r; }
+  static __device__ int input_of(int vector, int t) { return 32 * vector + 8 * t; }
+  static __device__ int subgroup_of(const SmallBatch&, int chunk, int r) { return chunk * PER_CHUNK + r; }
 
   // The scale of a record, and the number that is subtracted per activation (see above).
   static __device__ float scale_of(uint32_t record) { return __half2float(__ushort_as_half((unsigned short)record)); }
-  static __device__ Part surplus_of(uint32_t record) {
+  static __device__ Partial surplus_of(uint32_t record) {
     if constexpr (WIDE) return __uint_as_float(0x43000000u | (record & 0xffff0000u));
     else return int(record >> 16);
   }
@@ -153,25 +155,25 @@ struct Nibbles {
   template <int NT>
   struct Activations {
     uint32_t x[4][WIDE ? 2 : 1][NT][2];
-    Part total[4][NT];  // sums of the activations of each word
+    Partial total[4][NT];  // sums of the activations of each word
 
     __device__ explicit Activations(const uint32_t (&from)[NT][4][WIDE ? 4 : 2]) {
 #pragma unroll
       for (int k = 0; k < 4; k++) {
 #pragma unroll
         for (int h = 0; h < NT; h++) {
-          const auto& piece = from[h][k];
+          const auto& vector = from[h][k];
           if constexpr (WIDE) {  // register pairs: inputs 0 and 4, 1 and 5; 2 and 6, 3 and 7
-            x[k][0][h][0] = __byte_perm(piece[0], piece[2], 0x5410);
-            x[k][0][h][1] = __byte_perm(piece[0], piece[2], 0x7632);
-            x[k][1][h][0] = __byte_perm(piece[1], piece[3], 0x5410);
-            x[k][1][h][1] = __byte_perm(piece[1], piece[3], 0x7632);
+            x[k][0][h][0] = __byte_perm(vector[0], vector[2], 0x5410);
+            x[k][0][h][1] = __byte_perm(vector[0], vector[2], 0x7632);
+            x[k][1][h][0] = __byte_perm(vector[1], vector[3], 0x5410);
+            x[k][1][h][1] = __byte_perm(vector[1], vector[3], 0x7632);
           } else {  // even inputs, then odd inputs
-            x[k][0][h][0] = __byte_perm(piece[0], piece[1], 0x6420);
-            x[k][0][h][1] = __byte_perm(piece[0], piece[1], 0x7531);
+            x[k][0][h][0] = __byte_perm(vector[0], vector[1], 0x6420);
+            x[k][0][h][1] = __byte_perm(vector[0], vector[1], 0x7531);
           }
         }
-        Part sums[4] = {};
+        Partial sums[4] = {};
         constexpr uint32_t ones = WIDE ? 0x3f803f80u : 0x01010101u;
         pair<NT>(sums, x[k][0], ones, ones);
         if (WIDE) pair<NT>(sums, x[k][WIDE], ones, ones);
@@ -180,15 +182,15 @@ struct Nibbles {
       }
     }
     // Multiplies words k and k + 1; only word k if `both` is false.
-    __device__ void multiply_words(Part (&even)[4], Part (&odd)[4], int k, uint32_t first, uint32_t second,
+    __device__ void multiply_words(Partial (&even)[4], Partial (&odd)[4], int k, uint32_t first, uint32_t second,
                                    bool both) const {
       if constexpr (WIDE) {
-        auto one = [&](int at, uint32_t word) {
+        auto one = [&](int index, uint32_t word) {
           uint32_t w[4];
 #pragma unroll
           for (int i = 0; i < 4; i++) w[i] = (word >> 4 * i & 0x000f000fu) | 0x43004300u;
-          pair<NT>(even, x[at][0], w[0], w[1]);
-          pair<NT>(even, x[at][WIDE], w[2], w[3]);
+          pair<NT>(even, x[index][0], w[0], w[1]);
+          pair<NT>(even, x[index][WIDE], w[2], w[3]);
         };
         one(k, first);
         if (both) one(k + 1, second);
@@ -202,29 +204,30 @@ struct Nibbles {
       }
     }
     template <class S>
-    static __device__ float row_scale(const S& s, const OwnRows<Nibbles>& own, int row, int sub, int slot, int i) {
+    static __device__ float row_scale(const S& s, const PreparedRows<Nibbles>& rows, int row, int subgroup, int slot,
+                                      int i) {
       if (WIDE || row >= s.a.rows) return 1.0f;
-      if (!s.a.own_pitch) return __uint_as_float(load_word(s.sub_at(slot, i)));
-      return sub < s.a.subs ? own.sub_scale[row * s.a.subs + sub] : 0.0f;
+      if (!s.a.prepared_pitch) return __uint_as_float(load_word(s.subgroup_scale_address(slot, i)));
+      return subgroup < s.a.subgroups ? rows.subgroup_scale[row * s.a.subgroups + subgroup] : 0.0f;
     }
     template <class S>
-    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S& s, const OwnRows<Nibbles>& own,
+    __device__ void multiply(float (&sum)[4], const uint32_t (&w)[4], const S& s, const PreparedRows<Nibbles>& rows,
                              int step, int slot, int i, int p) const {
-      Part even[4] = {}, odd[4] = {};
+      Partial even[4] = {}, odd[4] = {};
       auto end_group = [&](int r, int first, int words) {
-        uint32_t record = load_word(s.record_at(slot, i * PER_CHUNK + r));
+        uint32_t record = load_word(s.record_address(slot, i * PER_CHUNK + r));
         uint32_t records[2] = {__shfl_sync(0xffffffffu, record, 8 * s.t), __shfl_sync(0xffffffffu, record, 8 * s.t + 4)};
 #pragma unroll
         for (int h = 0; h < NT; h++) {
-          int sub = s.chunk_of(step, p) * PER_CHUNK + r;
-          float row = row_scale(s, own, s.g + 8 * h, sub, slot, (p * NT + h) * PER_CHUNK + r);
-          Part all = total[first][h];
-          if (words > 1) all += total[first + 1][h];
-          if (words > 2) all += total[2][h] + total[3][h];
+          int subgroup = s.chunk_of(step, p) * PER_CHUNK + r;
+          float row = row_scale(s, rows, s.g + 8 * h, subgroup, slot, (p * NT + h) * PER_CHUNK + r);
+          Partial activation_sum = total[first][h];
+          if (words > 1) activation_sum += total[first + 1][h];
+          if (words > 2) activation_sum += total[2][h] + total[3][h];
 #pragma unroll
           for (int c = 0; c < 2; c++) {
-            Part whole = even[2 * h + c] + (WIDE ? 0 : odd[2 * h + c]) - surplus_of(records[c]) * all;
-            sum[2 * h + c] += float(whole) * (scale_of(records[c]) * row);
+            Partial product = even[2 * h + c] + (WIDE ? 0 : odd[2 * h + c]) - surplus_of(records[c]) * activation_sum;
+            sum[2 * h + c] += float(product) * (scale_of(records[c]) * row);
           }
         }
 #pragma unroll

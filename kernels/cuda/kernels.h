@@ -8,15 +8,15 @@
 
 namespace localllm::cuda {
 
-// Copies page sources[i] to page targets[i] in each part. All sources are read before a target is written.
-struct CopyPartsArgs {
-  void* pages;          // [parts, limit] of page_bytes each
+// Copies page sources[i] to page targets[i] in each cache. All sources are read before a target is written.
+struct CopyCachePagesArgs {
+  void* pages;  // [caches, limit] of page_bytes each
   const int64_t *sources, *targets;
-  int64_t parts, copies, page_bytes;
+  int64_t caches, copies, page_bytes;
   void* shared;   // scratch memory, bytes() bytes
-  int64_t limit;  // pages per part
+  int64_t limit;  // pages per cache
 
-  int64_t bytes() const { return parts * copies * page_bytes; }
+  int64_t bytes() const { return caches * copies * page_bytes; }
 };
 
 void rms_norm(const NormArgs& args, cudaStream_t stream);
@@ -24,7 +24,7 @@ void layer_norm(const NormArgs& args, cudaStream_t stream);
 void gate(const ActivationArgs& args, cudaStream_t stream);
 void rope(const RopeArgs& args, cudaStream_t stream);
 void store(const StoreArgs& args, cudaStream_t stream);
-void copy_parts(const CopyPartsArgs& args, cudaStream_t stream);
+void copy_cache_pages(const CopyCachePagesArgs& args, cudaStream_t stream);
 void append(const AppendArgs& args, cudaStream_t stream);  // the cache has the type of qkv, or e4m3
 void embedding(const EmbeddingArgs& args, cudaStream_t stream);
 

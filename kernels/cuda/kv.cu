@@ -17,44 +17,44 @@ unsigned blocks_for(int64_t items) {
 template <class T, class C, int N>
 __global__ void put(const T* key, const T* value, C* keys, C* values, const int64_t* slots, int64_t tokens,
                     int64_t width, int64_t key_stride, int64_t value_stride, int64_t limit) {
-  int64_t each = width / N, items = 2 * tokens * each;
+  int64_t row_vectors = width / N, items = 2 * tokens * row_vectors;
   for (int64_t i = blockIdx.x * int64_t(THREADS) + threadIdx.x; i < items; i += gridDim.x * int64_t(THREADS)) {
-    bool is_value = i >= tokens * each;
-    int64_t rest = is_value ? i - tokens * each : i, token = rest / each, at = rest % each * N;
+    bool is_value = i >= tokens * row_vectors;
+    int64_t rest = is_value ? i - tokens * row_vectors : i, token = rest / row_vectors, offset = rest % row_vectors * N;
     if (slots[token] < 0 || slots[token] >= limit) continue;
-    float held[N];
-    load<N>(is_value ? value + token * value_stride + at : key + token * key_stride + at, held);
-    save<N>((is_value ? values : keys) + slots[token] * width + at, held);
+    float numbers[N];
+    load<N>(is_value ? value + token * value_stride + offset : key + token * key_stride + offset, numbers);
+    save<N>((is_value ? values : keys) + slots[token] * width + offset, numbers);
   }
 }
 
-// Copies the pages `ids` of every part to a dense buffer (GATHER), or back. A block copies one page at a time.
+// Copies the pages `ids` of every cache to a dense buffer (GATHER), or back. A block copies one page at a time.
 template <class T, bool GATHER>
-__global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t parts, int64_t copies, int64_t each,
+__global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t caches, int64_t copies, int64_t page_size,
                      int64_t limit) {
-  for (int64_t item = blockIdx.x; item < parts * copies; item += gridDim.x) {
+  for (int64_t item = blockIdx.x; item < caches * copies; item += gridDim.x) {
     int64_t id = ids[item % copies];
     if (id < 0 || id >= limit) continue;
-    T* page = pages + (item / copies * limit + id) * each;
-    T* kept = buffer + item * each;
-    for (int64_t i = threadIdx.x; i < each; i += THREADS) {
-      if (GATHER)
-        kept[i] = page[i];
-      else
-        page[i] = kept[i];
+    T* page = pages + (item / copies * limit + id) * page_size;
+    T* buffered = buffer + item * page_size;
+    for (int64_t i = threadIdx.x; i < page_size; i += THREADS) {
+      if (GATHER) buffered[i] = page[i];
+      else page[i] = buffered[i];
     }
   }
 }
 
 template <class T>
-void copy(const CopyPartsArgs& args, cudaStream_t stream) {
-  int64_t each = args.page_bytes / sizeof(T);
-  int64_t items = args.parts * args.copies;
+void copy(const CopyCachePagesArgs& args, cudaStream_t stream) {
+  int64_t page_size = args.page_bytes / sizeof(T);
+  int64_t items = args.caches * args.copies;
   unsigned blocks = unsigned(items < MAX_GRID ? items : MAX_GRID);
   auto* pages = static_cast<T*>(args.pages);
   auto* buffer = static_cast<T*>(args.shared);
-  move<T, true><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.sources, args.parts, args.copies, each, args.limit);
-  move<T, false><<<blocks, THREADS, 0, stream>>>(pages, buffer, args.targets, args.parts, args.copies, each, args.limit);
+  move<T, true>
+      <<<blocks, THREADS, 0, stream>>>(pages, buffer, args.sources, args.caches, args.copies, page_size, args.limit);
+  move<T, false>
+      <<<blocks, THREADS, 0, stream>>>(pages, buffer, args.targets, args.caches, args.copies, page_size, args.limit);
 }
 
 }  // namespace
@@ -88,13 +88,13 @@ void store(const StoreArgs& args, cudaStream_t stream) {
   check_launch("store");
 }
 
-void copy_parts(const CopyPartsArgs& args, cudaStream_t stream) {
+void copy_cache_pages(const CopyCachePagesArgs& args, cudaStream_t stream) {
   if (args.bytes() == 0) return;
   if (aligned({args.pages, args.shared}, {args.page_bytes}))
     copy<int4>(args, stream);
   else
     copy<char>(args, stream);
-  check_launch("copy_parts");
+  check_launch("copy_cache_pages");
 }
 
 }  // namespace localllm::cuda

@@ -16,7 +16,7 @@ __all__ = ["append", "copy_pages", "store"]
 
 _store = torch.ops.localllm.store.default
 _append = torch.ops.localllm.append.default
-_copy_parts = torch.ops.localllm.copy_parts.default
+_copy_cache_pages = torch.ops.localllm.copy_cache_pages.default
 MOST_DIM = 12288  # limit of dim in append.cu, which keeps a head in shared memory
 
 
@@ -29,7 +29,7 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
-    _copy_parts(pages, sources.contiguous(), targets.contiguous())
+    _copy_cache_pages(pages, sources.contiguous(), targets.contiguous())
 
 
 _parts = reference.composed(Norm(rms=norm.rms_norm), Rope(neox=rope.rope, interleaved=rope.interleaved_rope), store)

@@ -8,21 +8,21 @@ namespace localllm::cuda {
 enum class Weights : int { bf16 = 0, int8 = 1, int4 = 2, int4_wide = 3, fp8 = 4 };
 
 struct ProductArgs {
-  void* out;           // [rows, outs], or [rows, outs / 2] with a gate
-  const void* x;       // [rows, ins] bf16
-  const void* weight;  // [outs, row_bytes]; padding behind the last input is zero
+  void* out;            // [rows, out_features], or [rows, out_features / 2] with a gate
+  const void* x;        // [rows, in_features] bf16
+  const void* weight;   // [out_features, row_bytes]; padding behind the last input is zero
   const void* records;  // scales and zero points of groups (formats.cuh); null: none
-  const float* scale;   // [outs]; null: none
-  const void* bias;     // [outs]; null: none
+  const float* scale;   // [out_features]; null: none
+  const void* bias;     // [out_features]; null: none
   Type out_type, bias_type;
   Weights format;
-  int64_t rows, outs, ins, group, row_bytes, x_stride, out_stride;
+  int64_t rows, out_features, in_features, group, row_bytes, x_stride, out_stride;
   bool resident;  // true: no kernel in the stream writes the weights, so they are prefetched before wait_for_previous
-  bool gated;     // out[r, i] = gate(y[r, i]) * y[r, outs / 2 + i]; y and gate(y) are rounded to bf16 first
+  bool gated;     // out[r, i] = gate(y[r, i]) * y[r, out_features / 2 + i]; y and gate(y) are rounded to bf16 first
   Activation gate;
-  const void* stream;  // residual stream [rows, ins] bf16; stream_out = x + stream is normalised; null: none
+  const void* stream;  // residual stream [rows, in_features] bf16; stream_out = x + stream is normalised; null: none
   void* stream_out;
-  const void* norm;  // weight of the norm [ins]; null: x is multiplied without a norm
+  const void* norm;  // weight of the norm [in_features]; null: x is multiplied without a norm
   Type norm_type;
   float eps, offset;
   void* shared;  // scratch memory, product_shared(args) bytes
@@ -42,10 +42,10 @@ bool one_row(const ProductArgs& args, cudaStream_t stream);
 // Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py).
 struct RoundArgs {
   int8_t* out;      // [rows, padded], zeros behind the last input
-  float* scales;    // [rows, ceil(ins / sub)], for each `sub` inputs the scale of their group; sub == 0: [rows]
+  float* scales;    // [rows, subgroups]: the scale of the group of each `subgroup` inputs; subgroup == 0: [rows]
   const void* x;
   Type type;
-  int64_t rows, ins, padded, x_stride, group, sub;
+  int64_t rows, in_features, padded, x_stride, group, subgroup;
 };
 void round_rows(const RoundArgs& args, cudaStream_t stream);
 

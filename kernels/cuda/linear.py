@@ -1,7 +1,7 @@
 """Linear layers on CUDA devices. kernels/ops/linear.py has the reference.
 
-CUDA C++ (few_rows.cuh) multiplies up to 16 rows of bfloat16 if the GPU has enough shared memory. torch (plain weights)
-or Triton (int8, int4, fp8) multiply other inputs; the reference covers the rest.
+CUDA C++ (small_batch.cuh) multiplies up to 16 rows of bfloat16 if the GPU has enough shared memory. torch (plain
+weights) or Triton (int8, int4, fp8) multiply other inputs; the reference covers the rest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TRITON = find_spec("triton") is not None
 
 SMALL_BATCH = 16  # limit of the rows of small_batch
 BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # as Weights in linear.h
-_small_batch_op = torch.ops.localllm.few_rows.default
-_small_batch_fits = torch.ops.localllm.few_rows_fits.default
-torch.library.register_fake("localllm::few_rows", lambda *_: None, allow_override=True)
+_small_batch_op = torch.ops.localllm.small_batch.default
+_small_batch_fits = torch.ops.localllm.small_batch_fits.default
+torch.library.register_fake("localllm::small_batch", lambda *_: None, allow_override=True)
 
 
 class Packed(NamedTuple):
@@ -239,7 +239,8 @@ def _is_small_batch(x: Tensor, weight: Any, format: int | None = None) -> bool:
 
 
 def fits(weight: Packed, rows: int, format: int | None = None, gated: bool = False, normed: bool = False) -> bool:
-    """True if the GPU has enough shared memory for small_batch with this weight and 1 to 16 rows (few_rows_plan.h)."""
+    """True if the GPU has enough shared memory for small_batch with this weight and 1 to 16 rows
+    (small_batch_plan.h)."""
     data = weight.data
     sizes = weight.out_features, weight.in_features, data.stride(0) * data.element_size()
     return _fits(data.device, rows, *sizes, weight.format if format is None else format, weight.group, gated, normed)

@@ -6,8 +6,8 @@ namespace localllm::cuda {
 namespace {
 
 template <bool WIDE, class Call>
-auto with_groups(int64_t group, int64_t ins, Call&& call) {
-  if (group % 128 == 0 || group >= ins) return call(Nibbles<WIDE, 1>{});
+auto with_groups(int64_t group, int64_t in_features, Call&& call) {
+  if (group % 128 == 0 || group >= in_features) return call(Nibbles<WIDE, 1>{});
   return group % 64 == 0 ? call(Nibbles<WIDE, 2>{}) : call(Nibbles<WIDE, 4>{});
 }
 
@@ -15,16 +15,16 @@ template <class Call>
 auto with_format(const ProductArgs& args, Call&& call) {
   switch (args.format) {
     case Weights::bf16: return call(Bf16{});
-    case Weights::int8: return call(Whole8{});
-    case Weights::int4: return with_groups<false>(args.group, args.ins, call);
-    case Weights::int4_wide: return with_groups<true>(args.group, args.ins, call);
-    default: return args.group < args.ins ? call(E4m3<true>{}) : call(E4m3<false>{});
+    case Weights::int8: return call(Int8{});
+    case Weights::int4: return with_groups<false>(args.group, args.in_features, call);
+    case Weights::int4_wide: return with_groups<true>(args.group, args.in_features, call);
+    default: return args.group < args.in_features ? call(E4m3<true>{}) : call(E4m3<false>{});
   }
 }
 
 }  // namespace
 
-extern template void product_of<Whole8>(const ProductArgs&, cudaStream_t);
+extern template void product_of<Int8>(const ProductArgs&, cudaStream_t);
 extern template void product_of<Nibbles<false, 1>>(const ProductArgs&, cudaStream_t);
 extern template void product_of<Nibbles<false, 2>>(const ProductArgs&, cudaStream_t);
 extern template void product_of<Nibbles<false, 4>>(const ProductArgs&, cudaStream_t);
@@ -39,7 +39,7 @@ template void product_of<Bf16>(const ProductArgs&, cudaStream_t);
 bool product_fits(const ProductArgs& args, bool normed) {
   return with_format(args, [&](auto format) {
     using F = decltype(format);
-    return fits(F::TRAITS, shape_of(few_rows_of<F>(args)), normed, limits());
+    return fits(F::TRAITS, shape_of(small_batch_of<F>(args)), normed, limits());
   });
 }
 
@@ -49,7 +49,7 @@ int64_t product_shared(const ProductArgs& args) {
 }
 
 void product(const ProductArgs& args, cudaStream_t stream) {
-  if (args.rows == 0 || args.outs == 0 || one_row(args, stream)) return;
+  if (args.rows == 0 || args.out_features == 0 || one_row(args, stream)) return;
   with_format(args, [&](auto format) { product_of<decltype(format)>(args, stream); });
 }
 

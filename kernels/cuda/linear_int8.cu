@@ -3,6 +3,6 @@
 
 namespace localllm::cuda {
 
-template void product_of<Whole8>(const ProductArgs&, cudaStream_t);
+template void product_of<Int8>(const ProductArgs&, cudaStream_t);
 
 }  // namespace localllm::cuda

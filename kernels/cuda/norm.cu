@@ -7,20 +7,20 @@ namespace localllm::cuda {
 
 namespace {
 
-constexpr int MOST_THREADS = 512;
-constexpr int HELD = 4;  // vectors per thread in registers; the rest of a longer row is read twice
-constexpr int BUSY = 16;  // warps per multiprocessor; with more warps, each thread gets several vectors
+constexpr int MAX_THREADS = 512;
+constexpr int CACHED_VECTORS = 4;  // vectors per thread in registers; the rest of a longer row is read twice
+constexpr int BUSY_WARPS = 16;     // warps per multiprocessor; with more warps, each thread gets several vectors
 
-struct Place {  // offset of row r of [rows, heads, dim]
+struct RowLayout {  // offset of row r of [rows, heads, dim]
   unsigned heads;
   int64_t dim, stride;
   __device__ int64_t of(unsigned row) const { return row / heads * stride + row % heads * dim; }
 };
 
 template <class T, class W, int N, bool RESIDUAL>
-__global__ void __launch_bounds__(MOST_THREADS)
-    normalise(T* out, const T* x, T* residual, const W* weight, const W* bias, Place from, Place to, int dim, float eps,
-              float offset, bool centred) {
+__global__ void __launch_bounds__(MAX_THREADS)
+    normalise(T* out, const T* x, T* residual, const W* weight, const W* bias, RowLayout from, RowLayout to, int dim,
+              float eps, float offset, bool centred) {
   auto element = [&](int iteration) { return (iteration * blockDim.x + threadIdx.x) * N; };
   launch_dependents();
   if (element(0) < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + element(0)));
@@ -28,26 +28,24 @@ __global__ void __launch_bounds__(MOST_THREADS)
 
   const T* row = x + from.of(blockIdx.x);
   T* target = out + to.of(blockIdx.x);
-  T* kept = RESIDUAL ? residual + int64_t(blockIdx.x) * dim : nullptr;
-  float held[HELD][N];
-  Vec<W, N> weights_held[HELD];  // loaded before the reduction, to hide the latency
-  auto read = [&](int at, float* values) {
-    load<N>((RESIDUAL ? kept : row) + at, values);
-  };
+  T* stream = RESIDUAL ? residual + int64_t(blockIdx.x) * dim : nullptr;
+  float cached[CACHED_VECTORS][N];
+  Vec<W, N> cached_weights[CACHED_VECTORS];  // loaded before the reduction, to hide the latency
+  auto load_row = [&](int first, float* values) { load<N>((RESIDUAL ? stream : row) + first, values); };
 
   float sum = 0.0f, squares = 0.0f;
-  auto take = [&](int at, float* values) {
-    load<N>(row + at, values);
+  auto accumulate = [&](int first, float* values) {
+    load<N>(row + first, values);
     if (RESIDUAL) {
       float before[N];
-      load<N>(kept + at, before);
+      load<N>(stream + first, before);
 #pragma unroll
       for (int i = 0; i < N; i++) {
         T rounded;  // the norm reads the rounded values of the residual stream
         from_float(values[i] + before[i], &rounded);
         values[i] = to_float(rounded);
       }
-      save<N>(kept + at, values);
+      save<N>(stream + first, values);
     }
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -56,23 +54,23 @@ __global__ void __launch_bounds__(MOST_THREADS)
     }
   };
 #pragma unroll
-  for (int h = 0; h < HELD; h++)  // unrolled, so that the arrays are in registers
+  for (int h = 0; h < CACHED_VECTORS; h++)  // unrolled, so that the arrays are in registers
     if (element(h) < dim) {
-      weights_held[h] = *reinterpret_cast<const Vec<W, N>*>(weight + element(h));
-      take(element(h), held[h]);
+      cached_weights[h] = *reinterpret_cast<const Vec<W, N>*>(weight + element(h));
+      accumulate(element(h), cached[h]);
     }
-  for (int iteration = HELD, at; (at = element(iteration)) < dim; iteration++) {
+  for (int iteration = CACHED_VECTORS, first; (first = element(iteration)) < dim; iteration++) {
     float values[N];
-    take(at, values);
+    accumulate(first, values);
   }
 
   float mean = 0.0f;
   if (centred) {  // two passes: the difference of two large sums would cancel
     mean = sum_of_block(sum) / dim;
     squares = 0.0f;
-    for (int iteration = 0, at; (at = element(iteration)) < dim; iteration++) {
+    for (int iteration = 0, first; (first = element(iteration)) < dim; iteration++) {
       float values[N];
-      read(at, values);
+      load_row(first, values);
 #pragma unroll
       for (int i = 0; i < N; i++) squares += (values[i] - mean) * (values[i] - mean);
     }
@@ -80,44 +78,44 @@ __global__ void __launch_bounds__(MOST_THREADS)
   float scale = rsqrtf(sum_of_block(squares) / dim + eps);
 
 #pragma unroll
-  for (int h = 0; h < HELD; h++) {
-    int at = element(h);
-    if (at >= dim) return;
+  for (int h = 0; h < CACHED_VECTORS; h++) {
+    int first = element(h);
+    if (first >= dim) return;
     float shifts[N], values[N];
-    if (bias) load<N>(bias + at, shifts);
+    if (bias) load<N>(bias + first, shifts);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-      values[i] = (held[h][i] - mean) * scale * (to_float(weights_held[h].values[i]) + offset);
+      values[i] = (cached[h][i] - mean) * scale * (to_float(cached_weights[h].values[i]) + offset);
       if (bias) values[i] += shifts[i];
     }
-    save<N>(target + at, values);
+    save<N>(target + first, values);
   }
-  for (int iteration = HELD, at; (at = element(iteration)) < dim; iteration++) {
+  for (int iteration = CACHED_VECTORS, first; (first = element(iteration)) < dim; iteration++) {
     float weights[N], shifts[N], values[N];
-    read(at, values);
-    load<N>(weight + at, weights);
-    if (bias) load<N>(bias + at, shifts);
+    load_row(first, values);
+    load<N>(weight + first, weights);
+    if (bias) load<N>(bias + first, shifts);
 #pragma unroll
     for (int i = 0; i < N; i++) {
       values[i] = (values[i] - mean) * scale * (weights[i] + offset);
       if (bias) values[i] += shifts[i];
     }
-    save<N>(target + at, values);
+    save<N>(target + first, values);
   }
 }
 
 // Threads per block. With many rows, each row gets fewer threads, because the other rows keep the GPU busy.
 int threads_of(int64_t rows, int64_t vectors) {
-  int64_t busy = int64_t(BUSY) * 32 * gpu().processors, all = rows * vectors;
-  int64_t each = all <= busy ? 1 : all <= 2 * busy ? 2 : HELD;
-  return int(std::min<int64_t>(((vectors + each - 1) / each + 31) / 32 * 32, MOST_THREADS));
+  int64_t busy = int64_t(BUSY_WARPS) * 32 * gpu().processors, vectors_of_rows = rows * vectors;
+  int64_t thread_vectors = vectors_of_rows <= busy ? 1 : vectors_of_rows <= 2 * busy ? 2 : CACHED_VECTORS;
+  return int(std::min<int64_t>(((vectors + thread_vectors - 1) / thread_vectors + 31) / 32 * 32, MAX_THREADS));
 }
 
 template <class T, class W, int N>
 void launch(const NormArgs& args, bool centred, cudaStream_t stream) {
   int64_t rows = args.rows * args.heads, vectors = (args.dim + N - 1) / N;
   int threads = threads_of(rows, vectors);
-  Place from{unsigned(args.heads), args.dim, args.x_stride}, to{unsigned(args.heads), args.dim, args.out_stride};
+  RowLayout from{unsigned(args.heads), args.dim, args.x_stride}, to{unsigned(args.heads), args.dim, args.out_stride};
   auto start = [&](auto kernel) {
     launch_early(
         kernel, rows, threads, 0, stream, static_cast<T*>(args.out), static_cast<const T*>(args.x),

@@ -13,7 +13,7 @@
 //
 //   lane = 8 c + o      output o of 8; chunks 16 i + 4 w + c of warp w of the team, i = 0, 1, …
 //
-// These are the chunks of warp 4 w + c in few_rows.cuh, and their sums are added in the same order as there. Sums of
+// These are the chunks of warp 4 w + c in small_batch.cuh, and their sums are added in the same order as there. Sums of
 // integers are exact in any order. So the result of a row has the same bits in every batch.
 #include "one_row_ring.cuh"
 
@@ -31,7 +31,7 @@ constexpr bool COMPILED = false;  // not built for Hopper: the kernel is empty
 class Epilogue {
  public:
   __device__ Epilogue(const Block& b, int first) {  // reads only scales, which no kernel writes
-    if (!held(b, first)) return;
+    if (!has_output(b, first)) return;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       if (i && !b.a.gated) break;
@@ -41,7 +41,7 @@ class Epilogue {
 
   template <class Sum>
   __device__ void finish(const Block& b, int first, const Sum* sums, float row_scale, int shares) const {
-    if (!held(b, first)) return;
+    if (!has_output(b, first)) return;
     auto value = [&](int i) {
       const Sum* from = sums + (tile_of(b, 0) + i) * SUMS + threadIdx.x % 8;
       Sum sum = 0;
@@ -61,9 +61,9 @@ class Epilogue {
     return first + int(threadIdx.x) / 8 * (b.a.gated ? 2 : 1);
   }
   static __device__ int output_of(const Block& b, int first) {
-    return b.place_of(tile_of(b, first)) * 8 + int(threadIdx.x) % 8;
+    return b.output_block_of(tile_of(b, first)) * 8 + int(threadIdx.x) % 8;
   }
-  static __device__ bool held(const Block& b, int first) {
+  static __device__ bool has_output(const Block& b, int first) {
     return tile_of(b, first) < min(first + TILES, b.tiles()) && output_of(b, first) < b.outputs();
   }
 };
@@ -85,37 +85,39 @@ __device__ inline bool finish(const Block& b, int first, Epilogue& epilogue, con
 template <int N, int PER_CHUNK>
 __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;
-  const Room& room = b.room;
+  const Layout& layout = b.layout;
   const int tiles = b.tiles();
-  OneRow<F, N> own(b.a, b.memory + room.x, reinterpret_cast<Rounded*>(b.memory + room.parts), room.chunks * F::CHUNK);
+  OneRow<F, N> activations(b.a, b.memory + layout.x, reinterpret_cast<Rounded*>(b.memory + layout.groups),
+                           layout.chunks * F::CHUNK);
   Epilogue epilogue(b, 0);
   wait_for_previous();
-  own.fill();
+  activations.fill();
 
   const int team = threadIdx.x / (TEAM_WARPS * 32), lane = threadIdx.x % 32;
   const int own_chunk = threadIdx.x / 32 % TEAM_WARPS * 4 + lane / 8, output = lane % 8;
-  auto* sums = reinterpret_cast<float*>(b.memory + room.sums);
-  const uint32_t x = hopper::address(own.x), parts = hopper::address(own.parts);
-  const uint32_t ring = hopper::address(b.memory + room.ring);
-  RingPosition position{0, room.stages};
+  auto* sums = reinterpret_cast<float*>(b.memory + layout.sums);
+  const uint32_t x = hopper::address(activations.x), groups = hopper::address(activations.groups);
+  const uint32_t ring = hopper::address(b.memory + layout.ring);
+  RingPosition position{0, layout.stages};
   position.advance(team);
   for (int first = 0;; first += TILES) {
     for (int tile = first + team; tile < min(first + TILES, tiles); tile += TEAMS) {
-      const int together = min(TEAMS, tiles - (tile - team));
+      const int active_teams = min(TEAMS, tiles - (tile - team));
       float sum = 0;
-      for (int segment = 0; segment < room.segments; segment++) {
+      for (int segment = 0; segment < layout.segments; segment++) {
         position.wait_barrier(b, team);
-        const uint32_t stage = ring + position.slot * room.stage;
+        const uint32_t stage = ring + position.slot * layout.stage;
 #pragma unroll
         for (int within = own_chunk; within < SEGMENT / 64; within += CHUNKS) {
           int chunk = segment * (SEGMENT / 64) + within;
-          if (chunk >= room.chunks) continue;
-          F::multiply(sum, {stage + output * PITCH + within * 64, x + chunk * F::CHUNK,
-                            stage + 8 * PITCH + (within * F::PARTS * 8 + output) * 4,
-                            parts + chunk * F::PARTS * int(sizeof(Rounded)), room.subs - 1 - chunk * F::PARTS});
+          if (chunk >= layout.chunks) continue;
+          F::multiply(sum,
+                      {stage + output * PITCH + within * 64, x + chunk * F::CHUNK,
+                       stage + 8 * PITCH + (within * F::GROUPS * 8 + output) * 4,
+                       groups + chunk * F::GROUPS * int(sizeof(Rounded)), layout.subgroups - 1 - chunk * F::GROUPS});
         }
         hopper::release_stage(b.empty(position.slot));
-        position.advance(together);
+        position.advance(active_teams);
       }
       sums[(tile - first) * SUMS + own_chunk * 8 + output] = sum;
     }
@@ -126,39 +128,40 @@ __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
 template <int N>
 __device__ inline void multiply(const Block& b, Bytes) {
   constexpr int SLICE = 512, X = N < 2 ? 1 : N / 2, ROWS = X == 1 ? 4 : 2;  // X, ROWS: per warp and stage
-  const Room& room = b.room;
+  const Layout& layout = b.layout;
   const int tiles = b.tiles(), bytes = int(b.a.row_bytes);
-  OneRow<Bytes, N> own(b.a, b.memory + room.x, reinterpret_cast<Rounded*>(b.memory + room.parts), room.chunks * 64);
+  OneRow<Bytes, N> activations(b.a, b.memory + layout.x, reinterpret_cast<Rounded*>(b.memory + layout.groups),
+                               layout.chunks * 64);
   Epilogue epilogue(b, 0);
   wait_for_previous();
-  own.fill();
+  activations.fill();
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int shares = bytes <= SLICE ? 1 : bytes <= 2 * SLICE ? 2 : bytes <= 4 * SLICE ? 4 : CONSUMER_THREADS / 32;
   const int share = warp % shares, own_row = warp / shares, step = CONSUMER_THREADS / 32 / shares;
-  auto* sums = reinterpret_cast<int*>(b.memory + room.sums) + share * 8;
+  auto* sums = reinterpret_cast<int*>(b.memory + layout.sums) + share * 8;
   uint32_t x[X][4] = {};
-  int place[X];
+  int offsets[X];
 #pragma unroll
   for (int i = 0; i < X; i++) {
-    place[i] = (share + i * shares) * SLICE + lane * 16;
-    if (place[i] < bytes) load_vector(hopper::address(own.x) + place[i], x[i]);
-    else place[i] = 0;  // a valid address; its activations are zeros
+    offsets[i] = (share + i * shares) * SLICE + lane * 16;
+    if (offsets[i] < bytes) load_vector(hopper::address(activations.x) + offsets[i], x[i]);
+    else offsets[i] = 0;  // a valid address; its activations are zeros
   }
-  const uint32_t ring = hopper::address(b.memory + room.ring);
-  RingPosition position{0, room.stages};
+  const uint32_t ring = hopper::address(b.memory + layout.ring);
+  RingPosition position{0, layout.stages};
   for (int first = 0;; first += TILES) {
     for (int tile = first; tile < min(first + TILES, tiles); tile++)
-      for (int segment = 0; segment < room.segments; segment++) {
+      for (int segment = 0; segment < layout.segments; segment++) {
         position.wait_barrier(b, 0);
-        const uint32_t stage = ring + position.slot * room.stage;
+        const uint32_t stage = ring + position.slot * layout.stage;
         uint32_t weights[ROWS][X][4];  // all loads start before the first use
         int sum[ROWS] = {};
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
           for (int i = 0; i < X; i++)
-            load_vector(stage + min(own_row + r * step, room.rows - 1) * bytes + place[i], weights[r][i]);
+            load_vector(stage + min(own_row + r * step, layout.rows - 1) * bytes + offsets[i], weights[r][i]);
 #pragma unroll
         for (int i = 0; i < X; i++)
 #pragma unroll
@@ -167,63 +170,63 @@ __device__ inline void multiply(const Block& b, Bytes) {
         for (int r = 0; r < ROWS; r++) sum[r] = __reduce_add_sync(0xffffffffu, sum[r]);
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-          if (lane == 0 && own_row + r * step < room.rows)
-            sums[(tile - first) * SUMS + segment * room.rows + own_row + r * step] = sum[r];
+          if (lane == 0 && own_row + r * step < layout.rows)
+            sums[(tile - first) * SUMS + segment * layout.rows + own_row + r * step] = sum[r];
         hopper::release_stage(b.empty(position.slot));
         position.advance(1);
       }
-    if (finish(b, first, epilogue, sums - share * 8, own.parts[0].scale, shares)) return;
+    if (finish(b, first, epilogue, sums - share * 8, activations.groups[0].scale, shares)) return;
   }
 }
 
 template <class F>
-__global__ void __launch_bounds__(CONSUMER_THREADS + 32, 2) one_row_kernel(const __grid_constant__ ProductArgs args,
-                                                                  const __grid_constant__ Room room) {
+__global__ void __launch_bounds__(CONSUMER_THREADS + 32, 2)
+    one_row_kernel(const __grid_constant__ ProductArgs args, const __grid_constant__ Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // not tested on later GPUs
   extern __shared__ __align__(128) char memory[];
-  const Block b{args, room, memory};
+  const Block b{args, layout, memory};
   if (threadIdx.x == CONSUMER_THREADS) {
-    for (int slot = 0; slot < room.stages; slot++) {
+    for (int slot = 0; slot < layout.stages; slot++) {
       for (int team = 0; team < TEAMS; team++) hopper::init(b.full(team, slot), hopper::ARRIVALS);
-      hopper::init(b.empty(slot), (F::WHOLE ? CONSUMER_THREADS / 32 : TEAM_WARPS) * hopper::ARRIVALS);
+      hopper::init(b.empty(slot), (F::COMPLETE_OUTPUTS ? CONSUMER_THREADS / 32 : TEAM_WARPS) * hopper::ARRIVALS);
     }
     hopper::fence_barrier_init();
   }
   __syncthreads();
   if (threadIdx.x >= CONSUMER_THREADS) return fetch(b, F{});
-  const int vectors = room.chunks * (F::CHUNK / 8);
+  const int vectors = layout.chunks * (F::CHUNK / 8);
   if (vectors <= CONSUMER_THREADS) return multiply<1>(b, F{});
   if (vectors <= 2 * CONSUMER_THREADS) return multiply<2>(b, F{});
   if (vectors <= 4 * CONSUMER_THREADS) return multiply<4>(b, F{});
-  multiply<MOST_INS / 8 / CONSUMER_THREADS>(b, F{});
+  multiply<MAX_IN_FEATURES / 8 / CONSUMER_THREADS>(b, F{});
 #endif
 }
 
 template <class F>
-bool start(const ProductArgs& args, const Room& room, cudaStream_t stream) {
-  const int shared = room.ring + room.stages * room.stage;
+bool start(const ProductArgs& args, const Layout& layout, cudaStream_t stream) {
+  const int shared = layout.ring + layout.stages * layout.stage;
   cudaFuncSetAttribute(one_row_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  const int64_t tiles = ((args.gated ? args.outs / 2 : args.outs) + 7) / 8;
+  const int64_t tiles = ((args.gated ? args.out_features / 2 : args.out_features) + 7) / 8;
   const int64_t blocks = std::min<int64_t>(tiles, gpu().processors);
-  launch_early(one_row_kernel<F>, blocks, CONSUMER_THREADS + 32, shared, stream, args, room);
+  launch_early(one_row_kernel<F>, blocks, CONSUMER_THREADS + 32, shared, stream, args, layout);
   check_launch("linear");
   return true;
 }
 
-// Calls take(format, room) if this kernel supports the product; else returns false.
-template <class Take>
-bool with_room(const ProductArgs& args, Take&& take) {
+// Calls call(format, layout) if this kernel supports the product; else returns false.
+template <class Call>
+bool with_layout(const ProductArgs& args, Call&& call) {
   auto as = [&](auto format) {
     using F = decltype(format);
-    Room room;
-    room.template lay_out<F>(args, gpu().shared_limit);
-    const int most = args.norm ? MOST_NORMED : MOST_INS;
-    return room.chunks * F::CHUNK <= most && room.stages >= TEAMS && take(format, room);
+    Layout layout;
+    layout.template compute<F>(args, gpu().shared_limit);
+    const int limit = args.norm ? MAX_NORMED_FEATURES : MAX_IN_FEATURES;
+    return layout.chunks * F::CHUNK <= limit && layout.stages >= TEAMS && call(format, layout);
   };
   if (!COMPILED || gpu().major != 9 || args.rows != 1 || !args.resident) return false;
   if ((args.norm && args.norm_type != Type::bf16) || !aligned({args.norm, args.records}, {})) return false;
   if (args.format == Weights::int8) return as(Bytes{});
-  if (args.format != Weights::int4 || args.row_bytes != round_up(args.ins, 128) / 2) return false;
+  if (args.format != Weights::int4 || args.row_bytes != round_up(args.in_features, 128) / 2) return false;
   switch (args.group) {
     case 32: return as(HalfBytes<4>{});
     case 64: return as(HalfBytes<2>{});
@@ -235,11 +238,12 @@ bool with_room(const ProductArgs& args, Take&& take) {
 }  // namespace
 
 bool takes_one_row(const ProductArgs& args) {
-  return with_room(args, [](auto, const Room&) { return true; });
+  return with_layout(args, [](auto, const Layout&) { return true; });
 }
 
 bool one_row(const ProductArgs& args, cudaStream_t stream) {
-  return with_room(args, [&](auto format, const Room& room) { return start<decltype(format)>(args, room, stream); });
+  return with_layout(args,
+                     [&](auto format, const Layout& layout) { return start<decltype(format)>(args, layout, stream); });
 }
 
 }  // namespace localllm::cuda

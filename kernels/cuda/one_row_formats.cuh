@@ -41,16 +41,16 @@ static __device__ inline int dot_unsigned(uint32_t weights, uint32_t x, int sum)
 // A lane's addresses in shared memory.
 struct Chunk {
   uint32_t weights, x;
-  uint32_t records, parts;  // addresses of the first group; strides: 32 and 8 bytes
+  uint32_t records, groups;  // addresses of the first group; strides: 32 and 8 bytes
   int last;                 // index of the last group that exists; the last chunk may have fewer
 };
 
-// int8, [outs, ins]; one scale for all activations of the row.
+// int8, [out_features, in_features]; one scale for all activations of the row.
 struct Bytes {
-  static constexpr int CHUNK = 64, PARTS = 0, GROUP = 0;
-  static constexpr bool WHOLE = true;  // true: a stage has complete outputs
+  static constexpr int CHUNK = 64, GROUPS = 0, GROUP = 0;
+  static constexpr bool COMPLETE_OUTPUTS = true;  // true: a stage has complete outputs
   static constexpr int EARLY = 6;      // the next kernel may start when this many stages are not requested yet
-  static __device__ void put(char* x, int k, uint2 whole) { *reinterpret_cast<uint2*>(x + k) = whole; }
+  static __device__ void put(char* x, int k, uint2 bytes) { *reinterpret_cast<uint2*>(x + k) = bytes; }
 
   static __device__ int multiply(const uint32_t (&weights)[4], const uint32_t (&x)[4], int sum) {
 #pragma unroll
@@ -62,18 +62,18 @@ struct Bytes {
 // int4 with int8 activations in groups, PER_CHUNK groups per chunk. Layout: see Nibbles in formats.cuh.
 template <int PER_CHUNK>
 struct HalfBytes {
-  static constexpr int CHUNK = 128, PARTS = PER_CHUNK, GROUP = 128 / PER_CHUNK, EARLY = 4;
-  static constexpr bool WHOLE = false;
+  static constexpr int CHUNK = 128, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK, EARLY = 4;
+  static constexpr bool COMPLETE_OUTPUTS = false;
 
   // Stores 8 activations. The activations of 16 bytes of weights are contiguous; in each 8, even inputs come first.
-  static __device__ void put(char* x, int k, uint2 whole) {
-    int place = (k & ~127) | (k % 32 / 8) * 32 | (k % 128 / 32) * 8;
-    *reinterpret_cast<uint2*>(x + place) = {__byte_perm(whole.x, whole.y, 0x6420),
-                                            __byte_perm(whole.x, whole.y, 0x7531)};
+  static __device__ void put(char* x, int k, uint2 bytes) {
+    int offset = (k & ~127) | (k % 32 / 8) * 32 | (k % 128 / 32) * 8;
+    *reinterpret_cast<uint2*>(x + offset) = {__byte_perm(bytes.x, bytes.y, 0x6420),
+                                             __byte_perm(bytes.x, bytes.y, 0x7531)};
   }
 
   // High nibbles are multiplied without a shift, so their sums are 16 times as large. The float arithmetic at the end
-  // is that of few_rows.cuh.
+  // is that of small_batch.cuh.
   static __device__ void multiply(float& sum, const Chunk& chunk) {
     int even[PER_CHUNK] = {}, odd[PER_CHUNK] = {};
 #pragma unroll
@@ -92,10 +92,10 @@ struct HalfBytes {
 #pragma unroll
     for (int p = 0; p < PER_CHUNK; p++) {
       uint32_t record = load_record(chunk.records + min(p, chunk.last) * 32);
-      Rounded part = load_rounded(chunk.parts + p * 8);
-      int whole = even[p] + (odd[p] >> 4) - int(record >> 16) * part.sum;
+      Rounded group = load_rounded(chunk.groups + p * 8);
+      int product = even[p] + (odd[p] >> 4) - int(record >> 16) * group.sum;
       float scale = __half2float(__ushort_as_half((unsigned short)record));
-      sum = __fmaf_rn(float(whole), scale * part.scale, sum);
+      sum = __fmaf_rn(float(product), scale * group.scale, sum);
     }
   }
 };

@@ -12,53 +12,53 @@ namespace {
 // needs to start a copy does not depend on the size, so segments are large.
 constexpr int SEGMENT = 2048, PITCH = SEGMENT + 16;
 constexpr int STAGE = 8 * SEGMENT;    // limit of the bytes of a stage of complete outputs (int8)
-constexpr int MOST_STAGES = 12;
+constexpr int MAX_STAGES = 12;
 constexpr int TILES = 16;             // tiles per reduction, a multiple of TEAMS
 constexpr int CHUNKS = 16;            // partial sums per output
 constexpr int SUMS = CHUNKS * 8 + 8;  // 32-bit words per tile, padded to avoid bank conflicts
 constexpr int SHARED = 113 << 10;     // bytes per block: a block of the next kernel fits beside it
 
 // The layout of shared memory. Byte offsets, in this order: barriers (0), sums, activations, their scales, ring.
-struct Room {
-  int sums, x, parts, ring, stage, stages;
-  int chunks, subs;    // chunks per output, records per output
+struct Layout {
+  int sums, x, groups, ring, stage, stages;
+  int chunks, subgroups;  // chunks per output, records per output
   int segments, rows;  // stages per tile, outputs per stage
 
   template <class F>
-  void lay_out(const ProductArgs& a, int limit) {
-    auto up = [](int64_t bytes) { return int(round_up(bytes, 128)); };
+  void compute(const ProductArgs& a, int limit) {
+    auto align = [](int64_t bytes) { return int(round_up(bytes, 128)); };
     chunks = int((a.row_bytes + 63) / 64);
-    subs = F::GROUP ? int((a.ins + F::GROUP - 1) / std::max(F::GROUP, 1)) : 0;
+    subgroups = F::GROUP ? int((a.in_features + F::GROUP - 1) / std::max(F::GROUP, 1)) : 0;
     rows = 8;
-    while (F::WHOLE && rows > 1 && rows * a.row_bytes > STAGE) rows /= 2;
-    segments = F::WHOLE ? 8 / rows : int((a.row_bytes + SEGMENT - 1) / SEGMENT);
-    sums = up((TEAMS + 1) * MOST_STAGES * 8);
-    x = up(sums + TILES * SUMS * 4);
-    parts = up(x + chunks * F::CHUNK);
-    ring = up(parts + std::max(1, chunks * F::PARTS) * int64_t(sizeof(Rounded)));
-    stage = F::WHOLE ? up(rows * a.row_bytes) : 8 * PITCH + SEGMENT / 64 * F::PARTS * 32;
-    stages = std::min(MOST_STAGES, (std::min(limit, SHARED) - 1024 - ring) / stage);
+    while (F::COMPLETE_OUTPUTS && rows > 1 && rows * a.row_bytes > STAGE) rows /= 2;
+    segments = F::COMPLETE_OUTPUTS ? 8 / rows : int((a.row_bytes + SEGMENT - 1) / SEGMENT);
+    sums = align((TEAMS + 1) * MAX_STAGES * 8);
+    x = align(sums + TILES * SUMS * 4);
+    groups = align(x + chunks * F::CHUNK);
+    ring = align(groups + std::max(1, chunks * F::GROUPS) * int64_t(sizeof(Rounded)));
+    stage = F::COMPLETE_OUTPUTS ? align(rows * a.row_bytes) : 8 * PITCH + SEGMENT / 64 * F::GROUPS * 32;
+    stages = std::min(MAX_STAGES, (std::min(limit, SHARED) - 1024 - ring) / stage);
   }
 };
 
 // State that the threads of a block share. Tile i of block b is tile b + i * gridDim of the product (without gates).
 struct Block {
   const ProductArgs& a;
-  const Room& room;
+  const Layout& layout;
   char* memory;
 
   // Each team has separate `full` barriers, so that it counts only the phases of its stages.
   __device__ uint64_t& full(int team, int slot) const {
-    return reinterpret_cast<uint64_t*>(memory)[team * MOST_STAGES + slot];
+    return reinterpret_cast<uint64_t*>(memory)[team * MAX_STAGES + slot];
   }
   __device__ uint64_t& empty(int slot) const { return full(TEAMS, slot); }
-  __device__ int outputs() const { return int(a.gated ? a.outs / 2 : a.outs); }
+  __device__ int outputs() const { return int(a.gated ? a.out_features / 2 : a.out_features); }
   __device__ int tiles() const {
-    int all = (outputs() + 7) / 8;
-    return (all - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * (a.gated ? 2 : 1);
+    int output_blocks = (outputs() + 7) / 8;
+    return (output_blocks - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * (a.gated ? 2 : 1);
   }
   // The first output of a tile, divided by 8.
-  __device__ int place_of(int tile) const {
+  __device__ int output_block_of(int tile) const {
     if (!a.gated) return int(blockIdx.x) + tile * int(gridDim.x);
     return int(blockIdx.x) + tile / 2 * int(gridDim.x) + tile % 2 * (outputs() / 8);
   }
@@ -68,22 +68,22 @@ struct Block {
 // reach the highest bandwidth.
 __device__ inline void fetch(const Block& b, Bytes) {
   const uint64_t policy = hopper::evict_first();
-  const int tiles = b.tiles(), rows = b.room.rows, row = int(b.a.row_bytes);
-  int slot = 0, parity = 1, left = tiles * b.room.segments;
+  const int tiles = b.tiles(), rows = b.layout.rows, row = int(b.a.row_bytes);
+  int slot = 0, parity = 1, left = tiles * b.layout.segments;
   for (int tile = 0; tile < tiles; tile++) {
-    const int64_t place = b.place_of(tile);
-    const int outputs = min(8, int(b.a.outs - place * 8));
-    const char* from = static_cast<const char*>(b.a.weight) + place * 8 * row;
+    const int64_t output_block = b.output_block_of(tile);
+    const int outputs = min(8, int(b.a.out_features - output_block * 8));
+    const char* from = static_cast<const char*>(b.a.weight) + output_block * 8 * row;
     for (int first = 0; first < 8; first += rows, from += rows * row, left--) {
       if (left == Bytes::EARLY) launch_dependents();
       const int bytes = max(0, min(rows, outputs - first)) * row;
       uint64_t& full = b.full(0, slot);
       hopper::wait_barrier(b.empty(slot), parity);
       hopper::expect_bytes(full, bytes);
-      char* to = b.memory + b.room.ring + slot * b.room.stage;
+      char* to = b.memory + b.layout.ring + slot * b.layout.stage;
       if (bytes && threadIdx.x % 32 == 0) hopper::copy(to, from, bytes, full, policy);
       hopper::commit_stage(full);
-      if (++slot == b.room.stages) slot = 0, parity ^= 1;
+      if (++slot == b.layout.stages) slot = 0, parity ^= 1;
     }
   }
   launch_dependents();
@@ -94,28 +94,30 @@ __device__ inline void fetch(const Block& b, Bytes) {
 template <int PER_CHUNK>
 __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;
-  constexpr int RECORDS = SEGMENT / 64 * F::PARTS;  // records per output and stage
+  constexpr int RECORDS = SEGMENT / 64 * F::GROUPS;  // records per output and stage
   const uint64_t policy = hopper::evict_first();
   const ProductArgs& a = b.a;
   const int lane = threadIdx.x % 32, tiles = b.tiles();
-  int slot = 0, parity = 1, left = tiles * b.room.segments;
+  int slot = 0, parity = 1, left = tiles * b.layout.segments;
   for (int first = 0; first < tiles; first += TEAMS)
-    for (int segment = 0; segment < b.room.segments; segment++)
+    for (int segment = 0; segment < b.layout.segments; segment++)
       for (int tile = first; tile < min(first + TEAMS, tiles); tile++, left--) {
         if (left == F::EARLY) launch_dependents();
-        const int64_t place = b.place_of(tile);
-        const int outputs = min(8, int(a.outs - place * 8)), bytes = min(SEGMENT, int(a.row_bytes) - segment * SEGMENT);
-        const int of_records = min(RECORDS, b.room.subs - segment * RECORDS) * 32;
+        const int64_t output_block = b.output_block_of(tile);
+        const int outputs = min(8, int(a.out_features - output_block * 8)),
+                  bytes = min(SEGMENT, int(a.row_bytes) - segment * SEGMENT);
+        const int record_bytes = min(RECORDS, b.layout.subgroups - segment * RECORDS) * 32;
         uint64_t& full = b.full(tile - first, slot);
         hopper::wait_barrier(b.empty(slot), parity);
-        hopper::expect_bytes(full, outputs * bytes + (RECORDS ? of_records : 0));
-        char* to = b.memory + b.room.ring + slot * b.room.stage;
-        const auto* row = static_cast<const char*>(a.weight) + (place * 8 + lane) * a.row_bytes;
+        hopper::expect_bytes(full, outputs * bytes + (RECORDS ? record_bytes : 0));
+        char* to = b.memory + b.layout.ring + slot * b.layout.stage;
+        const auto* row = static_cast<const char*>(a.weight) + (output_block * 8 + lane) * a.row_bytes;
         if (lane < outputs) hopper::copy(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
-        const auto* records = static_cast<const char*>(a.records) + (place * b.room.subs + segment * RECORDS) * 32;
-        if (RECORDS && lane == 8) hopper::copy(to + 8 * PITCH, records, of_records, full, policy);
+        const auto* records =
+            static_cast<const char*>(a.records) + (output_block * b.layout.subgroups + segment * RECORDS) * 32;
+        if (RECORDS && lane == 8) hopper::copy(to + 8 * PITCH, records, record_bytes, full, policy);
         hopper::commit_stage(full);
-        if (++slot == b.room.stages) slot = 0, parity ^= 1;
+        if (++slot == b.layout.stages) slot = 0, parity ^= 1;
       }
   launch_dependents();
 }

@@ -27,10 +27,10 @@ struct Gpu {
 
 // The properties of the current device, cached.
 static inline const Gpu& gpu() {
-  static Gpu known[64];
+  static Gpu cached[64];
   int device = 0;
   cudaGetDevice(&device);
-  Gpu& properties = known[device % 64];
+  Gpu& properties = cached[device % 64];
   if (!properties.processors) {
     cudaDeviceGetAttribute(&properties.major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&properties.minor, cudaDevAttrComputeCapabilityMinor, device);

@@ -15,8 +15,8 @@ constexpr int ARRIVALS = 32;  // arrivals per warp at a barrier
 
 __device__ inline void expect_bytes(uint64_t&, int) {}
 __device__ inline void copy(char* to, const void* from, int bytes, uint64_t&, uint64_t) {
-  for (int at = 0; at < bytes; at += 16)
-    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(static_cast<const char*>(from) + at);
+  for (int offset = 0; offset < bytes; offset += 16)
+    *reinterpret_cast<uint4*>(to + offset) = *reinterpret_cast<const uint4*>(static_cast<const char*>(from) + offset);
 }
 __device__ inline void commit_stage(uint64_t& full) { arrive(full); }
 __device__ inline void release_stage(uint64_t& empty) { arrive(empty); }

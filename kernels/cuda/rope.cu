@@ -10,9 +10,9 @@ namespace {
 template <class T, int N, Rotation ROTATION, class Index>
 __global__ void rotate(T* x, const float* cos, const float* sin, Index items, Index heads, Index dim, Index half,
                      int64_t stride) {
-  Index each = half / N;
+  Index vectors_per_head = half / N;
   for (Index i = blockIdx.x * Index(blockDim.x) + threadIdx.x; i < items; i += gridDim.x * Index(blockDim.x)) {
-    Index pair = i % each * N, rest = i / each, head = rest % heads, token = rest / heads;
+    Index pair = i % vectors_per_head * N, rest = i / vectors_per_head, head = rest % heads, token = rest / heads;
     T* start = x + token * stride + head * dim;
     float c[N], s[N];
     load<N>(cos + int64_t(token) * half + pair, c);

@@ -29,22 +29,22 @@ __device__ inline void compute(const Block& b) {
   const Attention<D> attention(b);
   load_inputs(b);
 #pragma unroll 1
-  for (int at = 0; at < 4 * a.layer_count; at++) {
-    const int layer = at / 4, phase = at % 4;
+  for (int index = 0; index < 4 * a.layer_count; index++) {
+    const int layer = index / 4, phase = index % 4;
     const Product& product = b.plan.products[phase];
     const bool normalised = phase == QKV || phase == GATE_UP;
-    if (at > 0 && (normalised || multiplier.has_tiles(product)))
-      read_activations(b, phase, b.own_words(product.from), product.ins, epoch);
+    if (index > 0 && (normalised || multiplier.has_tiles(product)))
+      read_activations(b, phase, b.nearest_words(product.from), product.in_features, epoch);
     if (phase == QKV && ++epoch == 0) epoch = 1;  // epoch 0 marks words that were never written
     if (normalised) normalise(b);
     sync_consumers();
-    if (normalised && at + 2 < 4 * a.layer_count) prefetch_norm(b, b.layer((at + 2) / 4).norms[phase == QKV]);
+    if (normalised && index + 2 < 4 * a.layer_count) prefetch_norm(b, b.layer((index + 2) / 4).norms[phase == QKV]);
     multiplier.run(layer, phase, epoch);
     if (phase == QKV) attention.run(layer, epoch);
   }
   if (blockIdx.x == 0)
     for (int quad = threadIdx.x; quad < a.hidden / 4; quad += CONSUMER_THREADS)
-      static_cast<uint2*>(a.stream_out)[quad] = b.at<uint2>(b.plan.stream)[quad];
+      static_cast<uint2*>(a.stream_out)[quad] = b.pointer<uint2>(b.plan.stream)[quad];
   if (threadIdx.x == 0) last_epoch = epoch;
 }
 
@@ -64,16 +64,16 @@ __global__ void __launch_bounds__(CONSUMER_THREADS + PRODUCER_THREADS, 1)
     hopper::fence_barrier_init();
   }
   for (int i = threadIdx.x; i < b.a.layer_count * int(sizeof(StepLayer) / 16); i += CONSUMER_THREADS + PRODUCER_THREADS)
-    b.at<uint4>(b.plan.layers)[i] = reinterpret_cast<const uint4*>(b.a.layers)[i];
+    b.pointer<uint4>(b.plan.layers)[i] = reinterpret_cast<const uint4*>(b.a.layers)[i];
   __syncthreads();
   if (threadIdx.x < CONSUMER_THREADS) {
     hopper::increase_registers<224>();  // attention needs them
     compute<D>(b);
   } else {
     hopper::decrease_registers<56>();
-    const int fetcher = threadIdx.x / 32 - CONSUMERS;
-    if (fetcher == 0) fetch_weights(b);
-    else if (fetcher < 3) fetch_cache<D>(b, fetcher == 2);
+    const int producer = threadIdx.x / 32 - CONSUMERS;
+    if (producer == 0) fetch_weights(b);
+    else if (producer < 3) fetch_cache<D>(b, producer == 2);
   }
 #endif
 }
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(CONSUMER_THREADS + PRODUCER_THREADS, 1)
 // of these, else a block could overwrite words that a slower block still reads.
 Plan plan_of(const StepArgs& args) {
   const int tiles = std::min(args.inner / 4, (args.heads + 2 * args.kv_heads) * args.dim / 8);
-  return Plan(args, std::min({tiles, gpu().processors, MOST_BLOCKS}), gpu().shared_limit);
+  return Plan(args, std::min({tiles, gpu().processors, MAX_BLOCKS}), gpu().shared_limit);
 }
 
 }  // namespace

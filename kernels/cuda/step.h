@@ -9,8 +9,8 @@
 
 namespace localllm::cuda {
 
-constexpr int MOST_BLOCKS = 1024;  // limit of thread blocks; one per multiprocessor
-constexpr int STEP_SPLITS = 32;    // limit of the parts of a context
+constexpr int MAX_BLOCKS = 1024;     // limit of thread blocks; one per multiprocessor
+constexpr int MAX_STEP_CHUNKS = 32;  // limit of the chunks of a context
 
 // Device addresses of the weights of a layer; 0: absent. Weights and norms are bf16, biases float32.
 struct StepLayer {

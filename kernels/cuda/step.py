@@ -19,7 +19,7 @@ from ..ops.step import LayerStep
 from .linear import BF16, Packed
 
 _step = torch.ops.localllm.decoder_step.default
-_room = torch.ops.localllm.decoder_step_room.default
+_shared_bytes = torch.ops.localllm.decoder_step_shared_bytes.default
 
 # Limit of the bytes of a layer's weights. Up to this size one kernel for all layers is faster than kernels per layer on
 # H200; larger layers are not measured.
@@ -75,7 +75,7 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
     if shape is None or _bytes(layers[0]) > CHOSEN_BYTES:
         return Stack(layers)
     table = torch.tensor([_addresses(layer) for layer in layers], device=layers[0].before_mlp.device)
-    room = _room(table, *shape[:5])
+    room = _shared_bytes(table, *shape[:5])
     if not room:
         return Stack(layers)
     torch.cuda.current_stream(table.device).synchronize()  # steps read the table before they wait for earlier kernels

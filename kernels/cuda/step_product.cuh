@@ -9,7 +9,7 @@
 #pragma once
 
 #include "attention_warp.cuh"
-#include "own_rows.cuh"
+#include "prepared_rows.cuh"
 #include "step_ring.cuh"
 #include "step_words.cuh"
 
@@ -31,12 +31,14 @@ __device__ inline uint4 shared_vector(uint32_t from) {
 // offset 16 * (4 g + t). Consecutive phases use different buffers, because warps of a block may be in different phases.
 class Activations {
  public:
-  __device__ Activations(const Block& b, int phase) : words_(b.at<uint32_t>(b.plan.x[phase % 2])) {}
-  __device__ uint2 get(int quad) const { return {words_[at(quad)], words_[at(quad) + 16]}; }
-  __device__ void put(int quad, uint2 four) const { words_[at(quad)] = four.x, words_[at(quad) + 16] = four.y; }
+  __device__ Activations(const Block& b, int phase) : words_(b.pointer<uint32_t>(b.plan.x[phase % 2])) {}
+  __device__ uint2 get(int quad) const { return {words_[word_index(quad)], words_[word_index(quad) + 16]}; }
+  __device__ void put(int quad, uint2 four) const {
+    words_[word_index(quad)] = four.x, words_[word_index(quad) + 16] = four.y;
+  }
 
  private:
-  static __device__ int at(int quad) { return quad / 16 * 32 + quad / 2 % 4 * 4 + quad / 8 % 2 * 2 + quad % 2; }
+  static __device__ int word_index(int quad) { return quad / 16 * 32 + quad / 2 % 4 * 4 + quad / 8 % 2 * 2 + quad % 2; }
   uint32_t* words_;
 };
 
@@ -52,29 +54,29 @@ class Multiplier {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
     const uint32_t weights = hopper::address(memory + b_.plan.ring) + g * PITCH + lane % 4 * 16;
     const uint32_t x = hopper::address(memory + b_.plan.x[phase % 2]) + lane % 8 * 16;
-    const int first = order_.first(), tiles = p.each + (first < p.remainder ? 1 : 0), stages = p.stages;
+    const int first = order_.first(), tiles = p.tiles_per_block + (first < p.remainder ? 1 : 0), stages = p.stages;
     const auto* bias = reinterpret_cast<const float*>(b_.layer(layer).biases[phase]);
 #pragma unroll 1
     for (int done = 0; done < tiles; done += p.concurrent) {
       if (done > 0) sync_consumers();  // the next tiles reuse the ring stages of these tiles
-      const int own = done + (p.split ? 0 : warp);
-      if (own >= min(tiles, done + p.concurrent)) continue;
-      const int tile = first + own * gridDim.x, begin = p.split ? warp * COLUMNS : 0;
-      const int end = p.split ? min(p.ins, begin + COLUMNS) : p.ins;
-      Ring ring{ring_.at + own * stages + (p.split ? warp : 0)};
+      const int tile_index = done + (p.split ? 0 : warp);
+      if (tile_index >= min(tiles, done + p.concurrent)) continue;
+      const int tile = first + tile_index * gridDim.x, begin = p.split ? warp * COLUMNS : 0;
+      const int end = p.split ? min(p.in_features, begin + COLUMNS) : p.in_features;
+      Ring ring{ring_.index + tile_index * stages + (p.split ? warp : 0)};
       float sums[CHAINS][4] = {};
       const float shift = bias ? bias[phase == GATE_UP ? g / 4 * b_.a.inner + tile * 4 + g % 4 : tile * 8 + g] : 0.0f;
 #pragma unroll 1
-      for (int k = begin; k < end; k += COLUMNS, ring.at++) {
+      for (int k = begin; k < end; k += COLUMNS, ring.index++) {
         const int slot = ring.slot(b_);
         hopper::wait_barrier(b_.full(slot), ring.parity(b_));
-        add(sums, weights + slot * STAGE, x + k * 2, min(p.ins - k, COLUMNS) / 64, g < 2);
+        add(sums, weights + slot * STAGE, x + k * 2, min(p.in_features - k, COLUMNS) / 64, g < 2);
         hopper::release_stage(b_.empty(slot));
       }
       float sum = sums[0][0] + sums[1][0] + (sums[2][0] + sums[3][0]) +
                   (sums[0][3] + sums[1][3] + (sums[2][3] + sums[3][3]));
       if (p.split) {
-        float* shared = b_.at<float>(b_.plan.sums);  // [CONSUMERS, 8]
+        float* shared = b_.pointer<float>(b_.plan.sums);  // [CONSUMERS, 8]
         if (lane % 4 == 0) shared[warp * 8 + g] = sum;
         sync_consumers();
         if (warp > 0) break;
@@ -82,13 +84,13 @@ class Multiplier {
       }
       publish_tile(layer, phase, epoch, tile, sum + shift);
     }
-    ring_.at += tiles * stages;
+    ring_.index += tiles * stages;
     order_.pass(p);
   }
 
  private:
-  static constexpr int READ_AHEAD = 4, CHAINS = 4;  // pieces read ahead; independent accumulators
-  struct Piece {  // 64 inputs
+  static constexpr int READ_AHEAD = 4, CHAINS = 4;  // chunks read ahead; independent accumulators
+  struct Chunk {                                    // 64 inputs
     uint4 w[2], x;
 
     // Lanes with g < 2 hold activations (has_x), the others do not read any.
@@ -101,27 +103,27 @@ class Multiplier {
       multiply<__nv_bfloat16>(other, w[1].x, w[1].y, w[1].z, w[1].w, x.z, x.w);
     }
   };
-  // Adds `pieces` pieces of a stage. Reads the next READ_AHEAD pieces while the current ones are multiplied.
-  static __device__ void add(float (&sums)[CHAINS][4], uint32_t from, uint32_t x_from, int pieces, bool has_x) {
-    if (pieces == COLUMNS / 64) {
-      Piece read[2][READ_AHEAD];
+  // Adds `chunks` chunks of a stage. Reads the next READ_AHEAD chunks while the current ones are multiplied.
+  static __device__ void add(float (&sums)[CHAINS][4], uint32_t from, uint32_t x_from, int chunks, bool has_x) {
+    if (chunks == COLUMNS / 64) {
+      Chunk read[2][READ_AHEAD];
 #pragma unroll
       for (int i = 0; i < READ_AHEAD; i++) read[0][i].read(from + i * 128, x_from + i * 128, has_x);
 #pragma unroll
-      for (int at = 0; at < COLUMNS / 64; at += READ_AHEAD)
+      for (int first = 0; first < COLUMNS / 64; first += READ_AHEAD)
 #pragma unroll
         for (int i = 0; i < READ_AHEAD; i++) {
-          const int next = at + READ_AHEAD + i, which = at / READ_AHEAD % 2;
-          if (next < COLUMNS / 64) read[which ^ 1][i].read(from + next * 128, x_from + next * 128, has_x);
-          read[which][i].multiply_by(sums[i % 2 * 2], sums[i % 2 * 2 + 1]);
+          const int next = first + READ_AHEAD + i, buffer = first / READ_AHEAD % 2;
+          if (next < COLUMNS / 64) read[buffer ^ 1][i].read(from + next * 128, x_from + next * 128, has_x);
+          read[buffer][i].multiply_by(sums[i % 2 * 2], sums[i % 2 * 2 + 1]);
         }
       return;
     }
 #pragma unroll 1
-    for (int at = 0; at < pieces; at++) {
-      Piece piece;
-      piece.read(from + at * 128, x_from + at * 128, has_x);
-      piece.multiply_by(sums[0], sums[1]);
+    for (int i = 0; i < chunks; i++) {
+      Chunk chunk;
+      chunk.read(from + i * 128, x_from + i * 128, has_x);
+      chunk.multiply_by(sums[0], sums[1]);
     }
   }
 
@@ -131,18 +133,19 @@ class Multiplier {
     const Exchange& to = b_.plan.products[phase].to;
     const int lane = threadIdx.x % 32;
     const bool gated = phase == GATE_UP, last = phase == DOWN && layer + 1 == b_.a.layer_count;
-    const int pairs = gated ? 2 : 4, pair_at = lane & (pairs - 1), copy = gated ? lane / 2 : lane / 4;
-    float one = __shfl_sync(ALL, sum, pair_at * 8), other = __shfl_sync(ALL, sum, pair_at * 8 + 4);
+    const int pairs = gated ? 2 : 4, pair_index = lane & (pairs - 1), copy = gated ? lane / 2 : lane / 4;
+    float one = __shfl_sync(ALL, sum, pair_index * 8), other = __shfl_sync(ALL, sum, pair_index * 8 + 4);
     if (gated) {
-      const float up = __shfl_sync(ALL, sum, pair_at * 8 + 16), other_up = __shfl_sync(ALL, sum, pair_at * 8 + 20);
+      const float up = __shfl_sync(ALL, sum, pair_index * 8 + 16),
+                  other_up = __shfl_sync(ALL, sum, pair_index * 8 + 20);
       one = activated(b_.a.gate, rounded(one)) * rounded(up);
       other = activated(b_.a.gate, rounded(other)) * rounded(other_up);
     }
     if (copy >= to.copies) return;
-    const int place = tile * pairs + pair_at;
+    const int word = tile * pairs + pair_index;
     const uint32_t both = pair<__nv_bfloat16>(one, other);
-    if (!last) publish(b_.words(to.place) + copy * to.pairs + place, both, epoch);
-    else if (copy == 0) static_cast<uint32_t*>(b_.a.x_out)[place] = both;
+    if (!last) publish(b_.words(to.offset) + copy * to.pairs + word, both, epoch);
+    else if (copy == 0) static_cast<uint32_t*>(b_.a.x_out)[word] = both;
   }
 
   const Block& b_;

@@ -17,19 +17,19 @@ struct Block {  // state that the threads of a block share
 
   __device__ explicit Block(const Plan& plan) : plan(plan), a(plan.args) {}
   template <class T>
-  __device__ T* at(int place) const {
-    return reinterpret_cast<T*>(memory + place);
+  __device__ T* pointer(int offset) const {
+    return reinterpret_cast<T*>(memory + offset);
   }
-  __device__ const StepLayer& layer(int index) const { return at<StepLayer>(plan.layers)[index]; }
-  __device__ uint64_t* words(int64_t place) const { return static_cast<uint64_t*>(a.shared) + place; }
+  __device__ const StepLayer& layer(int index) const { return pointer<StepLayer>(plan.layers)[index]; }
+  __device__ uint64_t* words(int64_t offset) const { return static_cast<uint64_t*>(a.shared) + offset; }
   // The copy of the words that this block reads.
-  __device__ const uint64_t* own_words(const Exchange& from) const {
-    return words(from.place) + int(blockIdx.x % COPIES) * from.pairs;
+  __device__ const uint64_t* nearest_words(const Exchange& from) const {
+    return words(from.offset) + int(blockIdx.x % COPIES) * from.pairs;
   }
-  __device__ uint64_t& full(int slot) const { return at<uint64_t>(0)[slot]; }
-  __device__ uint64_t& empty(int slot) const { return at<uint64_t>(0)[MOST_STAGES + slot]; }
-  __device__ uint64_t& cache_full() const { return at<uint64_t>(0)[2 * MOST_STAGES]; }
-  __device__ uint64_t& cache_empty() const { return at<uint64_t>(0)[2 * MOST_STAGES + 1]; }
+  __device__ uint64_t& full(int slot) const { return pointer<uint64_t>(0)[slot]; }
+  __device__ uint64_t& empty(int slot) const { return pointer<uint64_t>(0)[MAX_STAGES + slot]; }
+  __device__ uint64_t& cache_full() const { return pointer<uint64_t>(0)[2 * MAX_STAGES]; }
+  __device__ uint64_t& cache_empty() const { return pointer<uint64_t>(0)[2 * MAX_STAGES + 1]; }
 };
 
 // The round-robin assignment of tiles to blocks. It continues from product to product, so the blocks that have one tile
@@ -37,8 +37,8 @@ struct Block {  // state that the threads of a block share
 class Order {
  public:
   __device__ int first() const {
-    int own = int(blockIdx.x) - before_;
-    return own < 0 ? own + int(gridDim.x) : own;
+    int index = int(blockIdx.x) - before_;
+    return index < 0 ? index + int(gridDim.x) : index;
   }
   __device__ void pass(const Product& product) {
     before_ += product.remainder;
@@ -50,9 +50,9 @@ class Order {
 };
 
 struct Ring {
-  int at = 0;  // number of stages before this one
-  __device__ int slot(const Block& b) const { return at & (b.plan.stages - 1); }
-  __device__ int parity(const Block& b) const { return at & b.plan.stages ? 1 : 0; }
+  int index = 0;  // number of stages before this one
+  __device__ int slot(const Block& b) const { return index & (b.plan.stages - 1); }
+  __device__ int parity(const Block& b) const { return index & b.plan.stages ? 1 : 0; }
 };
 
 // The producer warp of weights.
@@ -63,28 +63,28 @@ __device__ inline void fetch_weights(const Block& b) {
   Ring ring;
   Order order;
 #pragma unroll 1
-  for (int at = 0; at < 4 * b.a.layer_count; at++) {
-    const int phase = at % 4;
+  for (int index = 0; index < 4 * b.a.layer_count; index++) {
+    const int phase = index % 4;
     const Product& p = b.plan.products[phase];
-    const char* weight = reinterpret_cast<const char*>(b.layer(at / 4).weights[phase]);
+    const char* weight = reinterpret_cast<const char*>(b.layer(index / 4).weights[phase]);
 #pragma unroll 1
     for (int tile = order.first(); tile < p.tiles; tile += gridDim.x) {
       int output = phase == GATE_UP ? lane / 4 * b.a.inner + tile * 4 + lane % 4 : tile * 8 + lane;
-      const char* from = weight + int64_t(output) * p.ins * 2;
+      const char* from = weight + int64_t(output) * p.in_features * 2;
 #pragma unroll 1
-      for (int k = 0; k < p.ins; k += COLUMNS) {
-        int bytes = min(COLUMNS, p.ins - k) * 2;
+      for (int k = 0; k < p.in_features; k += COLUMNS) {
+        int bytes = min(COLUMNS, p.in_features - k) * 2;
         const int slot = ring.slot(b);
         hopper::wait_barrier(b.empty(slot), ring.parity(b) ^ 1);
-        if (ring.at >= b.plan.in_flight) {
-          const Ring before{ring.at - b.plan.in_flight};
+        if (ring.index >= b.plan.in_flight) {
+          const Ring before{ring.index - b.plan.in_flight};
           hopper::wait_barrier(b.full(before.slot(b)), before.parity(b));
         }
         uint64_t& full = b.full(slot);
         hopper::expect_bytes(full, 8 * bytes);
         if (lane < 8) hopper::copy(to + slot * STAGE, from + k * 2, bytes, full, policy);
         hopper::commit_stage(full);
-        ring.at++;
+        ring.index++;
       }
     }
     order.pass(p);

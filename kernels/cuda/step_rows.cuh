@@ -7,7 +7,7 @@
 namespace localllm::cuda {
 namespace {
 
-constexpr int AT_ONCE = 4;  // 16-byte reads in flight per thread
+constexpr int READS_IN_FLIGHT = 4;  // 16-byte reads in flight per thread
 
 // Starts the copy of a norm's weights to shared memory, long before `normalise` reads them. Each thread copies the
 // weights that it will read.
@@ -28,11 +28,11 @@ __device__ inline uint2 pack_quad(const float (&values)[4]) {
   return {pair<__nv_bfloat16>(values[0], values[1]), pair<__nv_bfloat16>(values[2], values[3])};
 }
 
-// Calls take(quad) for this thread's groups of 4 of [width] activations.
-template <class Take>
-__device__ inline void for_own_quads(int width, Take&& take) {
+// Calls call(quad) for this thread's groups of 4 of [width] activations.
+template <class Call>
+__device__ inline void for_thread_quads(int width, Call&& call) {
 #pragma unroll 1
-  for (int quad = threadIdx.x; quad < width / 4; quad += CONSUMER_THREADS) take(quad);
+  for (int quad = threadIdx.x; quad < width / 4; quad += CONSUMER_THREADS) call(quad);
 }
 
 // Reads the activations [width] of a phase from the words of all blocks. Only one lane per warp polls at a time: more
@@ -43,40 +43,40 @@ __device__ inline void read_activations(const Block& b, int phase, const uint64_
   if (lane == 0 && threadIdx.x < quads) poll(words + threadIdx.x * 2, epoch);
   __syncwarp();
 #pragma unroll 1
-  for (int begin = 0; begin < quads; begin += AT_ONCE * CONSUMER_THREADS) {
+  for (int begin = 0; begin < quads; begin += READS_IN_FLIGHT * CONSUMER_THREADS) {
     const int first = begin + threadIdx.x;
-    Words read[AT_ONCE];
+    Words read[READS_IN_FLIGHT];
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
-      if (int quad = first + i * CONSUMER_THREADS; quad < quads) read[i] = words_at(words + quad * 2);
+    for (int i = 0; i < READS_IN_FLIGHT; i++)
+      if (int quad = first + i * CONSUMER_THREADS; quad < quads) read[i] = read_words(words + quad * 2);
     while (true) {
       int missing = quads;
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; i++)
+      for (int i = 0; i < READS_IN_FLIGHT; i++)
         if (int quad = first + i * CONSUMER_THREADS; quad < quads && !have_epoch(read[i], epoch)) missing = quad;
       const unsigned waiting = __ballot_sync(ALL, missing < quads);
       if (!waiting) break;
       if (lane == __ffs(waiting) - 1) poll(words + missing * 2, epoch);
       __syncwarp();
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; i++)
+      for (int i = 0; i < READS_IN_FLIGHT; i++)
         if (int quad = first + i * CONSUMER_THREADS; quad < quads && !have_epoch(read[i], epoch))
-          read[i] = words_at(words + quad * 2);
+          read[i] = read_words(words + quad * 2);
     }
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
+    for (int i = 0; i < READS_IN_FLIGHT; i++)
       if (int quad = first + i * CONSUMER_THREADS; quad < quads)
-        x.put(quad, {uint32_t(read[i].one), uint32_t(read[i].other)});
+        x.put(quad, {uint32_t(read[i].first), uint32_t(read[i].second)});
   }
 }
 
 // stream += x; x = norm(stream), with the weights that `prefetch_norm` copied.
 __device__ inline void normalise(const Block& b) {
   const Activations x(b, QKV);
-  uint2* stream = b.at<uint2>(b.plan.stream);
-  float* squares = b.at<float>(b.plan.squares);  // [CONSUMERS]
+  uint2* stream = b.pointer<uint2>(b.plan.stream);
+  float* squares = b.pointer<float>(b.plan.squares);  // [CONSUMERS]
   float sum = 0.0f;
-  for_own_quads(b.a.hidden, [&](int quad) {
+  for_thread_quads(b.a.hidden, [&](int quad) {
     float added[4], before[4];
     unpack_quad(x.get(quad), added);
     unpack_quad(stream[quad], before);
@@ -95,8 +95,8 @@ __device__ inline void normalise(const Block& b) {
 #pragma unroll
   for (int warp = 0; warp < CONSUMERS; warp++) sum += squares[warp];
   const float scale = rsqrtf(sum * b.plan.inverse + b.a.eps);
-  const uint2* weights = b.at<uint2>(b.plan.norm);
-  for_own_quads(b.a.hidden, [&](int quad) {
+  const uint2* weights = b.pointer<uint2>(b.plan.norm);
+  for_thread_quads(b.a.hidden, [&](int quad) {
     float values[4], weight[4];
     unpack_quad(stream[quad], values);
     unpack_quad(weights[quad], weight);
@@ -108,8 +108,8 @@ __device__ inline void normalise(const Block& b) {
 
 // The first layer: activations and residual stream are the inputs of the step.
 __device__ inline void load_inputs(const Block& b) {
-  for_own_quads(b.a.hidden, [&](int quad) {
-    b.at<uint2>(b.plan.stream)[quad] = static_cast<const uint2*>(b.a.stream)[quad];
+  for_thread_quads(b.a.hidden, [&](int quad) {
+    b.pointer<uint2>(b.plan.stream)[quad] = static_cast<const uint2*>(b.a.stream)[quad];
     Activations(b, QKV).put(quad, static_cast<const uint2*>(b.a.x)[quad]);
   });
 }

@@ -9,39 +9,42 @@
 namespace localllm::cuda {
 namespace {
 
-#ifndef STEP_PATIENCE
-#define STEP_PATIENCE (1u << 23)  // limit of reads per word, some seconds; then the kernel traps instead of a hang
+#ifndef STEP_MAX_READS
+#define STEP_MAX_READS (1u << 23)  // limit of reads per word, some seconds; then the kernel traps instead of a hang
 #endif
 
 struct Words {  // two adjacent words
-  uint64_t one, other;
+  uint64_t first, second;
 };
 
-__device__ inline void publish(uint64_t* at, uint32_t bits, uint32_t epoch) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(uint64_t(epoch) << 32 | bits) : "memory");
+__device__ inline void publish(uint64_t* first, uint32_t bits, uint32_t epoch) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(first), "l"(uint64_t(epoch) << 32 | bits) : "memory");
 }
-__device__ inline void publish(uint64_t* at, float value, uint32_t epoch) {
-  publish(at, __float_as_uint(value), epoch);
+__device__ inline void publish(uint64_t* first, float value, uint32_t epoch) {
+  publish(first, __float_as_uint(value), epoch);
 }
 
-__device__ inline Words words_at(const uint64_t* at) {
+__device__ inline Words read_words(const uint64_t* first) {
   Words words;
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(words.one), "=l"(words.other) : "l"(at) : "memory");
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(words.first), "=l"(words.second)
+               : "l"(first)
+               : "memory");
   return words;
 }
 
 __device__ inline bool have_epoch(const Words& words, uint32_t epoch) {
-  return uint32_t(words.one >> 32) == epoch && uint32_t(words.other >> 32) == epoch;
+  return uint32_t(words.first >> 32) == epoch && uint32_t(words.second >> 32) == epoch;
 }
 
-// Polls the two words at `at` until both have this epoch; returns their data. `words`: the result of the first read.
-__device__ inline uint2 poll(Words words, const uint64_t* at, uint32_t epoch) {
-  for (uint32_t reads = 0; !have_epoch(words, epoch); words = words_at(at))
-    if (++reads > STEP_PATIENCE) __trap();
-  return {uint32_t(words.one), uint32_t(words.other)};
+// Polls the two words at `first` until both have this epoch; returns their data. `words`: the result of the first read.
+__device__ inline uint2 poll(Words words, const uint64_t* first, uint32_t epoch) {
+  for (uint32_t reads = 0; !have_epoch(words, epoch); words = read_words(first))
+    if (++reads > STEP_MAX_READS) __trap();
+  return {uint32_t(words.first), uint32_t(words.second)};
 }
 
-__device__ inline uint2 poll(const uint64_t* at, uint32_t epoch) { return poll(words_at(at), at, epoch); }
+__device__ inline uint2 poll(const uint64_t* first, uint32_t epoch) { return poll(read_words(first), first, epoch); }
 
 }  // namespace
 }  // namespace localllm::cuda

@@ -82,12 +82,12 @@ static __device__ inline float sum_of_warp(float x) {
 
 // The sum over all threads of a block; every thread gets it. The block size is a multiple of 32.
 static __device__ inline float sum_of_block(float x) {
-  __shared__ float parts[32];
+  __shared__ float partials[32];
   x = sum_of_warp(x);
-  __syncthreads();  // other warps may still read `parts` of the previous call
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();  // other warps may still read `partials` of the previous call
+  if (threadIdx.x % 32 == 0) partials[threadIdx.x / 32] = x;
   __syncthreads();
-  return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : 0.0f);
+  return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? partials[threadIdx.x % 32] : 0.0f);
 }
 
 }  // namespace localllm::cuda

@@ -178,7 +178,7 @@ def refused() -> list[tuple[str, tuple[Any, ...], str]]:
         ("rope", (f(2, 1, 6), f(2, 4), f(2, 4), 0), "rope: cos rotates 8 dimensions, but heads have 6"),
         ("rope", (f(2, 1, 8), f(2, 4), f(2, 4), 2), "rope: rotation is 2, 0 to 1 expected"),
         ("store", (f(2, 1, 4), f(2, 1, 4), pages, pages, slots), "slots is int32, int64 expected"),
-        ("copy_parts", (f(1, 3, 4), slots.long(), f(3).long()), "targets has shape [3], [2] expected"),
+        ("copy_cache_pages", (f(1, 3, 4), slots.long(), f(3).long()), "targets has shape [3], [2] expected"),
     ]
 
 

@@ -160,7 +160,7 @@ def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
 
     out = torch.empty(1, 77, device="cuda", dtype=torch.bfloat16)
     held = weight.data, weight.records, weight.scale, None, weight.format, weight.group
-    torch.ops.localllm.few_rows(out, x, *held, False, None, None, None, 0.0, 0.0, -1)
+    torch.ops.localllm.small_batch(out, x, *held, False, None, None, None, 0.0, 0.0, -1)
     assert torch.equal(out, small_batch(x, weight, None, torch.bfloat16))
 
     weight = linear.pack(copy_to(weight_of("int4", 77, 8192, 128, generator), "cuda"), torch.bfloat16)
@@ -229,12 +229,12 @@ def test_refuses_what_does_not_fit(linear: Linear) -> None:
     x, out = (torch.zeros(17, size, device="cuda", dtype=torch.bfloat16) for size in (128, 64))
     rest = None, None, None, 0, 128, True, None, None, None, 0.0, 0.0, -1
     with pytest.raises(RuntimeError, match="17 rows"):
-        torch.ops.localllm.few_rows(out, x, weight.data, *rest)
+        torch.ops.localllm.small_batch(out, x, weight.data, *rest)
     with pytest.raises(RuntimeError, match="multiples of 16 expected"):
-        torch.ops.localllm.few_rows(out[:2], x[:2], weight.data[:, :64].contiguous(), *rest)
+        torch.ops.localllm.small_batch(out[:2], x[:2], weight.data[:, :64].contiguous(), *rest)
     shifted = torch.zeros(1 + weight.data.numel(), device="cuda", dtype=torch.bfloat16)[1:].view_as(weight.data)
     with pytest.raises(RuntimeError, match="weight is not aligned"):
-        torch.ops.localllm.few_rows(out[:2], x[:2], shifted, *rest)
+        torch.ops.localllm.small_batch(out[:2], x[:2], shifted, *rest)
 
 
 LAYERS = [case for case in CASES if case.op == "layer.decoder"]

@@ -71,9 +71,9 @@ def loaded() -> Iterator[Library]:
 
     def noted(name: str) -> Callable[..., Any]:
         def op(*arguments: Any) -> Any:
-            if name == "few_rows_fits":
+            if name == "small_batch_fits":
                 return stands_in.fits(*arguments)
-            if name == "decoder_step_room":
+            if name == "decoder_step_shared_bytes":
                 return stands_in.room
             stands_in.calls.append(name)
             return None
@@ -145,7 +145,7 @@ class TestProducts:
     @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
     def test_one_to_16_rows(self, library: Library, op: str) -> None:
         for rows in (1, 8, 16):
-            assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["few_rows"]
+            assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["small_batch"]
         assert self.calls(library, op, torch.ones(17, 256).bfloat16(), weight_of(op)) == []
         assert self.calls(library, op, torch.ones(0, 256).bfloat16(), weight_of(op)) == []
 
@@ -160,7 +160,7 @@ class TestProducts:
             return arguments[1] <= 5  # rows
 
         monkeypatch.setattr(library, "fits", fits)
-        assert self.calls(library, op, torch.ones(5, 256).bfloat16(), weight_of(op)) == ["few_rows"]
+        assert self.calls(library, op, torch.ones(5, 256).bfloat16(), weight_of(op)) == ["small_batch"]
         assert self.calls(library, op, torch.ones(6, 256).bfloat16(), weight_of(op)) == []
         linear = module("linear")
         format = {"dense": linear.BF16, "int8": linear.INT8, "fp8": linear.FP8, "int4": linear.INT4}
@@ -172,7 +172,7 @@ class TestProducts:
     @pytest.mark.parametrize("op", ["int8", "int4", "fp8"])
     def test_activations_in_vectors(self, library: Library, op: str) -> None:
         wider = torch.ones(4, 264).bfloat16()
-        assert self.calls(library, op, wider[:, :256], weight_of(op)) == ["few_rows"]
+        assert self.calls(library, op, wider[:, :256], weight_of(op)) == ["small_batch"]
         assert self.calls(library, op, wider[:, 1:257], weight_of(op)) == []
         assert self.calls(library, op, torch.ones(4, 260).bfloat16()[:, :256], weight_of(op)) == []
         assert self.calls(library, op, torch.ones(256, 4).bfloat16().t(), weight_of(op)) == []
@@ -180,7 +180,7 @@ class TestProducts:
         assert self.calls(library, op, torch.ones(4, 256), weight_of(op)) == []
 
     def test_groups_of_fp8(self, library: Library) -> None:
-        for group, calls in ((64, ["few_rows"]), (128, ["few_rows"]), (256, ["few_rows"]), (32, []), (96, [])):
+        for group, calls in ((64, ["small_batch"]), (128, ["small_batch"]), (256, ["small_batch"]), (32, []), (96, [])):
             assert self.calls(library, "fp8", torch.ones(2, 256).bfloat16(), weight_of("fp8", group=group)) == calls
 
 
@@ -199,7 +199,7 @@ class TestLayer:
         return library.called()
 
     def test_norms_on_the_way_where_they_fit(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.decode(library)[:1] == ["few_rows"]
+        assert self.decode(library)[:1] == ["small_batch"]
         normed: list[bool] = []
 
         def fits(*arguments: Any) -> bool:

@@ -89,7 +89,7 @@ def test_a_cuda_library_of_another_version_is_as_good_as_none(monkeypatch: pytes
     """The CPU's library stands for one that lacks what the code beside it calls."""
     pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(find_library()))
-    with pytest.raises(LibraryMissing, match=r"without .*few_rows.* make build CUDA=1"):
+    with pytest.raises(LibraryMissing, match=r"without .*small_batch.* make build CUDA=1"):
         import_module("localllm.kernels.cuda")
 
 
@@ -112,5 +112,5 @@ except ImportError as error:
 def test_the_ops_of_the_cuda_library_are_named() -> None:
     folder = ROOT / "kernels" / "cuda"
     called = {op for file in folder.glob("*.py") for op in re.findall(r"torch\.ops\.localllm\.(\w+)", file.read_text())}
-    (own,) = re.findall(r"^OWN = (\(.*\))", (folder / "__init__.py").read_text(), re.MULTILINE)
+    (own,) = re.findall(r"^OWN = (\([^)]*\))", (folder / "__init__.py").read_text(), re.MULTILINE)
     assert called - {"append", "store", "extend_attention"} == set(ast.literal_eval(own))

@@ -17,13 +17,13 @@
 // in a fixed order, so the result does not depend on the number of rows or blocks.
 #pragma once
 
-#include "own_rows.cuh"
+#include "prepared_rows.cuh"
 
 namespace localllm::cuda {
 
 template <int BYTES>
-static __device__ inline void copy_async(uint32_t to, const void* from, bool real) {
-  int size = real ? BYTES : 0;  // cp.async fills the rest with zeros
+static __device__ inline void copy_async(uint32_t to, const void* from, bool exists) {
+  int size = exists ? BYTES : 0;  // cp.async fills the rest with zeros
   if (BYTES == 16)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
   else
@@ -82,18 +82,18 @@ struct Position {
 // The copies and addresses of the ring. F: weight format (formats.cuh); NT: groups of 8 rows, 1 or 2.
 template <class F, int J, int P, int NT>
 struct Stream {
-  static constexpr int PIECE = 8 * sizeof(typename F::X);  // bytes of 8 activations
+  static constexpr int VECTOR_BYTES = 8 * sizeof(typename F::X);  // bytes of 8 activations
 
-  const FewRows& a;
-  uint32_t ring, own;  // addresses in shared memory: slot 0 of the ring; the prepared activations
+  const SmallBatch& a;
+  uint32_t ring, prepared;  // addresses in shared memory: slot 0 of the ring; the prepared activations
   int tid, warp, g, t, chunks, steps, tiles;
 
-  __device__ Stream(const FewRows& a, void* memory, void* kept) : a(a) {
+  __device__ Stream(const SmallBatch& a, void* memory, void* prepared_x) : a(a) {
     tid = threadIdx.x, warp = tid / 32, g = tid % 32 / 4, t = tid % 4;
-    ring = uint32_t(__cvta_generic_to_shared(memory)), own = uint32_t(__cvta_generic_to_shared(kept));
+    ring = uint32_t(__cvta_generic_to_shared(memory)), prepared = uint32_t(__cvta_generic_to_shared(prepared_x));
     chunks = int((a.row_bytes + 63) / 64);
     steps = (chunks + WARPS * P - 1) / (WARPS * P);
-    tiles = (a.outs + 8 * J - 1) / (8 * J);
+    tiles = (a.out_features + 8 * J - 1) / (8 * J);
   }
   // The index of the j-th block of 8 outputs of a tile. With gates, even j are gates and odd j the values they
   // multiply.
@@ -101,16 +101,17 @@ struct Stream {
     return a.gated ? tile * (J / 2) + j / 2 + (j % 2) * (a.gated / 8) : tile * J + j;
   }
   // Addresses in a slot: weights, records, activations, activation scales. The lanes of a warp are contiguous.
-  __device__ uint32_t weight_at(int slot, int i) const { return ring + slot * a.slot_bytes + (i * THREADS + tid) * 16; }
-  __device__ uint32_t record_at(int slot, int i) const {
+  __device__ uint32_t weight_address(int slot, int i) const {
+    return ring + slot * a.slot_bytes + (i * THREADS + tid) * 16;
+  }
+  __device__ uint32_t record_address(int slot, int i) const {
     return ring + slot * a.slot_bytes + J * P * THREADS * 16 + (i * THREADS + tid) * 4;
   }
-  __device__ uint32_t x_at(int slot, int i) const {
-    return ring + slot * a.slot_bytes + J * P * THREADS * (16 + 4 * F::RECORDS) +
-           (i * THREADS + tid) * PIECE;
+  __device__ uint32_t x_address(int slot, int i) const {
+    return ring + slot * a.slot_bytes + J * P * THREADS * (16 + 4 * F::RECORDS) + (i * THREADS + tid) * VECTOR_BYTES;
   }
-  __device__ uint32_t sub_at(int slot, int i) const {
-    return x_at(slot, P * NT * F::PIECES) - tid * PIECE + (i * THREADS + tid) * 4;
+  __device__ uint32_t subgroup_scale_address(int slot, int i) const {
+    return x_address(slot, P * NT * F::VECTORS) - tid * VECTOR_BYTES + (i * THREADS + tid) * 4;
   }
   __device__ int chunk_of(int step, int p) const { return (step * P + p) * WARPS + warp; }
 
@@ -118,17 +119,17 @@ struct Stream {
   struct Source {
     const uint8_t* row[J];
     const uint32_t* record[J];
-    uint32_t real;  // bit j: output j of this lane exists
+    uint32_t exists;  // bit j: output j of this lane exists
   };
   __device__ Source source(int tile) const {
     Source from{};
 #pragma unroll
     for (int j = 0; j < J; j++) {
       int block = block_of(tile, j), output = block * 8 + g;
-      bool real = tile < tiles && output < a.outs;
-      from.row[j] = a.weight + (real ? output * a.row_bytes : 0) + t * 16;
-      if (F::RECORDS) from.record[j] = a.records + (real ? int64_t(block) * a.subs * 8 + g : 0);
-      from.real |= real << j;
+      bool exists = tile < tiles && output < a.out_features;
+      from.row[j] = a.weight + (exists ? output * a.row_bytes : 0) + t * 16;
+      if (F::RECORDS) from.record[j] = a.records + (exists ? int64_t(block) * a.subgroups * 8 + g : 0);
+      from.exists |= exists << j;
     }
     return from;
   }
@@ -139,16 +140,16 @@ struct Stream {
       bool inside = chunk * 64 + t * 16 < int(a.row_bytes);
 #pragma unroll
       for (int j = 0; j < J; j++)
-        copy_async<16>(weight_at(slot, j * P + p), inside ? from.row[j] + chunk * 64 : from.row[j],
-                       inside && (from.real >> j & 1));
+        copy_async<16>(weight_address(slot, j * P + p), inside ? from.row[j] + chunk * 64 : from.row[j],
+                       inside && (from.exists >> j & 1));
 #pragma unroll
       for (int r = 0; r < F::RECORDS; r++) {
-        int sub = F::sub_of(a, chunk, r);
-        inside = sub < a.subs;
+        int subgroup = F::subgroup_of(a, chunk, r);
+        inside = subgroup < a.subgroups;
 #pragma unroll
         for (int j = 0; j < J; j++)
-          copy_async<4>(record_at(slot, (j * P + p) * F::RECORDS + r), from.record[j] + (inside ? sub * 8 : 0),
-                        inside && (from.real >> j & 1));
+          copy_async<4>(record_address(slot, (j * P + p) * F::RECORDS + r),
+                        from.record[j] + (inside ? subgroup * 8 : 0), inside && (from.exists >> j & 1));
       }
     }
   }
@@ -161,32 +162,35 @@ struct Stream {
         if (row >= a.rows) continue;
         const typename F::X* from = static_cast<const typename F::X*>(a.x) + row * a.x_stride;
 #pragma unroll
-        for (int i = 0; i < F::PIECES; i++) {
+        for (int i = 0; i < F::VECTORS; i++) {
           int k = chunk * F::CHUNK + F::input_of(i, t);
-          copy_async<PIECE>(x_at(slot, (p * NT + h) * F::PIECES + i), k < a.ins ? from + k : from, k < a.ins);
+          copy_async<VECTOR_BYTES>(x_address(slot, (p * NT + h) * F::VECTORS + i), k < a.in_features ? from + k : from,
+                                   k < a.in_features);
         }
         if (F::ROUNDED_IN_GROUPS)
 #pragma unroll
           for (int r = 0; r < F::RECORDS; r++) {
-            int sub = chunk * F::RECORDS + r;
-            copy_async<4>(sub_at(slot, (p * NT + h) * F::RECORDS + r),
-                          a.sub_scale + (sub < a.subs ? row * a.subs + sub : 0), sub < a.subs);
+            int subgroup = chunk * F::RECORDS + r;
+            copy_async<4>(subgroup_scale_address(slot, (p * NT + h) * F::RECORDS + r),
+                          a.subgroup_scale + (subgroup < a.subgroups ? row * a.subgroups + subgroup : 0),
+                          subgroup < a.subgroups);
           }
       }
   }
-  __device__ void load_x(int step, int slot, int p, uint32_t (&x)[NT][F::PIECES][PIECE / 4]) const {
+  __device__ void load_x(int step, int slot, int p, uint32_t (&x)[NT][F::VECTORS][VECTOR_BYTES / 4]) const {
     int chunk = chunk_of(step, p);
 #pragma unroll
     for (int h = 0; h < NT; h++)
 #pragma unroll
-      for (int i = 0; i < F::PIECES; i++) {
+      for (int i = 0; i < F::VECTORS; i++) {
         int row = g + 8 * h;
-        uint32_t from = x_at(slot, (p * NT + h) * F::PIECES + i);
-        if (a.own_pitch) from = own + row * a.own_pitch + (chunk * F::CHUNK + F::input_of(i, t)) * sizeof(typename F::X);
+        uint32_t from = x_address(slot, (p * NT + h) * F::VECTORS + i);
+        if (a.prepared_pitch)
+          from = prepared + row * a.prepared_pitch + (chunk * F::CHUNK + F::input_of(i, t)) * sizeof(typename F::X);
 #pragma unroll
-        for (int e = 0; e < PIECE / 4; e++) x[h][i][e] = 0;
+        for (int e = 0; e < VECTOR_BYTES / 4; e++) x[h][i][e] = 0;
         if (row >= a.rows || chunk >= chunks) continue;
-        if constexpr (PIECE == 16)
+        if constexpr (VECTOR_BYTES == 16)
           asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                        : "=r"(x[h][i][0]), "=r"(x[h][i][1]), "=r"(x[h][i][2]), "=r"(x[h][i][3]) : "r"(from));
         else
@@ -197,19 +201,20 @@ struct Stream {
 
 // One output of a tile. One thread reduces the warps' sums of it, or of a gate and the value that the gate multiplies.
 struct Epilogue {
-  bool held;  // false: this thread has no output in this tile
-  int row, within;  // within: index of the output in the tile
+  bool active;           // false: this thread has no output in this tile
+  int row, tile_output;  // tile_output: index of the output in the tile
   int64_t output;
   float scale[2], shift[2];  // loaded early, to hide their latency behind the tile's products
 };
 
 template <class F, int J, class S>
-static __device__ inline Epilogue epilogue_of(const FewRows& a, const S& s, int tile, int iteration) {
+static __device__ inline Epilogue epilogue_of(const SmallBatch& a, const S& s, int tile, int iteration) {
   int e = (s.tid + iteration * 32) % THREADS;  // a different warp starts in each tile
-  int row = a.gated ? e / (J * 4) : e / (J * 8), within = a.gated ? e % (J * 4) : e % (J * 8);
-  Epilogue epilogue{row < a.rows, row, within, int64_t(tile) * (a.gated ? J * 4 : J * 8) + within, {1.0f, 1.0f}, {}};
-  epilogue.held &= epilogue.output < (a.gated ? a.gated : a.outs);
-  if (!epilogue.held) return epilogue;
+  int row = a.gated ? e / (J * 4) : e / (J * 8), tile_output = a.gated ? e % (J * 4) : e % (J * 8);
+  Epilogue epilogue{row < a.rows, row, tile_output, int64_t(tile) * (a.gated ? J * 4 : J * 8) + tile_output,
+                    {1.0f, 1.0f}, {}};
+  epilogue.active &= epilogue.output < (a.gated ? a.gated : a.out_features);
+  if (!epilogue.active) return epilogue;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     if (i && !a.gated) break;
@@ -221,31 +226,34 @@ static __device__ inline Epilogue epilogue_of(const FewRows& a, const S& s, int 
 }
 
 // Writes each warp's sums of a tile to `partial` [warp][J][rows][8], reduces them over the warps and stores the
-// outputs. With two such buffers, warps without outputs continue with the next tile. `alone`: there is one buffer.
+// outputs. With two such buffers, warps without outputs continue with the next tile. `single_buffer`: there is one
+// buffer.
 template <class F, int J, int NT, class S>
-static __device__ inline void finish(const FewRows& a, const S& s, const OwnRows<F>& own, typename F::Sum* partial,
-                                     const typename F::Sum (&sums)[J][4], const Epilogue& epilogue, bool alone) {
-  if (alone) __syncthreads();  // the sums of the previous tile have been read
+static __device__ inline void finish(const SmallBatch& a, const S& s, const PreparedRows<F>& rows,
+                                     typename F::Sum* partial, const typename F::Sum (&sums)[J][4],
+                                     const Epilogue& epilogue, bool single_buffer) {
+  if (single_buffer) __syncthreads();  // the sums of the previous tile have been read
 #pragma unroll
   for (int j = 0; j < J; j++)
 #pragma unroll
     for (int h = 0; h < NT; h++) {
       if (s.g + 8 * h >= a.rows) continue;
-      typename F::Sum* at = partial + ((s.warp * J + j) * a.rows + s.g + 8 * h) * 8 + 2 * s.t;
-      at[0] = sums[j][2 * h], at[1] = sums[j][2 * h + 1];
+      typename F::Sum* to = partial + ((s.warp * J + j) * a.rows + s.g + 8 * h) * 8 + 2 * s.t;
+      to[0] = sums[j][2 * h], to[1] = sums[j][2 * h + 1];
     }
   __syncthreads();
-  if (!epilogue.held) return;
+  if (!epilogue.active) return;
   auto value = [&](int i, int j) {
     typename F::Sum sum = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += partial[((w * J + j) * a.rows + epilogue.row) * 8 + epilogue.within % 8];
+    for (int w = 0; w < WARPS; w++)
+      sum += partial[((w * J + j) * a.rows + epilogue.row) * 8 + epilogue.tile_output % 8];
     float scale = epilogue.scale[i];
     if (sizeof(typename F::X) == 1 && !F::ROUNDED_IN_GROUPS)
-      scale = (a.own_pitch ? own.row_scale[epilogue.row] : a.row_scale[epilogue.row]) * scale;
+      scale = (a.prepared_pitch ? rows.row_scale[epilogue.row] : a.row_scale[epilogue.row]) * scale;
     return float(sum) * scale + epilogue.shift[i];
   };
-  int j = epilogue.within / 8;
+  int j = epilogue.tile_output / 8;
   float result = a.gated ? activated(a.gate, rounded(value(0, 2 * j))) * rounded(value(1, 2 * j + 1)) : value(0, j);
   put(a.out, a.out_type, epilogue.row * a.out_stride + epilogue.output, result);
 }
@@ -256,65 +264,65 @@ template <class F, int J, int NT>
 constexpr int RESIDENT_BLOCKS = F::RECORDS == 0 && J == 1 && NT == 1 ? 2 : 1;
 
 template <class F, int J, int P, int NT>
-__global__ void __launch_bounds__(THREADS, (RESIDENT_BLOCKS<F, J, NT>)) few_rows(const FewRows a) {
+__global__ void __launch_bounds__(THREADS, (RESIDENT_BLOCKS<F, J, NT>)) small_batch(const SmallBatch a) {
   extern __shared__ uint4 memory[];
   using S = Stream<F, J, P, NT>;
   using Sum = typename F::Sum;
   char* after_ring = reinterpret_cast<char*>(memory) + a.slots * a.slot_bytes;
   Sum* partial = reinterpret_cast<Sum*>(after_ring);
-  OwnRows<F> own(a, after_ring + a.tables * WARPS * J * a.rows * 8 * sizeof(Sum));
-  S s(a, memory, own.x);
+  PreparedRows<F> rows(a, after_ring + a.sum_buffers * WARPS * J * a.rows * 8 * sizeof(Sum));
+  S s(a, memory, rows.x);
   if (!a.resident) wait_for_previous();
-  Position fetched{int(blockIdx.x), 0};
-  auto from = s.source(fetched.tile);
+  Position fetch_position{int(blockIdx.x), 0};
+  auto from = s.source(fetch_position.tile);
   auto fetch = [&](int slot) {
-    s.fetch_weights(from, fetched.step, slot);
-    if (fetched.advance(s.steps)) from = s.source(fetched.tile);
+    s.fetch_weights(from, fetch_position.step, slot);
+    if (fetch_position.advance(s.steps)) from = s.source(fetch_position.tile);
   };
   for (int slot = 0; slot < a.slots - 1; slot++) {
     fetch(slot);
     commit_slot();
   }
   if (a.resident) wait_for_previous();
-  int late = 0;  // 1: the first step waits for the activations, which were copied after the weights of all slots
-  if (a.own_pitch) {
-    own.fill();
+  int first_wait = 0;  // 1: the first step waits for the activations, which were copied after the weights of all slots
+  if (a.prepared_pitch) {
+    rows.fill();
   } else {
     for (int slot = 0; slot < a.slots - 1; slot++) s.fetch_x(slot % s.steps, slot);
     commit_slot();
-    late = 1;
+    first_wait = 1;
   }
   launch_dependents();  // not earlier: the next kernel's prefetches would delay this kernel's activations
 
-  int slot = 0, free = a.slots - 1, iteration = 0;
+  int slot = 0, next_slot = a.slots - 1, iteration = 0;
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x, iteration++) {
     Epilogue epilogue = epilogue_of<F, J>(a, s, tile, iteration);
     Sum sums[J][4] = {};
     for (int step = 0; step < s.steps; step++) {
-      if (!a.own_pitch) s.fetch_x(fetched.step, free);
-      fetch(free);
+      if (!a.prepared_pitch) s.fetch_x(fetch_position.step, next_slot);
+      fetch(next_slot);
       commit_slot();
-      wait_slots(late ? 1 : a.slots - 1);
-      late = 0;
+      wait_slots(first_wait ? 1 : a.slots - 1);
+      first_wait = 0;
 #pragma unroll
       for (int p = 0; p < P; p++) {
-        uint32_t x[NT][F::PIECES][S::PIECE / 4];
+        uint32_t x[NT][F::VECTORS][S::VECTOR_BYTES / 4];
         s.load_x(step, slot, p, x);
-        typename F::template Activations<NT> held(x);
+        typename F::template Activations<NT> activations(x);
 #pragma unroll
         for (int j = 0; j < J; j++) {
           uint32_t w[4];
           asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                        : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                       : "r"(s.weight_at(slot, j * P + p)));
-          held.multiply(sums[j], w, s, own, step, slot, j * P + p, p);
+                       : "r"(s.weight_address(slot, j * P + p)));
+          activations.multiply(sums[j], w, s, rows, step, slot, j * P + p, p);
         }
       }
-      free = slot;
+      next_slot = slot;
       if (++slot == a.slots) slot = 0;
     }
-    Sum* table = partial + iteration % a.tables * (WARPS * J * a.rows * 8);
-    finish<F, J, NT>(a, s, own, table, sums, epilogue, a.tables == 1);
+    Sum* buffer = partial + iteration % a.sum_buffers * (WARPS * J * a.rows * 8);
+    finish<F, J, NT>(a, s, rows, buffer, sums, epilogue, a.sum_buffers == 1);
   }
   wait_copies<0>();
 }
