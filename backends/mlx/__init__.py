@@ -10,7 +10,9 @@ from pathlib import Path
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
-from .machine import apple_chip, memory
+from .machine import apple_chip, memory, read_bandwidth
+
+__all__ = ["accepts", "name", "open", "probe", "read_bandwidth"]
 
 name = "mlx"
 
@@ -53,12 +55,6 @@ def open(files: ModelFiles, budget: LoadOptions) -> Runner:
     from .opening import open_on_mlx
 
     return open_on_mlx(files, budget)
-
-
-def read_bandwidth() -> float:
-    from .reading import read_bandwidth as measured
-
-    return measured()
 
 
 def _version(package: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,15 +16,15 @@ from ...engine.modelconfig import ModelConfig
 
 
 class _Window:
-    """Mixed into a cache of mlx-lm that keeps every position: a layer with a window reads its last columns only."""
+    """Mixed into a cache of mlx-lm that stores every position: a layer with a window reads its last columns only."""
 
     keys: mx.array  # [rows, kv heads, columns, dim]
     values: mx.array
-    window = 0  # positions that a token sees, its own included; 0: all
+    window = 0  # positions that a token sees, with its own; 0: all
     padded = False  # rows have columns before their first position
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
-        """New keys and values [rows, kv heads, new, dim] -> those that the new tokens see."""
+        """New keys and values [rows, kv heads, new, dim] -> the keys and values that the new tokens see."""
         visible: tuple[mx.array, ...] = super().update_and_fetch(keys, values)  # type: ignore[misc]
         columns = self.window + keys.shape[2] - 1
         if not self.window or visible[0].shape[2] <= columns:
@@ -35,8 +35,8 @@ class _Window:
         """The mask of the next N tokens over the columns that update_and_fetch returns. mlx-lm names the arguments."""
         end: int = self.size()
         before = min(end, self.window - 1) if self.window else end
-        window = min((size for size in (self.window, window_size) if size), default=0)
-        limit = window if 0 < window < before + N else None
+        window = min(self.window or end + N, window_size or end + N)
+        limit = window if window < before + N else None
         if not self.padded:
             return create_attention_mask(N, before, return_array, limit)
         left = self.left_padding if before == end else self.left_padding - (end - before)
@@ -46,19 +46,9 @@ class _Window:
 class RowCache(_Window, KVCache):  # type: ignore[misc]
     """The cache of one layer and one sequence."""
 
-    @classmethod
-    def like(cls, cache: Any) -> RowCache:
-        """An empty cache for a layer that uses `cache` of mlx-lm. Raises ModelRefused for other state than keys and
-        values."""
-        if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
-            raise ModelRefused(
-                f"its layers store a {type(cache).__name__}, not plain keys and values: recurrent and compressed "
-                "caches are not supported here yet",
-                "choose a model of another architecture",
-            )
-        row = cls()
-        row.window = getattr(cache, "max_size", 0)
-        return row
+    def __init__(self, window: int = 0) -> None:
+        super().__init__()
+        self.window = window
 
     def row(self, index: int) -> RowCache:
         return self
@@ -69,8 +59,8 @@ class BatchCache(_Window, BatchKVCache):  # type: ignore[misc]
 
     @classmethod
     def of(cls, rows: list[RowCache]) -> BatchCache:
-        """Copies of sequences with positions."""
-        cache: BatchCache = cls.merge(rows)
+        """Copies of sequences. All of them or none are empty."""
+        cache: BatchCache = cls([0] * len(rows)) if rows[0].empty() else cls.merge(rows)
         cache.window = rows[0].window
         cache.padded = len({row.offset for row in rows}) > 1
         return cache
@@ -80,13 +70,6 @@ class BatchCache(_Window, BatchKVCache):  # type: ignore[misc]
         cache: RowCache = RowCache.from_state(self.extract(index).state)
         cache.window = self.window
         return cache
-
-
-def new_cache(rows: int, window: int) -> RowCache | BatchCache:
-    """A layer's cache of empty rows."""
-    cache = RowCache() if rows == 1 else BatchCache([0] * rows)
-    cache.window = window
-    return cache
 
 
 def mix(part: nn.Module, kind: type, **values: Any) -> None:
@@ -185,7 +168,7 @@ class Forward:
         if isinstance(trunk, nn.Module):
             mix(trunk, _LastToken, tap=self._tap)
 
-    def __call__(self, tokens: mx.array, caches: list[Any]) -> tuple[mx.array, mx.array]:
+    def __call__(self, tokens: mx.array, caches: Sequence[Any]) -> tuple[mx.array, mx.array]:
         """tokens [rows, new] -> logits [rows, vocab] and normalised hidden states [rows, hidden] of the last token;
         [rows, 0] where the model has no trunk."""
         logits = self._model(tokens, cache=caches)[:, -1]
@@ -200,9 +183,9 @@ def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
     Raises ModelRefused for a model whose layers store other state than keys and values, and for a model whose attention
     is not MLX's: its masks may be wrong for several rows.
     """
-    caches = [RowCache.like(cache) for cache in make_prompt_cache(model)]
-    calls = 0
+    caches = [_row_cache(cache) for cache in make_prompt_cache(model)]
     attention = mx.fast.scaled_dot_product_attention
+    calls = 0
 
     def counted(*args: Any, **kwargs: Any) -> mx.array:
         nonlocal calls
@@ -214,7 +197,7 @@ def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
         forward(mx.zeros((1, 1), mx.int32), caches)
     finally:
         mx.fast.scaled_dot_product_attention = attention
-    if any(cache.keys is None for cache in caches):
+    if any(cache.empty() for cache in caches):
         raise ModelRefused("a layer stores no keys and values, which is not supported here yet")
     if calls < len(caches):
         raise ModelRefused(
@@ -222,3 +205,14 @@ def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
             "choose a model of another architecture",
         )
     return caches
+
+
+def _row_cache(cache: Any) -> RowCache:
+    """An empty cache for a layer that uses `cache` of mlx-lm."""
+    if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
+        raise ModelRefused(
+            f"its layers store a {type(cache).__name__}, not plain keys and values: recurrent and compressed caches "
+            "are not supported here yet",
+            "choose a model of another architecture",
+        )
+    return RowCache(getattr(cache, "max_size", 0))

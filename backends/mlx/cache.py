@@ -9,19 +9,19 @@ import mlx.core as mx
 import numpy as np
 
 from ...engine.batch import Ints
-from .adapter import BatchCache, RowCache, new_cache
-from .plan import STEP, Begin, Gather, Move, Read, Span, Trim, Write
+from .adapter import BatchCache, RowCache
+from .plan import STEP, Make, Source, Span, Write
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one token adds to a layer's cache."""
+    """The size of one token in a layer's cache."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
     dtype: mx.Dtype
-    window: int  # positions that a token sees, its own included; 0: all
+    window: int  # positions that a token sees, with its own; 0: all
 
     @property
     def token_bytes(self) -> int:
@@ -30,25 +30,29 @@ class LayerShape:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Caches of rows that one call computes: one of mlx-lm's for each layer, RowCache for one row."""
+    """Caches of rows that one call computes, one for each layer: RowCache for one row, BatchCache for several."""
 
-    layers: list[RowCache | BatchCache]
+    layers: Sequence[RowCache | BatchCache]
     lengths: list[int]  # positions of each row
 
     @property
     def arrays(self) -> list[mx.array]:
-        """[rows, kv heads, columns, dim] of each layer."""
+        """Keys and values [rows, kv heads, columns, dim] of each layer."""
         return [x for layer in self.layers for x in (layer.keys, layer.values)]
 
-    def place(self) -> None:
+    def set_offsets(self) -> None:
         """Before a call: batch caches take their offsets from one array, which no chain of steps depends on."""
         if len(self.lengths) > 1:
             offset = mx.array(self.lengths)
             for layer in self.layers:
                 layer.offset = offset
 
-    def row(self, index: int) -> list[RowCache]:
-        return [layer.row(index) for layer in self.layers]
+    def row(self, index: int, length: int) -> list[RowCache]:
+        """A row cut to its first positions. The row of a group of one is not copied."""
+        caches = [layer.row(index) for layer in self.layers]
+        for cache in caches:
+            cache.trim(cache.offset - length)
+        return caches
 
 
 class Pool:
@@ -58,7 +62,6 @@ class Pool:
     def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int) -> None:
         columns = (num_pages + 1) * page_size
         self._page_size = page_size
-        self._windows = [shape.window for shape in shapes]
         self.keys = [mx.zeros((1, shape.kv_heads, columns, shape.key_dim), shape.dtype) for shape in shapes]
         self.values = [mx.zeros((1, shape.kv_heads, columns, shape.value_dim), shape.dtype) for shape in shapes]
         self.changed = False  # written since `settle`
@@ -69,41 +72,35 @@ class Pool:
         return np.asarray(pages)[positions // self._page_size] * self._page_size + positions % self._page_size
 
     def write(self, group: Group, spans: Sequence[Span]) -> None:
-        """Positions of rows of a group."""
+        """Write positions of rows of a group. The writes are lazy."""
         end = group.layers[0].size()
-        parts = [np.arange(end - span.length + span.start, end) for span in spans]
-        rows = mx.array(np.repeat([span.row for span in spans], [len(part) for part in parts]))
-        columns = mx.array(np.concatenate(parts))
+        rows = np.concatenate([np.full(span.length - span.start, span.row) for span in spans])
+        columns = np.concatenate([np.arange(end - span.length + span.start, end) for span in spans])
         index = _index(np.concatenate([self.columns(span.pages, span.start, span.length) for span in spans]))
-        for at, layer in enumerate(group.layers):
-            keys = layer.keys[rows, :, columns].swapaxes(0, 1)[None]
-            values = layer.values[rows, :, columns].swapaxes(0, 1)[None]
-            self.keys[at] = mx.put_along_axis(self.keys[at], index, keys, axis=2)
-            self.values[at] = mx.put_along_axis(self.values[at], index, values, axis=2)
+        source = (mx.array(rows), slice(None), mx.array(columns))
+        for number, layer in enumerate(group.layers):
+            for side, stored in ((self.keys, layer.keys), (self.values, layer.values)):
+                side[number] = mx.put_along_axis(side[number], index, stored[source].swapaxes(0, 1)[None], axis=2)
         self.changed = True
 
-    def read(self, pages: Sequence[int], length: int) -> Group:
-        """A row with positions 0…length-1, and room for more."""
-        room = -(-(length + 1) // STEP) * STEP
-        index = _index(np.pad(self.columns(pages, 0, length), (0, room - length)))
-        layers: list[RowCache | BatchCache] = []
-        for keys, values, window in zip(self.keys, self.values, self._windows, strict=True):
-            arrays = mx.take_along_axis(keys, index, axis=2), mx.take_along_axis(values, index, axis=2)
-            cache: RowCache = RowCache.from_state((*arrays, length))
-            cache.window = window
-            layers.append(cache)
-        return Group(layers, [length])
+    def read(self, pages: Sequence[int], length: int, row: Sequence[RowCache]) -> None:
+        """Give an empty row positions 0…length-1, and columns for more."""
+        columns = -(-(length + 1) // STEP) * STEP
+        index = _index(np.pad(self.columns(pages, 0, length), (0, columns - length)))
+        for cache, keys, values in zip(row, self.keys, self.values, strict=True):
+            cache.keys = mx.take_along_axis(keys, index, axis=2)
+            cache.values = mx.take_along_axis(values, index, axis=2)
+            cache.offset = length
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy pages, source to target; all sources are read before any target is written."""
-        offsets = np.arange(self._page_size)
-        pages = np.asarray(copies)[:, :, None] * self._page_size + offsets
+        pages = np.asarray(copies)[:, :, None] * self._page_size + np.arange(self._page_size)
         sources = _index(pages[:, 0].ravel())
         targets = _index(pages[:, 1].ravel())
         for side in (self.keys, self.values):
-            pages_read = [mx.take_along_axis(x, sources, axis=2) for x in side]
-            mx.eval(pages_read)  # a pool that a lazy array still reads would be copied as a whole
-            side[:] = [mx.put_along_axis(x, targets, new, axis=2) for x, new in zip(side, pages_read, strict=True)]
+            stored = [mx.take_along_axis(x, sources, axis=2) for x in side]
+            mx.eval(stored)  # a pool that a lazy array still reads would be copied as a whole
+            side[:] = [mx.put_along_axis(x, targets, new, axis=2) for x, new in zip(side, stored, strict=True)]
         self.changed = True
 
     def settle(self) -> None:
@@ -119,10 +116,10 @@ def _index(columns: Ints) -> mx.array:
 
 
 class Caches:
-    """Groups by number, and the pool. It does the cache moves of a plan."""
+    """Groups by number, and the pool. It executes the cache moves of a plan."""
 
     def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int) -> None:
-        self._shapes = shapes
+        self._windows = [shape.window for shape in shapes]
         self.pool = Pool(shapes, num_pages, page_size)
         self.groups: dict[int, Group] = {}
 
@@ -132,26 +129,18 @@ class Caches:
         if copies:
             self.pool.copy(copies)
 
-    def move(self, move: Move) -> None:
-        match move:
-            case Begin(group, rows):
-                layers = [new_cache(rows, shape.window) for shape in self._shapes]
-                self.groups[group] = Group(layers, [0] * rows)
-            case Read(group, pages, length):
-                self.groups[group] = self.pool.read(pages, length)
-            case Trim(group, length):
-                for layer in self.groups[group].layers:
-                    layer.trim(layer.offset - length)
-                self.groups[group].lengths = [length]
-            case Gather(group, sources):
-                self.groups[group] = self._gathered(sources)
+    def make(self, make: Make) -> None:
+        rows = [self._row(source) for source in make.sources]
+        layers = rows[0] if len(rows) == 1 else [BatchCache.of(list(layer)) for layer in zip(*rows, strict=True)]
+        self.groups[make.group] = Group(layers, [source.length for source in make.sources])
 
-    def _gathered(self, sources: Sequence[tuple[int, int]]) -> Group:
-        rows = [self.groups[group].row(row) for group, row in sources]
-        lengths = [self.groups[group].lengths[row] for group, row in sources]
-        if len(rows) == 1:
-            return Group([*rows[0]], lengths)
-        return Group([BatchCache.of(list(layer)) for layer in zip(*rows, strict=True)], lengths)
+    def _row(self, source: Source) -> list[RowCache]:
+        if source.group:
+            return self.groups[source.group].row(source.row, source.length)
+        row = [RowCache(window) for window in self._windows]
+        if source.length:
+            self.pool.read(source.pages, source.length, row)
+        return row
 
     def keep(self, groups: Collection[int]) -> None:
         """Drop all other groups."""

@@ -1,8 +1,4 @@
-"""Errors of MLX as errors of the engine.
-
-Classes, not generators: from Python 3.12 on, contextlib's generators put an error into a cycle with its frames, which
-would keep the arrays of a failed step until Python's next garbage collection.
-"""
+"""Errors of MLX as errors of the engine."""
 
 from __future__ import annotations
 
@@ -14,24 +10,22 @@ from ...engine.errors import OutOfMemory, RunnerFailed
 _OUT_OF_MEMORY = ("Unable to allocate", "Attempting to allocate", "Insufficient Memory", "out of memory")
 
 
-class failures:
-    """Turns an error of a step, or of an earlier one, into RunnerFailed."""
+class engine_errors:
+    """Converts an error of a step: a failed allocation to OutOfMemory, others to RunnerFailed.
+
+    This is a class, not a generator: from Python 3.12 on, contextlib's generators put an error into a cycle with its
+    frames, which would keep the arrays of a failed step until Python's next garbage collection.
+    """
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, RuntimeError | ValueError | IndexError | TypeError | AttributeError | MemoryError):
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_shortage(str(error))):
+            raise OutOfMemory(f"not enough memory for the step: {error}") from error
+        if isinstance(error, RuntimeError | ValueError | IndexError | TypeError | AttributeError):
             raise RunnerFailed(f"the step failed: {error}") from error
 
 
-class shortages:
-    """Turns an error of allocation into OutOfMemory."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
-        shortage = isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
-        if shortage or isinstance(error, MemoryError):
-            raise OutOfMemory(f"not enough memory for the step: {error}") from error
+def _is_shortage(message: str) -> bool:
+    return any(words in message for words in _OUT_OF_MEMORY)

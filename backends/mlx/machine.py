@@ -1,10 +1,15 @@
-"""The machine that MLX runs on, without MLX."""
+"""Facts about the machine that MLX runs on. The import of this module does not import MLX."""
 
 from __future__ import annotations
 
+import statistics
 import subprocess
+import time
 
 import psutil
+
+BYTES = 2**29  # far more than any cache
+REPEATS = 5
 
 
 def memory() -> tuple[int, int]:
@@ -14,9 +19,23 @@ def memory() -> tuple[int, int]:
 
 
 def apple_chip() -> str:
-    """Its name, as "Apple M4 Pro"."""
+    """The name of the chip, as "Apple M4 Pro"."""
     command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "Apple silicon"
+
+
+def read_bandwidth() -> float:
+    """Bytes per second that MLX's device reads for the sum of an array: the median of a few repeats."""
+    import mlx.core as mx
+
+    data = mx.random.normal((BYTES // 4,))
+    mx.eval(data)
+    seconds = []
+    for _ in range(REPEATS + 1):  # the first one compiles
+        start = time.perf_counter()
+        mx.eval(mx.sum(data))
+        seconds.append(time.perf_counter() - start)
+    return BYTES / statistics.median(seconds[1:])

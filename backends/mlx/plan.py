@@ -1,11 +1,11 @@
-"""Plans a step: where the KV of each row of a batch lies, and which rows share a call of the model. Integers only.
+"""Plans a step: where the KV of each row of a batch is, and which rows share a call of the model. Integers only.
 
-A sequence that computes is resident: its KV lies in one row of a group, the cache of one call of the model. The pool
-holds the pages that sequences share. A resident owns a page while only its group has the newest positions of it.
+A sequence that computes is resident: its KV is in one row of a group, the cache of one call of the model. The pool has
+the pages that sequences share. A resident owns a page while only its group has the newest positions of that page.
 
-A row of a batch continues its resident, or takes over an idle one that begins as the row does, or reads its pages from
-the pool, or begins empty. A resident writes its new positions to the pool before another row reads them, and when it
-leaves its group.
+A row of a batch continues its resident, or takes over an idle resident that begins with the same tokens, or reads its
+pages from the pool, or begins empty. A resident writes its new positions to the pool before another row reads them, and
+when it leaves its group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...engine.batch import Batch
 from ...engine.errors import OutOfMemory
@@ -38,36 +38,20 @@ class Write(NamedTuple):
     spans: list[Span]
 
 
-class Begin(NamedTuple):
-    """Make a group of empty rows."""
+class Source(NamedTuple):
+    """The origin of a new row's positions 0…length-1: a row of another group, or pages."""
 
-    group: int
-    rows: int
-
-
-class Read(NamedTuple):
-    """Make a group of one row from pages."""
-
-    group: int
+    length: int
+    group: int  # 0: pages
+    row: int
     pages: list[int]
-    length: int
 
 
-class Trim(NamedTuple):
-    """Cut the one row of a group to its first positions."""
-
-    group: int
-    length: int
-
-
-class Gather(NamedTuple):
-    """Make a group of rows of other groups."""
+class Make(NamedTuple):
+    """Make a group with a row from each source."""
 
     group: int
-    sources: list[tuple[int, int]]  # group and row
-
-
-Move = Begin | Read | Trim | Gather
+    sources: list[Source]
 
 
 class Call(NamedTuple):
@@ -78,10 +62,10 @@ class Call(NamedTuple):
     new: int
 
 
-class Passing(NamedTuple):
-    """A row without room for a group that stays: it is read, computed and written by itself."""
+class Temporary(NamedTuple):
+    """A row without room for a group that stays: its group is made, computed, written and dropped by itself."""
 
-    move: Begin | Read
+    make: Make
     call: Call
     write: Write
 
@@ -92,30 +76,30 @@ class Plan:
 
     writes: list[Write] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # pages: source and target
-    passing: list[Passing] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    temporary: list[Temporary] = field(default_factory=list)
+    makes: list[Make] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
     @property
     def writes_pages(self) -> bool:
-        return bool(self.writes or self.copies or self.passing)
+        return bool(self.writes or self.copies or self.temporary)
 
     @property
     def sources(self) -> set[int]:
         """Groups whose rows others take."""
-        return {group for move in self.moves if isinstance(move, Gather) for group, _ in move.sources}
+        return {source.group for make in self.makes for source in make.sources}
 
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A sequence whose KV lies in a row of a group."""
+    """A sequence whose KV is in a row of a group."""
 
-    group: int
-    row: int
     pages: list[int]
     length: int
-    synced: int  # first positions that the pool has
-    step: int  # the last step that computed it
+    synced: int  # the first positions, which the pool has
+    group: int = 0  # 0: none yet, its KV is in its pages
+    row: int = 0
+    step: int = 0  # the last step that computed it
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +110,7 @@ class Row:
     start: int
     end: int
     pages: list[int]  # of positions 0…end-1
-    head: list[int]  # of positions 0…start-1
+    resident: Resident  # with positions 0…start-1
 
     @property
     def new(self) -> int:
@@ -134,7 +118,7 @@ class Row:
 
 
 class Planner:
-    """Which sequences are resident, and what a batch changes in that."""
+    """Tracks the resident sequences, and plans the changes for each batch."""
 
     def __init__(self, page_size: int, room: int, group_columns: int) -> None:
         """`room`: columns (positions) of all groups together. `group_columns`: padded columns that cost as much to read
@@ -144,7 +128,7 @@ class Planner:
         self._group_columns = group_columns
         self._groups: dict[int, list[Resident]] = {}
         self._owners: dict[int, Resident] = {}  # by page
-        self._lost: set[int] = set()  # pages whose content a failed step took
+        self._lost: set[int] = set()  # pages whose newest positions were in a failed step
         self._current: list[Resident] = []  # rows of the last step
         self._step = 0
         self._numbers = count(1)
@@ -160,96 +144,86 @@ class Planner:
         return sum(_columns(members) for members in self._groups.values())
 
     def plan(self, batch: Batch) -> Plan:
-        """The step for a batch. Raises OutOfMemory where a row needs pages that a failed step lost."""
+        """The step for a batch. Raises OutOfMemory if a row needs pages that a failed step lost."""
         self._current = []
         self._step += 1
         plan = Plan(copies=[(source, target) for source, target in batch.page_copies[0].tolist()])
         targets = {target for _, target in plan.copies}
         rows = self._rows(batch)
-        residents = self._matches(rows, targets)
-        readers = [row for row in rows if row not in residents]
-        needed = {page for row in readers for page in row.head} - targets | {source for source, _ in plan.copies}
-        if not self._lost.isdisjoint(needed):
-            raise OutOfMemory("a step without memory lost pages that this step reads")
-        self._flush(dict.fromkeys(self._owners[page] for page in sorted(needed & self._owners.keys())), plan)
-        for row, resident in residents.items():
-            self._trim(resident, row, plan)
-        overwritten = targets | {page for row in rows for page in self._new_pages(row, residents.get(row))}
+        self._match([row for row in rows if row.start and row.resident.pages[-1] not in targets])
+        self._write_for_readers(rows, targets, plan)
+        for row in rows:
+            self._trim(row, plan)
+        overwritten = targets | {page for row in rows for page in self._new_pages(row)}
         self._lost -= overwritten
-        present = set(residents.values())
+        present = {row.resident for row in rows}
         self._leave(present, overwritten, plan)
-        passing = self._pass(readers, present, plan)
-        self._place([row for row in rows if row not in passing], residents, plan)
-        for row, resident in residents.items():
-            resident.pages = row.pages
-            resident.length = row.end
-            resident.step = self._step
-            self._owners.update(dict.fromkeys(row.pages[row.start // self._page_size :], resident))
-            self._current.append(resident)
+        fitting = self._fit(rows, present, plan)
+        self._place(fitting, plan)
+        for row in fitting:
+            self._advance(row)
         return plan
 
     def _rows(self, batch: Batch) -> list[Row]:
-        """Rows of the batch, without inert ones, which are on page 0."""
+        """Rows of the batch, without inert ones, which are on page 0. No row has a group yet."""
         starts = batch.positions[batch.row_starts[:-1]].tolist()
         ends = batch.context_lens.tolist()
         rows: list[Row] = []
         for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            pages = batch.page_tables[0][index, : self._pages(end)].tolist()
+            pages = batch.page_tables[0][index, : self._num_pages(end)].tolist()
             if pages and pages[0]:
-                rows.append(Row(index, start, end, pages, pages[: self._pages(start)]))
+                rows.append(Row(index, start, end, pages, Resident(pages[: self._num_pages(start)], start, start)))
         return rows
 
-    def _pages(self, length: int) -> int:
-        """Pages of so many positions."""
+    def _num_pages(self, length: int) -> int:
         return -(-length // self._page_size)
 
-    def _matches(self, rows: list[Row], targets: Set[int]) -> dict[Row, Resident]:
-        """Two kinds of rows: those whose resident has exactly their pages and positions, and those whose prefix an idle
-        resident has that is alone in its group. The pages of `targets` are about to change."""
-        ends: dict[int, list[Resident]] = {}
+    def _match(self, rows: list[Row]) -> None:
+        """Find the resident that a row continues, which has exactly its pages and positions, or takes over: an idle one
+        that begins with them and is alone in its group."""
+        by_end: dict[tuple[int, int], list[Resident]] = {}
         for resident in chain.from_iterable(self._groups.values()):
-            ends.setdefault(resident.pages[-1], []).append(resident)
-        continuing = [row for row in rows if row.start and row.head[-1] not in targets]
-        matches: dict[Row, Resident] = {}
-        for row in continuing:
-            candidates = ends.get(row.head[-1], [])
-            exact = [resident for resident in candidates if resident.length == row.start and resident.pages == row.head]
-            if exact:
-                candidates.remove(exact[0])
-                matches[row] = exact[0]
-        busy = set(matches.values())
+            by_end.setdefault((resident.pages[-1], resident.length), []).append(resident)
+        for row in rows:
+            row.resident = _take(by_end.get((row.resident.pages[-1], row.start), []), row)
+        busy = {row.resident for row in rows}
         idle = [members[0] for members in self._groups.values() if len(members) == 1 and members[0] not in busy]
-        for row in continuing:
-            prefixed = [r for r in idle if r.length > row.start and r.pages[: len(row.head)] == row.head]
-            if prefixed and row not in matches:
-                idle.remove(prefixed[0])
-                matches[row] = prefixed[0]
-        return matches
+        for row in rows:
+            if not row.resident.group:
+                row.resident = _take(idle, row)
 
-    def _trim(self, resident: Resident, row: Row, plan: Plan) -> None:
-        """Cut a resident to the positions of its row, and write the others before."""
+    def _write_for_readers(self, rows: list[Row], targets: Set[int], plan: Plan) -> None:
+        """Write the pages that this step reads from the pool and that a resident owns."""
+        pages = {page for row in rows if not row.resident.group for page in row.resident.pages} - targets
+        pages.update(source for source, _ in plan.copies)
+        if not self._lost.isdisjoint(pages):
+            raise OutOfMemory("a step without memory lost pages that this step reads")
+        self._flush(dict.fromkeys(self._owners[page] for page in sorted(pages & self._owners.keys())), plan)
+
+    def _trim(self, row: Row, plan: Plan) -> None:
+        """Cut the resident of a row to the row's first positions. Its other positions are written first."""
+        resident = row.resident
         if resident.length > row.start:
             self._flush([resident], plan)
-            plan.moves.append(Trim(resident.group, row.start))
             resident.length = row.start
             resident.synced = row.start
-            resident.pages = row.head
+            resident.pages = row.pages[: self._num_pages(row.start)]
+            del self._groups[resident.group]
+            self._gather([resident], plan)
 
-    def _new_pages(self, row: Row, resident: Resident | None) -> list[int]:
-        """Pages that hold something else after the step."""
-        first = 0 if resident is None else len(resident.pages)
-        return row.pages[max(row.start // self._page_size, first) :]
+    def _new_pages(self, row: Row) -> list[int]:
+        """Pages whose earlier content the step overwrites."""
+        return row.pages[len(row.resident.pages) if row.resident.group else row.start // self._page_size :]
 
     def _flush(self, residents: Iterable[Resident], plan: Plan) -> None:
-        """Write what only the groups of these residents have."""
+        """Write the positions that only the groups of these residents have."""
         spans: dict[int, list[Span]] = {}
         for resident in residents:
-            if resident.synced == resident.length:
-                continue
-            span = Span(resident.row, resident.length, resident.synced, resident.pages)
-            spans.setdefault(resident.group, []).append(span)
-            self._disown(resident)
-            resident.synced = resident.length
+            if resident.synced < resident.length:
+                span = Span(resident.row, resident.length, resident.synced, resident.pages)
+                spans.setdefault(resident.group, []).append(span)
+                self._disown(resident)
+                resident.synced = resident.length
         plan.writes += [Write(group, rows) for group, rows in spans.items()]
 
     def _disown(self, resident: Resident) -> None:
@@ -258,70 +232,75 @@ class Planner:
                 del self._owners[page]
 
     def _leave(self, present: Set[Resident], overwritten: Set[int], plan: Plan) -> None:
-        """Residents without a row leave a group at once that others continue in. A group without any row stays for a
-        while, unless one of its pages is about to hold something else."""
+        """Remove residents without a row. They leave a group at once if others continue in it. A group without any row
+        stays for some steps, unless the step overwrites one of its pages."""
         for group, members in list(self._groups.items()):
             absent = [resident for resident in members if resident not in present]
             if len(absent) < len(members):
                 self._flush(absent, plan)
-            elif self._step - members[0].step > PATIENCE or not all(
-                overwritten.isdisjoint(resident.pages) for resident in members
-            ):
+                continue
+            expired = self._step - members[0].step > PATIENCE
+            if expired or any(not overwritten.isdisjoint(resident.pages) for resident in members):
                 self._drop(group, plan)
 
     def _drop(self, group: int, plan: Plan) -> None:
         self._flush(self._groups.pop(group), plan)
 
-    def _pass(self, readers: list[Row], present: Set[Resident], plan: Plan) -> set[Row]:
-        """Rows for which there is no room. Idle groups give way before."""
-        idle = [group for group, members in self._groups.items() if present.isdisjoint(members)]
-        used = sum(_columns([r for r in members if r in present] or members) for members in self._groups.values())
-        passing: set[Row] = set()
-        for row in readers:
-            columns = _in_steps(row.end + 1)
-            while idle and used + columns > self.room:
+    def _fit(self, rows: list[Row], present: Set[Resident], plan: Plan) -> list[Row]:
+        """Rows in a group or with room for one. Idle groups leave to make room. Other rows get temporary groups."""
+        idle: list[int] = []
+        used = 0
+        for group, members in self._groups.items():
+            staying = [resident for resident in members if resident in present]
+            used += _columns(staying or members)
+            if not staying:
+                idle.append(group)
+        fitting: list[Row] = []
+        for row in rows:
+            columns = 0 if row.resident.group else _in_steps(row.end + 1)
+            while columns and idle and used + columns > self.room:
                 used -= _columns(self._groups[idle[0]])
                 self._drop(idle.pop(0), plan)
-            if used + columns <= self.room:
+            if columns and used + columns > self.room:
+                self._add_temporary(row, plan)
+            else:
                 used += columns
-                continue
-            group = next(self._numbers)
-            move = Read(group, row.head, row.start) if row.start else Begin(group, 1)
-            write = Write(group, [Span(0, row.end, row.start, row.pages)])
-            plan.passing.append(Passing(move, Call(group, [row.index], row.new), write))
-            self._current.append(Resident(group, 0, row.pages, row.end, row.start, self._step))
-            passing.add(row)
-        return passing
+                fitting.append(row)
+        return fitting
 
-    def _place(self, rows: list[Row], residents: dict[Row, Resident], plan: Plan) -> None:
-        """Group rows into calls, and make the groups that this needs."""
-        parts: dict[tuple[Any, ...], list[Row]] = {}
+    def _add_temporary(self, row: Row, plan: Plan) -> None:
+        make = self._make([row.resident])
+        call = Call(make.group, [row.index], row.new)
+        plan.temporary.append(Temporary(make, call, Write(make.group, [Span(0, row.end, row.start, row.pages)])))
+        row.resident.pages = row.pages
+        self._current.append(row.resident)
+
+    def _place(self, rows: list[Row], plan: Plan) -> None:
+        """Group rows into calls, and make the groups that the calls need."""
+        by_kind: dict[tuple[str | int, ...], list[Row]] = {}
         for row in rows:
-            parts.setdefault(self._kind(row, residents.get(row)), []).append(row)
-        sources: set[int] = set()
-        for kind, part in parts.items():
-            for together in self._joined(part) if kind[0] == "decode" else [part]:
-                members = [residents[row] for row in together if row in residents]
-                if not members:
-                    group = self._begin(together, residents, plan)
-                elif members == self._groups.get(members[0].group):
-                    group = members[0].group
-                else:
-                    sources.update(resident.group for resident in members)
-                    group = self._gather(members, plan)
-                plan.calls.append(Call(group, [row.index for row in together], together[0].new))
-        for group in sources:
+            by_kind.setdefault(self._kind(row), []).append(row)
+        left: set[int] = set()
+        for kind, similar in by_kind.items():
+            for together in self._runs(similar) if kind[0] == "decode" else [similar]:
+                members = [row.resident for row in together]
+                if members != self._groups.get(members[0].group):
+                    left.update(resident.group for resident in members)
+                    self._gather(members, plan)
+                plan.calls.append(Call(members[0].group, [row.index for row in together], together[0].new))
+        for group in left - {0}:
             del self._groups[group]
 
-    def _kind(self, row: Row, resident: Resident | None) -> tuple[Any, ...]:
+    def _kind(self, row: Row) -> tuple[str | int, ...]:
         """Rows of one kind share a call. Rows that decode every second step do not join those that always do."""
-        if resident is None:
-            return ("begin", row.new) if row.start == 0 else ("read", row.index)
+        resident = row.resident
+        if not resident.group:
+            return ("read", row.index) if row.start else ("begin", row.new)
         if row.new == 1:
             return ("decode", resident.step == self._step - 1)
         return ("prefill", resident.group, row.new)
 
-    def _joined(self, rows: list[Row]) -> list[list[Row]]:
+    def _runs(self, rows: list[Row]) -> list[list[Row]]:
         """Rows that decode, split where padding would cost more than another call."""
         runs: list[list[Row]] = []
         padded = 0
@@ -334,28 +313,30 @@ class Planner:
             runs[-1].append(row)
         return [sorted(run, key=lambda row: row.index) for run in runs]
 
-    def _begin(self, rows: list[Row], residents: dict[Row, Resident], plan: Plan) -> int:
-        """A new group of rows that begin empty, or of one that reads its pages."""
-        group = next(self._numbers)
-        head = rows[0].head
-        plan.moves.append(Read(group, head, rows[0].start) if head else Begin(group, len(rows)))
-        members = [Resident(group, at, row.head, row.start, row.start, 0) for at, row in enumerate(rows)]
-        residents.update(zip(rows, members, strict=True))
-        self._groups[group] = members
-        return group
+    def _gather(self, members: list[Resident], plan: Plan) -> None:
+        """Make a group that stays from residents of other groups and from pages."""
+        make = self._make(members)
+        plan.makes.append(make)
+        self._groups[make.group] = members
 
-    def _gather(self, members: list[Resident], plan: Plan) -> int:
-        """A new group of residents of others."""
-        group = next(self._numbers)
-        plan.moves.append(Gather(group, [(resident.group, resident.row) for resident in members]))
-        for row, resident in enumerate(members):
-            resident.group = group
-            resident.row = row
-        self._groups[group] = members
-        return group
+    def _make(self, members: list[Resident]) -> Make:
+        make = Make(next(self._numbers), [Source(x.length, x.group, x.row, x.pages) for x in members])
+        for position, resident in enumerate(members):
+            resident.group = make.group
+            resident.row = position
+        return make
+
+    def _advance(self, row: Row) -> None:
+        """The step computes the row: its resident has the new positions and owns their pages."""
+        resident = row.resident
+        resident.pages = row.pages
+        resident.length = row.end
+        resident.step = self._step
+        self._owners.update(dict.fromkeys(row.pages[row.start // self._page_size :], resident))
+        self._current.append(resident)
 
     def release_all(self) -> Plan:
-        """Nothing computes: every resident leaves."""
+        """A plan that removes every resident, for an idle runner."""
         plan = Plan()
         for group in list(self._groups):
             self._drop(group, plan)
@@ -363,7 +344,7 @@ class Planner:
         return plan
 
     def fail(self) -> None:
-        """The step planned last was not computed: what only its rows' groups had is lost."""
+        """The last planned step was not computed: the positions that only the groups of its rows had are lost."""
         for resident in self._current:
             self._groups.pop(resident.group, None)
             dirty = resident.pages[resident.synced // self._page_size :]
@@ -372,15 +353,26 @@ class Planner:
         self._current = []
 
     def fail_all(self) -> None:
-        """What all groups had is lost."""
+        """The positions that only groups had are lost."""
         self._lost.update(self._owners)
         self._owners.clear()
         self._groups.clear()
         self._current = []
 
 
+def _take(residents: list[Resident], row: Row) -> Resident:
+    """Remove the first resident that has the row's first positions from the list, and return it. Without one, the row's
+    resident stays."""
+    head = row.resident.pages
+    for resident in residents:
+        if resident.length >= row.start and resident.pages[: len(head)] == head:
+            residents.remove(resident)
+            return resident
+    return row.resident
+
+
 def _columns(members: list[Resident]) -> int:
-    """Columns of a group, padded ones too."""
+    """Columns of a group, with padding."""
     return len(members) * _in_steps(max(resident.length for resident in members) + 1)
 
 

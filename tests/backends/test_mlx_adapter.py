@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
 
-from localllm.backends.mlx.adapter import BatchCache, Forward, RowCache, new_cache, probe_layers
+from localllm.backends.mlx.adapter import BatchCache, Forward, RowCache, probe_layers
 from localllm.engine.errors import ModelRefused
 
 pytestmark = pytest.mark.real_otherdevice
@@ -27,8 +27,7 @@ def append(cache: Any, new: int, values: int = 0) -> Any:
 
 
 def row(length: int, window: int = 0) -> RowCache:
-    cache = new_cache(1, window)
-    assert isinstance(cache, RowCache)
+    cache = RowCache(window)
     append(cache, length)
     return cache
 
@@ -53,7 +52,7 @@ def seen(positions: int, new: int, window: int) -> list[list[int]]:
 @pytest.mark.parametrize("new", [1, 3, 9])
 @pytest.mark.parametrize("length", [0, 1, 3, 12])
 def test_a_row_sees_its_window(length: int, new: int, window: int) -> None:
-    cache = row(length, window) if length else new_cache(1, window)
+    cache = row(length, window) if length else RowCache(window)
     mask = create_attention_mask(mx.zeros((1, new, 1)), cache)
     keys = append(cache, new, length)
     assert visible(mask, keys, new) == [seen(length, new, window)]

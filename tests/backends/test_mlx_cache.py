@@ -10,7 +10,7 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 import mlx.core as mx
 
 from localllm.backends.mlx.cache import Caches, Group, LayerShape, Pool
-from localllm.backends.mlx.plan import Begin, Gather, Read, Span, Trim, Write
+from localllm.backends.mlx.plan import Make, Source, Span, Write
 from scripts.bench.mlx_operations import operations
 
 pytestmark = pytest.mark.real_otherdevice
@@ -25,10 +25,19 @@ def caches() -> Caches:
     return Caches(SHAPES, 24, PAGE)
 
 
+def begin(caches: Caches, group: int, rows: int) -> None:
+    caches.make(Make(group, [Source(0, 0, 0, [])] * rows))
+
+
+def gather(caches: Caches, group: int, *rows: tuple[int, int, int]) -> None:
+    """A group of rows of others: group, row and length of each."""
+    caches.make(Make(group, [Source(length, source, row, []) for source, row, length in rows]))
+
+
 def extend(group: Group, new: int) -> None:
     """As a call of a model does, with random keys and values."""
     rows = len(group.lengths)
-    group.place()
+    group.set_offsets()
     for layer, shape in zip(group.layers, SHAPES, strict=True):
         dims = (shape.key_dim, shape.value_dim)
         layer.update_and_fetch(*(mx.random.normal((rows, shape.kv_heads, new, dim)) for dim in dims))
@@ -50,14 +59,12 @@ def same(one: list[np.ndarray], other: list[np.ndarray], length: int) -> bool:
 
 def uneven(caches: Caches) -> Group:
     """Group 9: rows of 37, 5 and 40 positions."""
-    for number, length in enumerate((30, 33)):
-        caches.move(Begin(number, 1))
+    for number, length in ((1, 30), (2, 33), (3, 2)):
+        begin(caches, number, 1)
         extend(caches.groups[number], length)
-    caches.move(Begin(2, 1))
-    extend(caches.groups[2], 2)
-    caches.move(Gather(8, [(0, 0), (2, 0)]))
+    gather(caches, 8, (1, 0, 30), (3, 0, 2))
     extend(caches.groups[8], 1)
-    caches.move(Gather(9, [(8, 0), (8, 1), (1, 0)]))
+    gather(caches, 9, (8, 0, 31), (8, 1, 3), (2, 0, 33))
     extend(caches.groups[9], 2)
     for step in range(4):
         extend(caches.groups[9], 1)
@@ -68,12 +75,12 @@ def uneven(caches: Caches) -> Group:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("length", [1, 4, 5, 37, 40])
 def test_what_is_written_is_read(caches: Caches, rows: int, length: int) -> None:
-    caches.move(Begin(1, rows))
+    begin(caches, 1, rows)
     extend(caches.groups[1], length)
     caches.write([Write(1, [Span(rows - 1, length, 0, SCATTERED)])], [])
     assert caches.pool.changed
     caches.pool.settle()
-    caches.move(Read(2, SCATTERED, length))
+    caches.make(Make(2, [Source(length, 0, 0, SCATTERED)]))
     [found] = rows_of(caches.groups[2])
     assert same(found, rows_of(caches.groups[1])[rows - 1], length)
     assert caches.groups[2].layers[0].keys.shape[2] > length, "room for the next position"
@@ -90,24 +97,24 @@ def test_rows_of_unlike_length_are_gathered_and_written(caches: Caches) -> None:
         assert columns[0] == span.pages[span.start // PAGE] * PAGE + span.start % PAGE
         for whole, kept in ((pool[0], before[span.row][0]), (pool[1], before[span.row][3])):
             assert np.array_equal(whole[0, :, columns], kept[:, span.start : span.length].swapaxes(0, 1))
-    caches.move(Gather(10, [(9, 2), (9, 1)]))
+    gather(caches, 10, (9, 2, 39), (9, 1, 9))
     assert caches.groups[10].lengths == [39, 9]
     assert same(rows_of(caches.groups[10])[0], before[2], 39)
     assert same(rows_of(caches.groups[10])[1], before[1], 9)
-    caches.move(Gather(11, [(10, 1)]))
+    gather(caches, 11, (10, 1, 9))
     [alone] = rows_of(caches.groups[11])
     assert same(alone, before[1], 9)
 
 
 def test_a_row_is_cut_to_its_first_positions(caches: Caches) -> None:
-    caches.move(Begin(1, 1))
+    begin(caches, 1, 1)
     extend(caches.groups[1], 20)
     [before] = rows_of(caches.groups[1])
-    caches.move(Trim(1, 7))
-    extend(caches.groups[1], 5)
-    [found] = rows_of(caches.groups[1])
+    gather(caches, 2, (1, 0, 7))
+    extend(caches.groups[2], 5)
+    [found] = rows_of(caches.groups[2])
     assert same(found, before, 7)
-    assert caches.groups[1].lengths == [12]
+    assert caches.groups[2].lengths == [12]
 
 
 def test_offsets_do_not_depend_on_the_steps_before(caches: Caches) -> None:

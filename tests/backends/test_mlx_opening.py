@@ -19,7 +19,7 @@ import mlx.core as mx
 from localllm.backends import mlx
 from localllm.backends.mlx import opening
 from localllm.backends.mlx.cache import LayerShape
-from localllm.backends.mlx.failures import failures, shortages
+from localllm.backends.mlx.failures import engine_errors
 from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
@@ -106,14 +106,14 @@ def test_weights_beyond_the_free_memory_are_refused(files: ModelFiles, monkeypat
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError]) -> None:
-    with pytest.raises(kind) as raised, failures(), shortages():
+    with pytest.raises(kind) as raised, engine_errors():
         raise error
     assert type(raised.value) is kind
     assert raised.value.__cause__ is error
 
 
 def test_a_bug_of_ours_stays_what_it_is() -> None:
-    with pytest.raises(KeyError), failures(), shortages():
+    with pytest.raises(KeyError), engine_errors():
         raise KeyError("out of memory")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.backends.mlx.plan import PATIENCE, STEP, Begin, Gather, Plan, Planner, Read, Trim
+from localllm.backends.mlx.plan import PATIENCE, STEP, Call, Make, Plan, Planner, Source, Span
 from localllm.engine.batch import Batch
 from localllm.engine.engine import Engine
 from localllm.engine.errors import OutOfMemory
@@ -49,13 +49,13 @@ class PlanDevice(TokenDevice):
             self.pool[targets] = self.pool[sources]
         self.keep({*self.planner.groups, *plan.sources})
         computed: list[int] = []
-        for passing in plan.passing:
-            self.move(passing.move)
-            computed += self.call(passing.call, batch)
-            self.write_pages(passing.write.group, passing.write.spans)
-            del self.groups[passing.call.group]
-        for move in plan.moves:
-            self.move(move)
+        for temporary in plan.temporary:
+            self.make(temporary.make)
+            computed += self.call(temporary.call, batch)
+            self.write_pages(temporary.write.group, temporary.write.spans)
+            del self.groups[temporary.call.group]
+        for make in plan.makes:
+            self.make(make)
         self.keep(self.planner.groups)
         for call in plan.calls:
             computed += self.call(call, batch)
@@ -66,7 +66,7 @@ class PlanDevice(TokenDevice):
     def keep(self, groups: Any) -> None:
         self.groups = {number: rows for number, rows in self.groups.items() if number in groups}
 
-    def write_pages(self, group: int, spans: Any) -> None:
+    def write_pages(self, group: int, spans: list[Span]) -> None:
         size = self.spec.groups[0].page_size
         for span in spans:
             row = self.groups[group][span.row]
@@ -74,28 +74,26 @@ class PlanDevice(TokenDevice):
             for position in range(span.start, span.length):
                 self.pool[span.pages[position // size], position % size] = row[position]
 
-    def move(self, move: Any) -> None:
-        match move:
-            case Begin(group, rows):
-                self.groups[group] = [[] for _ in range(rows)]
-            case Read(group, pages, length):
-                self.groups[group] = [self.pool[pages].reshape(-1, 3)[:length].tolist()]
-            case Trim(group, length):
-                [row] = self.groups[group]
-                assert len(row) > length
-                self.groups[group] = [row[:length]]
-            case Gather(group, sources):
-                assert len(set(sources)) == len(sources)
-                self.groups[group] = [list(self.groups[source][row]) for source, row in sources]
+    def make(self, make: Make) -> None:
+        taken = [(source.group, source.row) for source in make.sources if source.group]
+        assert len(set(taken)) == len(taken)
+        self.groups[make.group] = [self.row(source) for source in make.sources]
 
-    def call(self, call: Any, batch: Batch) -> list[int]:
+    def row(self, source: Source) -> list[Any]:
+        if not source.group:
+            return self.pool[source.pages].reshape(-1, 3)[: source.length].tolist()
+        row = self.groups[source.group][source.row]
+        assert len(row) == source.length or len(self.groups[source.group]) == 1, "only a group of one row is cut"
+        return row[: source.length]
+
+    def call(self, call: Call, batch: Batch) -> list[int]:
         rows = self.groups[call.group]
         assert len(rows) == len(call.rows)
-        for held, index in zip(rows, call.rows, strict=True):
+        for cells, index in zip(rows, call.rows, strict=True):
             end = int(batch.context_lens[index])
-            truth = self.cells[0][batch.page_tables[0][index]].reshape(-1, 3)[:end].tolist()
-            held += truth[end - call.new :]
-            assert held == truth
+            expected = self.cells[0][batch.page_tables[0][index]].reshape(-1, 3)[:end].tolist()
+            cells += expected[end - call.new :]
+            assert cells == expected
         return call.rows
 
 
@@ -143,9 +141,17 @@ def test_every_row_has_the_positions_of_its_pages(
         assert name in ended or tokens == solo(wanted[name])
     device.planner.release_all()
     assert not device.planner._owners
-    moves = {type(move) for plan in device.plans for move in plan.moves}
-    assert moves >= {Begin, Read, Gather} or room < ROOMY or not padding
-    assert any(plan.passing for plan in device.plans) == (room < ROOMY)
+    kinds = {origin(make) for plan in device.plans for make in plan.makes}
+    assert kinds >= {"empty", "pages", "rows"} or room < ROOMY or not padding
+    assert any(plan.temporary for plan in device.plans) == (room < ROOMY)
+
+
+def origin(make: Make) -> str:
+    """Where the first row of a new group comes from."""
+    first = make.sources[0]
+    if first.group:
+        return "rows"
+    return "pages" if first.length else "empty"
 
 
 def planned(planner: Planner, *rows: Row, copies: Any = ()) -> Plan:
@@ -165,7 +171,7 @@ def test_rows_that_continue_move_nothing(planner: Planner) -> None:
     planned(planner, Row(text(5), 0, [1, 2]), Row(text(5), 0, [3, 4]))
     for position in (5, 6, 7, 8):
         plan = planned(planner, Row([5], position, [1, 2, 5]), Row([5], position, [3, 4, 6]))
-        assert (plan.writes, plan.moves) == ([], [])
+        assert (plan.writes, plan.makes) == ([], [])
         assert [call.rows for call in plan.calls] == [[0, 1]]
 
 
@@ -173,7 +179,9 @@ def test_the_next_turn_of_a_chat_takes_over(planner: Planner) -> None:
     """What the row before it had is written, so that others may read it."""
     planned(planner, Row(text(10), 0, [1, 2, 3]))
     plan = planned(planner, Row(text(9), 8, [1, 2, 4, 5, 6]))
-    assert [type(move) for move in plan.moves] == [Trim]
+    [make] = plan.makes
+    [source] = make.sources
+    assert (source.group, source.length) == (1, 8)
     assert [span.length for write in plan.writes for span in write.spans] == [10]
     assert len(planner.groups) == 1
 
@@ -181,9 +189,8 @@ def test_the_next_turn_of_a_chat_takes_over(planner: Planner) -> None:
 def test_rows_that_begin_alike_read_the_pages(planner: Planner) -> None:
     planned(planner, Row(text(10), 0, [1, 2, 3]))
     plan = planned(planner, Row([5], 10, [1, 2, 3]), Row(text(9), 8, [1, 2, 4, 5, 6]))
-    [read] = plan.moves
-    assert isinstance(read, Read)
-    assert (read.pages, read.length) == ([1, 2], 8)
+    [make] = plan.makes
+    assert make.sources == [Source(8, 0, 0, [1, 2])]
     assert len(plan.writes) == 1
 
 
@@ -191,9 +198,8 @@ def test_a_row_that_leaves_is_written_and_the_others_are_gathered(planner: Plann
     planned(planner, Row(text(5), 0, [1, 2]), Row(text(5), 0, [3, 4]))
     plan = planned(planner, Row([5], 5, [3, 4]))
     assert [[span.pages for span in write.spans] for write in plan.writes] == [[[1, 2]]]
-    [gather] = plan.moves
-    assert isinstance(gather, Gather)
-    assert [row for _, row in gather.sources] == [1]
+    [make] = plan.makes
+    assert [(source.group, source.row) for source in make.sources] == [(1, 1)]
 
 
 def test_a_group_without_rows_waits(planner: Planner) -> None:
@@ -227,14 +233,14 @@ def test_rows_of_unlike_length_share_a_call_up_to_the_cost_of_another(padding: i
 
 def test_idle_groups_give_way_before_a_row_passes() -> None:
     planner = Planner(4, STEP, 4096)
-    assert not planned(planner, Row(text(5), 0, [1, 2])).passing
+    assert not planned(planner, Row(text(5), 0, [1, 2])).temporary
     plan = planned(planner, Row(text(5), 0, [3, 4]))
-    assert not plan.passing
+    assert not plan.temporary
     assert len(plan.writes) == len(planner.groups) == 1
     plan = planned(planner, Row([5], 5, [3, 4]), Row([5], 5, [1, 2]))
-    [passing] = plan.passing
-    assert passing.call.rows == [1]
-    assert passing.write.spans[0].start == 5
+    [temporary] = plan.temporary
+    assert temporary.call.rows == [1]
+    assert temporary.write.spans[0].start == 5
 
 
 def test_a_page_of_an_idle_row_that_is_written_anew(planner: Planner) -> None:
@@ -243,13 +249,13 @@ def test_a_page_of_an_idle_row_that_is_written_anew(planner: Planner) -> None:
     plan = planned(planner, Row([5], 5, [1, 2]), Row(text(4), 0, [7]))
     planned(planner, Row(text(3), 0, [2]))
     plan = planned(planner, Row([5], 6, [1, 2]))
-    assert [type(move) for move in plan.moves] == [Read]
+    assert [origin(make) for make in plan.makes] == ["pages"]
 
 
 def test_a_copied_page_is_not_the_page_it_was(planner: Planner) -> None:
     planned(planner, Row(text(6), 0, [1, 2]))
     plan = planned(planner, Row([5], 6, [1, 2]), copies=[(3, 2)])
-    assert [type(move) for move in plan.moves] == [Read]
+    assert [origin(make) for make in plan.makes] == ["pages"]
     assert plan.copies == [(3, 2)]
 
 
@@ -272,6 +278,6 @@ def test_what_others_have_survives_a_failed_step(planner: Planner) -> None:
     planned(planner, Row(text(4), 8, [1, 2, 3]), Row(text(4), 8, [1, 2, 4]))
     planner.fail()
     plan = planned(planner, Row([5], 8, [1, 2, 5]))
-    assert [type(move) for move in plan.moves] == [Read]
+    assert [origin(make) for make in plan.makes] == ["pages"]
     planner.fail_all()
     assert not planner.groups

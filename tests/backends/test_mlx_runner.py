@@ -70,7 +70,7 @@ def caches_of(runner: Runner) -> Caches:
 
 
 def rest(runner: Runner) -> None:
-    as_is(runner)._give_back()
+    as_is(runner)._release()
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -326,17 +326,18 @@ def test_idle_groups_are_freed_before_a_row_passes(loaded: Loaded, monkeypatch: 
     rows = [Row(tokens(number, 40), 0, list(range(1 + 6 * number, 6 + 6 * number))) for number in range(8)]
     runner.run(make_batch(rows, 131)).result()
     [group] = caches_of(runner).groups.values()
-    size, own, used = sum(x.nbytes for x in group.arrays), as_is(runner)._pass, list[int]()
+    size, own, used = sum(x.nbytes for x in group.arrays), as_is(runner)._compute_now, list[int]()
     del group
 
-    def passing(*given: Any) -> None:
-        own(*given)
+    def passing(*given: Any) -> Any:
+        output = own(*given)
         mx.clear_cache()
         used.append(mx.get_active_memory())
+        return output
 
     mx.clear_cache()
     before = mx.get_active_memory()
-    monkeypatch.setattr(runner, "_pass", passing)
+    monkeypatch.setattr(runner, "_compute_now", passing)
     monkeypatch.setattr(planner_of(runner), "room", 0)
     runner.run(make_batch([Row([7, 7, 7], 8, [1, 50])], 131)).result()
     assert len(used) == 1
@@ -473,7 +474,7 @@ def test_no_rest_while_a_step_is_unread(loaded: Loaded, monkeypatch: pytest.Monk
     """A long one takes longer than the pause after which nobody seems to compute."""
     runner: Any = loaded.runner
     ahead, turns = Planned(loaded.runner, overlap=True), list[int]()
-    monkeypatch.setattr(runner._rest, "_seconds", 0.05)
+    monkeypatch.setattr(runner._idle_timer, "_seconds", 0.05)
     own = MlxPending.result
 
     def slow(pending: MlxPending) -> Any:
@@ -615,7 +616,7 @@ def test_pages_that_a_step_without_memory_was_to_write(loaded: Loaded, monkeypat
     talk, rng, runner = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(12), loaded.runner
     for name, count in (("a", 30), ("b", 30), ("c", 3)):
         talk.submit(name, rng.integers(3, 131, 30).tolist(), count)
-    own = as_is(runner)._called
+    own = as_is(runner)._compute
 
     def full(*_: object) -> Any:
         raise OutOfMemory("full")
@@ -626,7 +627,7 @@ def test_pages_that_a_step_without_memory_was_to_write(loaded: Loaded, monkeypat
             full()
         return own(*given)
 
-    monkeypatch.setattr(runner, "_called", called)
+    monkeypatch.setattr(runner, "_compute", called)
     with pytest.raises(RunnerFailed, match="while pages were written"):
         talk.finish()
 
@@ -644,7 +645,7 @@ def at_rest(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     talk = Conversation(Planned(loaded.runner, overlap=False))
     talk.submit("warm", [5] * 4, 2)
     talk.finish()
-    monkeypatch.setattr(runner._rest, "_seconds", 600)
+    monkeypatch.setattr(runner._idle_timer, "_seconds", 600)
     rest(runner)
     gc.collect()
     gc.disable()
