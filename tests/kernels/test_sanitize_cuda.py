@@ -1,4 +1,4 @@
-"""scripts/sanitize_cuda leaves out no CUDA C++ kernel."""
+"""scripts/sanitize_cuda checks every CUDA C++ kernel and fails if a tool misses a deliberate error."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ import cuda_shapes
 from cuda_shapes import KERNELS
 
 FOLDER = Path(__file__).parents[2] / "kernels" / "cuda"
-ASKED = {"decoder_step_shared_bytes", "small_batch_fits"}  # ops that compute nothing
+WITHOUT_KERNEL = {"decoder_step_shared_bytes", "small_batch_fits"}  # ops that start no kernel
 
 
 def test_every_kernel_has_random_shapes() -> None:
     bindings = "\n".join(file.read_text("utf-8") for file in FOLDER.glob("binding*.cpp"))
-    ops = set(re.findall(r'impl\("(\w+)"', bindings)) - ASKED
+    ops = set(re.findall(r'impl\("(\w+)"', bindings)) - WITHOUT_KERNEL
     assert ops
     assert [op for op in sorted(ops) if not any(name.startswith(op) for name in KERNELS)] == []
 
 
-def test_shapes_that_never_reach_the_kernel_are_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a wrapper leaves all of them to others, on a GPU of another kind."""
+def test_shapes_that_do_not_reach_the_kernel_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some GPUs, a wrapper may use other kernels for all shapes."""
     monkeypatch.setattr(cuda_shapes, "KERNELS", {"gate": lambda pick: torch.ones(1)})
     monkeypatch.setitem(sys.modules, "localllm.kernels.cuda", ModuleType("cuda"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -38,7 +38,7 @@ def test_shapes_that_never_reach_the_kernel_are_no_success(monkeypatch: pytest.M
         cuda_shapes.main()
 
 
-# Stands in for compute-sanitizer: of the faults that are there on purpose it says what it is told to.
+# A fake compute-sanitizer. For the deliberate errors it prints the text, and exits with the status, of the environment.
 SANITIZER = """#!/bin/bash
 case "$*" in
   *cuda_shapes.py\\ beyond*) echo "$MEMCHECK"; exit "$CODE" ;;
@@ -46,21 +46,23 @@ case "$*" in
   *) echo "gate: 200 shapes, 1 s" ;;
 esac
 """
-SEEN = {"MEMCHECK": "= Invalid __global__ read of size 16", "RACECHECK": "= Error: Race reported between", "CODE": "1"}
+REPORTS = {
+    "MEMCHECK": "= Invalid __global__ read of size 16",
+    "RACECHECK": "= Error: Race reported between",
+    "CODE": "1",
+}
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-@pytest.mark.parametrize("fails", ["", "ends in another way", "says nothing"])
-def test_a_tool_that_misses_a_fault_that_is_there_is_not_believed(tmp_path: Path, tool: str, fails: str) -> None:
+@pytest.mark.parametrize("failure", ["", "other error", "status 0"])
+def test_fails_if_a_tool_misses_a_deliberate_error(tmp_path: Path, tool: str, failure: str) -> None:
     for name, text in (("compute-sanitizer", SANITIZER), ("nvcc", "#!/bin/sh\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    says = (
-        SEEN | {"": {}, "ends in another way": {tool.upper(): "Error: no device"}, "says nothing": {"CODE": "0"}}[fails]
-    )
-    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TOOLS": tool, "KERNELS": "gate", "PYTHON": "python"}
-    own["RACECHECK_LIBRARY"] = str(tmp_path / "library")  # else it is built
+    report = REPORTS | {"": {}, "other error": {tool.upper(): "Error: no device"}, "status 0": {"CODE": "0"}}[failure]
+    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TOOLS": tool, "KERNELS": "gate", "PYTHON": "python"}
+    settings["RACECHECK_LIBRARY"] = str(tmp_path / "library")  # otherwise the script builds it
     script = Path(__file__).parents[2] / "scripts" / "sanitize_cuda"
-    done = subprocess.run([script], env=os.environ | own | says, text=True, capture_output=True)
-    assert (done.returncode, "nothing found" in done.stdout) == ((1, False) if fails else (0, True)), done
-    assert ("means nothing" in done.stdout) == bool(fails)
+    done = subprocess.run([script], env=os.environ | settings | report, text=True, capture_output=True)
+    assert (done.returncode, "no errors" in done.stdout) == ((1, False) if failure else (0, True)), done
+    assert ("other results mean nothing" in done.stdout) == bool(failure)
