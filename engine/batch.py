@@ -14,7 +14,7 @@ Ints = NDArray[np.int32]
 class Want(IntEnum):
     """The answer that a row must give."""
 
-    NOTHING = 0  # a prefill chunk that is not the last
+    NOTHING = 0  # the row is a prefill chunk, but not the last
     TOKEN = 1  # the next token, and one more for each draft
     HIDDEN = 2  # the last hidden state, for embeddings
 
@@ -47,15 +47,18 @@ class Batch:
     """One step. Row r has the tokens row_starts[r]…row_starts[r + 1] - 1, in order of position.
 
     Pages: in cache group g the KV of the token at position p goes to page `page_tables[g][r, p // page_size]`, offset
-    `p % page_size`. The token reads positions 0…p of its row, or the last `window` of them. Whatever lies in these
-    pages behind the row's last position is stale.
+    `p % page_size`. The token reads positions 0…p of its row, or the last `window` of them. Entries of these pages
+    after the row's last position are stale.
 
     States: slot `states[r]` has the recurrent state after the position before the row's first one, and takes the state
     after the row's last position. A row that begins at position 0 begins with the empty state.
 
-    Drafts: the last `drafts[r]` tokens of a row are proposals. The row answers at the token before them and at each of
-    them: it draws a token at every one of these 1 + drafts[r] positions, and gives them up to and including the first
-    that differs from the draft at its position. A row with drafts wants a token and does not carry.
+    Drafts: the last `drafts[r]` tokens of a row are proposals. The row draws a token after the token before the drafts
+    and after each draft, 1 + drafts[r] tokens in all. It returns them up to and including the first that differs from
+    the draft at its position. A row with drafts wants a token and does not carry.
+
+    Copies: the step reads the sources of all page copies before it writes any target, and so for state copies. All
+    targets differ.
 
     Answers: rows that want a token have 1 + drafts answers, rows that want hidden states one, other rows none. They
     are numbered in order of rows and positions.
@@ -65,7 +68,7 @@ class Batch:
     positions: Ints  # [tokens]
     row_starts: Ints  # [rows + 1]
     drafts: Ints  # [rows]
-    page_tables: tuple[Ints, ...]  # per group [rows, pages of the longest row]; 0: no page, none has this id
+    page_tables: tuple[Ints, ...]  # per group [rows, pages of the longest row]; 0: no page, as no page has the id 0
     states: Ints  # [rows], -1 for a runner without states
     adapters: Ints  # [rows] adapter slot, 0 is the base model
     adapter_scales: NDArray[np.float32]  # [rows] factor of the adapter's delta
@@ -76,8 +79,6 @@ class Batch:
     masks: NDArray[np.uint32]  # [masked answers, ceil(vocab / 32)], bit t % 32 of word t // 32: token t is allowed
     page_copies: tuple[Ints, ...]  # per group [copies, 2] pages (source, target) to copy before the step
     state_copies: Ints  # [copies, 2] state slots or snapshots (source, target) to copy before the step
-
-    # Of all copies of one kind every source is read before any target is written. All targets differ.
 
     @property
     def num_rows(self) -> int:
@@ -101,7 +102,7 @@ class Batch:
 
     @property
     def answer_tokens(self) -> Ints:
-        """[answers] index into `tokens` of the token after which each answer stands."""
+        """[answers] index into `tokens` of the token that each answer follows."""
         starts = self.answer_starts
         counts = np.diff(starts)
         first = self.row_starts[1:] - counts - starts[:-1]

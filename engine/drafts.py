@@ -15,15 +15,15 @@ from .grammar import Grammar, allowed_tokens
 
 
 class Drafter(Protocol):
-    """Proposes tokens, e.g. by looking up the last ones in the prompt."""
+    """Proposes tokens, e.g. by a search for the last tokens in the prompt."""
 
     def propose(self, tokens: list[int], limit: int) -> list[int]:
-        """At most `limit` tokens that may follow `tokens`, in order; none without a good guess."""
+        """At most `limit` tokens that probably follow `tokens`, in order."""
         ...
 
 
 def usable(drafts: list[int], stop_ids: frozenset[int], vocab_size: int) -> tuple[int, ...]:
-    """The drafts before the first stop id: the sequence ends there, so no answer after it is needed."""
+    """The drafts before the first stop id or invalid id. A sequence ends at a stop id, so no later answer is needed."""
     for index, draft in enumerate(drafts):
         if draft in stop_ids or not 0 <= draft < vocab_size:
             return tuple(drafts[:index])
@@ -35,13 +35,14 @@ def follow(
 ) -> tuple[tuple[int, ...], tuple[NDArray[np.uint32], ...]]:
     """The drafts that the grammar allows, and the mask of the answer after each.
 
-    `mask` is that of the answer before the first draft. A draft that ends the text is left out, as in `usable`. A
-    grammar that fails on the way keeps the drafts before: the failure counts when these tokens are drawn.
+    `mask` has the allowed tokens of the answer before the first draft. A draft that ends the text is left out, as in
+    `usable`. If the grammar fails at a draft, the drafts before it stay: the failure is reported when they are drawn.
     """
     matcher = grammar.copy()
     masks: list[NDArray[np.uint32]] = []
     for draft in drafts:
-        if not mask[draft // 32] >> np.uint32(draft % 32) & np.uint32(1):
+        allowed = int(mask[draft // 32]) >> (draft % 32) & 1
+        if not allowed:
             break
         try:
             matcher.accept(draft)

@@ -17,7 +17,7 @@ from .runner import Pending, Runner, StepResult
 from .scheduler import Scheduler
 from .stats import Stats
 
-# Steps in a row that may run out of memory before the engine fails: a new runner plans with what is free then.
+# Consecutive steps that may run out of memory. After one more the engine fails; a new runner may fit the free memory.
 MAX_SHORTAGES = 2
 
 
@@ -30,9 +30,9 @@ class Engine:
 
     start() starts a thread that makes the steps. It calls `on_deltas` after each step with all new deltas. Every
     accepted request ends with exactly one delta that has a `finish`. A step that runs out of memory ends its own
-    requests only. When a step fails, `on_failure` is called once with the lost requests, and the engine accepts no
-    more; close() then closes the runner, because closing a broken device may hang. Callbacks run on that thread and
-    should return soon. Without start(), step() makes one step on the caller's thread.
+    requests only. If a step fails, `on_failure` is called once with the lost requests, and the engine accepts no more
+    requests. Only close() closes the runner then, because closing a broken device may hang. Callbacks run on the thread
+    of the engine and should return soon. Without start(), step() makes one step on the caller's thread.
     submit, cancel, stats and the adapter methods may be called from any thread.
     """
 
@@ -43,7 +43,7 @@ class Engine:
         on_failure: Callable[[RunnerFailed], None] = _ignore,
         drafter: Drafter | None = None,
     ) -> None:
-        """Raises EngineError for a drafter where the runner takes no drafts."""
+        """Raises EngineError if there is a drafter and the runner takes no drafts."""
         spec = runner.spec
         self._runner = runner
         self._on_deltas = on_deltas
@@ -52,14 +52,14 @@ class Engine:
         self._scheduler = Scheduler(spec, KVCache(spec), self._adapters, drafter)
         self._overlap = spec.overlap
         self._in_flight: Pending | None = None
-        self._state = threading.Condition()  # guards all of the scheduler and the adapters
+        self._state = threading.Condition()  # guards the scheduler and the adapters
         self._closed = False
         self._thread: threading.Thread | None = None
         self._host_seconds = 0.0
         self._step_seconds = 0.0
         self._began: float | None = None  # time at which the current step began
         self._shortages = 0
-        self._left_open = False  # the runner is still to close, after a failure
+        self._left_open = False  # after a failure: close() must still close the runner
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused for a request that can never run, EngineError when closed."""
@@ -70,12 +70,12 @@ class Engine:
             self._state.notify()
 
     def cancel(self, request_id: str) -> bool:
-        """End a request. Its memory is free at once, its last delta comes with the next step. False: it has ended."""
+        """End a request. Its memory is free at once; the next step has its last delta. False: no such request."""
         with self._state:
-            return self._scheduler.cancel(request_id)  # the thread is awake: a live request is work
+            return self._scheduler.cancel(request_id)  # no notify: a live request keeps the thread awake
 
     def register_adapter(self, adapter: Adapter) -> None:
-        """Register an adapter; requests may name it from now on."""
+        """Register an adapter, so that requests may use it."""
         with self._state:
             self._adapters.register(adapter)
 
@@ -99,7 +99,7 @@ class Engine:
             return self._scheduler.has_work
 
     def step(self) -> list[Delta]:
-        """Plan and start a step, and commit the step before (without overlap: this one). Not thread-safe."""
+        """Plan and start a step; commit the step before, or this step without overlap. Not thread-safe."""
         began = time.perf_counter()
         with self._state:
             batch = self._scheduler.schedule()
@@ -126,7 +126,9 @@ class Engine:
                 self._host_seconds += ended - computed + planned - began
                 self._step_seconds += ended - began
             elif not deltas and self._scheduler.has_work:
-                raise EngineError("requests wait, but none can be computed: this is a bug in the scheduler")
+                raise EngineError(
+                    "requests wait, but the scheduler plans no step for them: this is a bug in the scheduler"
+                )
         return deltas
 
     def _result(self, step: Pending | None) -> StepResult | None:
@@ -137,7 +139,7 @@ class Engine:
         return result
 
     def _step_without_memory(self, error: OutOfMemory) -> list[Delta]:
-        """The step that was planned last is lost; the step before is committed."""
+        """Commit the step before; the step that was planned last is lost."""
         before = self._in_flight
         self._in_flight = None
         try:
@@ -158,7 +160,7 @@ class Engine:
         return self._without_memory(error)
 
     def _without_memory(self, error: OutOfMemory) -> list[Delta]:
-        """End the requests of all uncommitted steps, unless this happens too often."""
+        """End the requests of all uncommitted steps. Raises `error` after MAX_SHORTAGES such steps in a row."""
         self._began = None
         self._shortages += 1
         if self._shortages > MAX_SHORTAGES:
@@ -173,21 +175,21 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the step in flight, cancel the remaining requests, and close the runner. May be repeated."""
+        """Wait for the step in flight, cancel all requests, and close the runner. A second call does nothing."""
         with self._state:
-            again = self._closed
+            was_closed = self._closed
             self._closed = True
             self._state.notify()
         if self._thread is None:
-            if not again:
-                self._end_rest()
+            if not was_closed:
+                self._end_requests()
                 self._runner.close()
         elif self._thread is not threading.current_thread():
             self._thread.join()
             with self._state:
-                close = self._left_open
+                left_open = self._left_open
                 self._left_open = False
-            if close:
+            if left_open:
                 self._runner.close()
 
     def _loop(self) -> None:
@@ -196,8 +198,8 @@ class Engine:
                 deltas = self.step()
                 if deltas:
                     self._on_deltas(deltas)
-            self._end_rest()
-        except Exception as error:  # nothing of the step can be trusted: report it once and end
+            self._end_requests()
+        except Exception as error:  # the step may have done anything: report the error and end
             self._fail(error)
         else:
             self._runner.close()
@@ -208,7 +210,7 @@ class Engine:
                 self._state.wait()
             return not self._closed
 
-    def _end_rest(self) -> None:
+    def _end_requests(self) -> None:
         if self._in_flight is not None:
             with suppress(OutOfMemory):  # its requests end anyway
                 self._in_flight.result()

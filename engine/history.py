@@ -1,4 +1,4 @@
-"""Token counts of a sequence, as arrays that grow with it (for penalties)."""
+"""Token counts of one sequence for penalties, in arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .batch import Ints
 
 
 class TokenHistory:
-    """The distinct tokens of one sequence with their counts in prompt and output; adding one costs O(1)."""
+    """The distinct tokens of one sequence with their counts in prompt and output. `add` takes O(1) time on average."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         counts = Counter(prompt)
@@ -30,15 +30,15 @@ class TokenHistory:
 
     @property
     def table(self) -> Ints:
-        """[3, distinct tokens]: token, count in the prompt, count in the output. Changes with the next `add`."""
+        """[3, distinct tokens]: token, count in the prompt, count in the output. The next `add` changes it."""
         return self._table[:, : len(self._index)]
 
     def after(self, tokens: Sequence[int]) -> Ints:
-        """The table with these tokens added to the output; a copy."""
+        """A copy of the table that also counts these tokens as output."""
         counts = Counter(tokens)
         new = [token for token in counts if token not in self._index]
         table: Ints = np.concatenate([self.table, np.array([new, [0] * len(new), [0] * len(new)], np.int32)], axis=1)
-        columns = {token: len(self._index) + at for at, token in enumerate(new)}
+        columns = {**self._index, **dict(zip(new, range(len(self._index), table.shape[1]), strict=True))}
         for token, count in counts.items():
-            table[2, self._index.get(token, columns.get(token, -1))] += count
+            table[2, columns[token]] += count
         return table

@@ -19,15 +19,15 @@ class Adapter:
 class AdapterPool:
     """The registered adapters, and the adapter in each slot 1…num_slots of the runner.
 
-    At most `at_once` adapters are in use at a time, so that no step needs more. A slot in use keeps its adapter;
+    At most `max_active` adapters are in use at a time, so that no step needs more. An adapter in use keeps its slot;
     otherwise the least recently used slot is reassigned.
     """
 
-    def __init__(self, num_slots: int, at_once: int, load: Callable[[int, Adapter], None]) -> None:
+    def __init__(self, num_slots: int, max_active: int, load: Callable[[int, Adapter], None]) -> None:
         """`load(slot, adapter)` loads the weights into the slot. If it raises, the slot stays empty."""
-        self._at_once = min(at_once, num_slots)
+        self._max_active = min(max_active, num_slots)
         self._load = load
-        self._known: dict[str, Adapter] = {}
+        self._registered: dict[str, Adapter] = {}
         self._empty = list(range(num_slots, 0, -1))
         self._slots: dict[Adapter, int] = {}
         self._users: dict[Adapter, int] = {}
@@ -35,15 +35,15 @@ class AdapterPool:
 
     def register(self, adapter: Adapter) -> None:
         """Register an adapter. It replaces an adapter of the same name, which requests in progress still use."""
-        self._known[adapter.name] = adapter
+        self._registered[adapter.name] = adapter
 
     def find(self, name: str) -> Adapter | None:
-        return self._known.get(name)
+        return self._registered.get(name)
 
     def acquire(self, adapter: Adapter) -> int | None:
         """The slot with the adapter; release it later. None: too many adapters are in use. Raises as `load` does."""
         if adapter not in self._users:
-            if len(self._users) == self._at_once:
+            if len(self._users) == self._max_active:
                 return None
             if adapter not in self._slots:
                 self._fill_slot(adapter)

@@ -1,4 +1,4 @@
-"""How a model is loaded: one record, from the settings through the worker to the runner."""
+"""Options for loading a model: one record, passed from the settings through the worker to the runner."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Literal
 from .quantization import Quant
 
 CacheDtype = Literal["auto", "fp8"]
-# Captured steps: full, decode only; breakable, prefill as well, except attention; split, the same compiled; off, none.
+# Captured steps. full: decode; breakable: also prefill, except attention; split: as breakable, and compiled; off: none.
+# auto: the device's default.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
 Compiler = Literal["inductor", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Limits and choices for one loaded model. A backend refuses by name an option that it cannot honour."""
+    """Options for one loaded model. A backend raises SettingRefused for an option that it does not support."""
 
     context: int | None = None  # positions of one sequence; None: the model's limit, if it fits
     cache_bytes: int | None = None  # KV memory; None: sized from the free memory
@@ -25,15 +26,15 @@ class LoadOptions:
     max_step_tokens: int | None = None  # tokens in one step; None: the device's default
     page_size: int | None = None  # tokens per page of the KV cache; None: the device's default
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    cache_dtype: CacheDtype = "auto"  # of the KV cache; auto: the dtype of computing
+    cache_dtype: CacheDtype = "auto"  # dtype of the KV cache; auto: the dtype of activations
     quant: Quant = "none"  # format that the weights are quantised to while they are loaded
     packed_dir: Path | None = None  # cache of quantised weights; None: not cached
     graphs: Graphs = "auto"
-    compiler: Compiler = "inductor"  # of the pieces of split graphs
-    compiled_dir: Path | None = None  # cache of compiled pieces; None: torch's folder
+    compiler: Compiler = "inductor"  # compiles the segments of graphs=split
+    compiled_dir: Path | None = None  # cache of compiled segments; None: torch's folder
     threads: int | None = None  # CPU threads; None: physical cores
-    reference_ops: tuple[str, ...] = ()  # ops, families of them, or "all", to compute by their references
+    reference_ops: tuple[str, ...] = ()  # ops, families of ops, or "all": computed by their references
     adapter_slots: int = 8  # adapters that one step can use
     adapter_rank: int = 16  # limit of an adapter's rank
-    attention: str = "auto"  # ours, or another implementation that the device names
+    attention: str = "auto"  # "ours" (built in), or an implementation that the device lists
     self_test_dir: Path | None = None  # results of the kernels' self-test; None: no self-test

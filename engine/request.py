@@ -47,8 +47,8 @@ class Sampling:
     presence_penalty: float = 0.0  # over output only
     frequency_penalty: float = 0.0  # over output only
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
-    seed: int = 0  # with the position it fixes the draw, whoever shares the batch; unsigned 64 bits
-    logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest, k <= 20
+    seed: int = 0  # seed and position determine the draw in any batch; unsigned 64 bits
+    logprobs: int | None = None  # None: none; k: of the drawn token and of the k likeliest, k <= 20
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -68,7 +68,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how to answer it. Frozen: progress is in Sequence."""
+    """A prompt and the parameters of its answer. Progress is in Sequence."""
 
     id: str
     prompt: tuple[int, ...]
@@ -96,26 +96,26 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Progress of a request. It still needs `len(tokens) + unknown - computed` positions.
+    """Progress of a request. `len(tokens) + unknown - computed` positions are left to compute.
 
     tokens    [ prompt ........ | generated and known ]
     unknown                                            [ on the device, not read back yet ]
-    computed  [ KV written, or planned to be ............ ]
+    computed  [ KV written, or planned .................. ]
 
-    A step with drafts counts as one unknown token until its commit says how many tokens it gave.
+    A step with drafts counts as one unknown token until its commit, which has the number of tokens.
     """
 
     request: Request
     _: KW_ONLY
     tokens: list[int] = field(init=False)
-    limit: int = field(init=False)  # length at which the sequence ends
+    limit: int = field(init=False)  # number of tokens at which the sequence ends
     computed: int = 0
     unknown: int = 0  # 0 or 1
-    drafting: bool = False  # the step that draws the unknown token has drafts of this sequence
-    last_row: int = -1  # its row in the step that draws the unknown token
+    drafting: bool = False  # the step in flight has drafts of this sequence
+    last_row: int = -1  # row of this sequence in the step that draws the unknown token
     adapter_slot: int = 0  # 0 is the base model
     lease: Lease | None = None
-    history: TokenHistory | None = None  # where the sampling reads it
+    history: TokenHistory | None = None  # None if the sampling does not read it
     finish: Finish | None = None
     preemptions: int = 0
     cached: int = 0  # prompt tokens that came from the prefix cache at first admission
@@ -134,7 +134,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
 
 
-class Delta(NamedTuple):  # a tuple, as each step makes one for each row
+class Delta(NamedTuple):  # a tuple is quick to create: each step makes one for each row
     """The tokens that one step adds to one request."""
 
     request_id: str
@@ -142,4 +142,4 @@ class Delta(NamedTuple):  # a tuple, as each step makes one for each row
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where the request lists them, else empty
     finish: Finish | None = None  # set on the request's last delta, and on no other
     cached: int = 0  # prompt tokens served from the prefix cache (set on every delta)
-    error: str = ""  # the reason of "failed" (grammar or adapter of this request) and of "no_memory" (its step)
+    error: str = ""  # the reason of a finish "failed" or "no_memory"

@@ -1,4 +1,4 @@
-"""The seam: what the engine asks of a backend, and what a backend may say of itself."""
+"""The interface between engine and backends: protocols, and the records that they exchange."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
-    """The abilities of a runner, as data. The scheduler never exceeds them."""
+    """The limits of a runner. The scheduler never exceeds them."""
 
     vocab_size: int
     max_tokens: int  # tokens in one step
@@ -45,7 +45,7 @@ class RunnerSpec:
     max_drafts: int = 0  # drafts in one row; 0: the runner verifies none
     num_adapters: int = 0  # adapter slots besides the base model's slot 0
     adapters_per_step: int = 0
-    overlap: bool = False  # a step may be started before the tokens of the last one are known (Batch.carry)
+    overlap: bool = False  # a step may start before the tokens of the step before are read (Batch.carry)
     graph_rows: tuple[int, ...] = ()  # rows of the decode steps that are captured, ascending
     graph_tokens: tuple[int, ...] = ()  # tokens of the other steps that are captured, ascending
     dtype: str = ""  # of activations, for display
@@ -58,30 +58,35 @@ class RunnerSpec:
 
     @property
     def cache_tokens(self) -> int:
-        """Positions of all sequences together that fit into the cache: of the smallest group without a window."""
-        whole = [group.tokens for group in self.groups if not group.window]
-        return min(whole) if whole else (self.num_states or self.max_rows) * self.max_context
+        """Positions of all sequences together that fit into the cache."""
+        if not self._full_groups:
+            return (self.num_states or self.max_rows) * self.max_context
+        return min(self._full_groups)
 
     @property
     def max_length(self) -> int:
         """Positions that one sequence can have."""
-        whole = [group.tokens for group in self.groups if not group.window]
-        return min([self.max_context, *whole])
+        return min([self.max_context, *self._full_groups])
+
+    @property
+    def _full_groups(self) -> list[int]:
+        """Positions that fit into each group without a window."""
+        return [group.tokens for group in self.groups if not group.window]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answers of one step. Row r of the batch gives the answers row_starts[r]…row_starts[r + 1] - 1.
+    """The results of one step. Row r of the batch has the results row_starts[r]…row_starts[r + 1] - 1.
 
-    Answers after the first rejected draft of a row are not given.
+    The answers of a row have one result each, up to the first rejected draft; later answers have none.
     """
 
-    tokens: NDArray[np.int32]  # [given]; undefined for Want.HIDDEN
-    row_starts: NDArray[np.int32]  # [rows + 1]; Batch.answer_starts where no draft is rejected
-    logprobs: NDArray[np.float32] | None = None  # [given] of the token, where an answer lists log-probabilities
-    top_tokens: NDArray[np.int32] | None = None  # [given, k] likeliest first, k the largest number to list
-    top_logprobs: NDArray[np.float32] | None = None  # [given, k]
-    hidden: NDArray[np.float32] | None = None  # [given, hidden] where a row wants hidden states
+    tokens: NDArray[np.int32]  # [results]; undefined for Want.HIDDEN
+    row_starts: NDArray[np.int32]  # [rows + 1]; equals Batch.answer_starts if no draft is rejected
+    logprobs: NDArray[np.float32] | None = None  # [results] of the token, if any answer lists log-probabilities
+    top_tokens: NDArray[np.int32] | None = None  # [results, k] likeliest first; k: the largest number to list
+    top_logprobs: NDArray[np.float32] | None = None  # [results, k]
+    hidden: NDArray[np.float32] | None = None  # [results, hidden] if a row wants hidden states
     late_compiles: int = 0  # parts of the model that were compiled during this step
 
 
@@ -94,32 +99,32 @@ class Pending(Protocol):
 
 
 class Replay(Protocol):
-    """A captured shape."""
+    """A captured graph for batches of one padded shape."""
 
     def run(self, batch: Batch) -> Pending:
-        """The step, of a batch that fits this shape, as Runner.run would compute it."""
+        """Replay the graph for a batch that fits it. The result equals that of Runner.run."""
         ...
 
 
 class Runner(Protocol):
     """Computes batches for one loaded model.
 
-    Steps and adapter loads take effect in the order of the calls: a step may read what the steps before it write,
-    and its memory or adapter slot may have been another's until the call before.
+    Steps and adapter loads take effect in the order of the calls: a step may read pages that earlier steps write, and
+    a call may reuse pages or an adapter slot that earlier calls use for other sequences.
     """
 
     @property
     def spec(self) -> RunnerSpec: ...
 
     def run(self, batch: Batch) -> Pending:
-        """Start the step and return at once where the device allows it.
+        """Start the step; return at once if the device can overlap.
 
-        Raises OutOfMemory where nothing of the step counts and others may follow, RunnerFailed where none may.
+        Raises OutOfMemory if the step has no results and later steps may run, RunnerFailed if no step may run any more.
         """
         ...
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        """Put an adapter's weights into a slot >= 1. Raises ModelRefused when it does not fit the base model."""
+        """Load an adapter's weights into a slot >= 1. Raises ModelRefused if it does not fit the base model."""
         ...
 
     def close(self) -> None: ...
@@ -130,33 +135,33 @@ class DeviceInfo:
     """A backend that can run here."""
 
     backend: str
-    name: str  # of the hardware, for people
-    memory: int  # bytes in all
-    free: int  # bytes free now
+    name: str  # of the hardware, for display
+    memory: int  # bytes, total
+    free: int  # bytes
     features: Mapping[str, str] = field(default_factory=dict)  # shown by doctor
-    main_memory: bool = False  # it computes from the machine's own memory, not from its own
-    second_choice: bool = False  # another backend does better on the same hardware: only where that is missing
+    main_memory: bool = False  # the device uses the main memory of the machine
+    second_choice: bool = False  # use it only if the better backend for the same hardware is missing
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A backend that cannot run here, and why, in words a person can act on."""
+    """A backend that cannot run here. `reason` tells the user how to mend it."""
 
     backend: str
     reason: str
 
 
 class Backend(Protocol):
-    """One way to run models. A module `backends.<name>` that has these names is one."""
+    """A module `backends.<name>` that has these names."""
 
     name: str
 
     def probe(self) -> DeviceInfo | Unavailable:
-        """Look at the machine; never raises, imports nothing heavy when the answer is no."""
+        """Detect the device. Never raises; imports no large package if there is no device."""
         ...
 
     def accepts(self, files: ModelFiles) -> str:
-        """Why these files cannot be loaded here; empty when they can."""
+        """The reason why this backend cannot load these files; empty if it can."""
         ...
 
     def open(self, files: ModelFiles, options: LoadOptions) -> Runner:
@@ -164,7 +169,7 @@ class Backend(Protocol):
         ...
 
     def read_bandwidth(self) -> float | None:
-        """Bytes per second that the memory it computes from can be read at, measured now; None: it cannot tell."""
+        """Measure the read bandwidth of the device's memory in bytes per second; None if that is not possible."""
         ...
 
 

@@ -70,7 +70,7 @@ def gumbel(seed: int, position: int, vocab_size: int) -> Floats:
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """Over the last axis."""
+    """Log-probabilities along the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     result: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
@@ -112,8 +112,8 @@ def _penalise(x: Floats, sampling: AnswerSampling, answer: int) -> None:
         answer, sampling.history_answers, sampling.history_tokens, sampling.history_prompt, sampling.history_output
     )
     penalty = float(sampling.repetition_penalty[answer])
-    seen = tokens[(in_prompt > 0) | (in_output > 0)]
-    x[seen] = np.where(x[seen] > 0, x[seen] / penalty, x[seen] * penalty)
+    used = tokens[(in_prompt > 0) | (in_output > 0)]
+    x[used] = np.where(x[used] > 0, x[used] / penalty, x[used] * penalty)
     x[tokens] -= float(sampling.frequency_penalty[answer]) * in_output
     x[tokens] -= float(sampling.presence_penalty[answer]) * (in_output > 0)
 
@@ -133,13 +133,13 @@ def sample(logits: NDArray[np.float32], batch: Batch) -> StepResult:
     drawn = np.zeros(len(logits), np.int32)
     for answer in np.flatnonzero(wants == Want.TOKEN).tolist():
         drawn[answer] = draw(candidates(logits[answer], sampling, answer, masks.get(answer)), sampling, answer)
-    given, row_starts = verify(batch, drawn)
-    tokens = drawn[given]
-    most = int(sampling.logprobs.max(initial=-1))
-    if most < 0:
+    returned, row_starts = verify(batch, drawn)
+    tokens = drawn[returned]
+    listed = int(sampling.logprobs.max(initial=-1))
+    if listed < 0:
         return StepResult(tokens, row_starts)
-    logprobs = log_softmax(logits[given].astype(np.float64))
-    top = np.argsort(-logprobs, axis=-1, kind="stable")[:, :most]
+    logprobs = log_softmax(logits[returned].astype(np.float64))
+    top = np.argsort(-logprobs, axis=-1, kind="stable")[:, :listed]
     return StepResult(
         tokens,
         row_starts,
@@ -150,20 +150,20 @@ def sample(logits: NDArray[np.float32], batch: Batch) -> StepResult:
 
 
 def verify(batch: Batch, drawn: Ints) -> tuple[NDArray[np.bool_], Ints]:
-    """([answers] whether each answer is given, [rows + 1] StepResult.row_starts), from the drawn tokens [answers].
+    """([answers] True for an answer with a result, [rows + 1] StepResult.row_starts), from the drawn tokens [answers].
 
-    A row gives its answers up to and including the first that differs from the draft at its position.
+    A row returns its tokens up to and including the first that differs from the draft at its position.
     """
     starts = batch.answer_starts
-    given = np.ones(len(drawn), np.bool_)
+    returned = np.ones(len(drawn), np.bool_)
     for row in np.flatnonzero(batch.drafts).tolist():
         last = batch.row_starts[row + 1]
         drafts = batch.tokens[last - batch.drafts[row] : last]
         wrong = np.flatnonzero(drawn[starts[row] : starts[row + 1] - 1] != drafts)
         if len(wrong):
-            given[starts[row] + wrong[0] + 1 : starts[row + 1]] = False
-    row_starts = np.concatenate(([0], np.cumsum(given)))[starts].astype(np.int32)
-    return given, row_starts
+            returned[starts[row] + wrong[0] + 1 : starts[row + 1]] = False
+    row_starts = np.concatenate(([0], np.cumsum(returned)))[starts].astype(np.int32)
+    return returned, row_starts
 
 
 def _of_answer(answer: int, answers: Ints, *columns: NDArray[Any]) -> list[NDArray[Any]]:

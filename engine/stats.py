@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stats:
-    """A snapshot. The first four fields and `step_age` are current values; all others only grow."""
+    """Counters at one time. The first four fields and `step_age` are current values; all others only grow."""
 
     running: int = 0  # sequences with cache memory
     waiting: int = 0
     cache_tokens: int = 0  # positions that fit into the whole cache
-    cache_used: int = 0  # positions of running sequences; the rest is free or kept for prefix hits
+    cache_used: int = 0  # positions of running sequences; all others are free or cached for prefix hits
     steps: int = 0
     tokens_in: int = 0  # prompt tokens of requests that were started
     tokens_out: int = 0
-    prefix_hit_tokens: int = 0  # part of tokens_in that came from the cache
+    prefix_hit_tokens: int = 0  # the share of tokens_in that came from the prefix cache
     preemptions: int = 0
     late_compiles: int = 0  # parts of the model that were compiled again while requests waited
     step_host_seconds: float = 0.0  # time of the engine itself: planning and committing steps

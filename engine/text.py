@@ -1,4 +1,4 @@
-"""Streaming detokenisation. Never emits half a character or a part of a possible stop string."""
+"""Streaming detokenisation. Never emits an incomplete character or the beginning of a possible stop string."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 BROKEN = "\ufffd"  # decoders write it for invalid or incomplete UTF-8
-LONGEST_START = 3  # maximum bytes of an incomplete UTF-8 character; a token has at least one byte
-LONGEST_WINDOW = 16  # the window is shortened after this many tokens without a clean end
+MAX_INCOMPLETE = 3  # maximum bytes of an incomplete UTF-8 character; a token has at least one byte
+MAX_WINDOW = 16  # the window is shortened after this many tokens without a clean end
 # Tokens of a shortened window. It may start inside a character, so its first 3 bytes may be invalid. The waiting text
-# after them has at most LONGEST_START characters of 3 bytes.
-SHORT_WINDOW = LONGEST_START + 3 * LONGEST_START
+# after them has at most MAX_INCOMPLETE characters of 3 bytes.
+SHORT_WINDOW = MAX_INCOMPLETE + 3 * MAX_INCOMPLETE
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """Final text, and the number of tokens that it completes (in order, each counted once).
 
     A token without text (a special token) counts with the text before it. `text` may be empty.
@@ -26,17 +26,17 @@ class Piece:
 
 
 class TextStream:
-    """Detokenises one sequence. The joined pieces equal `decode` of all tokens, up to the stop string.
+    """Detokenises one sequence. The joined chunks equal `decode` of all tokens, up to the stop string.
 
     `decode` converts token ids to text. More tokens may change only the U+FFFD at the end of the text (up to
-    LONGEST_START of them, for an incomplete character). Only these wait; all other text is emitted at once. The text of
-    a token may depend on the bytes of an incomplete character before it, and on whether there is text before it.
+    MAX_INCOMPLETE of them, for an incomplete character). Only these wait; all other text is emitted at once. The text
+    of a token may depend on the bytes of an incomplete character before it, and on whether text precedes it.
     `decode` gets only a short window, so the cost is linear in the number of tokens.
 
     `before` are the tokens before the text (the end of a prompt that it continues). They are not part of the text, but
     some decoders drop the space of a first token.
 
-    The stop string that ends first applies; of several that end together, the longest.
+    The stop string that ends first applies; of several that end at the same character, the longest.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TextStream:
         self._decode = decode
         self._stops = [_StopMatcher(text) for text in stop if text]
         # [ context: a few emitted tokens | fresh: tokens since the last clean end ]
-        self._window: list[int] = list(before[-LONGEST_WINDOW:])
+        self._window: list[int] = list(before[-MAX_WINDOW:])
         self._fresh = 0
         context = decode(self._window) if self._window else ""
         self._emitted = context[: len(context) - _waiting(context)]  # the part of decode(window) that was emitted
@@ -54,16 +54,16 @@ class TextStream:
         self._ends: deque[int] = deque()  # per unreported token: upper bound of the length at its end
         self.stopped = False  # a stop string ended the text
 
-    def push(self, tokens: Sequence[int]) -> Piece:
-        """Add tokens. Tokens after a stop string are ignored; the last piece counts all tokens before it."""
+    def push(self, tokens: Sequence[int]) -> TextChunk:
+        """Add tokens. Tokens after a stop string are ignored; the last chunk counts all tokens before it."""
         text = ""
         for token in tokens:
             if not self.stopped:
                 text += self._add(token)
-        return self._piece(text)
+        return self._chunk(text)
 
-    def finish(self) -> Piece:
-        """End the text: the waiting text."""
+    def finish(self) -> TextChunk:
+        """End the text. Returns the text that waits."""
         text = ""
         if not self.stopped:
             text = self._match_stops(self._decode(self._window)[len(self._emitted) :])
@@ -73,7 +73,7 @@ class TextStream:
         self._window = []
         self._emitted = ""
         self._cap_ends(self._length)
-        return self._piece(text)
+        return self._chunk(text)
 
     def _add(self, token: int) -> str:
         self._window.append(token)
@@ -81,7 +81,7 @@ class TextStream:
         text = self._decode(self._window)
         new = text[len(self._emitted) :]
         waiting = _waiting(new)
-        if waiting and self._fresh <= LONGEST_WINDOW and not text.startswith(self._emitted):
+        if waiting and self._fresh <= MAX_WINDOW and not text.startswith(self._emitted):
             # The tokenizers library temporarily drops complete characters before an incomplete one.
             waiting = len(new)
         else:
@@ -94,10 +94,10 @@ class TextStream:
                 self._window = self._window[-self._fresh :]
                 self._emitted = self._decode(self._window)
                 self._fresh = 0
-            elif self._fresh > LONGEST_WINDOW and not self._has_text(token):  # not usable as context
+            elif self._fresh > MAX_WINDOW and not self._has_text(token):  # not usable as context
                 self._window.pop()
                 self._fresh -= 1
-        elif self._fresh > LONGEST_WINDOW:
+        elif self._fresh > MAX_WINDOW:
             self._shorten(waiting)
         return text
 
@@ -121,13 +121,13 @@ class TextStream:
         self._ends.extend([length] * late)
 
     def _match_stops(self, text: str) -> str:
-        """Emit text up to a stop string. Keeps back a possible start of a stop string."""
+        """Returns the text up to a stop string. Holds back a possible start of a stop string."""
         self._length += len(text)
         if not self._stops:
             return text
-        known = len(self._tail)
+        start = len(self._tail)
         text = self._tail + text
-        for index in range(known, len(text)):
+        for index in range(start, len(text)):
             longest = max(stop.step(text[index]) for stop in self._stops)
             if longest:
                 self.stopped = True
@@ -137,17 +137,17 @@ class TextStream:
         self._tail = text[len(text) - matched :]
         return text[: len(text) - matched]
 
-    def _piece(self, text: str) -> Piece:
+    def _chunk(self, text: str) -> TextChunk:
         count = 0
         while self._ends and (self.stopped or self._ends[0] <= self._length - len(self._tail)):
             self._ends.popleft()
             count += 1
-        return Piece(text, count)
+        return TextChunk(text, count)
 
 
 def _waiting(text: str) -> int:
     """Number of characters at the end that later tokens may change."""
-    return min(len(text) - len(text.rstrip(BROKEN)), LONGEST_START)
+    return min(len(text) - len(text.rstrip(BROKEN)), MAX_INCOMPLETE)
 
 
 class _StopMatcher:

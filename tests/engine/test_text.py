@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.engine.text import LONGEST_WINDOW, Piece, TextStream
+from localllm.engine.text import MAX_WINDOW, TextChunk, TextStream
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -55,13 +55,13 @@ def byte_level() -> tuple[Decode, Callable[[bytes], list[int]]]:
 
 def stream(
     tokens: Sequence[int], decode: Decode = decode_bytes, stop: Sequence[str] = (), at_once: int = 1
-) -> list[Piece]:
+) -> list[TextChunk]:
     text = TextStream(decode, stop)
     pieces = [text.push(tokens[at : at + at_once]) for at in range(0, len(tokens), at_once)]
     return [*pieces, text.finish()]
 
 
-def joined(pieces: list[Piece]) -> str:
+def joined(pieces: list[TextChunk]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
@@ -95,7 +95,7 @@ def test_a_character_is_never_split_nor_later_than_its_last_byte(text: str) -> N
     for count, piece in enumerate(pieces[:-1], start=1):
         shown += piece.text
         assert shown == text.encode()[:count].decode("utf-8", "ignore")
-    assert pieces[-1] == Piece("", 0)
+    assert pieces[-1] == TextChunk("", 0)
 
 
 def reference(text: str, stops: Sequence[str]) -> str:
@@ -155,18 +155,23 @@ def test_stop_strings(text: str, stops: list[str], shown: str) -> None:
 
 def test_the_piece_that_stops_counts_all_tokens_before() -> None:
     text = TextStream(decode_bytes, ["END"])
-    assert [text.push([byte]) for byte in b"aENE"] == [Piece("a", 1), Piece("", 0), Piece("", 0), Piece("EN", 2)]
-    assert text.push(b"ND after") == Piece("", 3)
+    assert [text.push([byte]) for byte in b"aENE"] == [
+        TextChunk("a", 1),
+        TextChunk("", 0),
+        TextChunk("", 0),
+        TextChunk("EN", 2),
+    ]
+    assert text.push(b"ND after") == TextChunk("", 3)
     assert text.stopped
-    assert text.push(b"more") == Piece("", 0)
-    assert text.finish() == Piece("", 0)
+    assert text.push(b"more") == TextChunk("", 0)
+    assert text.finish() == TextChunk("", 0)
 
 
 def test_broken_bytes_come_out_at_the_fourth() -> None:
     text = TextStream(decode_bytes)
     pieces = [text.push([0x80]) for _ in range(100)]
     assert [piece.text for piece in pieces[:3]] == ["", "", ""]
-    assert all(piece == Piece("\ufffd", 1) for piece in pieces[3:])
+    assert all(piece == TextChunk("\ufffd", 1) for piece in pieces[3:])
     assert text.finish().text == "\ufffd" * 3
 
 
@@ -185,7 +190,7 @@ def test_the_decoder_only_ever_sees_a_short_window() -> None:
         return decode_bytes(tokens)
 
     stream(b"plain text, " * 50 + b"\x80\xf0\x9f" * 200 + "你好".encode() * 200 + b"\xf0" * 100, decode)
-    assert longest <= 2 * LONGEST_WINDOW + 2
+    assert longest <= 2 * MAX_WINDOW + 2
 
 
 def decode_sentences(tokens: Sequence[int]) -> str:
@@ -202,9 +207,9 @@ def test_decoders_that_look_at_the_first_token(tokens: list[int]) -> None:
 
 def test_tokens_without_text_are_counted_and_do_not_pile_up() -> None:
     text = TextStream(decode_sentences)
-    assert text.push([1]) == Piece("one", 1)
-    assert text.push([0] * 100) == Piece("", 100)
-    assert text.push([2]) == Piece(" two", 1)
+    assert text.push([1]) == TextChunk("one", 1)
+    assert text.push([0] * 100) == TextChunk("", 100)
+    assert text.push([2]) == TextChunk(" two", 1)
 
 
 def test_a_decoder_that_never_agrees_with_its_parts_is_cut_anyhow() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.engine.text import BROKEN, LONGEST_START, LONGEST_WINDOW, TextStream
+from localllm.engine.text import BROKEN, MAX_INCOMPLETE, MAX_WINDOW, TextStream
 
 from .vocabularies import CORPUS, EMOJI, KINDS, SCRIPTS, make_text, vocabulary
 
@@ -109,7 +109,7 @@ def test_after_each_token_all_text_that_is_certain_is_there_and_its_tokens_are_c
             piece = stream.push([token])
             shown, counted = shown + piece.text, counted + piece.tokens
             whole = tokenizer.decode(tokens[:count], hidden=hidden)
-            waiting = min(len(whole) - len(whole.rstrip(BROKEN)), LONGEST_START)
+            waiting = min(len(whole) - len(whole.rstrip(BROKEN)), MAX_INCOMPLETE)
             assert shown == whole[: len(whole) - waiting], tokens[:count]
             lengths.append(len(whole))
             clean = clean if waiting else count
@@ -259,7 +259,7 @@ def test_the_window_stays_short_whatever_is_broken(kind: str, folder: Path) -> N
         sizes.clear()
         stream = TextStream(decode)
         text = "".join([stream.push([token]).text for token in tokens]) + stream.finish().text
-        assert max(sizes) <= 2 * LONGEST_WINDOW + 2
+        assert max(sizes) <= 2 * MAX_WINDOW + 2
         assert sum(sizes) <= 25 * len(tokens)
         assert text == tokenizer.decode(tokens, hidden=tokenizer.special_ids)
 
