@@ -180,7 +180,7 @@ def weight(pick: random.Random, op: str, out_features: int, in_features: int) ->
 
 def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
     """A product of 1 to `max_rows` rows, sometimes with a norm of its input or a gate of its output, as in a layer."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, pack_slices, small_batch, takes_norm
+    from localllm.kernels.cuda.linear import INT4_WIDE, can_fuse_norm, pack_slices, small_batch
 
     widest, longest = (400, 150) if max_rows > 1 else pick.choice(ONE_ROW_SIZES)
     rows = pick.randint(1, max_rows)
@@ -192,7 +192,7 @@ def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
     packed = pack_slices([weight(pick, op, out_features, in_features)], out_features, torch.bfloat16)
     bias = floats(out_features, dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
     norm = stream = None
-    if pick.random() < 0.5 and op != "int4_wide" and takes_norm(packed, rows):
+    if pick.random() < 0.5 and op != "int4_wide" and can_fuse_norm(packed, rows):
         norm = (floats(in_features), 1e-6, 0.0)
         stream = floats(rows, in_features) if pick.random() < 0.7 else None
     format = INT4_WIDE if op == "int4_wide" else None

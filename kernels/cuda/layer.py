@@ -12,7 +12,7 @@ from ..ops.layer import DecoderLayer
 from ..ops.mlp import GatedMlp
 from ..ops.projection import Product, Projection
 from ..ops.step import LayerStep
-from .linear import small_batch, takes_norm
+from .linear import can_fuse_norm, small_batch
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ def _fused(projection: Projection, x: Tensor, gated: bool = False) -> Product | 
     product = projection.product
     if product is None or product.order is not None or product.op == "int4_wide":
         return None
-    if not x.is_cuda or x.dtype != torch.bfloat16 or not takes_norm(product.weight, len(x), gated):
+    if not x.is_cuda or x.dtype != torch.bfloat16 or not can_fuse_norm(product.weight, len(x), gated):
         return None
     out_features: int = product.weight.out_features
     return product if out_features % 16 == 0 else None

@@ -1,11 +1,12 @@
-"""Linear layers on CUDA devices. kernels/ops/linear.py has the reference.
+"""Products with packed weights on CUDA devices. kernels/ops/linear.py has the reference.
 
 CUDA C++ (small_batch.cuh) multiplies up to 16 rows of bfloat16 if the GPU has enough shared memory. torch (plain
-weights) or Triton (int8, int4, fp8) multiply other inputs; the reference covers the rest.
+weights) or Triton (int8, int4, fp8) multiply other inputs. The reference multiplies inputs that neither supports.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from ..ops import linear as reference
 from ..ops.linear import Fp8, Int4, Int8, Weight
 
 TRITON = find_spec("triton") is not None
+_REFERENCES = reference.Linear()
 
 SMALL_BATCH = 16  # limit of the rows of small_batch
 BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # as Weights in linear.h
@@ -44,26 +46,28 @@ class Packed(NamedTuple):
         """The Weight before packing."""
         if self.format == BF16:
             return self.data
+        eight_bits = self.data[:, : self.in_features]
         if self.format == INT8:
             assert self.scale is not None
-            return Int8(self.data[:, : self.in_features].view(torch.int8), self.scale)
+            return Int8(eight_bits.view(torch.int8), self.scale)
         if self.format == FP8:
-            scale = (
-                by_output(self.records, self.out_features).view(torch.float32)
-                if self.scale is None
-                else self.scale[:, None]
-            )
-            return Fp8(self.data[:, : self.in_features].view(torch.float8_e4m3fn), scale, self.group)
-        each = max(1, min(self.group, self.in_features) // sub_of(self.group, self.in_features))  # records per group
-        records = by_output(self.records, self.out_features)[:, ::each][:, : -(-self.in_features // self.group)]
+            return Fp8(eight_bits.view(torch.float8_e4m3fn), self._fp8_scale(), self.group)
+        repeats = max(1, min(self.group, self.in_features) // sub_of(self.group, self.in_features))  # records per group
+        groups = -(-self.in_features // self.group)
+        records = by_output(self.records, self.out_features)[:, ::repeats][:, :groups]
         scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
         nibbles = transpose_words(self.data)[:, : -(-self.in_features // 2)]
         return Int4(nibbles, scale, (records >> 16).to(torch.uint8), self.group, self.in_features)
 
+    def _fp8_scale(self) -> Tensor:
+        if self.scale is not None:
+            return self.scale[:, None]
+        return by_output(self.records, self.out_features).view(torch.float32)
+
 
 def sub_of(group: int, in_features: int) -> int:
     """Inputs per int4 record: 128 (a chunk), 64 or 32."""
-    return 128 if group % 128 == 0 or group >= in_features else 64 if group % 64 == 0 else 32
+    return 128 if group >= in_features else math.gcd(group, 128)
 
 
 def by_output(records: Tensor | None, out_features: int) -> Tensor:
@@ -85,34 +89,20 @@ def transpose_words(nibbles: Tensor) -> Tensor:
 
 
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-    """Returns a Packed weight, or the plain weight if activations are not bfloat16 or no kernel covers the shape."""
+    """A Packed weight; the plain weight if activations are not bfloat16 or no kernel supports the shape."""
     slices = iter(slices)
     first = next(slices)
-    if dtype != torch.bfloat16 or not _covered(first):
+    if dtype != torch.bfloat16 or not _supported(first):
         return reference.pack_slices(chain([first], slices), out_features, dtype)
     merged: Packed | None = None
     start = 0
-    for part in chain([first], slices):
-        packed = _packed(part)
+    for packed in map(_pack, chain([first], slices)):
         if merged is None:
-            scale = None if packed.scale is None else packed.scale.new_empty(out_features)
-            records = (
-                None
-                if packed.records is None
-                else packed.records.new_empty(-(-out_features // 8), *packed.records.shape[1:])
-            )
-            merged = Packed(
-                packed.data.new_empty(out_features, packed.data.shape[1]),
-                scale,
-                records,
-                packed.format,
-                out_features,
-                *packed[5:],
-            )
+            merged = _allocate_like(packed, out_features)
         stop = start + packed.out_features
-        for to, tensor, unit in zip(merged[:3], packed[:3], (1, 1, 8), strict=True):
-            if to is not None and tensor is not None:
-                to[start // unit : -(-stop // unit)] = tensor
+        for target, source, outputs in zip(merged[:3], packed[:3], (1, 1, 8), strict=True):
+            if target is not None and source is not None:
+                target[start // outputs : -(-stop // outputs)] = source
         start = stop
     assert merged is not None
     if merged.data.is_cuda:  # kernels prefetch weights before earlier kernels have ended
@@ -120,7 +110,19 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
     return merged
 
 
-def _covered(weight: Weight) -> bool:
+def _allocate_like(packed: Packed, out_features: int) -> Packed:
+    """A weight with `out_features` outputs in the layout of `packed`, not initialised."""
+    data = packed.data.new_empty(out_features, packed.data.shape[1])
+    scale = packed.scale
+    if scale is not None:
+        scale = scale.new_empty(out_features)
+    records = packed.records
+    if records is not None:
+        records = records.new_empty(-(-out_features // 8), *records.shape[1:])
+    return packed._replace(data=data, scale=scale, records=records, out_features=out_features)
+
+
+def _supported(weight: Weight) -> bool:
     match weight:
         case Int8() | Int4():
             return True
@@ -129,21 +131,14 @@ def _covered(weight: Weight) -> bool:
     return weight.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
 
 
-def _packed(weight: Weight) -> Packed:
-    """Packs some outputs of a covered weight; pads their bytes to the size of a load."""
+def _pack(weight: Weight) -> Packed:
+    """Packs a slice of a supported weight; pads the bytes of each output to the size of a load."""
     pad = torch.nn.functional.pad
     match weight:
         case Int8(data, scale):
             out_features, in_features = data.shape
-            return Packed(
-                pad(data.view(torch.uint8), (0, -in_features % 16)),
-                scale.float(),
-                None,
-                INT8,
-                out_features,
-                in_features,
-                in_features,
-            )
+            data = pad(data.view(torch.uint8), (0, -in_features % 16))
+            return Packed(data, scale.float(), None, INT8, out_features, in_features, in_features)
         case Fp8(data, scale, group):
             out_features, in_features = data.shape
             data = pad(data.view(torch.uint8), (0, -in_features % 16))
@@ -152,9 +147,9 @@ def _packed(weight: Weight) -> Packed:
             return Packed(data, None, by_block(scale.float()), FP8, out_features, in_features, group)
         case Int4(data, scale, zero, group, in_features):
             sub = sub_of(group, in_features)
-            each = -(-min(group, in_features) // sub) if group >= in_features else group // sub
+            repeats = -(-min(group, in_features) // sub)  # records per group
             records = (scale.half().view(torch.int16).int() & 0xFFFF) | (zero.int() << 16)
-            records = records.repeat_interleave(each, 1)[:, : -(-in_features // sub)]
+            records = records.repeat_interleave(repeats, 1)[:, : -(-in_features // sub)]
             data = transpose_words(pad(data, (0, -data.shape[1] % 64)))
             return Packed(data, None, by_block(records), INT4, len(data), in_features, group)
     return Packed(weight, None, None, BF16, weight.shape[0], weight.shape[1], weight.shape[1])
@@ -165,11 +160,11 @@ def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype
         return _small_batch_product(x, weight, bias, dtype)
     plain = weight.data if isinstance(weight, Packed) else weight
     if dtype == torch.float32 and x.is_cuda and x.dtype == plain.dtype == torch.bfloat16:
-        return _unrounded(x, plain, bias)
+        return _float32_product(x, plain, bias)
     return reference.dense(x, plain, bias, dtype)
 
 
-def _unrounded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _float32_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product in float32. torch's linear would round it to bfloat16, and the conversion would be another pass."""
     out = torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32)
     if bias is not None:
@@ -180,33 +175,37 @@ def _unrounded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
-    plain = weight.plain() if isinstance(weight, Packed) else weight
-    return (_triton().int8 if TRITON else reference.linear_int8.int8)(x, plain, bias, dtype)
+    return _plain_product("int8", x, weight, bias, dtype)
 
 
 def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
     if TRITON and isinstance(weight, Packed):
-        return _nibbles(_triton().rounded(x, weight.group), weight, bias, dtype or x.dtype)
-    plain = weight.plain() if isinstance(weight, Packed) else weight
-    return (_triton().int4 if TRITON else reference.linear_int4.int4)(x, plain, bias, dtype)
+        return _int4_product(_triton().rounded(x, weight.group), weight, bias, dtype or x.dtype)
+    return _plain_product("int4", x, weight, bias, dtype)
 
 
 def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_small_batch(x, weight, INT4_WIDE):
         return _small_batch_product(x, weight, bias, dtype, INT4_WIDE)
     if TRITON and isinstance(weight, Packed):
-        return _nibbles(x, weight, bias, dtype or x.dtype)
-    plain = weight.plain() if isinstance(weight, Packed) else weight
-    return (_triton().int4_wide if TRITON else reference.linear_int4.int4_wide)(x, plain, bias, dtype)
+        return _int4_product(x, weight, bias, dtype or x.dtype)
+    return _plain_product("int4_wide", x, weight, bias, dtype)
 
 
 def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
+    return _plain_product("fp8", x, weight, bias, dtype)
+
+
+def _plain_product(op: str, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    """The product of Triton, or of the reference without Triton, with the weight before packing."""
+    implementations = _triton() if TRITON else _REFERENCES
     plain = weight.plain() if isinstance(weight, Packed) else weight
-    return (_triton().fp8 if TRITON else reference.linear_fp8.fp8)(x, plain, bias, dtype)
+    out: Tensor = getattr(implementations, op)(x, plain, bias, dtype)
+    return out
 
 
 def _triton() -> Any:
@@ -215,27 +214,26 @@ def _triton() -> Any:
     return linear
 
 
-def _nibbles(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    flat = x.reshape(-1, weight.in_features)
-    records = (
-        weight.data,
-        weight.records,
-        None,
-        bias,
-        dtype,
-        weight.out_features,
-        sub_of(weight.group, weight.in_features),
-    )
-    out: Tensor = _triton().product(flat, *records, transposed=True, nibbles=True)
-    return out.view(*x.shape[:-1], weight.out_features)
+def _int4_product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The product of Triton with a packed int4 weight."""
+    triton = _triton()
+    out_features = weight.out_features
+    in_features = weight.in_features
+    sizes = out_features, in_features, sub_of(weight.group, in_features)
+    quantised = triton.Quantised("int4", weight.data, weight.records, None, *sizes, records="transposed")
+    out: Tensor = triton.product(x.reshape(-1, in_features), quantised, bias, dtype)
+    return out.view(*x.shape[:-1], out_features)
 
 
 def _is_small_batch(x: Tensor, weight: Any, format: int | None = None) -> bool:
+    """True if small_batch supports x and the weight."""
     if not isinstance(weight, Packed) or not x.is_cuda or x.dtype != torch.bfloat16 or weight.in_features % 8:
         return False
     rows = x.numel() // max(x.shape[-1], 1)
-    whole = x.data_ptr() % 16 == 0 and (rows == 1 or x.stride(-2) % 8 == 0) and x.stride(-1) == 1
-    return 0 < rows <= SMALL_BATCH and whole and fits(weight, rows, format)
+    if not 0 < rows <= SMALL_BATCH:
+        return False
+    dense_rows = x.stride(-1) == 1 and (rows == 1 or x.stride(-2) % 8 == 0)
+    return dense_rows and x.data_ptr() % 16 == 0 and fits(weight, rows, format)
 
 
 def fits(weight: Packed, rows: int, format: int | None = None, gated: bool = False, normed: bool = False) -> bool:
@@ -261,13 +259,15 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
     float32 outputs (logits) torch needs an additional conversion."""
     if dtype == torch.float32:
         return rows <= 8
-    if weight.out_features <= 4096 and weight.in_features >= 2048:
-        return True
-    return rows <= 4 and (weight.in_features >= 2048 or weight.out_features <= 4096)
+    narrow = weight.out_features <= 4096
+    deep = weight.in_features >= 2048
+    if rows <= 4:
+        return narrow or deep
+    return narrow and deep
 
 
-def takes_norm(weight: Any, rows: int, gated: bool = False) -> bool:
-    """True if small_batch can fuse the norm of its input, which every block then computes redundantly."""
+def can_fuse_norm(weight: Any, rows: int, gated: bool = False) -> bool:
+    """True if small_batch can fuse the norm of its input. Every thread block then computes the norm."""
     if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.in_features % 8:
         return False
     if weight.format == INT4 and rows > 1:
@@ -293,14 +293,17 @@ def small_batch(
     stream: Tensor | None = None,
     gate: int = -1,
 ) -> Any:
-    """The product of x [1…16 rows, in_features] bf16. `format`: that of the weight, or INT4_WIDE for an INT4 weight.
+    """The product of x [1…16 rows, in_features] bf16. `format`: INT4_WIDE for an INT4 weight and activations that are
+    not rounded; by default the format of the weight.
 
     With `norm` (weight, eps, offset) the product is of norm(x + stream); returns (product, x + stream). With `gate` (a
-    number of Activation) the first half of the outputs are gates of the second half.
+    value of Activation in kernels.h) the first half of the outputs are gates of the second half.
     """
     x = x if x.stride(0) % 8 == 0 else x.contiguous()
-    out = x.new_empty(len(x), weight.out_features // 2 if gate >= 0 else weight.out_features, dtype=dtype)
+    width = weight.out_features // 2 if gate >= 0 else weight.out_features
+    out = x.new_empty(len(x), width, dtype=dtype)
     after = None if stream is None else torch.empty_like(stream)
-    weights = weight.data, weight.records, weight.scale, bias, weight.format if format is None else format, weight.group
+    format = weight.format if format is None else format
+    weights = weight.data, weight.records, weight.scale, bias, format, weight.group
     _small_batch_op(out, x, *weights, True, stream, after, *(norm or (None, 0.0, 0.0)), gate)
     return out if norm is None else (out, after)

@@ -21,9 +21,9 @@ from .linear import BF16, Packed
 _step = torch.ops.localllm.decoder_step.default
 _shared_bytes = torch.ops.localllm.decoder_step_shared_bytes.default
 
-# Limit of the bytes of a layer's weights. Up to this size one kernel for all layers is faster than kernels per layer on
-# H200; larger layers are not measured.
-CHOSEN_BYTES = 448 << 20
+# Bytes of the weights of a layer up to which one kernel for all layers is faster on H200 than kernels per layer. Larger
+# layers are not measured.
+MAX_LAYER_BYTES = 448 << 20
 
 
 class Shape(NamedTuple):
@@ -47,43 +47,43 @@ class Stack:
     layers: tuple[DecoderLayer, ...]
     shape: Shape | None = None
     table: Tensor | None = None  # [layers, fields] int64: the addresses of StepLayer in step.h
-    room: int = 0  # bytes of StepArgs::shared, the memory for exchange between thread blocks
+    shared_bytes: int = 0  # size of StepArgs::shared, the memory for exchange between thread blocks
     shared: dict[int, Tensor] = field(default_factory=dict)  # this memory by stream; zeros before the first step
 
     def __iter__(self) -> Iterator[DecoderLayer]:
         return iter(self.layers)
 
     def shared_on(self, device: torch.device) -> Tensor:
-        """[room] uint8 of the current stream. In a capture on a stream without an earlier step, the graph contains the
-        allocation and the memset."""
+        """[shared_bytes] uint8 of the current stream. In a capture on a stream without an earlier step, the graph
+        contains the allocation and the memset."""
         stream = torch.cuda.current_stream(device).cuda_stream
         memory = self.shared.get(stream)
         if memory is None:
-            memory = torch.zeros(self.room, dtype=torch.uint8, device=device)
+            memory = torch.zeros(self.shared_bytes, dtype=torch.uint8, device=device)
             if not torch.cuda.is_current_stream_capturing():
                 self.shared[stream] = memory
         return memory
 
 
 def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
-    """Prepares the layers for one kernel if it supports them."""
+    """The layers of a model, prepared for one kernel if it supports them."""
     layers = tuple(layers)
     shapes = {_shape(layer) for layer in layers}
     shape = shapes.pop() if len(shapes) == 1 else None
     if [layer.cache_index for layer in layers] != list(range(len(layers))):
         shape = None
-    if shape is None or _bytes(layers[0]) > CHOSEN_BYTES:
+    if shape is None or _bytes(layers[0]) > MAX_LAYER_BYTES:
         return Stack(layers)
     table = torch.tensor([_addresses(layer) for layer in layers], device=layers[0].before_mlp.device)
-    room = _shared_bytes(table, *shape[:5])
-    if not room:
+    shared_bytes = _shared_bytes(table, *shape[:5])
+    if not shared_bytes:
         return Stack(layers)
     torch.cuda.current_stream(table.device).synchronize()  # steps read the table before they wait for earlier kernels
-    return Stack(layers, shape, table, room)
+    return Stack(layers, shape, table, shared_bytes)
 
 
 def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py. One kernel for a batch of one token, else one layer at a time."""
+    """See kernels/ops/layer.py. One kernel computes a step of one token; other steps run layer by layer."""
     shape = stack.shape
     keys = step.cache.keys
     values = step.cache.values
@@ -92,75 +92,63 @@ def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep)
     x_out = torch.empty_like(x)
     stream_out = torch.empty_like(x)
     rows = step.rows
-    where = *step.rotations[0], step.slots, rows.context_lens, rows.page_table, keys, values
+    tables = *step.rotations[0], step.slots, rows.context_lens, rows.page_table, keys, values
     numbers = shape.inner, shape.heads, GATES[shape.gate], shape.eps, shape.offset, shape.scale
-    _step(
-        x_out, stream_out, x.contiguous(), stream.contiguous(), stack.table, stack.shared_on(x.device), *where, *numbers
-    )
+    inputs = x.contiguous(), stream.contiguous()
+    _step(x_out, stream_out, *inputs, stack.table, stack.shared_on(x.device), *tables, *numbers)
     return x_out, stream_out
 
 
 def _fits(shape: Shape, x: Tensor, step: LayerStep, keys: Tensor) -> bool:
     """True if the kernel supports this step. False without rows (a capture without attention)."""
+    if step.answers is not None or step.adapters is not None:
+        return False
+    one_token = len(x) == len(step.rows.query_lens) == 1
+    dtypes = x.dtype == keys.dtype == torch.bfloat16
+    pages = keys.is_contiguous() and keys.shape[3:] == (shape.kv_heads, shape.dim)
     page_size = keys.shape[2]
-    return (
-        step.answers is None
-        and step.adapters is None
-        and len(x) == 1 == len(step.rows.query_lens)
-        and x.dtype == keys.dtype == torch.bfloat16
-        and keys.shape[3:] == (shape.kv_heads, shape.dim)
-        and page_size & (page_size - 1) == 0
-        and keys.is_contiguous()
-        and len(step.rotations) == 1
-        and 2 * step.rotations[0][0].shape[1] == shape.dim
-    )
+    power_of_two = page_size & (page_size - 1) == 0
+    rotation = [2 * cos.shape[1] for cos, _ in step.rotations] == [shape.dim]  # one, of all dimensions of a head
+    return one_token and dtypes and pages and power_of_two and rotation
 
 
 def _shape(layer: DecoderLayer) -> Shape | None:
-    """The shape of a layer, or None if the kernel does not support the layer."""
-    products = _plain_products(layer)
+    """The shape of a layer; None if the kernel does not support the layer."""
     mlp = layer.mlp
-    if len(products) < 4 or not isinstance(mlp, GatedMlp) or not _hopper(layer.before_mlp.device):
+    if not isinstance(mlp, GatedMlp) or not _hopper(layer.before_mlp.device):
         return None
-    norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
-    qkv, out, gate_up, down = (product.weight for product in products)
+    if not layer.products or not all(map(_plain, layer.products)) or not _plain_layer(layer):
+        return None
+    qkv, out, gate_up, down = (product.weight for product in layer.products)
     dim = layer.dim
     heads = out.in_features // dim
     kv_heads = (qkv.out_features - out.in_features) // (2 * dim)
-    supported = (
-        dim in (64, 128)
-        and qkv.in_features % 128 == down.in_features % 64 == 0
-        and kv_heads > 0
-        and heads % kv_heads == 0
-        and heads <= 8 * kv_heads
-        and gate_up.out_features == 2 * down.in_features
-        and layer.rotation == "neox"
-        and not (layer.window or layer.soft_cap)
-        and layer.after_attention is layer.sinks is None
-        and all(norm is None or _aligned_bf16(norm) for norm in norms)
-    )
-    if not supported:
-        return None
-    return Shape(
-        qkv.in_features, down.in_features, heads, kv_heads, dim, mlp.gate, layer.eps, layer.offset, layer.scale
-    )
+    numbers = layer.eps, layer.offset, layer.scale
+    shape = Shape(qkv.in_features, down.in_features, heads, kv_heads, dim, mlp.gate, *numbers)
+    return shape if gate_up.out_features == 2 * shape.inner and _supported(shape) else None
 
 
-def _plain_products(layer: DecoderLayer) -> list[Product]:
-    """Those of the products qkv, out, gate_up and down whose weights are plain bf16."""
-    if not isinstance(layer.mlp, GatedMlp):
-        return []
-    projections = layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down
-    products = [projection.product for projection in projections]
-    return [product for product in products if product is not None and _plain(product)]
+def _supported(shape: Shape) -> bool:
+    if shape.dim not in (64, 128) or shape.kv_heads <= 0:
+        return False
+    aligned = shape.hidden % 128 == shape.inner % 64 == 0
+    return aligned and shape.heads % shape.kv_heads == 0 and shape.heads <= 8 * shape.kv_heads
+
+
+def _plain_layer(layer: DecoderLayer) -> bool:
+    """True if the layer has none of the options that the kernel lacks, and norms that the kernel can read."""
+    without_options = not layer.window and not layer.soft_cap and layer.sinks is layer.after_attention is None
+    norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
+    readable = all(_aligned_bf16(norm) for norm in norms if norm is not None)
+    return layer.rotation == "neox" and without_options and readable
 
 
 def _plain(product: Product) -> bool:
+    """True for a bf16 weight with no bias or a float32 bias."""
     weight = product.weight
-    bias = product.bias
-    if product.order is not None or not isinstance(weight, Packed) or weight.format != BF16:
+    if not isinstance(weight, Packed) or weight.format != BF16 or not _aligned_bf16(weight.data):
         return False
-    return _aligned_bf16(weight.data) and (bias is None or bias.dtype == torch.float32)
+    return product.bias is None or product.bias.dtype == torch.float32
 
 
 def _aligned_bf16(tensor: Tensor) -> bool:
@@ -172,12 +160,12 @@ def _hopper(device: torch.device) -> bool:
 
 
 def _bytes(layer: DecoderLayer) -> int:
-    return sum(product.weight.data.nbytes for product in _plain_products(layer))
+    return sum(product.weight.data.nbytes for product in layer.products)
 
 
 def _addresses(layer: DecoderLayer) -> list[int]:
     """The fields of StepLayer in step.h."""
-    products = _plain_products(layer)
+    weights = [product.weight.data for product in layer.products]
+    biases = [product.bias for product in layer.products]
     norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
-    tensors = (*(product.weight.data for product in products), *(product.bias for product in products), *norms)
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return [0 if tensor is None else tensor.data_ptr() for tensor in (*weights, *biases, *norms)]

@@ -19,7 +19,7 @@ from ..ops.attention import Rows
 from .attention_decode import decode
 from .attention_extend import extend
 from .attention_plan import SHORT_QUERIES, Launch, plan
-from .target import Device, counters, described
+from .target import Device, counters, device_properties
 
 MOST_DIM = 512
 MOST_HELD = 128  # accumulators that a thread can hold in registers
@@ -114,7 +114,7 @@ def paged_attention(
 ) -> Tensor:
     """The cache has the queries' dtype or float8_e4m3fn. Queries and pages may be strided views. Concurrent calls on
     two streams are safe."""
-    device = described(query.device)
+    device = device_properties(query.device)
     dim = query.shape[2]
     group = query.shape[1] // key_pages.shape[2]
     tiles_of = tiling(group, dim, query.dtype, device) if _covered(query, key_pages, value_pages) else None

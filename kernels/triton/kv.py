@@ -11,7 +11,7 @@ from ..ops import kv as reference
 from ..ops.kv import Rotation
 from . import FLOATS
 from .rope import partner
-from .target import described
+from .target import device_properties
 
 
 def append(
@@ -51,7 +51,7 @@ def append(
 def _stored(pages: Tensor) -> bool:
     """True if Triton on this device converts floats to the dtype of the pages."""
     if pages.dtype == torch.float8_e4m3fn:
-        return described(pages.device).converts_fp8
+        return device_properties(pages.device).converts_fp8
     return pages.dtype in FLOATS
 
 

@@ -1,8 +1,8 @@
 """Products with int8, int4 and fp8 weights.
 
-small_batch.py computes products of up to 16 rows. For more rows, int4 and fp8 weights are dequantised into memory and
-torch multiplies them with float32 sums. For int8, activations are rounded to int8, torch multiplies the integers, and
-the result is scaled.
+small_batch.py computes products of up to 16 rows. For more rows:
+- int4 and fp8 weights are dequantised into memory, and torch multiplies them with float32 sums;
+- for int8, activations are rounded to int8, torch multiplies the integers, and the result is scaled.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8
 from ..ops.linear import Fp8, Int4, Int8, Weight
+from . import FLOATS
 from .round_rows import as_rounded, round_rows, scale_back
 from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch
 from .small_batch_transposed import small_batch_transposed
-from .target import described
+from .target import device_properties
+from .widen import Quantised as Quantised
 from .widen import widened
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Packed(NamedTuple):
@@ -46,55 +46,45 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
     data = first.data.new_empty(out_features, first.data.shape[1])
     records = first.data.new_empty(groups, out_features, dtype=torch.int32)
     start = 0
-    for part in chain([first], slices):
-        assert isinstance(part, Int4)
-        stop = start + len(part.data)
-        data[start:stop] = part.data
-        pairs = (part.scale.half().view(torch.int16).int() & 0xFFFF) | (part.zero.int() << 16)
+    for weight in chain([first], slices):
+        assert isinstance(weight, Int4)
+        stop = start + len(weight.data)
+        data[start:stop] = weight.data
+        pairs = (weight.scale.half().view(torch.int16).int() & 0xFFFF) | (weight.zero.int() << 16)
         records[:, start:stop] = pairs.t()
         start = stop
     return Packed(data, records, first.group, first.in_features)
 
 
-def product(
-    x: Tensor,
-    data: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    bias: Tensor | None,
-    dtype: torch.dtype | None,
-    out_features: int,
-    sub: int,
-    transposed: bool = False,
-    nibbles: bool = False,
-) -> Tensor:
-    """x [rows, in_features] times the weight -> [rows, out_features] in `dtype`, by default x's.
-
-    Each record (scale, and for int4 zero point) covers `sub` inputs, a multiple of 32 or all inputs. `nibbles`: the
-    weight is int4, else fp8. `transposed`: it is packed by kernels/cuda/linear.py.
-    """
-    rows, in_features = x.shape
+def product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    """x [rows, in_features] times an int4 or fp8 weight -> [rows, out_features] in `dtype`, by default x's."""
+    rows = len(x)
     dtype = dtype or x.dtype
-    if rows == 0 or out_features == 0:
-        return x.new_empty(rows, out_features, dtype=dtype)
-    if rows <= MAX_ROWS and transposed:
-        return small_batch_transposed(x, data, scale, bias, dtype, out_features, sub)
-    if rows <= MAX_ROWS:
-        return small_batch(x, data, scale, zero, bias, dtype, "int4" if nibbles else "fp8", out_features, sub)
-    out = x.new_empty(rows, out_features, dtype=dtype)
-    for start, weights in widened(data, scale, zero, out_features, in_features, sub, x.dtype, transposed, nibbles):
-        to = slice(start, start + len(weights))
-        if bias is None and out.dtype == x.dtype:
-            torch.mm(x, weights.t(), out=out[:, to])
-        else:
-            sums = _sums(x, weights)
-            out[:, to] = sums if bias is None else sums + bias[to]
+    if rows == 0 or weight.out_features == 0:
+        return x.new_empty(rows, weight.out_features, dtype=dtype)
+    if rows > MAX_ROWS:
+        return _large_product(x, weight, bias, dtype)
+    if weight.records == "transposed":
+        return small_batch_transposed(x, weight, bias, dtype)
+    return small_batch(x, weight, bias, dtype)
+
+
+def _large_product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The product by torch with dequantised weights, one chunk of outputs at a time."""
+    out = x.new_empty(len(x), weight.out_features, dtype=dtype)
+    for start, weights in widened(weight, x.dtype):
+        columns = slice(start, start + len(weights))
+        if bias is None and dtype == x.dtype:
+            torch.mm(x, weights.t(), out=out[:, columns])
+            continue
+        sums = _sums(x, weights)
+        out[:, columns] = sums if bias is None else sums + bias[columns]
     return out
 
 
 def _sums(x: Tensor, weights: Tensor) -> Tensor:
     """x times the transposed weights in float32; logits rounded to 16 bits would often be equal."""
-    if x.dtype != torch.float32 and described(x.device).mixed_products:
+    if x.dtype != torch.float32 and device_properties(x.device).mixed_products:
         return torch.mm(x, weights.t(), out_dtype=torch.float32)
     return torch.mm(x.float(), weights.t().float())
 
@@ -103,33 +93,26 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
     """W8A8. For more than 16 rows torch multiplies the integers, if it supports the shape."""
     out_features, in_features = weight.data.shape
     rows = x.numel() // max(in_features, 1)
-    small = 0 < rows <= MAX_ROWS and x.dtype in _FLOATS and 0 < in_features <= MAX_IN_FEATURES and out_features > 0
-    many = rows > MAX_ROWS and described(x.device).mixed_products and in_features % 16 == 0 and out_features % 8 == 0
-    if not small and not many:
-        return linear_int8.int8(x, weight, bias, dtype)
-    flat = x.reshape(-1, in_features)
-    whole, scale = round_rows(flat if flat.stride(-1) == 1 else flat.contiguous())
-    if small:
-        out = small_batch(
-            whole,
-            weight.data,
-            weight.scale,
-            None,
-            bias,
-            dtype or x.dtype,
-            "int8",
-            out_features,
-            in_features,
-            x_scale=scale,
-        )
+    if rows > MAX_ROWS:
+        supported = device_properties(x.device).mixed_products and in_features % 16 == out_features % 8 == 0
     else:
-        out = scale_back(torch._int_mm(whole, weight.data.t()), scale, weight.scale, bias, dtype or x.dtype)
+        supported = rows > 0 and x.dtype in FLOATS and 0 < in_features <= MAX_IN_FEATURES and out_features > 0
+    if not supported:
+        return linear_int8.int8(x, weight, bias, dtype)
+    dtype = dtype or x.dtype
+    flat = x.reshape(-1, in_features)
+    integers, scale = round_rows(flat if flat.stride(-1) == 1 else flat.contiguous())
+    if rows > MAX_ROWS:
+        out = scale_back(torch._int_mm(integers, weight.data.t()), scale, weight.scale, bias, dtype)
+    else:
+        quantised = Quantised("int8", weight.data, weight.scale, None, out_features, in_features, in_features)
+        out = small_batch(integers, quantised, bias, dtype, scale)
     return out.view(*x.shape[:-1], out_features)
 
 
 def int4(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """W4A8: the groups of x are rounded to int8 and scaled back to x's dtype."""
-    if x.dtype not in _FLOATS:
+    if x.dtype not in FLOATS:
         return linear_int4.int4(x, _plain(weight), bias, dtype)
     return int4_wide(rounded(x, weight.group), weight, bias, dtype)
 
@@ -139,18 +122,23 @@ def rounded(x: Tensor, group: int) -> Tensor:
     if group & (group - 1) == 0 and group <= 1024 and x.stride(-1) == 1:
         return as_rounded(x.reshape(-1, x.shape[-1]), group).view(x.shape)
     padded = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
-    whole, scale = linear_int8.rounded(padded)
-    return (whole * scale).flatten(-2)[..., : x.shape[-1]].to(x.dtype)
+    integers, scale = linear_int8.rounded(padded)
+    return (integers * scale).flatten(-2)[..., : x.shape[-1]].to(x.dtype)
 
 
 def int4_wide(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if x.dtype not in _FLOATS:
+    if x.dtype not in FLOATS:
         return linear_int4.int4_wide(x, _plain(weight), bias, dtype)
-    out_features = len(weight.data)
-    scale, zero = (weight.records, None) if isinstance(weight, Packed) else (weight.scale, weight.zero)
-    flat = x.reshape(-1, weight.in_features)
-    out = product(flat, weight.data, scale, zero, bias, dtype, out_features, weight.group, nibbles=True)
-    return out.view(*x.shape[:-1], out_features)
+    quantised = _quantised_int4(weight)
+    out = product(x.reshape(-1, weight.in_features), quantised, bias, dtype)
+    return out.view(*x.shape[:-1], quantised.out_features)
+
+
+def _quantised_int4(weight: Int4 | Packed) -> Quantised:
+    sizes = len(weight.data), weight.in_features, weight.group
+    if isinstance(weight, Packed):
+        return Quantised("int4", weight.data, weight.records, None, *sizes, records="by_group")
+    return Quantised("int4", weight.data, weight.scale, weight.zero, *sizes)
 
 
 def _plain(weight: Int4 | Packed) -> Int4:
@@ -163,8 +151,10 @@ def _plain(weight: Int4 | Packed) -> Int4:
 
 def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     out_features, in_features = weight.data.shape
-    if x.dtype not in _FLOATS or (weight.group < in_features and weight.group % 32):
+    one_record = weight.group >= in_features
+    if x.dtype not in FLOATS or not (one_record or weight.group % 32 == 0):
         return linear_fp8.fp8(x, weight, bias, dtype)
-    flat = x.reshape(-1, in_features)
-    out = product(flat, weight.data.view(torch.uint8), weight.scale, None, bias, dtype, out_features, weight.group)
+    data = weight.data.view(torch.uint8)
+    quantised = Quantised("fp8", data, weight.scale, None, out_features, in_features, weight.group)
+    out = product(x.reshape(-1, in_features), quantised, bias, dtype)
     return out.view(*x.shape[:-1], out_features)

@@ -1,27 +1,79 @@
 """Products of up to 16 rows with int8, int4 and fp8 weights, which are read once and dequantised in registers.
 
 A program multiplies all rows with BLOCK_N outputs over one share of the inputs (split-K). For each block of outputs,
-the program that finishes last adds the shares in a fixed order, so the result does not depend on timing.
+the last program to finish adds the sums of all shares in a fixed order, so the result does not depend on timing.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .target import counters, described
-from .widen import e4m3, nibbles, record_of, records_of
+from .target import counters, device_properties
+from .widen import Format, Quantised, block_inputs, e4m3, nibbles, record_of
 
-Format = Literal["int8", "int4", "fp8"]
-
-MAX_ROWS = 16  # rows
+MAX_ROWS = 16
 # The product of two int8 values is at most 127² < 2^14, so a sum of 2^17 products is exact in an int32.
 MAX_IN_FEATURES = 2**17
 COUNTERS = 1 << 14
+
+
+@triton.jit
+def _add_int4(
+    sums, activations, from_data, base, stop, factor, shift,
+    ONE: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """sums + activations * weights for the int4 inputs from `base` on."""
+    byte = base // 2 + tl.arange(0, BLOCK_K // 2)
+    if EVEN:
+        pair = tl.load(from_data + byte[None, :])
+    else:
+        pair = tl.load(from_data + byte[None, :], mask=(2 * byte < stop)[None, :], other=0)
+    even, odd = tl.split(activations.reshape(BLOCK_M, BLOCK_K // 2, 2))
+    low, high = nibbles(pair, shift, activations.dtype, PTX)
+    if ONE:
+        sums = tl.dot(even, tl.trans(low), sums, input_precision="ieee")
+        sums = tl.dot(odd, tl.trans(high), sums, input_precision="ieee")
+    else:
+        product = tl.dot(even, tl.trans(low), input_precision="ieee")
+        product = tl.dot(odd, tl.trans(high), product, input_precision="ieee")
+        sums += product * factor[None, :]
+    return sums
+
+
+@triton.jit
+def _add_bytes(
+    sums, activations, from_data, k, stop, factor,
+    FORMAT: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """sums + activations * weights for the int8 or fp8 inputs k."""
+    if EVEN:
+        byte = tl.load(from_data + k[None, :])
+    else:
+        byte = tl.load(from_data + k[None, :], mask=(k < stop)[None, :], other=0)
+    if FORMAT == "int8":
+        sums = tl.dot(activations, tl.trans(byte), sums, out_dtype=tl.int32)
+    elif ONE:
+        sums = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, PTX)), sums, input_precision="ieee")
+    else:
+        product = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, PTX)), input_precision="ieee")
+        sums += product * factor[None, :]
+    return sums
+
+
+@triton.jit
+def _add_shares(sums, partial, shares, size, place, inside):
+    """The sums of all shares, added in the order of the shares."""
+    sums = tl.zeros(sums.shape, sums.dtype)
+    for first in tl.range(0, shares, 4, num_stages=1):
+        for offset in tl.static_range(4):
+            present = inside & (first + offset < shares)
+            sums += tl.load(partial + (first + offset) * size + place, mask=present, other=0)
+    return sums
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -55,8 +107,8 @@ def small_batch_kernel(
     factor = next_factor
     shift = next_shift
     for first in range(start, stop, BLOCK_K * UNROLL):
-        for turn in tl.static_range(UNROLL):
-            base = first + turn * BLOCK_K
+        for index in tl.static_range(UNROLL):
+            base = first + index * BLOCK_K
             if not ONE:  # prefetch the record of the next block
                 factor = next_factor
                 shift = next_shift
@@ -65,39 +117,16 @@ def small_batch_kernel(
                     scale, zero, near, after, out_features, subs, FORMAT == "int4", RECORDS
                 )
             k = base + tl.arange(0, BLOCK_K)
-            wanted = live[:, None]
+            readable = live[:, None]
             if not EVEN:
-                wanted = wanted & (k < stop)[None, :]
-            activations = tl.load(from_x + k[None, :], mask=wanted, other=0)
+                readable = readable & (k < stop)[None, :]
+            activations = tl.load(from_x + k[None, :], mask=readable, other=0)
             if FORMAT == "int4":
-                at = base // 2 + tl.arange(0, BLOCK_K // 2)
-                if EVEN:
-                    pair = tl.load(from_data + at[None, :])
-                else:
-                    pair = tl.load(from_data + at[None, :], mask=(2 * at < stop)[None, :], other=0)
-                even, odd = tl.split(activations.reshape(BLOCK_M, BLOCK_K // 2, 2))
-                low, high = nibbles(pair, shift, activations.dtype, PTX)
-                if ONE:
-                    sums = tl.dot(even, tl.trans(low), sums, input_precision="ieee")
-                    sums = tl.dot(odd, tl.trans(high), sums, input_precision="ieee")
-                else:
-                    product = tl.dot(even, tl.trans(low), input_precision="ieee")
-                    product = tl.dot(odd, tl.trans(high), product, input_precision="ieee")
-                    sums += product * factor[None, :]
+                sums = _add_int4(
+                    sums, activations, from_data, base, stop, factor, shift, ONE, EVEN, PTX, BLOCK_M, BLOCK_K
+                )
             else:
-                if EVEN:
-                    byte = tl.load(from_data + k[None, :])
-                else:
-                    byte = tl.load(from_data + k[None, :], mask=(k < stop)[None, :], other=0)
-                if FORMAT == "int8":
-                    sums = tl.dot(activations, tl.trans(byte), sums, out_dtype=tl.int32)
-                elif ONE:
-                    sums = tl.dot(
-                        activations, tl.trans(e4m3(byte, activations.dtype, PTX)), sums, input_precision="ieee"
-                    )
-                else:
-                    product = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, PTX)), input_precision="ieee")
-                    sums += product * factor[None, :]
+                sums = _add_bytes(sums, activations, from_data, k, stop, factor, FORMAT, ONE, EVEN, PTX)
     place = row.to(tl.int64)[:, None] * out_features + output[None, :]
     inside = live[:, None] & there[None, :]
     last = True
@@ -110,11 +139,7 @@ def small_batch_kernel(
     if last:
         if SPLIT:
             tl.store(counters + block, 0)
-            sums = tl.zeros((BLOCK_M, BLOCK_N), sums.dtype)
-            for other in tl.range(0, shares, 4, num_stages=1):
-                for turn in tl.static_range(4):
-                    some = inside & (other + turn < shares)
-                    sums += tl.load(partial + (other + turn) * size + place, mask=some, other=0)
+            sums = _add_shares(sums, partial, shares, size, place, inside)
         result = sums.to(tl.float32)
         if FORMAT == "int8":
             result *= tl.load(x_scale + row, mask=live, other=0.0)[:, None] * factor[None, :]
@@ -126,7 +151,7 @@ def small_batch_kernel(
 
 
 class Blocks(NamedTuple):
-    """The block sizes of a program, and its launch options: each iteration reads `unroll` blocks of n outputs × k
+    """The block sizes of a program, and its launch options. Each iteration reads `unroll` blocks of n outputs × k
     inputs."""
 
     n: int
@@ -136,25 +161,25 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def blocks_of(fmt: Format, sub: int, in_features: int, wide: bool, amd: bool = False) -> Blocks:
+def blocks_of(format: Format, sub: int, in_features: int, wide: bool, amd: bool = False) -> Blocks:
     """The block sizes for a weight format.
 
     `wide`: the activations are float32, which tensor cores do not multiply. The sizes for `amd` are not tuned; they
     avoid register spills.
     """
-    k = 128 if sub >= in_features or sub % 128 == 0 else 64 if sub % 64 == 0 else 32
     if wide:
-        return Blocks(32, 32, 1, 4, 2)
+        return Blocks(n=32, k=32, unroll=1, warps=4, stages=2)
     if amd:
-        return Blocks(64, 64 if fmt == "int8" else 32, 1, 4, 2)
-    if fmt == "int8":
-        return Blocks(64, 256, 1, 4, 3)
+        return Blocks(n=64, k=64 if format == "int8" else 32, unroll=1, warps=4, stages=2)
+    if format == "int8":
+        return Blocks(n=64, k=256, unroll=1, warps=4, stages=3)
+    k = block_inputs(sub, in_features, 128)
     unroll = 1 if in_features % 128 else 128 // k  # masks need more registers
-    return Blocks(128, k, unroll, 4, 3) if fmt == "int4" else Blocks(64, k, unroll, 4, 3)
+    return Blocks(n=128 if format == "int4" else 64, k=k, unroll=unroll, warps=4, stages=3)
 
 
 def shares_of(blocks: int, steps: int, processors: int) -> int:
-    """The number of shares that `steps` blocks of inputs are split into, so that each processor has almost two
+    """The number of shares of a product whose inputs are `steps` blocks: as many as give each processor almost two
     programs."""
     shares = 1
     while blocks * shares < 1.75 * processors and 4 * shares <= steps:
@@ -163,46 +188,33 @@ def shares_of(blocks: int, steps: int, processors: int) -> int:
 
 
 def small_batch(
-    x: Tensor,
-    data: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    fmt: Format,
-    out_features: int,
-    sub: int,
-    x_scale: Tensor | None = None,
+    x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype, x_scale: Tensor | None = None
 ) -> Tensor:
-    """x [1…16 rows, in_features] times the weight [out_features, in_features] -> [rows, out_features] in `dtype`.
+    """x [1…16 rows, in_features] times the weight -> [rows, out_features] in `dtype`.
 
-    Each record (scale, and for int4 zero point) covers `sub` inputs, a multiple of 32 or all inputs. With int8
-    activations, x_scale [rows] float32 are their scales.
+    For an int8 weight x is int8, and x_scale [rows] float32 has its scales.
     """
     rows, in_features = x.shape
+    format, data, scale, zero, out_features, _, sub, records = weight
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, out_features, dtype=dtype)
-    records = records_of(scale, transposed=False)
-    device = described(x.device)
+    device = device_properties(x.device)
     ptx = device.compiler == "cuda"  # inline PTX converts four bytes with fewer instructions than Triton generates
-    n, k, unroll, warps, stages = blocks_of(
-        fmt, sub, in_features, x.dtype == torch.float32, amd=device.compiler == "hip"
-    )
-    step = k * unroll
-    blocks = triton.cdiv(out_features, n)
+    launch = blocks_of(format, sub, in_features, x.dtype == torch.float32, amd=device.compiler == "hip")
+    step = launch.k * launch.unroll
+    blocks = triton.cdiv(out_features, launch.n)
     steps = triton.cdiv(in_features, step)
     shares = shares_of(blocks, steps, device.processors)
     share = triton.cdiv(steps, shares) * step
     shares = triton.cdiv(in_features, share)
-    kind = torch.int32 if fmt == "int8" else torch.float32
+    kind = torch.int32 if format == "int8" else torch.float32
     partial = x.new_empty(shares, rows, out_features, dtype=kind) if shares > 1 else out
+    # The kernel does not read arguments that are None here: the scales take their place.
+    x_scale, zero, shift = (scale if tensor is None else tensor for tensor in (x_scale, zero, bias))
     small_batch_kernel[(shares, blocks)](
-        out, x, scale if x_scale is None else x_scale, data, scale, scale if zero is None else zero,
-        scale if bias is None else bias, partial, counters(x.device, COUNTERS),
-        rows, out_features, in_features, triton.cdiv(in_features, sub), min(sub, in_features),
-        x.stride(0), data.stride(0), share,
-        fmt, records, sub >= in_features, in_features % step == 0, shares > 1, bias is not None, ptx, unroll,
-        MAX_ROWS, n, k,
-        num_warps=warps, num_stages=stages,
+        out, x, x_scale, data, scale, zero, shift, partial, counters(x.device, COUNTERS),
+        rows, out_features, in_features, weight.subs, min(sub, in_features), x.stride(0), data.stride(0), share,
+        format, records, sub >= in_features, in_features % step == 0, shares > 1, bias is not None, ptx, launch.unroll,
+        MAX_ROWS, launch.n, launch.k, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     return out

@@ -1,7 +1,7 @@
 """Products of up to 16 rows with int4 weights that kernels/cuda/linear.py packs: it transposes nibbles and records.
 
-Used if a device has too little shared memory for the CUDA C++ kernel. small_batch.py, for weights in plain order, is
-faster, because it reads 16 contiguous bytes of an output at a time; this kernel reads 4.
+Devices with too little shared memory for the CUDA C++ kernel use this file. small_batch.py, for weights in plain order,
+is faster: it reads 16 contiguous bytes of an output at a time, and this kernel reads 4.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .widen import record_of, transposed_nibbles
+from .widen import Quantised, block_inputs, record_of, transposed_nibbles
 
 BLOCK_N = 64
 WARPS = 8
@@ -34,8 +34,8 @@ def small_batch_transposed_kernel(
         inside = (row < rows)[:, None] & (k < in_features)[None, :]
         activations = tl.load(x + row.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
         factor, shift = record_of(records, records, near, first // sub, out_features, subs, True, "transposed")
-        whole = transposed_nibbles(data, near, first, in_features, pitch, BLOCK_K).to(tl.float32)
-        weights = (whole - shift[:, None]).to(activations.dtype)
+        integers = transposed_nibbles(data, near, first, in_features, pitch, BLOCK_K).to(tl.float32)
+        weights = (integers - shift[:, None]).to(activations.dtype)
         sums += tl.dot(activations, tl.trans(weights), input_precision="ieee") * factor[None, :]
     if HAS_BIAS:
         sums += tl.load(bias + near).to(tl.float32)[None, :]
@@ -43,23 +43,17 @@ def small_batch_transposed_kernel(
     tl.store(to, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None, :])
 
 
-def depth(sub: int, in_features: int) -> int:
-    """The number of inputs of a block, so that a block lies in one record."""
-    return 64 if sub >= in_features or sub % 64 == 0 else 32
-
-
-def small_batch_transposed(
-    x: Tensor, data: Tensor, records: Tensor, bias: Tensor | None, dtype: torch.dtype, out_features: int, sub: int
-) -> Tensor:
-    """x [1…16 rows, in_features] times the weight -> [rows, out_features]. A record covers `sub` inputs: 32, 64 or a
-    multiple of 128."""
+def small_batch_transposed(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x [1…16 rows, in_features] times an int4 weight with `transposed` records -> [rows, out_features] in `dtype`."""
     rows, in_features = x.shape
+    out_features = weight.out_features
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, out_features, dtype=dtype)
+    records = weight.scale
     small_batch_transposed_kernel[(triton.cdiv(out_features, BLOCK_N),)](
-        out, x, data, records, records if bias is None else bias, rows, out_features, in_features,
-        triton.cdiv(in_features, sub), sub, x.stride(0), data.stride(0),
-        bias is not None, 16, BLOCK_N, depth(sub, in_features),
+        out, x, weight.data, records, records if bias is None else bias, rows, out_features, in_features,
+        weight.subs, weight.sub, x.stride(0), weight.data.stride(0),
+        bias is not None, 16, BLOCK_N, block_inputs(weight.sub, in_features, 64),
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out

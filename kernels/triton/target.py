@@ -32,7 +32,7 @@ class Device:
 
 
 @cache
-def described(device: torch.device) -> Device:
+def device_properties(device: torch.device) -> Device:
     """The properties of a device, from Triton's active driver; on the CPU those of the Triton interpreter."""
     if INTERPRETED or device.type == "cpu":
         return Device(processors=8, shared=227 << 10, converts_fp8=False)

@@ -1,24 +1,48 @@
-"""Dequantises int4 and fp8 weights: in registers, or into memory for a part of the outputs at a time.
+"""Dequantises int4 and fp8 weights: in registers, or into memory for a chunk of the outputs at a time.
 
-Scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `by_group`, packed by
-kernels/triton/linear.py; `transposed`, packed by kernels/cuda/linear.py, which permutes the nibbles as well. Scales of
-int8 and fp8 are plain.
+The scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `by_group`, packed
+by kernels/triton/linear.py; `transposed`, packed by kernels/cuda/linear.py, which permutes the nibbles as well. The
+scales of int8 and fp8 are plain.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+Format = Literal["int8", "int4", "fp8"]
 Records = Literal["plain", "by_group", "transposed"]
 
-AT_ONCE = 2**26  # most weights that are dequantised into memory at a time
+MAX_CHUNK = 2**26  # largest number of weights that are dequantised into memory at a time
 BLOCK = 64  # outputs of a program
+
+
+class Quantised(NamedTuple):
+    """A weight [out_features, in_features] as the kernels read it.
+
+    A record is the scale, and for int4 the zero point, of `sub` inputs of an output.
+    """
+
+    format: Format
+    data: Tensor  # [out_features, bytes], int8 for int8, else uint8
+    scale: Tensor  # scales; the records if they are not plain
+    zero: Tensor | None  # zero points of plain int4 records
+    out_features: int
+    in_features: int
+    sub: int  # a multiple of 32, or all inputs
+    records: Records = "plain"
+
+    @property
+    def subs(self) -> int:
+        """The number of records of an output."""
+        return -(-self.in_features // self.sub)
+
 
 # nibble - zero point for the 8 nibbles of 4 bytes ($4), exactly, as 16-bit floats in $0 to $3. A nibble in the lowest
 # mantissa bits of C (128 in bfloat16, 1024 in float16) is the float C + nibble; $5 and $6 are -C - zero point.
@@ -95,46 +119,42 @@ def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def record_of(scale, zero, outputs, part, out_features, subs, NIBBLES: tl.constexpr, RECORDS: tl.constexpr):
-    """([BLOCK_N] scales, [BLOCK_N] zero points), float32, of record `part` of the outputs `outputs` [BLOCK_N]. The
+def record_of(scale, zero, outputs, index, out_features, subs, NIBBLES: tl.constexpr, RECORDS: tl.constexpr):
+    """([BLOCK_N] scales, [BLOCK_N] zero points), float32, of record `index` of the outputs `outputs` [BLOCK_N]. The
     weight has `out_features` outputs with `subs` records each."""
     if RECORDS == "plain":
-        place = outputs * subs + part
-        factor = tl.load(scale + place).to(tl.float32)
+        offset = outputs * subs + index
+        factor = tl.load(scale + offset).to(tl.float32)
         shift = factor
         if NIBBLES:
-            shift = tl.load(zero + place).to(tl.float32)
+            shift = tl.load(zero + offset).to(tl.float32)
     else:
-        place = part * out_features + outputs
+        offset = index * out_features + outputs
         if RECORDS == "transposed":
-            place = (outputs // 8 * subs + part) * 8 + outputs % 8
-        record = tl.load(scale + place)
+            offset = (outputs // 8 * subs + index) * 8 + outputs % 8
+        record = tl.load(scale + offset)
         factor = (record & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         shift = (record >> 16).to(tl.float32)
     return factor, shift
 
 
-def records_of(scale: Tensor, transposed: bool) -> Records:
-    return "transposed" if transposed else "by_group" if scale.dtype == torch.int32 else "plain"
-
-
 @triton.jit
 def _nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
     """[BLOCK_N, BLOCK_K] nibbles, integers 0…15, of the inputs from `first` on."""
-    at = first // 2 + tl.arange(0, BLOCK_K // 2)
-    to = data + outputs.to(tl.int64)[:, None] * pitch + at[None, :]
-    pair = tl.load(to, mask=(2 * at < in_features)[None, :], other=0)
+    byte = first // 2 + tl.arange(0, BLOCK_K // 2)
+    pointers = data + outputs.to(tl.int64)[:, None] * pitch + byte[None, :]
+    pair = tl.load(pointers, mask=(2 * byte < in_features)[None, :], other=0)
     return tl.interleave(pair & 15, pair >> 4)
 
 
 @triton.jit
 def transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
     """As _nibbles, for data in which the 4 × 4 matrix of 32-bit words in each 64 bytes is transposed."""
-    at = first // 2 + tl.arange(0, BLOCK_K // 2)
-    word = at % 64 // 4
-    place = at // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + at % 4
-    to = data + outputs.to(tl.int64)[:, None] * pitch + place[None, :]
-    pair = tl.load(to, mask=(2 * at < in_features)[None, :], other=0)
+    byte = first // 2 + tl.arange(0, BLOCK_K // 2)
+    word = byte % 64 // 4
+    offset = byte // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + byte % 4
+    pointers = data + outputs.to(tl.int64)[:, None] * pitch + offset[None, :]
+    pair = tl.load(pointers, mask=(2 * byte < in_features)[None, :], other=0)
     return tl.interleave(pair & 15, pair >> 4)
 
 
@@ -152,34 +172,39 @@ def _widen(
     factor, shift = record_of(scale, zero, outputs, first // sub, out_features, subs, NIBBLES, RECORDS)
     if NIBBLES:
         if RECORDS == "transposed":
-            whole = transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
+            integers = transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
         else:
-            whole = _nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
-        weights = whole.to(tl.float32) - shift[:, None]
+            integers = _nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
+        weights = integers.to(tl.float32) - shift[:, None]
     else:
-        to = data + outputs.to(tl.int64)[:, None] * pitch + k[None, :]
-        weights = e4m3(tl.load(to, mask=(k < in_features)[None, :], other=0), tl.float32, False)
+        pointers = data + outputs.to(tl.int64)[:, None] * pitch + k[None, :]
+        weights = e4m3(tl.load(pointers, mask=(k < in_features)[None, :], other=0), tl.float32, False)
     to = out + within.to(tl.int64)[:, None] * in_features + k[None, :]
     inside = (start + within < stop)[:, None] & (k < in_features)[None, :]
     tl.store(to, (weights * factor[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-def widened(
-    data: Tensor, scale: Tensor, zero: Tensor | None, out_features: int, in_features: int, sub: int, dtype: torch.dtype,
-    transposed: bool, nibbles: bool,
-) -> Iterator[tuple[int, Tensor]]:  # fmt: skip
-    """Yields (first output, weights [outputs, in_features] in dtype) of one chunk of outputs after another. Each chunk
+def widened(weight: Quantised, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """Yields (first output, weights [outputs, in_features] in dtype) for one chunk of outputs after another. Each chunk
     overwrites the memory of the previous one."""
-    most = max(BLOCK, AT_ONCE // in_features // BLOCK * BLOCK)
-    parts = -(-out_features // most)
-    size = -(-out_features // parts // BLOCK) * BLOCK  # all parts have the same size, except the last one
-    out = data.new_empty(min(size, out_features), in_features, dtype=dtype)
-    depth = 64 if sub >= in_features or sub % 64 == 0 else 32
+    out_features = weight.out_features
+    in_features = weight.in_features
+    largest = max(BLOCK, MAX_CHUNK // in_features // BLOCK * BLOCK)
+    chunks = -(-out_features // largest)
+    size = -(-out_features // chunks // BLOCK) * BLOCK  # of every chunk except the last one
+    out = weight.data.new_empty(min(size, out_features), in_features, dtype=dtype)
+    depth = block_inputs(weight.sub, in_features, 64)
+    zero = weight.scale if weight.zero is None else weight.zero
     for start in range(0, out_features, size):
         count = min(size, out_features - start)
         _widen[(triton.cdiv(in_features, depth), triton.cdiv(count, BLOCK))](
-            out, data, scale, zero if zero is not None else scale, start, start + count, out_features, in_features,
-            -(-in_features // sub), sub, data.stride(0), nibbles, records_of(scale, transposed), BLOCK, depth,
+            out, weight.data, weight.scale, zero, start, start + count, out_features, in_features,
+            weight.subs, weight.sub, weight.data.stride(0), weight.format == "int4", weight.records, BLOCK, depth,
             num_warps=4,
         )  # fmt: skip
         yield start, out[:count]
+
+
+def block_inputs(sub: int, in_features: int, limit: int) -> int:
+    """The number of inputs of a block, at most `limit`, a power of two. A block lies in one record of `sub` inputs."""
+    return limit if sub >= in_features else math.gcd(sub, limit)

@@ -44,7 +44,7 @@ def ops() -> Iterator[Ops]:
 
     assert OPS.layer.decoders is step.decoders
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step, "CHOSEN_BYTES", 1 << 30)
+        patch.setattr(step, "MAX_LAYER_BYTES", 1 << 30)
         yield OPS
 
 

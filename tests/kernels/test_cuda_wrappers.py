@@ -129,7 +129,7 @@ class TestProducts:
     def _without_triton(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         linear, reference = module("linear"), Ops().linear.dense
         monkeypatch.setattr(linear, "TRITON", False)  # references answer instead
-        monkeypatch.setattr(linear, "_unrounded", lambda *one: reference(*one, torch.float32))
+        monkeypatch.setattr(linear, "_float32_product", lambda *one: reference(*one, torch.float32))
 
     def calls(self, library: Library, op: str, x: Tensor, weight: Any) -> list[str]:
         linear = module("linear")

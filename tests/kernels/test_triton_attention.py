@@ -265,7 +265,9 @@ def test_tiles_fit_the_device_or_there_are_none(shared: int) -> None:
 
 
 def test_what_fits_no_tile_is_the_reference_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "described", lambda device: attention.Device(8, 48 << 10, converts_fp8=False))
+    monkeypatch.setattr(
+        attention, "device_properties", lambda device: attention.Device(8, 48 << 10, converts_fp8=False)
+    )
     arguments = inputs([(1, 9), (7, 12)], heads=2, kv_heads=1, dim=512, dtype=torch.float32)
     expected = reference(**arguments)
     asked = []

@@ -114,7 +114,7 @@ def runs() -> Iterator[Any]:
             *map(widening, RECORDS),
             *rounding(),
         ):
-            often = str(target) in OFTEN and (build.label in SOME or not build.label.startswith("few-rows"))
+            often = str(target) in OFTEN and (build.label in SOME or not build.label.startswith("small-batch"))
             yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])
 
 

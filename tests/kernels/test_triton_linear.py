@@ -215,8 +215,9 @@ def test_weights_as_the_library_packs_them(group: int, rows: int) -> None:
     pairs = (weight.scale.view(torch.int16).int() & 0xFFFF) | (weight.zero.int() << 16)
     records = pairs.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
     x = torch.randn(rows, in_features, generator=generator)
-    given = [one.to(DEVICE) for one in (x, words, records)]
-    found = linear.product(*given, None, None, None, out_features, group, transposed=True, nibbles=True)
+    packed = words.to(DEVICE), records.to(DEVICE)
+    quantised = linear.Quantised("int4", *packed, None, out_features, in_features, group, records="transposed")
+    found = linear.product(x.to(DEVICE), quantised, None, None)
     expected = x.double() @ weight.dense().double().t()
     torch.testing.assert_close(found.cpu().double(), expected, rtol=0.0, atol=2e-5 * expected.abs().max().item())
 
