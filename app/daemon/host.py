@@ -22,7 +22,7 @@ from ..config import Settings
 from ..errors import InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
 from ..frames import Fault, Load, Stats
 from ..store import catalog
-from .process import COMMAND, Worker, worker_environment
+from .process import COMMAND, WorkerProcess, worker_environment
 
 STOPPING = "the daemon is stopping"
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Slot:
     ref: catalog.ModelRef
-    worker: Worker
+    worker: WorkerProcess
     loading: asyncio.Task[object]
     leaving: asyncio.Task[None] | None = None  # the task that unloads the model, if one runs
 
@@ -51,7 +51,7 @@ class Host:
         self._log_dir = log_dir or paths.log_dir()
         self._slots: dict[str, _Slot] = {}
         # Their processes may still exist and use memory; the next load waits for them.
-        self._over_now: list[Worker] = []
+        self._over_now: list[WorkerProcess] = []
         self._turn = asyncio.Lock()  # one load at a time: two would plan with the same free memory
         self._janitor: asyncio.Task[None] | None = None
 
@@ -63,7 +63,7 @@ class Host:
         backend: str | None = None,
         quant: Quant | None = None,
         progress: Progress | None = None,
-    ) -> Worker:
+    ) -> WorkerProcess:
         """The ready worker of a model, started if necessary. Concurrent calls wait for the same worker.
 
         `local`: the request came over the unix socket and may name a folder. Raises ModelNotFound, the error of a
@@ -88,7 +88,7 @@ class Host:
                 checked = True
                 continue
             if info is not None and (other or quant not in (None, loaded_quant)):
-                if slot.worker.held:
+                if slot.worker.unfinished:
                     how = f"on {info.backend}" if other else f"with quant {loaded_quant}"
                     raise InvalidRequest(
                         f"{ref.id} is busy {how}; unload it first (localllm stop)",
@@ -117,9 +117,9 @@ class Host:
                 param="n",
             )
         worker = await self.worker(name or self._only(), local=local)
-        if worker.held + weight > limit:
+        if worker.unfinished + weight > limit:
             raise Overloaded(
-                f"{worker.model} has {worker.held} unfinished requests; {weight} more exceed the limit of {limit}",
+                f"{worker.model} has {worker.unfinished} unfinished answers; {weight} more exceed the limit of {limit}",
                 hint="try again later; to raise the limit, use the setting max_queue",
             )
         return worker.open(requests, weight)
@@ -145,12 +145,12 @@ class Host:
             )
         return next(iter(self._slots))
 
-    def find(self, model_id: str) -> Worker | None:
+    def find(self, model_id: str) -> WorkerProcess | None:
         """The worker of a loaded or loading model; None if there is none."""
         slot = self._slots.get(model_id)
         return slot.worker if slot else None
 
-    async def stats(self) -> list[tuple[Worker, Stats | None]]:
+    async def stats(self) -> list[tuple[WorkerProcess, Stats | None]]:
         """Every worker and its statistics; None while it loads or does not respond."""
         workers = [slot.worker for slot in self._slots.values()]
         stats = await asyncio.gather(*(worker.stats(STATS_SECONDS) for worker in workers))
@@ -197,7 +197,7 @@ class Host:
 
     def _begin(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Slot:
         settings = self.settings
-        worker = Worker(
+        worker = WorkerProcess(
             load_frame(ref, settings, backend, quant),
             log_dir=self._log_dir,
             on_over=self._over,
@@ -212,7 +212,7 @@ class Host:
             self._janitor = asyncio.create_task(self._unload_idle())
         return slot
 
-    async def _load(self, worker: Worker) -> None:
+    async def _load(self, worker: WorkerProcess) -> None:
         async with self._turn:
             if worker.state == "over":  # unloaded while it waited for the lock
                 raise worker.end_error
@@ -232,11 +232,11 @@ class Host:
             slot.leaving = asyncio.create_task(self._unload(slot.worker, drain))
         return slot.leaving
 
-    async def _unload(self, worker: Worker, drain: float) -> None:
+    async def _unload(self, worker: WorkerProcess, drain: float) -> None:
         await worker.quiet(drain)
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
-    def _over(self, worker: Worker) -> None:
+    def _over(self, worker: WorkerProcess) -> None:
         # The slot still has this worker: it ends once, and before that no other worker takes the slot.
         del self._slots[worker.model]
         self._over_now.append(worker)
@@ -316,7 +316,7 @@ def _options(load: Load, settings: Settings) -> tuple[str, ...]:
     return tuple(f"{flag} {value}" for flag, value, setting in options if value != setting)
 
 
-def _describe(worker: Worker, stats: Stats | None, idle_limit: float, options: tuple[str, ...]) -> LoadedModel:
+def _describe(worker: WorkerProcess, stats: Stats | None, idle_limit: float, options: tuple[str, ...]) -> LoadedModel:
     info = worker.info
     if info is None:
         return LoadedModel(id=worker.model, state="loading", pid=worker.pid, options=options)
@@ -333,9 +333,9 @@ def _describe(worker: Worker, stats: Stats | None, idle_limit: float, options: t
         token_bytes=info.token_bytes,
         cache_tokens=info.cache_tokens,
         cache_used=stats.cache_used if stats else 0,
-        requests=worker.held,
+        requests=worker.unfinished,
         idle=worker.idle,
-        unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.held else None,
+        unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.unfinished else None,
         warnings=info.warnings,
         options=options,
     )

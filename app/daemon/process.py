@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import logging.handlers
 import os
-import re
 import signal
 import socket
 import sys
@@ -33,7 +31,8 @@ from ..api.models import Progress, Request
 from ..api.stream import Stream
 from ..config import PREFIX
 from ..errors import AppError, BodyTooLarge, InvalidRequest, WorkerDied
-from ..frames import AskStats, Cancel, Load, Loading, ModelInfo, Stats
+from ..frames import AskStats, Cancel, FromWorker, Load, Loading, ModelInfo, Stats
+from .worker_log import copy_output, log_name
 
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.worker")
 STOP_SECONDS = 5.0  # from Shutdown to SIGKILL
@@ -41,13 +40,11 @@ GONE_SECONDS = 10.0  # longest wait for the process after SIGKILL: a driver may 
 WATCH_SECONDS = 5.0  # between two checks of a worker with requests
 LOAD_SECONDS = 300.0  # limit of one stage of a load, with compilation; `Loading.more` extends it
 ANSWER_SECONDS = 30.0  # limit for a reply with statistics; a slow step does not delay it, the engine has its own thread
-LOG_BYTES = 2**20  # of one log file; a worker has two, the current one and the previous one
-LOG_READ = 2**16  # bytes per read; a longer line is split
 
 log = logging.getLogger(__name__)
 
 
-class Worker:
+class WorkerProcess:
     """A worker process for one model.
 
     After its end, expected or not, every open stream has an error, `state` is "over", and `on_over` was called once.
@@ -60,7 +57,7 @@ class Worker:
         load: Load,
         *,
         log_dir: Path,
-        on_over: Callable[[Worker], None],
+        on_over: Callable[[WorkerProcess], None],
         command: Sequence[str] = COMMAND,
         step_timeout: float = 0.0,
     ) -> None:
@@ -69,7 +66,7 @@ class Worker:
         self.info: ModelInfo | None = None
         self.listeners: list[Progress] = []
         self.expected_end: AppError | None = None  # the error for open requests, set when the daemon ends the worker
-        self.held = 0  # unfinished answers
+        self.unfinished = 0  # number of unfinished answers
         self._streams: dict[str, Stream] = {}  # by frame id
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -79,7 +76,7 @@ class Worker:
         self._on_over = on_over
         self._step_timeout = step_timeout
         self._stage: Loading | None = None  # the last Loading frame
-        self._told = asyncio.Event()
+        self._progressed = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._over = asyncio.Event()
@@ -97,37 +94,21 @@ class Worker:
     @property
     def idle(self) -> float:
         """Seconds since the last request ended; 0 while it loads or has requests."""
-        return 0.0 if self.held or self.state == "loading" else time.monotonic() - self._idle_since
-
-    @property
-    def log_name(self) -> str:
-        return f"worker-{re.sub(r'[^A-Za-z0-9._-]+', '--', self.model).strip('-')[-100:]}.log"
+        return 0.0 if self.unfinished or self.state == "loading" else time.monotonic() - self._idle_since
 
     async def start(self) -> ModelInfo:
         """Start the process and load the model. Raises the error of a failed load, after the end of the process."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, self._writer = await asyncio.open_connection(sock=ours)
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    "--fd",
-                    str(theirs.fileno()),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                    env=worker_environment(),
-                    process_group=0,  # Ctrl-C in the terminal must reach the daemon only
-                )
-            except OSError as error:
-                self._end(WorkerDied(f"cannot start the engine process: {error}"))
-                raise WorkerDied(f"cannot start the engine process: {error}") from None
+        daemon_end, worker_end = socket.socketpair()
+        with worker_end:
+            reader, self._writer = await asyncio.open_connection(sock=daemon_end)
+            self._process = await self._spawn(worker_end.fileno())
+        output = self._process.stdout
+        assert output is not None
         loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         loaded.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._tasks = [
             asyncio.create_task(self._read(reader, loaded)),
-            asyncio.create_task(self._keep_log(self._process)),
+            asyncio.create_task(copy_output(output, self._log_dir, self.model)),
         ]
         self._writer.write(frames.pack(self.load_frame))
         watching = asyncio.create_task(self._watch_load(loaded))
@@ -138,6 +119,25 @@ class Worker:
             raise
         finally:
             watching.cancel()
+
+    async def _spawn(self, descriptor: int) -> asyncio.subprocess.Process:
+        """Start the process, which inherits the socket with this number. Raises WorkerDied."""
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                "--fd",
+                str(descriptor),
+                pass_fds=(descriptor,),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=worker_environment(),
+                process_group=0,  # Ctrl-C in the terminal must reach the daemon only
+            )
+        except OSError as error:
+            failure = WorkerDied(f"cannot start the engine process: {error}")
+            self._end(failure)
+            raise failure from None
 
     def open(self, requests: Sequence[Request], weight: int = 1) -> Stream:
         """Send frames; the stream returns their replies. Raises an AppError if they cannot be sent."""
@@ -151,7 +151,7 @@ class Worker:
             raise BodyTooLarge(str(error)) from None
         stream = Stream(self.info, [request.id for request in requests], weight, self._close)
         self._streams |= dict.fromkeys(stream.ids, stream)
-        self.held += weight
+        self.unfinished += weight
         if weight:
             self._quiet.clear()
         self._writer.write(packed)
@@ -173,7 +173,7 @@ class Worker:
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
         except TimeoutError:
-            log.info("%s still has %d requests after %.1f s", self.model, self.held, seconds)
+            log.info("%s still has %d requests after %.1f s", self.model, self.unfinished, seconds)
 
     async def stop(self, error: AppError) -> None:
         """Shut the worker down, and kill it after STOP_SECONDS. Open requests get `error`."""
@@ -211,10 +211,10 @@ class Worker:
     async def _watch_load(self, loaded: asyncio.Future[ModelInfo]) -> None:
         """End the worker if its load hangs. Checks twice, because the daemon itself may have been suspended."""
         while True:
-            self._told.clear()
+            self._progressed.clear()
             stage = self._stage or Loading(stage="starting")
             limit = LOAD_SECONDS + stage.more
-            if await self._tells_within(limit) or await self._tells_within(WATCH_SECONDS):
+            if await self._progresses_within(limit) or await self._progresses_within(WATCH_SECONDS):
                 continue
             problem = f"{stage.stage} took more than {limit:g} s"
             log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, problem)
@@ -224,11 +224,11 @@ class Worker:
                 loaded.set_exception(error)
             return
 
-    async def _tells_within(self, seconds: float) -> bool:
+    async def _progresses_within(self, seconds: float) -> bool:
         """True if a Loading frame arrives within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
-                return await self._told.wait()
+                return await self._progressed.wait()
         except TimeoutError:
             return False
 
@@ -239,7 +239,7 @@ class Worker:
         before = ""
         while self.state == "ready":
             await asyncio.sleep(pause)
-            problem = await self._look(limit) if self.held else ""
+            problem = await self._find_hang(limit) if self.unfinished else ""
             if problem and before and self.state == "ready":
                 log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, problem)
                 self._end(
@@ -248,7 +248,7 @@ class Worker:
                 await self.kill()
             before = problem
 
-    async def _look(self, limit: float) -> str:
+    async def _find_hang(self, limit: float) -> str:
         """The reason why the worker counts as hung; empty if it does not."""
         stats = await self.stats(ANSWER_SECONDS)
         if stats is None:
@@ -263,52 +263,55 @@ class Worker:
             del self._streams[name]
             if name in stream.running and self._writer is not None:
                 self._writer.write(frames.pack(Cancel(id=name)))
-        self.held -= stream.weight
-        if stream.weight and not self.held:
+        self.unfinished -= stream.weight
+        if stream.weight and not self.unfinished:
             self._idle_since = time.monotonic()
             self._quiet.set()
 
     async def _read(self, reader: asyncio.StreamReader, loaded: asyncio.Future[ModelInfo]) -> None:
-        """Distribute the frames of the worker until its end."""
-        reason: AppError | None = None
+        """Handle the frames of the worker until its end. `loaded` gets the result of the load."""
+        error: AppError | None = None
         try:
-            while True:
-                frame = await frames.read_from_worker(reader)
-                match frame:
-                    case Loading():
-                        self._stage = frame
-                        self._told.set()
-                        for listener in self.listeners:
-                            listener(frame.stage, frame.done)
-                    case frames.Loaded() if loaded.done():  # the load was cancelled, or exceeded its limit
-                        break
-                    case frames.Loaded():
-                        self.state = "ready"
-                        self.info = frame.info
-                        self._idle_since = time.monotonic()
-                        loaded.set_result(frame.info)
-                        self._watching = asyncio.create_task(self._watch(frame.info))
-                    case frames.LoadFailed():
-                        reason = self.expected_end = frame.fault.error()
-                        break
-                    case frames.Failed() if frame.fault.code == WorkerDied.code:
-                        # The worker exits, and must get no more requests until then.
-                        reason = self.expected_end or WorkerDied(frame.fault.message, hint=self._log_hint)
-                        break
-                    case _:
-                        stream = self._streams.get(frame.id)
-                        if stream is not None:
-                            stream.put(frame)
+            while error is None:
+                error = self._handle(await frames.read_from_worker(reader), loaded)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except (msgspec.DecodeError, ValueError) as problem:
             log.error("worker of %s broke the protocol: %s", self.model, problem)
         # End the requests first: the process may take a while to exit.
-        error = reason or self.end_error
+        error = error or self.end_error
         self._end(error)
         if not loaded.done():
             loaded.set_exception(error)
         await self._reap()
+
+    def _handle(self, frame: FromWorker, loaded: asyncio.Future[ModelInfo]) -> AppError | None:
+        """Handle one frame. If no more frames may follow, returns the error for the open requests."""
+        match frame:
+            case Loading():
+                self._stage = frame
+                self._progressed.set()
+                for listener in self.listeners:
+                    listener(frame.stage, frame.done)
+            case frames.Loaded() if loaded.done():  # the load was cancelled, or exceeded its limit
+                return self.end_error
+            case frames.Loaded():
+                self.state = "ready"
+                self.info = frame.info
+                self._idle_since = time.monotonic()
+                loaded.set_result(frame.info)
+                self._watching = asyncio.create_task(self._watch(frame.info))
+            case frames.LoadFailed():
+                self.expected_end = frame.fault.error()
+                return self.expected_end
+            case frames.Failed() if frame.fault.code == WorkerDied.code:
+                # The worker exits, and must get no more requests until then.
+                return self.expected_end or WorkerDied(frame.fault.message, hint=self._log_hint)
+            case _:
+                stream = self._streams.get(frame.id)
+                if stream is not None:
+                    stream.put(frame)
+        return None
 
     async def _reap(self) -> None:
         """Wait for the end of the process, and kill its children."""
@@ -341,7 +344,7 @@ class Worker:
 
     @property
     def _log_hint(self) -> str:
-        return f"see {self.log_name} in the log folder"
+        return f"see {log_name(self.model)} in the log folder"
 
     def _end(self, error: AppError) -> None:
         """Mark the worker as ended: fail every open stream and call `on_over`. Only the first call has an effect."""
@@ -354,43 +357,14 @@ class Worker:
             stream.fail(error)
         if self._writer is not None:
             self._writer.close()
-        self.held = 0
+        self.unfinished = 0
         self._quiet.set()
         self._over.set()
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
         self._on_over(self)
 
-    async def _keep_log(self, process: asyncio.subprocess.Process) -> None:
-        """Copy the output of the process to a log of limited size."""
-        assert process.stdout is not None
-        sink: logging.Handler
-        try:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-            sink = logging.handlers.RotatingFileHandler(
-                self._log_dir / self.log_name, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", errors="replace"
-            )
-        except OSError as error:
-            log.warning("cannot open the log of the worker of %s: %s", self.model, error)
-            sink = logging.NullHandler()
-        start = b""  # of the last line, which is not complete
-        while data := await process.stdout.read(LOG_READ):
-            lines, newline, start = (start + data).rpartition(b"\n")
-            if newline:
-                _log_to(sink, lines)
-            if len(start) > LOG_READ:
-                _log_to(sink, start)
-                start = b""
-        if start:
-            _log_to(sink, start)
-        sink.close()
-
 
 def worker_environment() -> dict[str, str]:
     """The environment of the daemon without its API key."""
     return {name: value for name, value in os.environ.items() if name != f"{PREFIX}API_KEY"}
-
-
-def _log_to(sink: logging.Handler, lines: bytes) -> None:
-    text = lines.decode("utf-8", "replace")
-    sink.emit(logging.LogRecord(__name__, logging.INFO, "", 0, "%s", (text,), None))

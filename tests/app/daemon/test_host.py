@@ -283,13 +283,13 @@ def test_a_load_that_takes_long_is_left_alone(start_daemon: Callable[..., Daemon
 async def test_a_load_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A daemon that was itself stopped finds the time over before it has read what the worker says."""
     monkeypatch.setattr(process, "LOAD_SECONDS", 0.02)
-    ended: list[process.Worker] = []
-    worker = process.Worker(Load(model="some/model", path="/"), log_dir=tmp_path, on_over=ended.append)
+    ended: list[process.WorkerProcess] = []
+    worker = process.WorkerProcess(Load(model="some/model", path="/"), log_dir=tmp_path, on_over=ended.append)
     loaded = asyncio.get_running_loop().create_future()
     watching = asyncio.create_task(worker._watch_load(loaded))
     for _ in range(4):
         await asyncio.sleep(0.1)
-        worker._told.set()
+        worker._progressed.set()
     watching.cancel()
     assert not loaded.done()
     assert ended == []

@@ -38,7 +38,7 @@ class FakeWorker:
         self.listeners: list[Any] = []
         self.expected_end: AppError | None = None
         self.end_error = Stopping("ended")
-        self.held = 0
+        self.unfinished = 0
         self.idle = 0.0
         self.pid = 7
         self.quiet_for: list[float] = []
@@ -55,7 +55,7 @@ class FakeWorker:
         return self.info
 
     def open(self, requests: Any, weight: int) -> Any:
-        self.held += weight
+        self.unfinished += weight
         return requests
 
     async def stats(self, seconds: float) -> Stats | None:
@@ -93,7 +93,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
     FakeWorker.made = []
     FakeWorker.wait = asyncio.Event()
     FakeWorker.wait.set()
-    monkeypatch.setattr(hosts, "Worker", FakeWorker)
+    monkeypatch.setattr(hosts, "WorkerProcess", FakeWorker)
     monkeypatch.setattr(hosts.catalog, "resolve", lambda name, allow_path: ModelRef(id=name, path=Path("/") / name))
     return FakeWorker.made
 
@@ -127,12 +127,12 @@ async def test_another_way_of_loading_ends_the_one_before(
 ) -> None:
     host = Host(Settings())
     first = await host.worker("a")
-    first.held = 1
+    first.unfinished = 1
     with pytest.raises(InvalidRequest, match="busy") as refused:
         await host.worker("a", **asked)
     assert refused.value.param == next(iter(asked))
     assert first.state == "ready"
-    first.held = 0
+    first.unfinished = 0
     checked.clear()
     second = await host.worker("a", **asked)
     assert (first.state, second.state) == ("over", "ready")
@@ -152,10 +152,10 @@ async def test_a_worker_has_at_most_max_queue_requests(made: list[FakeWorker]) -
     await host.open("a", [], weight=1)
     await host.open("a", [], weight=2)
     (worker,) = made
-    assert worker.held == 3
+    assert worker.unfinished == 3
     with pytest.raises(Overloaded):
         await host.open("a", [])
-    worker.held = 0
+    worker.unfinished = 0
     await host.open("a", [], weight=3)
     host.stopping = True
     with pytest.raises(Stopping):
@@ -168,7 +168,7 @@ async def test_a_request_loads_its_model(made: list[FakeWorker]) -> None:
     requests: Any = [Generate(id="r")]
     assert await host.open("a", requests, weight=1) == requests
     assert await host.open(None, requests, weight=1) == requests, "without a name: the only loaded model"
-    assert [(worker.model, worker.held) for worker in made] == [("a", 2)]
+    assert [(worker.model, worker.unfinished) for worker in made] == [("a", 2)]
     with pytest.raises(ModelNotFound):
         await host.open("/b", requests)
     await host.open("/b", requests, local=True)
@@ -184,7 +184,7 @@ async def test_the_only_model(made: list[FakeWorker]) -> None:
     first = await host.worker("a")
     assert host.find("a") is first
     await host.open(None, [])
-    assert made[0].held == 1
+    assert made[0].unfinished == 1
     await host.worker("b")
     with pytest.raises(InvalidRequest, match="a, b"):
         await host.open(None, [])
@@ -193,7 +193,7 @@ async def test_the_only_model(made: list[FakeWorker]) -> None:
     assert unknown.value.hint == "loaded: a, b"
     await host.unload("b")
     await host.open(None, [])
-    assert made[0].held == 2
+    assert made[0].unfinished == 2
     assert made[1].quiet_for == [Settings().drain]
     assert str(made[1].expected_end) == "b was unloaded"
     await host.close()
@@ -232,7 +232,7 @@ async def test_what_is_said_of_a_loaded_model(made: list[FakeWorker]) -> None:
     )
     assert (model.idle, model.unload_in, model.warnings, model.requests, model.pid) == (30.0, 70.0, ("slow",), 0, 7)
     worker.said = Stats(id="s", running=1, waiting=0, cache_tokens=7, cache_used=5)
-    worker.idle, worker.held = 0.0, 2
+    worker.idle, worker.unfinished = 0.0, 2
     (model,) = await host.loaded()
     assert (model.cache_used, model.requests, model.unload_in) == (5, 2, None)
     worker.state = "over"

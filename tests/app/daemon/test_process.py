@@ -19,7 +19,8 @@ from msgspec import structs
 
 from localllm.app import frames
 from localllm.app.daemon import process
-from localllm.app.daemon.process import Worker
+from localllm.app.daemon.process import WorkerProcess
+from localllm.app.daemon.worker_log import log_name
 from localllm.app.errors import AppError, BodyTooLarge, InvalidRequest, ModelUnusable, Stopping, WorkerDied
 from localllm.app.frames import AskStats, Cancel, Fault, Finished, Generate, Load, Loading, ModelInfo, Stats
 
@@ -32,9 +33,9 @@ INFO = model_info()
 class Bench:
     """A worker that is ready, the far end of its socket, and how often it said that it is over."""
 
-    worker: Worker
+    worker: WorkerProcess
     reader: asyncio.StreamReader
-    over: list[Worker]
+    over: list[WorkerProcess]
 
     async def sent(self) -> frames.ToWorker:
         return await asyncio.wait_for(frames.read_to_worker(self.reader), 10)
@@ -43,8 +44,8 @@ class Bench:
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     ours, theirs = socket.socketpair()
-    over: list[Worker] = []
-    worker = Worker(Load(model="some/model", path="/"), log_dir=tmp_path, on_over=over.append)
+    over: list[WorkerProcess] = []
+    worker = WorkerProcess(Load(model="some/model", path="/"), log_dir=tmp_path, on_over=over.append)
     _, worker._writer = await asyncio.open_connection(sock=ours)
     reader, far = await asyncio.open_connection(sock=theirs)
     worker.state = "ready"
@@ -62,12 +63,12 @@ async def test_leaving_a_stream_cancels_what_still_runs(bench: Bench) -> None:
             "a",
             "b",
         ]
-        assert (worker.held, worker.idle) == (2, 0.0)
+        assert (worker.unfinished, worker.idle) == (2, 0.0)
         stream.put(Finished(id="a"))
     assert await bench.sent() == Cancel(id="b")
-    assert (worker.held, worker._streams) == (0, {})
+    assert (worker.unfinished, worker._streams) == (0, {})
     worker._close(stream)
-    assert worker.held == 0, "closed once"
+    assert worker.unfinished == 0, "closed once"
 
 
 async def test_asking_for_figures_is_no_request(bench: Bench) -> None:
@@ -76,10 +77,10 @@ async def test_asking_for_figures_is_no_request(bench: Bench) -> None:
     worker._idle_since -= 100
     async with worker.open([AskStats(id="a")], weight=0):
         assert worker._quiet.is_set()
-        assert worker.held == 0
+        assert worker.unfinished == 0
     assert worker.idle >= 100
     async with worker.open([Generate(id="b")]):
-        assert (worker.held, worker._quiet.is_set()) == (1, False)
+        assert (worker.unfinished, worker._quiet.is_set()) == (1, False)
     assert worker._quiet.is_set()
     assert worker.idle < 50
 
@@ -98,7 +99,7 @@ async def test_what_cannot_be_sent_is_refused_and_held_by_nobody(
     monkeypatch.setattr(frames, "MAX_FRAME", 100)
     with pytest.raises(error):
         bench.worker.open([Generate(id="b"), frame])
-    assert (bench.worker.held, bench.worker._streams) == (0, {})
+    assert (bench.worker.unfinished, bench.worker._streams) == (0, {})
 
 
 async def test_the_end_is_told_once_to_all(bench: Bench) -> None:
@@ -107,12 +108,12 @@ async def test_the_end_is_told_once_to_all(bench: Bench) -> None:
     worker._end(WorkerDied("first"))
     worker._end(WorkerDied("second"))
     assert bench.over == [worker]
-    assert (worker.state, worker.held, worker._quiet.is_set(), worker._over.is_set()) == ("over", 0, True, True)
+    assert (worker.state, worker.unfinished, worker._quiet.is_set(), worker._over.is_set()) == ("over", 0, True, True)
     for stream in streams:
         with pytest.raises(WorkerDied, match="first"):
             await stream.take()
         worker._close(stream)
-    assert worker.held == 0
+    assert worker.unfinished == 0
     assert await worker.stats(10) is None
     worker.expected_end = Stopping("it was unloaded")
     with pytest.raises(Stopping):
@@ -120,8 +121,10 @@ async def test_the_end_is_told_once_to_all(bench: Bench) -> None:
 
 
 async def test_a_process_that_cannot_be_started(tmp_path: Path) -> None:
-    over: list[Worker] = []
-    worker = Worker(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append, command=[str(tmp_path / "none")])
+    over: list[WorkerProcess] = []
+    worker = WorkerProcess(
+        Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append, command=[str(tmp_path / "none")]
+    )
     with pytest.raises(WorkerDied, match="cannot start the engine process"):
         await worker.start()
     assert (worker.state, over) == ("over", [worker])
@@ -144,7 +147,7 @@ async def test_how_it_hangs(
         return None if stats is None else structs.replace(one, step_age=stats)
 
     monkeypatch.setattr(bench.worker, "stats", told)
-    assert await bench.worker._look(limit) == says
+    assert await bench.worker._find_hang(limit) == says
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ async def test_it_is_ended_after_two_looks_in_a_row(
 ) -> None:
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.001)
     worker, left = bench.worker, [look == "h" for look in looks]
-    worker.held = held
+    worker.unfinished = held
 
     async def look(_: float) -> str:
         if not left:
@@ -165,7 +168,7 @@ async def test_it_is_ended_after_two_looks_in_a_row(
             return ""
         return "it hangs" if left.pop(0) else ""
 
-    monkeypatch.setattr(worker, "_look", look)
+    monkeypatch.setattr(worker, "_find_hang", look)
     watching = asyncio.create_task(worker._watch(INFO))
     await asyncio.wait([watching], timeout=0.3)
     watching.cancel()
@@ -177,67 +180,22 @@ async def test_a_load_that_says_nothing_is_ended_with_its_stage(
 ) -> None:
     monkeypatch.setattr(process, "LOAD_SECONDS", 0.01)
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.01)
-    over: list[Worker] = []
-    worker = Worker(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append)
+    over: list[WorkerProcess] = []
+    worker = WorkerProcess(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append)
     loaded = asyncio.get_running_loop().create_future()
     await worker._watch_load(loaded)
     assert over == [worker]
     with pytest.raises(WorkerDied, match=r"starting took more than 0\.01 s") as caught:
         await loaded
-    assert worker.log_name in caught.value.hint
+    assert log_name(worker.model) in caught.value.hint
 
-    patient = Worker(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append)
+    patient = WorkerProcess(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append)
     patient._stage = Loading(stage="reading", more=60.0)
     watching = asyncio.create_task(patient._watch_load(loaded))
     await asyncio.sleep(0.1)
     assert (watching.done(), patient.state) == (False, "loading")
     assert patient.idle == 0.0
     watching.cancel()
-
-
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ("some/model", "worker-some--model.log"),
-        ("/a b/ü.1", "worker-a--b--.1.log"),
-        ("../../etc/x", "worker-..--..--etc--x.log"),
-        ("x" * 300, f"worker-{'x' * 100}.log"),
-    ],
-)
-def test_a_log_has_the_name_of_its_model(tmp_path: Path, model: str, name: str) -> None:
-    assert Worker(Load(model=model, path="/"), log_dir=tmp_path, on_over=lambda _: None).log_name == name
-
-
-async def printing(text: str) -> asyncio.subprocess.Process:
-    """A process that prints what this expression is."""
-    script = f"import sys; sys.stdout.write({text}); sys.stdout.flush()"
-    return await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", script, stdout=asyncio.subprocess.PIPE)
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [("'a\\nb'", [1, 1]), ("'x' * 200 + '\\n'", [200]), ("'y' * 250_000", [])],
-    ids=["no end of line", "line", "a line too long"],
-)
-async def test_all_that_a_worker_prints_is_kept(tmp_path: Path, text: str, lines: list[int]) -> None:
-    worker = Worker(Load(model="m", path="/"), log_dir=tmp_path / "new", on_over=lambda _: None)
-    child = await printing(text)
-    await worker._keep_log(child)
-    await child.wait()
-    kept = [len(line) for line in (tmp_path / "new" / "worker-m.log").read_text().splitlines()]
-    if lines:
-        assert kept == lines
-    else:
-        assert sum(kept) == 250_000
-        assert max(kept) <= 2 * process.LOG_READ
-
-
-async def test_a_log_that_cannot_be_written_does_not_stop_the_worker(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    worker = Worker(Load(model="m", path="/"), log_dir=tmp_path / "file", on_over=lambda _: None)
-    child = await printing("'x' * 200_000")
-    await asyncio.wait_for(worker._keep_log(child), 20)
-    assert await child.wait() == 0
 
 
 @pytest.mark.parametrize(("setting", "own", "limit"), [(0.0, 7.0, 7.0), (3.0, 7.0, 3.0), (0.0, 0.0, 0.0)])
@@ -248,7 +206,7 @@ async def test_how_long_a_step_may_take(
     looked: list[float] = []
     paused: list[float] = []
     worker = bench.worker
-    worker._step_timeout, worker.held = setting, 1
+    worker._step_timeout, worker.unfinished = setting, 1
 
     async def look(limit: float) -> str:
         looked.append(limit)
@@ -258,21 +216,21 @@ async def test_how_long_a_step_may_take(
     async def pause(seconds: float) -> None:
         paused.append(seconds)
 
-    monkeypatch.setattr(worker, "_look", look)
+    monkeypatch.setattr(worker, "_find_hang", look)
     monkeypatch.setattr(process.asyncio, "sleep", pause)
     await worker._watch(structs.replace(INFO, step_seconds=own))
     assert looked == [limit]
     assert paused == [min(5.0, limit / 4 or 5.0)]
 
 
-def worker_of(folder: Path, model: str, over: list[Worker]) -> Worker:
+def worker_of(folder: Path, model: str, over: list[WorkerProcess]) -> WorkerProcess:
     fake = Path(__file__).parent / "fake_worker.py"
     load = Load(model=f"test/{model}", path=str(folder))
-    return Worker(load, log_dir=folder, on_over=over.append, command=[sys.executable, str(fake)])
+    return WorkerProcess(load, log_dir=folder, on_over=over.append, command=[sys.executable, str(fake)])
 
 
 async def test_from_start_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    over: list[Worker] = []
+    over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, "slow", over)
     told: list[float] = []
     worker.listeners.append(lambda _, done: told.append(done))
@@ -282,7 +240,7 @@ async def test_from_start_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     stats = await worker.stats(10)
     assert stats is not None
     assert stats.running == 0
-    assert worker.held == 0
+    assert worker.unfinished == 0
     async with worker.open([Generate(id="gone", prompt="slow 100000")]) as left:
         await left.started()
     assert await worker.stats(10) is not None, "what comes late for somebody who left harms nobody"
@@ -311,7 +269,7 @@ async def test_from_start_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("model", "error"), [("broken", ModelUnusable), ("dies", WorkerDied)])
 async def test_a_load_that_fails_leaves_no_process(tmp_path: Path, model: str, error: type[Exception]) -> None:
-    over: list[Worker] = []
+    over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, model, over)
     with pytest.raises(error):
         await worker.start()
@@ -325,7 +283,7 @@ async def test_a_load_that_fails_leaves_no_process(tmp_path: Path, model: str, e
 
 async def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STOP_SECONDS", 0.1)
-    over: list[Worker] = []
+    over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, "stubborn", over)
     await worker.start()
     running = worker.open([Generate(id="a", prompt="hang")])
@@ -341,7 +299,7 @@ async def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_what_a_worker_started_goes_with_it(tmp_path: Path) -> None:
-    over: list[Worker] = []
+    over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, "echo", over)
     fake = worker._command[1]
     script = (
@@ -407,7 +365,7 @@ async def test_how_reading_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch, n
     assert "worker-some--model.log" in told.value.hint or stopped or name == "refused"
     with pytest.raises(AppError, match="b alone"):
         await second.take()
-    assert (reaped, bench.over, worker.held) == (["over"], [worker], 0)
+    assert (reaped, bench.over, worker.unfinished) == (["over"], [worker], 0)
     assert (worker.expected_end is not None) == (stopped or name == "refused"), "else its end is logged as an error"
 
 
@@ -431,7 +389,7 @@ async def test_a_load_as_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert await loaded == INFO
     assert told == [("reading", 0.5)] * 2
     assert worker._stage == Loading(stage="reading", done=0.5, more=7.0)
-    assert worker._told.is_set()
+    assert worker._progressed.is_set()
     assert (worker.state, worker.info) == ("ready", INFO)
     reader.feed_eof()
     await reading

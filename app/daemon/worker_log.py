@@ -1,0 +1,55 @@
+"""Copies the output of a worker process to a log file of limited size."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.handlers
+import re
+from pathlib import Path
+
+LOG_BYTES = 2**20  # of one log file; a worker has two, the current one and the previous one
+READ_BYTES = 2**16  # bytes per read; a longer line is split
+
+log = logging.getLogger(__name__)
+
+
+def log_name(model: str) -> str:
+    """The name of the log file of a model's worker."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "--", model)
+    return f"worker-{safe.strip('-')[-100:]}.log"
+
+
+async def copy_output(output: asyncio.StreamReader, folder: Path, model: str) -> None:
+    """Copy the output of a worker to its log file until the end of the output.
+
+    If the file cannot be opened, the output is read and dropped, because a full pipe would stop the worker.
+    """
+    sink = _open_log(folder, model)
+    unfinished = b""  # start of the last line
+    while data := await output.read(READ_BYTES):
+        lines, newline, unfinished = (unfinished + data).rpartition(b"\n")
+        if newline:
+            _write(sink, lines)
+        if len(unfinished) > READ_BYTES:
+            _write(sink, unfinished)
+            unfinished = b""
+    if unfinished:
+        _write(sink, unfinished)
+    sink.close()
+
+
+def _open_log(folder: Path, model: str) -> logging.Handler:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return logging.handlers.RotatingFileHandler(
+            folder / log_name(model), maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", errors="replace"
+        )
+    except OSError as error:
+        log.warning("cannot open the log of the worker of %s: %s", model, error)
+        return logging.NullHandler()
+
+
+def _write(sink: logging.Handler, lines: bytes) -> None:
+    text = lines.decode("utf-8", "replace")
+    sink.emit(logging.LogRecord(__name__, logging.INFO, "", 0, "%s", (text,), None))
