@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ..errors import AppError
 from ..frames import Piece, PieceLogprob, ToolCallPiece
@@ -107,7 +107,9 @@ class ChatAnswer:
     """Answers of /v1/chat/completions."""
 
     def __init__(self, head: Head, choices: int, *, logprobs: bool, usage: bool) -> None:
-        self._head, self._logprobs, self._usage = head.fields(), logprobs, usage
+        self._head = head.fields()
+        self._logprobs = logprobs
+        self._usage = usage
         self._choices = [_Choice() for _ in range(choices)]
 
     def opening(self) -> bytes:
@@ -117,15 +119,7 @@ class ChatAnswer:
     def part(self, choice: int, piece: Piece) -> bytes:
         events = b""
         if piece.text or piece.reasoning or piece.tool_calls or piece.logprobs:
-            delta = Delta()
-            if piece.text or piece.logprobs:
-                delta.content = piece.text
-            if piece.reasoning:
-                delta.reasoning = delta.reasoning_content = piece.reasoning
-            if piece.tool_calls:
-                delta.tool_calls = [_call_delta(call) for call in piece.tool_calls]
-            logprobs = _chat_logprobs(piece.logprobs) if self._logprobs else None
-            events = self._chunk(ChunkChoice(choice, delta, logprobs))
+            events = self._chunk(ChunkChoice(choice, _chat_delta(piece), self._report(piece.logprobs)))
         if piece.finish:
             self._choices[choice].finish = piece.finish
             events += self._chunk(ChunkChoice(choice, Delta(), None, piece.finish))
@@ -133,36 +127,47 @@ class ChatAnswer:
 
     def closing(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
-        return (event(Chunk(**self._head, choices=[], usage=usage)) if self._usage else b"") + DONE
+        if not self._usage:
+            return DONE
+        return event(Chunk(**self._head, choices=[], usage=usage)) + DONE
 
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)
 
     def whole(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
-        choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._choices)]
+        choices = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
         return _encode(ChatCompletion(**self._head, choices=choices, usage=usage))
 
     def _chunk(self, choice: ChunkChoice) -> bytes:
-        return event(Chunk(**self._head, choices=[choice], usage=None if self._usage else UNSET))
+        return event(Chunk(**self._head, choices=[choice], usage=_no_usage(self._usage)))
 
-    def _whole_choice(self, index: int, choice: _Choice) -> ChatChoice:
+    def _full_choice(self, index: int, choice: _Choice) -> ChatChoice:
         text = "".join(choice.text)
         reasoning = "".join(choice.reasoning)
-        message = ChatMessage(content=text if text or not choice.calls else None)
-        if reasoning:
-            message.reasoning = message.reasoning_content = reasoning
+        message = ChatMessage(content=text)
         if choice.calls:
+            message.content = text or None
             message.tool_calls = [choice.calls[number] for number in sorted(choice.calls)]
-        logprobs = _chat_logprobs(choice.logprobs) if self._logprobs else None
-        return ChatChoice(index, message, logprobs, choice.finish)
+        if reasoning:
+            message.reasoning = reasoning
+            message.reasoning_content = reasoning
+        return ChatChoice(index, message, self._report(choice.logprobs), choice.finish)
+
+    def _report(self, logprobs: list[PieceLogprob]) -> ChatLogprobs | None:
+        """The log-probabilities as OpenAI has them; None if there are none, or the client does not want them."""
+        if not self._logprobs or not logprobs:
+            return None
+        return ChatLogprobs([_token_logprob(entry) for entry in logprobs])
 
 
 class CompletionAnswer:
     """Answers of /v1/completions."""
 
     def __init__(self, head: Head, choices: int, *, logprobs: bool, usage: bool) -> None:
-        self._head, self._logprobs, self._usage = head.fields(), logprobs, usage
+        self._head = head.fields()
+        self._logprobs = logprobs
+        self._usage = usage
         self._choices = [_Choice() for _ in range(choices)]
 
     def opening(self) -> bytes:
@@ -171,45 +176,46 @@ class CompletionAnswer:
     def part(self, choice: int, piece: Piece) -> bytes:
         if not (piece.text or piece.logprobs or piece.finish):
             return b""
-        logprobs = self._text_logprobs(self._choices[choice], piece.logprobs) if self._logprobs else None
+        report = self._report(self._choices[choice], piece.logprobs)
         self._choices[choice].finish = piece.finish
-        part = TextChoice(choice, piece.text, logprobs, piece.finish)
-        return event(TextCompletion(**self._head, choices=[part], usage=None if self._usage else UNSET))
+        part = TextChoice(choice, piece.text, report, piece.finish)
+        return event(TextCompletion(**self._head, choices=[part], usage=_no_usage(self._usage)))
 
     def closing(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
-        return (event(TextCompletion(**self._head, choices=[], usage=usage)) if self._usage else b"") + DONE
+        if not self._usage:
+            return DONE
+        return event(TextCompletion(**self._head, choices=[], usage=usage)) + DONE
 
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)
 
     def whole(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
-        choices = [
-            TextChoice(
-                index,
-                "".join(choice.text),
-                self._text_logprobs(choice, choice.logprobs) if self._logprobs else None,
-                choice.finish,
-            )
-            for index, choice in enumerate(self._choices)
-        ]
+        choices = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
         return _encode(TextCompletion(**self._head, choices=choices, usage=usage))
 
-    def _text_logprobs(self, choice: _Choice, logprobs: list[PieceLogprob]) -> TextLogprobs:
-        offsets = []
+    def _full_choice(self, index: int, choice: _Choice) -> TextChoice:
+        return TextChoice(index, "".join(choice.text), self._report(choice, choice.logprobs), choice.finish)
+
+    def _report(self, choice: _Choice, logprobs: list[PieceLogprob]) -> TextLogprobs | None:
+        """The log-probabilities as OpenAI has them; None if the client does not want them."""
+        if not self._logprobs:
+            return None
+        report = TextLogprobs([], [], [], [])
         for entry in logprobs:
-            offsets.append(choice.offset)
+            top = {alternative.token: _finite(alternative.logprob) for alternative in entry.top}
+            report.tokens.append(entry.token)
+            report.token_logprobs.append(_finite(entry.logprob))
+            report.top_logprobs.append(top | {entry.token: _finite(entry.logprob)})
+            report.text_offset.append(choice.offset)
             choice.offset += len(entry.token)
-        return TextLogprobs(
-            tokens=[entry.token for entry in logprobs],
-            token_logprobs=[_finite(entry.logprob) for entry in logprobs],
-            top_logprobs=[  # OpenAI always includes the chosen token
-                {top.token: _finite(top.logprob) for top in entry.top} | {entry.token: _finite(entry.logprob)}
-                for entry in logprobs
-            ],
-            text_offset=offsets,
-        )
+        return report
+
+
+def _no_usage(announced: bool) -> UnsetType | None:
+    """The field `usage` of an event before the last one: null if the last event has the usage, otherwise absent."""
+    return None if announced else UNSET
 
 
 def _check_finished(choices: list[_Choice]) -> None:
@@ -218,31 +224,31 @@ def _check_finished(choices: list[_Choice]) -> None:
         raise AppError("the engine ended an answer without a finish reason")
 
 
+def _chat_delta(piece: Piece) -> Delta:
+    delta = Delta()
+    if piece.text or piece.logprobs:
+        delta.content = piece.text
+    if piece.reasoning:
+        delta.reasoning = piece.reasoning
+        delta.reasoning_content = piece.reasoning
+    if piece.tool_calls:
+        delta.tool_calls = [_call_delta(call) for call in piece.tool_calls]
+    return delta
+
+
 def _call_delta(call: ToolCallPiece) -> ToolCallDelta:
     """One delta of a tool call; only the first one has id, type and name."""
-    first = bool(call.id or call.name)
-    return ToolCallDelta(
-        index=call.index,
-        id=call.id if first else UNSET,
-        type="function" if first else UNSET,
-        function=FunctionDelta(call.name if first else UNSET, call.arguments),
-    )
+    delta = ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    if call.id or call.name:
+        delta.id = call.id
+        delta.type = "function"
+        delta.function.name = call.name
+    return delta
 
 
-def _chat_logprobs(logprobs: list[PieceLogprob]) -> ChatLogprobs | None:
-    if not logprobs:
-        return None
-    return ChatLogprobs(
-        [
-            TokenLogprob(
-                entry.token,
-                _finite(entry.logprob),
-                entry.bytes,
-                [TopLogprob(top.token, _finite(top.logprob), top.bytes) for top in entry.top],
-            )
-            for entry in logprobs
-        ]
-    )
+def _token_logprob(entry: PieceLogprob) -> TokenLogprob:
+    top = [TopLogprob(other.token, _finite(other.logprob), other.bytes) for other in entry.top]
+    return TokenLogprob(entry.token, _finite(entry.logprob), entry.bytes, top)
 
 
 def _finite(logprob: float) -> float:

@@ -30,6 +30,7 @@ class WireBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Body = TypeVar("Body", bound=WireBody)
 
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+_PART_TYPE = re.compile(r"content\[\d+\]\.type$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 
 
@@ -68,13 +69,14 @@ def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
             check_depth(item, param, limit - 1)
 
 
+def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
     headers = dict(scope["headers"])
-    media = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if media != b"application/json":
-        raise UnsupportedMedia("the body must be JSON, with Content-Type: application/json")
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise UnsupportedMedia("compressed bodies are not supported")
+    _check_media(headers)
     too_large = BodyTooLarge(
         f"the body exceeds the limit of {limit} bytes", hint="to raise it, use the setting max_body_mib"
     )
@@ -83,25 +85,40 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
         if b"expect" not in headers:
             await _discard(receive, length)
         raise too_large
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
-    while True:
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                message: Mapping[str, Any] = await receive()
-        except TimeoutError:
-            raise InvalidRequest(f"no data of the body arrived for {READ_SECONDS:.0f} s") from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message["body"])
-        size += len(message["body"])
+    more = True
+    while more:
+        chunk, more = await _read_chunk(receive)
+        chunks.append(chunk)
+        size += len(chunk)
         if size > limit:
-            parts.clear()
-            if message["more_body"]:
+            chunks.clear()
+            if more:
                 await _discard(receive, MAX_DISCARDED)
             raise too_large
-        if not message["more_body"]:
-            return b"".join(parts)
+    return b"".join(chunks)
+
+
+def _check_media(headers: dict[bytes, bytes]) -> None:
+    """Raises UnsupportedMedia unless the headers announce JSON without compression."""
+    media = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if media != b"application/json":
+        raise UnsupportedMedia("the body must be JSON, with Content-Type: application/json")
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise UnsupportedMedia("compressed bodies are not supported")
+
+
+async def _read_chunk(receive: Receive) -> tuple[bytes, bool]:
+    """The next bytes of the body, and True if more follow."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            message = await receive()
+    except TimeoutError:
+        raise InvalidRequest(f"no data of the body arrived for {READ_SECONDS:.0f} s") from None
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message["body"], message["more_body"]
 
 
 async def _discard(receive: Receive, size: int) -> None:
@@ -124,14 +141,21 @@ def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:
     sentence = text[: where.start()] if where else text
     unknown = _UNKNOWN.match(sentence)
     if unknown:
-        name = unknown[1][:100]
-        full = f"{path}.{name}" if path else name
-        near = [] if path else difflib.get_close_matches(name, kind.__struct_fields__, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
-        return UnsupportedParameter(f"unknown parameter {full!r}", hint=hint, param=full)
+        return _unknown_field(path, unknown[1][:100], kind)
     top = re.split(r"[.\[]", path, maxsplit=1)[0]
     if top in kind.REFUSED:
         return UnsupportedParameter(f"{top}: {kind.REFUSED[top]}", param=top)
-    if re.search(r"content\[\d+\]\.type$", path):
+    if _PART_TYPE.search(path):
         return UnsupportedParameter(f"{path}: only text parts are supported ({sentence.lower()})", param=path)
-    return InvalidRequest(f"{path}: {sentence[0].lower()}{sentence[1:]}" if path else sentence, param=path or None)
+    if not path:
+        return InvalidRequest(sentence)
+    return InvalidRequest(f"{path}: {sentence[0].lower()}{sentence[1:]}", param=path)
+
+
+def _unknown_field(path: str, name: str, kind: type[WireBody]) -> UnsupportedParameter:
+    """The error for a field that the object at `path` does not have; suggests a similar field of the body."""
+    if path:
+        return UnsupportedParameter(f"unknown parameter '{path}.{name}'", param=f"{path}.{name}")
+    similar = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
+    hint = f"did you mean {similar[0]!r}?" if similar else ""
+    return UnsupportedParameter(f"unknown parameter {name!r}", hint=hint, param=name)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest
-from .body import WireBody
+from .body import WireBody, without_none
 
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
 
@@ -24,19 +24,34 @@ class TextPart(WireBody, tag_field="type", tag="text"):
 Content = str | list[TextPart]
 
 
-class SystemMessage(WireBody, tag_field="role", tag="system"):
+class _Message(WireBody, kw_only=True, tag_field="role"):
+    """The fields of all messages."""
+
     content: Content
     name: str | None = None
 
+    def plain(self, where: str) -> dict[str, Any]:
+        """The message as frames have it. `where`: the path of the message, for errors."""
+        return without_none({"role": self.__struct_config__.tag, "content": _text(self.content), "name": self.name})
 
-class DeveloperMessage(WireBody, tag_field="role", tag="developer"):
-    content: Content
-    name: str | None = None
+
+class SystemMessage(_Message, tag="system"):
+    pass
 
 
-class UserMessage(WireBody, tag_field="role", tag="user"):
-    content: Content
-    name: str | None = None
+class DeveloperMessage(_Message, tag="developer"):
+    pass
+
+
+class UserMessage(_Message, tag="user"):
+    pass
+
+
+class ToolMessage(_Message, tag="tool"):
+    tool_call_id: str
+
+    def plain(self, where: str) -> dict[str, Any]:
+        return super().plain(where) | {"tool_call_id": self.tool_call_id}
 
 
 class CalledFunction(WireBody):
@@ -52,23 +67,29 @@ class EarlierToolCall(WireBody):
     type: Literal["function"] = "function"
     index: int | None = None  # ignored: some clients copy it from streamed deltas
 
+    def plain(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": msgspec.to_builtins(self.function)}
 
-class AssistantMessage(WireBody, tag_field="role", tag="assistant"):
-    content: Content | None = None
+
+class AssistantMessage(_Message, tag="assistant"):
+    content: Content | None = None  # type: ignore[assignment]  # optional if there are tool calls
     reasoning_content: str | None = None
     reasoning: str | None = None  # another name of reasoning_content
     tool_calls: list[EarlierToolCall] | None = None
-    name: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
-
-class ToolMessage(WireBody, tag_field="role", tag="tool"):
-    content: Content
-    tool_call_id: str
-    name: str | None = None
+    def plain(self, where: str) -> dict[str, Any]:
+        if self.content is None and not self.tool_calls:
+            raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
+        calls = [call.plain() for call in self.tool_calls or ()]
+        more = {
+            "reasoning_content": self.reasoning_content or self.reasoning or None,
+            "tool_calls": calls or None,
+        }
+        return super().plain(where) | without_none(more)
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
@@ -100,39 +121,15 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     Text parts are joined with newlines. Raises InvalidRequest for a message with neither content nor tool calls.
     """
-    return [_plain_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [message.plain(f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:
     """A tool as frames have it: fields without a value are omitted."""
-    function = {name: value for name, value in msgspec.to_builtins(tool.function).items() if value is not None}
-    return {"type": "function", "function": function}
-
-
-def _plain_message(message: Message, where: str) -> dict[str, Any]:
-    plain: dict[str, Any] = {"role": type(message).__struct_config__.tag, "content": _text(message.content)}
-    if message.name is not None:
-        plain["name"] = message.name
-    if isinstance(message, ToolMessage):
-        plain["tool_call_id"] = message.tool_call_id
-    if isinstance(message, AssistantMessage):
-        if message.content is None and not message.tool_calls:
-            raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
-        reasoning = message.reasoning_content or message.reasoning
-        if reasoning:
-            plain["reasoning_content"] = reasoning
-        if message.tool_calls:
-            plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
-    return plain
-
-
-def _plain_call(call: EarlierToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
+    return {"type": "function", "function": without_none(msgspec.to_builtins(tool.function))}
 
 
 def _text(content: Content | None) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text for part in content)
+    if isinstance(content, list):
+        return "\n".join(part.text for part in content)
+    return content or ""

@@ -7,17 +7,18 @@ of OpenAI, and common ones of vLLM and llama.cpp (top_k, min_p, repetition_penal
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from msgspec import Meta
 
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Generate, ResponseFormat
-from .body import WireBody, check_depth
+from .body import WireBody, check_depth, without_none
 from .messages import AssistantMessage, Message, NamedTool, Tool, plain_messages, plain_tool
 
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+MAX_PROMPTS = 128
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 # Variables of the chat template that a client may set; they must not include names that the renderer sets.
@@ -180,7 +181,7 @@ class SamplingBody(WireBody, kw_only=True):
             "ignore_eos": self.ignore_eos,
             "response_format": self._response_format(),
         }
-        return {name: value for name, value in arguments.items() if value is not None}
+        return without_none(arguments)
 
     def _response_format(self) -> ResponseFormat | None:
         formats = {
@@ -191,7 +192,7 @@ class SamplingBody(WireBody, kw_only=True):
             "guided_regex": self.guided_regex,
             "guided_choice": self.guided_choice,
         }
-        present = {name: value for name, value in formats.items() if value is not None}
+        present = without_none(formats)
         if not present:
             return None
         (name, value), *others = present.items()
@@ -352,23 +353,23 @@ class CompletionBody(SamplingBody, kw_only=True):
         """
         if isinstance(self.prompt, str):
             return [self.prompt]
-        texts = [item for item in self.prompt if isinstance(item, str)]
-        tokens = [item for item in self.prompt if isinstance(item, int)]
-        lists = [item for item in self.prompt if isinstance(item, list)]
-        if not self.prompt or max(len(texts), len(tokens), len(lists)) < len(self.prompt):
+        kinds = {type(item) for item in self.prompt}
+        if len(kinds) != 1:
             raise InvalidRequest(
                 "prompt must be a string, a list of strings, a list of token ids, or a list of such lists (not mixed)",
                 param="prompt",
             )
-        if len(texts) + len(lists) > 128:
-            raise InvalidRequest(f"{len(self.prompt)} prompts exceed the limit of 128", param="prompt")
-        return [tokens] if tokens else [*texts, *lists]
+        if kinds == {int}:
+            return [cast("list[int]", self.prompt)]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequest(f"{len(self.prompt)} prompts exceed the limit of {MAX_PROMPTS}", param="prompt")
+        return cast("list[str | list[int]]", self.prompt)
 
     def frames(self, request_id: str) -> list[Generate]:
         """The request as one frame per prompt for a worker. Raises InvalidRequest."""
         self.check()
         prompts = self.prompts()
-        if any(not prompt for prompt in prompts):
+        if not all(prompts):
             raise InvalidRequest("a prompt must have at least one token", param="prompt")
         return [
             Generate(

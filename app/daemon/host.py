@@ -33,11 +33,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Entry:
+    """A model that is loaded or loads, and the tasks that load and unload it."""
+
     ref: catalog.ModelRef
     worker: WorkerProcess
     loading: asyncio.Task[object]
-    leaving: asyncio.Task[None] | None = None  # the task that unloads the model, if one runs
+    unloading: asyncio.Task[None] | None = None
 
 
 class Host:
@@ -49,11 +51,11 @@ class Host:
         self.deaths: dict[str, int] = {}
         self._command = command
         self._log_dir = log_dir or paths.log_dir()
-        self._slots: dict[str, _Slot] = {}
-        # Their processes may still exist and use memory; the next load waits for them.
-        self._over_now: list[WorkerProcess] = []
-        self._turn = asyncio.Lock()  # one load at a time: two would plan with the same free memory
-        self._janitor: asyncio.Task[None] | None = None
+        self._entries: dict[str, _Entry] = {}
+        # Workers that have ended. Their processes may still exist and use memory; the next load waits for them.
+        self._ended: list[WorkerProcess] = []
+        self._load_lock = asyncio.Lock()  # one load at a time: two would plan with the same free memory
+        self._idle_task: asyncio.Task[None] | None = None
 
     async def worker(
         self,
@@ -73,31 +75,25 @@ class Host:
         checked = False
         while True:
             self._refuse_when_stopping()
-            slot = self._slots.get(ref.id) or self._begin(ref, backend, quant)
-            if slot.leaving is not None:
-                await asyncio.shield(slot.leaving)
+            entry = self._entries.get(ref.id) or self._start(ref, backend, quant)
+            if entry.unloading is not None:
+                await asyncio.shield(entry.unloading)
                 continue
+            worker = entry.worker
             if progress is not None:
-                slot.worker.listeners.append(progress)
-            await asyncio.shield(slot.loading)
-            info = slot.worker.info
-            other = info is not None and backend not in (None, "auto", info.backend)
-            loaded_quant = slot.worker.load_frame.options.quant
-            if backend is not None and other and not checked:
+                worker.listeners.append(progress)
+            await asyncio.shield(entry.loading)
+            difference = _difference(worker, backend, quant)
+            if difference is None:
+                if worker.state == "ready":
+                    return worker
+            elif difference.param == "backend" and backend is not None and not checked:
                 await check_backend(backend, ref)  # before the loaded worker is stopped
                 checked = True
-                continue
-            if info is not None and (other or quant not in (None, loaded_quant)):
-                if slot.worker.unfinished:
-                    how = f"on {info.backend}" if other else f"with quant {loaded_quant}"
-                    raise InvalidRequest(
-                        f"{ref.id} is busy {how}; unload it first (localllm stop)",
-                        param="backend" if other else "quant",
-                    )
-                await asyncio.shield(self._leave(slot, drain=0.0))
-                continue
-            if slot.worker.state == "ready":
-                return slot.worker
+            elif worker.unfinished:
+                raise difference
+            else:
+                await asyncio.shield(self._unload_task(entry, drain=0.0))
 
     async def open(
         self, name: str | None, requests: Sequence[Request], *, weight: int = 1, local: bool = False
@@ -138,21 +134,21 @@ class Host:
 
     def _only(self) -> str:
         """The id of the only loaded model. Raises InvalidRequest unless exactly one model is loaded."""
-        if len(self._slots) != 1:
-            loaded = ", ".join(self._slots) or "none"
+        if len(self._entries) != 1:
+            loaded = ", ".join(self._entries) or "none"
             raise InvalidRequest(
                 f"model is missing; it is optional only if exactly one model is loaded ({loaded})", param="model"
             )
-        return next(iter(self._slots))
+        return next(iter(self._entries))
 
     def find(self, model_id: str) -> WorkerProcess | None:
         """The worker of a loaded or loading model; None if there is none."""
-        slot = self._slots.get(model_id)
-        return slot.worker if slot else None
+        entry = self._entries.get(model_id)
+        return entry.worker if entry else None
 
     async def stats(self) -> list[tuple[WorkerProcess, Stats | None]]:
         """Every worker and its statistics; None while it loads or does not respond."""
-        workers = [slot.worker for slot in self._slots.values()]
+        workers = [entry.worker for entry in self._entries.values()]
         stats = await asyncio.gather(*(worker.stats(STATS_SECONDS) for worker in workers))
         return list(zip(workers, stats, strict=True))
 
@@ -167,23 +163,23 @@ class Host:
     async def unload(self, name: str) -> None:
         """Stop the worker of a model. Its requests have `drain` seconds to finish. Raises ModelNotFound if it is not
         loaded."""
-        slot = self._slots.get(name)
-        if slot is None:
-            loaded = ", ".join(self._slots) or "none"
+        entry = self._entries.get(name)
+        if entry is None:
+            loaded = ", ".join(self._entries) or "none"
             raise ModelNotFound(f"model {name!r} is not loaded", hint=f"loaded: {loaded}", param="model")
-        await asyncio.shield(self._leave(slot, self.settings.drain))
+        await asyncio.shield(self._unload_task(entry, self.settings.drain))
 
     async def drain(self, seconds: float) -> None:
         """Accept no more requests; returns when none is running, or after `seconds`."""
         self.stopping = True
-        await asyncio.gather(*(slot.worker.quiet(seconds) for slot in self._slots.values()))
+        await asyncio.gather(*(entry.worker.quiet(seconds) for entry in self._entries.values()))
 
     async def close(self) -> None:
         """Stop all workers; running requests get the error Stopping."""
         self.stopping = True
-        if self._janitor is not None:
-            self._janitor.cancel()
-        await asyncio.gather(*(self._leave(slot, drain=0.0) for slot in list(self._slots.values())))
+        if self._idle_task is not None:
+            self._idle_task.cancel()
+        await asyncio.gather(*(self._unload_task(entry, drain=0.0) for entry in list(self._entries.values())))
 
     def _refuse_when_stopping(self) -> None:
         if self.stopping:
@@ -192,10 +188,10 @@ class Host:
     async def _resolve(self, name: str, local: bool) -> catalog.ModelRef:
         if not local and catalog.is_path(name):
             raise ModelNotFound("model must be an id, not a path", param="model")
-        slot = self._slots.get(name)
-        return slot.ref if slot else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
+        entry = self._entries.get(name)
+        return entry.ref if entry else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
 
-    def _begin(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Slot:
+    def _start(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Entry:
         settings = self.settings
         worker = WorkerProcess(
             load_frame(ref, settings, backend, quant),
@@ -207,17 +203,17 @@ class Host:
         loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
         # Read the exception, so that asyncio does not log it if no caller waits any more.
         loading.add_done_callback(lambda task: task.exception())
-        slot = self._slots[ref.id] = _Slot(ref, worker, loading)
-        if self._janitor is None and settings.idle_unload:
-            self._janitor = asyncio.create_task(self._unload_idle())
-        return slot
+        entry = self._entries[ref.id] = _Entry(ref, worker, loading)
+        if self._idle_task is None and settings.idle_unload:
+            self._idle_task = asyncio.create_task(self._unload_idle())
+        return entry
 
     async def _load(self, worker: WorkerProcess) -> None:
-        async with self._turn:
+        async with self._load_lock:
             if worker.state == "over":  # unloaded while it waited for the lock
                 raise worker.end_error
-            ended = self._over_now
-            self._over_now = []
+            ended = self._ended
+            self._ended = []
             await asyncio.gather(*(other.gone() for other in ended))
             log.info("loading %s", worker.model)
             info = await worker.start()
@@ -225,21 +221,21 @@ class Host:
         for warning in info.warnings:
             log.warning("%s: %s", worker.model, warning)
 
-    def _leave(self, slot: _Slot, drain: float) -> asyncio.Task[None]:
-        """The task that unloads this slot; the first call starts it. New requests wait for it, then load the model."""
-        if slot.leaving is None:
-            log.info("unloading %s", slot.worker.model)
-            slot.leaving = asyncio.create_task(self._unload(slot.worker, drain))
-        return slot.leaving
+    def _unload_task(self, entry: _Entry, drain: float) -> asyncio.Task[None]:
+        """The task that unloads the model of an entry. The first call starts it; new requests wait for its end."""
+        if entry.unloading is None:
+            log.info("unloading %s", entry.worker.model)
+            entry.unloading = asyncio.create_task(self._unload(entry.worker, drain))
+        return entry.unloading
 
     async def _unload(self, worker: WorkerProcess, drain: float) -> None:
         await worker.quiet(drain)
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
     def _over(self, worker: WorkerProcess) -> None:
-        # The slot still has this worker: it ends once, and before that no other worker takes the slot.
-        del self._slots[worker.model]
-        self._over_now.append(worker)
+        # The entry still has this worker: a worker ends once, and no other worker replaces it before.
+        del self._entries[worker.model]
+        self._ended.append(worker)
         if worker.expected_end is None and worker.info is not None:
             self.deaths[worker.model] = self.deaths.get(worker.model, 0) + 1
 
@@ -247,9 +243,26 @@ class Host:
         limit = self.settings.idle_unload
         while True:
             await asyncio.sleep(min(limit / 4, 5.0))
-            for slot in list(self._slots.values()):
-                if slot.worker.idle > limit:
-                    self._leave(slot, drain=0.0)
+            for entry in list(self._entries.values()):
+                if entry.worker.idle > limit:
+                    self._unload_task(entry, drain=0.0)
+
+
+def _difference(worker: WorkerProcess, backend: str | None, quant: Quant | None) -> InvalidRequest | None:
+    """The error if a loaded model is busy with another backend or quant than the requested one; None if they agree.
+
+    None also if the worker has ended.
+    """
+    info = worker.info
+    if info is None:
+        return None
+    loaded_quant = worker.load_frame.options.quant
+    hint = "unload it first (localllm stop)"
+    if backend not in (None, "auto", info.backend):
+        return InvalidRequest(f"{worker.model} is busy on {info.backend}; {hint}", param="backend")
+    if quant not in (None, loaded_quant):
+        return InvalidRequest(f"{worker.model} is busy with quant {loaded_quant}; {hint}", param="quant")
+    return None
 
 
 async def check_backend(backend: str, ref: catalog.ModelRef) -> None:

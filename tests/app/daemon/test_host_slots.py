@@ -243,7 +243,7 @@ async def test_what_is_said_of_a_loaded_model(made: list[FakeWorker]) -> None:
     await forever.worker("a")
     (model,) = await forever.loaded()
     assert model.unload_in is None
-    assert forever._janitor is None
+    assert forever._idle_task is None
     await forever.close()
 
 
@@ -272,9 +272,9 @@ async def test_idle_models_are_unloaded(
     assert made[1].quiet_for == [0.0]
     assert pauses.empty()
     await host.close()
-    assert host._janitor is not None
-    await asyncio.wait([host._janitor], timeout=10)
-    assert host._janitor.cancelled()
+    assert host._idle_task is not None
+    await asyncio.wait([host._idle_task], timeout=10)
+    assert host._idle_task.cancelled()
 
 
 async def test_a_death_is_counted_and_the_next_waits_for_the_process(made: list[FakeWorker]) -> None:
@@ -291,7 +291,7 @@ async def test_a_death_is_counted_and_the_next_waits_for_the_process(made: list[
     assert not coming.done()
     made[1].process_gone.set()
     assert (await coming).state == "ready"
-    assert host._over_now == []
+    assert host._ended == []
     await host.unload("a")
     FakeWorker.wait.clear()
     loading = asyncio.create_task(host.worker("a"))
