@@ -1,9 +1,9 @@
-"""A batch on its way to the device: packed into one host buffer, copied once, read as views."""
+"""Copies a batch to the device: all its arrays are packed into one host buffer, copied at once, and read as views."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
@@ -20,37 +20,37 @@ from .device import Device
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The part of a batch that a model reads, on the device."""
+    """The arrays of a batch that a model reads, on the device."""
 
     tokens: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
-    slots: Tensor  # [tokens] int64, index in the cache of each token's key and value
+    slots: Tensor  # [tokens] int64, position in the KV cache of each token's key and value
     last: Tensor  # [answers] int32, index of the last token of each row with an answer
     rows: Rows
-    adapters: Adapters | None = None  # None: no row has one
-    last_rows: Rows | None = None  # the rows of the tokens `last`, if the last layer computes only these tokens
+    adapters: Adapters | None = None  # None: no row has an adapter
+    last_rows: Rows | None = None  # rows of the tokens `last`; None: the last layer computes all tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Sources of the input tokens that the previous step draws, which the host does not know yet."""
+    """For input tokens that the previous step draws, so that the host does not have them: the row that draws each."""
 
     ends: Tensor  # [rows] int32, index of each row's last token
-    carry: Tensor  # [rows] int32, row of the previous step that draws this row's last token; -1: the host knows it
+    carry: Tensor  # [rows] int32, row of the previous step that draws this row's last token; -1: the host has the token
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The arrays of a batch on the device, and its rows with an answer."""
+    """A batch on the device."""
 
     step: Step
     carried: Carried | None
-    answers: NDArray[np.int64]  # [answers] indices of the rows with an answer, on the host
+    answers: NDArray[np.int64]  # [answers] indices of the rows with an answer, in main memory
     answer_rows: Tensor  # [answers] int64, the same indices on the device
-    settings: dict[str, Tensor]  # per answer: the columns of AnswerSampling that have one value per row
+    settings: dict[str, Tensor]  # [answers] each: the columns of AnswerSampling that have one value per answer
 
     def last_only(self) -> Step:
-        """The same step, with a last layer that computes only the rows with an answer."""
+        """The same step, but the last layer computes only the last tokens of the rows with an answer."""
         rows = self.step.rows
         count = len(self.answers)
         lens = rows.context_lens
@@ -63,12 +63,13 @@ class Sent:
         return replace(self.step, last_rows=Rows(starts, lens, table, (1,) * count, contexts, rows.exact))
 
     def first(self, rows: int) -> Sent:
-        """The first `rows` rows, if every row has an answer."""
+        """The first `rows` rows of a step in which every row has an answer."""
         settings = {name: column[:rows] for name, column in self.settings.items()}
         return replace(self, answers=self.answers[:rows], answer_rows=self.answer_rows[:rows], settings=settings)
 
-    def some(self, answers: NDArray[np.int64], rows: Tensor) -> Sent:
-        """The same step with answers for some rows only: `answers` on the host, `rows` on the device."""
+    def with_answers(self, answers: NDArray[np.int64], rows: Tensor) -> Sent:
+        """The same step with answers for some rows only. Their indices are `answers` in main memory and `rows` on the
+        device."""
         settings = {name: column[rows] for name, column in self.settings.items()}
         return replace(self, answers=answers, answer_rows=rows, settings=settings)
 
@@ -79,10 +80,10 @@ _SETTINGS = (*_FLOATS, *_INTEGERS)
 
 
 class Inputs:
-    """Buffers at fixed addresses, which every step fills.
+    """Buffers at fixed addresses, which every step overwrites.
 
-    Two host buffers alternate: the host packs a step while the copy of the previous step runs. The device buffer is
-    written and read in the order of the device's queue.
+    Two host buffers alternate, so the host can pack a step while the copy of the previous step runs. One device buffer
+    is enough: the device's queue orders its writes and reads.
     """
 
     def __init__(self, spec: RunnerSpec, device: Device) -> None:
@@ -90,50 +91,51 @@ class Inputs:
         self._context = spec.max_context
         self._ops = device.ops
         self._pages = -(-spec.max_context // self._page_size)
-        self._most_rows = max(spec.max_rows, *spec.graph_rows, 1)
-        words = 6 * max(spec.max_tokens, *spec.graph_tokens, 1) + (9 + len(_SETTINGS) + self._pages) * (
-            self._most_rows + 1
-        )
+        self._max_rows = max(spec.max_rows, *spec.graph_rows, 1)
+        max_tokens = max(spec.max_tokens, *spec.graph_tokens, 1)
+        words = 6 * max_tokens + (9 + len(_SETTINGS) + self._pages) * (self._max_rows + 1)
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
-        self._drawn = torch.zeros(self._most_rows, dtype=torch.int32, device=device.type)
+        self._drawn = torch.zeros(self._max_rows, dtype=torch.int32, device=device.type)
         self._tables: Tensor | None = None  # page tables of captured steps, allocated at the first capture
-        self._in_tables: tuple[NDArray[Any], int] | None = None  # the page table in `_tables`, and its number of rows
+        # The page table that was last copied to `_tables`, and the number of rows of its frame.
+        self._copied_table: tuple[NDArray[Any], int] | None = None
 
     def send(self, batch: Batch) -> Sent:
-        """Start the copy, and put the carried tokens in place (see `keep`)."""
+        """Start the copy of a batch, then write its carried tokens (see `carry`)."""
         answers = batch.wants.nonzero()[0]  # Want.NOTHING is 0
         carried = bool((batch.carry >= 0).any())
         columns, rows = self._columns(batch, answers, carried)
         width = batch.page_tables[0].shape[1]
-        parts = self._copy(columns, width)
-        sent = _read(parts, rows.query_lens, rows.contexts, answers, carried, adapters=_adapters(parts, batch))
-        self.take_in(sent)
+        copied = self._copy(columns, width)
+        sent = _read(copied, rows.query_lens, rows.contexts, answers, carried, adapters=_adapters(copied, batch))
+        self.carry(sent)
         return sent
 
-    def take_in(self, sent: Sent) -> None:
-        """Put the carried tokens in place."""
+    def carry(self, sent: Sent) -> None:
+        """Write the carried tokens to the inputs of the step: tokens that the previous step drew (see `keep`)."""
         if sent.carried is not None:
             self._ops.sampling.carry(sent.step.tokens, sent.carried.ends, sent.carried.carry, self._drawn)
 
     def frame(self, rows: int) -> Sent:
-        """Views at fixed addresses for a captured step of up to `rows` rows with one token and one answer each. `fill`
-        writes the values of a step to them; this call writes inert rows."""
-        where = self._device.device
+        """Views at fixed addresses for a captured step of at most `rows` rows with one token and one answer each.
+        `fill` writes the values of a step to the views; this call writes inert rows."""
+        device = self._device.device
         if self._tables is None:
-            self._tables = torch.zeros(self._most_rows, self._pages, dtype=torch.int32, device=where)
+            self._tables = torch.zeros(self._max_rows, self._pages, dtype=torch.int32, device=device)
         self._tables[:rows] = 0
-        self._in_tables = None
+        self._copied_table = None
         sizes = {"slots": 2 * rows, **dict.fromkeys(_FRAME, rows)}
         sizes |= {"floats": len(_FLOATS) * rows, "integers": len(_INTEGERS) * rows}
-        parts = dict(zip(sizes, self._device[: sum(sizes.values())].split(list(sizes.values())), strict=True))
-        for name, part in parts.items():
-            part.fill_(_FRAME.get(name, 0))
-        order = torch.arange(rows + 1, dtype=torch.int32, device=where)
+        used = self._device[: sum(sizes.values())]
+        columns = dict(zip(sizes, used.split(list(sizes.values())), strict=True))
+        for name, column in columns.items():
+            column.fill_(_FRAME.get(name, 0))
+        order = torch.arange(rows + 1, dtype=torch.int32, device=device)
         row_order = order[:rows]
-        parts |= {"row_starts": order, "last": row_order, "ends": row_order, "answers": row_order.long()}
-        parts["page_table"] = self._tables[:rows]
-        return _read(parts, (1,) * rows, (self._context,) * rows, np.arange(rows), carried=True, exact=False)
+        columns |= {"row_starts": order, "last": row_order, "ends": row_order, "answers": row_order.long()}
+        columns["page_table"] = self._tables[:rows]
+        return _read(columns, (1,) * rows, (self._context,) * rows, np.arange(rows), carried=True, exact=False)
 
     def fill(self, batch: Batch, rows: int) -> None:
         """Start the copy of a step into the `frame` of `rows` rows, padded with inert rows."""
@@ -143,14 +145,16 @@ class Inputs:
         table = batch.page_tables[0]
         page = table[np.arange(count), batch.positions // self._page_size].astype(np.int64)
         slots = page * self._page_size + batch.positions % self._page_size
-        columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_of_rows(batch)]
-        fixed = (2 + len(columns)) * rows
+        columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_row_settings(batch)]
         numbers = host.numpy()
         _put(numbers[: 2 * rows].view(np.int64), slots, 0)
-        for at, (column, inert) in enumerate(zip(columns, _INERT, strict=True), start=2):
-            _put(numbers[at * rows : (at + 1) * rows], column, inert)
+        fixed = 2 * rows  # words of all columns except the page table
+        for column, inert in zip(columns, _INERT, strict=True):
+            _put(numbers[fixed : fixed + rows], column, inert)
+            fixed += rows
         # Page tables are never written in place: the same array has the same values.
-        unchanged = self._in_tables is not None and self._in_tables[0] is table and self._in_tables[1] == rows
+        copied_table = self._copied_table
+        unchanged = copied_table is not None and copied_table[0] is table and copied_table[1] == rows
         size = fixed if unchanged else fixed + rows * table.shape[1]
         if not unchanged:
             _put(numbers[fixed:size].reshape(rows, -1), table, 0)
@@ -158,19 +162,20 @@ class Inputs:
         copied.copy_(host[:size], non_blocking=True)
         if not unchanged:
             self._tables[:rows, : table.shape[1]].copy_(copied[fixed:].view(rows, -1))
-            self._in_tables = table, rows
+            self._copied_table = table, rows
 
     def drawn(self, rows: int) -> Tensor:
-        """[rows] int32, the tokens of the last `keep`, valid until the next step."""
+        """[rows] int32, the tokens that the last call of `keep` stored. They are valid until the next step."""
         return self._drawn[:rows]
 
     def token_frame(self, tokens: int) -> Step:
-        """Views at fixed addresses for a captured step of up to `tokens` tokens. Arrays that depend on the rows are not
-        part of it. `fill_tokens` writes the values of a step to them; this call writes zeros, which are inert."""
-        slots, _, token_ids, positions, last = self._device[: self._fixed(tokens)].split(self._fixed_sizes(tokens))
+        """Views at fixed addresses for a captured step of at most `tokens` tokens, without the arrays that depend on
+        the rows. `fill_tokens` writes the values of a step to the views; this call writes zeros, which are inert."""
+        sizes = self._fixed_sizes(tokens)
+        slots, _, token_ids, positions, last = self._device[: sum(sizes)].split(sizes)
         empty = self._device[:0]
-        for part in (slots, token_ids, positions, last):
-            part.zero_()
+        for column in (slots, token_ids, positions, last):
+            column.zero_()
         return Step(token_ids, positions, slots.view(torch.int64), last, Rows(empty, empty, empty.view(0, 0), (), ()))
 
     def fill_tokens(self, batch: Batch, tokens: int) -> Sent:
@@ -178,27 +183,24 @@ class Inputs:
         answers = batch.wants.nonzero()[0]
         carried = bool((batch.carry >= 0).any())
         columns, lens = self._columns(batch, answers, carried)
-        filled = dict(zip(_FIXED, self._fixed_sizes(tokens), strict=True))
-        for name, size in filled.items():
+        padded_sizes = dict(zip(_FIXED, self._fixed_sizes(tokens), strict=True))
+        for name, size in padded_sizes.items():
             columns[name].append(np.zeros(size - sum(map(len, columns[name])), np.int32))
-        parts = self._copy(columns, batch.page_tables[0].shape[1])
+        copied = self._copy(columns, batch.page_tables[0].shape[1])
         lengths = {"slots": 2 * batch.num_tokens, "answers": 2 * len(answers), "last": len(answers)}
-        for name in filled:
-            parts[name] = parts[name][: lengths.get(name, batch.num_tokens)]
-        sent = _read(parts, lens.query_lens, lens.contexts, answers, carried)
-        self.take_in(sent)
+        for name in padded_sizes:
+            copied[name] = copied[name][: lengths.get(name, batch.num_tokens)]
+        sent = _read(copied, lens.query_lens, lens.contexts, answers, carried)
+        self.carry(sent)
         return sent
 
     def _fixed_sizes(self, tokens: int) -> list[int]:
-        """Words of the columns _FIXED. There are at most as many answers as tokens."""
-        rows = min(tokens, self._most_rows)
+        """Sizes of the columns _FIXED in words of 4 bytes. There are at most as many answers as tokens."""
+        rows = min(tokens, self._max_rows)
         return [2 * tokens, 2 * rows, tokens, tokens, rows]
 
-    def _fixed(self, tokens: int) -> int:
-        return sum(self._fixed_sizes(tokens))
-
     def keep(self, sent: Sent, tokens: Tensor) -> None:
-        """Keep the tokens that this step draws, for rows of the next step that carry them."""
+        """Store the tokens that this step draws; `carry` writes them to the inputs of the next step."""
         if len(sent.answers) == len(sent.step.rows.query_lens):
             self._drawn[: len(tokens)].copy_(tokens)
         else:
@@ -207,7 +209,7 @@ class Inputs:
     def _columns(
         self, batch: Batch, answers: NDArray[np.int64], carried: bool
     ) -> tuple[dict[str, list[NDArray[Any]]], _Lens]:
-        """The columns to copy in words of 4 bytes: columns of 8-byte numbers first, the page table last."""
+        """The columns to copy, as arrays of 4-byte words. Columns of 8-byte numbers come first, for their alignment."""
         lens = batch.row_starts[1:] - batch.row_starts[:-1]
         contexts = batch.context_lens
         ends = batch.row_starts[1:] - 1
@@ -221,7 +223,7 @@ class Inputs:
             "last": [ends[answers]],
             "row_starts": [batch.row_starts],
             "context_lens": [contexts],
-            **_of_answers(batch),
+            **_answer_settings(batch),
         }
         if batch.adapters.any():
             columns["adapters"] = [np.repeat(batch.adapters, lens)]
@@ -232,16 +234,16 @@ class Inputs:
         return columns, _Lens(tuple(lens.tolist()), tuple(contexts.tolist()))
 
     def _copy(self, columns: dict[str, list[NDArray[Any]]], width: int) -> dict[str, Tensor]:
-        """Copy all columns at once. The views are valid until the next step."""
+        """Copy all columns at once. The result has views of the device buffer, which are valid until the next step."""
         host = next(self._hosts)
-        sizes = [sum(map(len, parts)) for parts in columns.values()]
+        sizes = [sum(map(len, arrays)) for arrays in columns.values()]
         total = sum(sizes)
-        np.concatenate([part for parts in columns.values() for part in parts], out=host.numpy()[:total])
+        np.concatenate(list(chain.from_iterable(columns.values())), out=host.numpy()[:total])
         device = self._device[:total]
         device.copy_(host[:total], non_blocking=True)
-        parts = dict(zip(columns, device.split(sizes), strict=True))
-        parts["page_table"] = parts["page_table"].view(-1, width)
-        return parts
+        copied = dict(zip(columns, device.split(sizes), strict=True))
+        copied["page_table"] = copied["page_table"].view(-1, width)
+        return copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,41 +252,43 @@ class _Lens:
     contexts: tuple[int, ...]
 
 
-_FIXED = ("slots", "answers", "tokens", "positions", "last")  # columns of a step with many tokens at fixed addresses
+_FIXED = ("slots", "answers", "tokens", "positions", "last")  # columns at fixed addresses in a captured prefill
 
-# Columns of a captured decode step, one word a row, and their inert values. Slots come before, settings after.
+# Columns of a captured decode step with one word per row, and their inert values. The slots come before these columns,
+# the settings after them.
 _FRAME = {"tokens": 0, "positions": 0, "context_lens": 1, "carry": -1}
 _INERT = (*_FRAME.values(), *[0] * len(_SETTINGS))
 
 
 def _scales(batch: Batch) -> NDArray[np.float32]:
-    """[rows] scale of each row's adapter; 0 without an adapter."""
+    """The scale of each row's adapter [rows]; 0 for a row without an adapter."""
     return np.where(batch.adapters > 0, batch.adapter_scales, np.float32(0))
 
 
 def _adapters(columns: dict[str, Tensor], batch: Batch) -> Adapters | None:
-    """The adapters of the copied columns. Neighbouring rows with the same adapter share a segment."""
+    """The adapters of the copied columns; None if no row has an adapter. A segment is the neighbouring rows with one
+    adapter."""
     if "adapters" not in columns:
         return None
     segments: list[tuple[int, int, int]] = []
     starts = batch.row_starts.tolist()
     for row, slot in enumerate(batch.adapters.tolist()):
+        start = starts[row]
         if segments and segments[-1][2] == slot:
-            segments[-1] = segments[-1][0], starts[row + 1], slot
-        else:
-            segments.append((starts[row], starts[row + 1], slot))
+            start, _, _ = segments.pop()
+        segments.append((start, starts[row + 1], slot))
     used = tuple(sorted({slot for _, _, slot in segments} - {0}))
     return Adapters(columns["adapters"], columns["adapter_scales"].view(torch.float32), used, tuple(segments))
 
 
-def _put(place: NDArray[Any], values: NDArray[Any], inert: int) -> None:
-    """Write `values` to the front of `place`, and `inert` to all other elements."""
-    place[: len(values)] = values
-    place[len(values) :] = inert
+def _put(target: NDArray[Any], values: NDArray[Any], inert: int) -> None:
+    """Write `values` to the first elements of `target`, and `inert` to all other elements."""
+    target[: len(values)] = values
+    target[len(values) :] = inert
 
 
 def _read(
-    parts: dict[str, Tensor],
+    columns: dict[str, Tensor],
     query_lens: tuple[int, ...],
     contexts: tuple[int, ...],
     answers: NDArray[np.int64],
@@ -293,22 +297,23 @@ def _read(
     adapters: Adapters | None = None,
 ) -> Sent:
     """The copied columns as a Sent."""
-    rows = Rows(parts["row_starts"], parts["context_lens"], parts["page_table"], query_lens, contexts, exact)
-    step = Step(parts["tokens"], parts["positions"], parts["slots"].view(torch.int64), parts["last"], rows, adapters)
-    floats = parts["floats"].view(torch.float32)
-    integers = parts["integers"]
+    rows = Rows(columns["row_starts"], columns["context_lens"], columns["page_table"], query_lens, contexts, exact)
+    slots = columns["slots"].view(torch.int64)
+    step = Step(columns["tokens"], columns["positions"], slots, columns["last"], rows, adapters)
+    floats = columns["floats"].view(torch.float32)
+    integers = columns["integers"]
     settings = [*floats.view(len(_FLOATS), -1).unbind(), *integers.view(len(_INTEGERS), -1).unbind()]
     return Sent(
         step,
-        Carried(parts["ends"], parts["carry"]) if carried else None,
+        Carried(columns["ends"], columns["carry"]) if carried else None,
         answers,
-        parts["answers"].view(torch.int64),
+        columns["answers"].view(torch.int64),
         dict(zip(_SETTINGS, settings, strict=True)),
     )
 
 
-def _of_rows(batch: Batch) -> list[NDArray[Any]]:
-    """[rows] sampling settings of a step with one token per row; inert for rows without an answer."""
+def _row_settings(batch: Batch) -> list[NDArray[Any]]:
+    """Sampling settings of a step with one token per row, each [rows]. Rows without an answer have zeros."""
     columns = _settings(batch)
     answers = batch.wants.nonzero()[0]
     if len(answers) == batch.num_rows:
@@ -319,14 +324,14 @@ def _of_rows(batch: Batch) -> list[NDArray[Any]]:
     return rows
 
 
-def _of_answers(batch: Batch) -> dict[str, list[NDArray[Any]]]:
-    """Sampling settings of all answers, as columns `floats` and `integers`."""
+def _answer_settings(batch: Batch) -> dict[str, list[NDArray[Any]]]:
+    """Sampling settings of all answers, as the columns `floats` and `integers`."""
     columns = _settings(batch)
     return {"floats": columns[: len(_FLOATS)], "integers": columns[len(_FLOATS) :]}
 
 
 def _settings(batch: Batch) -> list[NDArray[Any]]:
-    """Columns in the order of _SETTINGS as int32; floats by their bits."""
+    """The settings in the order of _SETTINGS, each [answers] int32. Floats are reinterpreted as int32."""
     rows = batch.sampling
     halves = rows.seed.astype("<u8").view("<i4").reshape(-1, 2).T
     return [*(getattr(rows, name).view(np.int32) for name in _FLOATS), rows.top_k, rows.draw, *halves]

@@ -1,4 +1,4 @@
-"""The parts of decoder-only models. A model file combines them."""
+"""The modules of decoder-only models. The files in models/ combine them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .weights import Weights
 
 
 class RMSNorm:
-    """Adds to the residual stream and normalises the sum."""
+    """Adds a vector to the residual stream and normalises the sum. `offset` is added to the norm's weight."""
 
     def __init__(self, weights: Weights, name: str, width: int, eps: float, offset: float = 0.0) -> None:
         self.weight = weights.take(f"{name}.weight", (width,))
@@ -28,30 +28,33 @@ class RMSNorm:
         self.offset = offset
 
     def add(self, x: Tensor, stream: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
+        """(the normalised sum, the sum) of x and stream, both [tokens, width]."""
         return ops.norm.add_rms(x, stream, self.weight, self.eps, self.offset)
 
 
 class Layer(Protocol):
+    """A layer as the decoder needs it."""
+
     @property
     def kind(self) -> LayerKind: ...
 
     @property
-    def parts(self) -> Any:
-        """As the device's `layer.prepare` made it."""
+    def prepared(self) -> Any:
+        """The result of the device's op `layer.prepare`."""
         ...
 
 
 class Norms(NamedTuple):
-    """Names of the norms of a layer in its files; before_mlp is "post_attention" in Llama's."""
+    """Names of a layer's norms in the model files. The defaults are Llama's names."""
 
     before_attention: str = "input_layernorm"
     before_mlp: str = "post_attention_layernorm"
-    after_attention: str = ""  # empty: there is none
+    after_attention: str = ""  # empty: the layer has no such norm
     after_mlp: str = ""
 
 
 class DenseLayer:
-    """Self-attention with rotary positions over the paged cache, and a gated MLP."""
+    """A layer with self-attention over the paged cache, rotary positions and a gated MLP."""
 
     def __init__(
         self,
@@ -62,8 +65,8 @@ class DenseLayer:
         qkv: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         gate_up: Sequence[str] = ("gate_proj", "up_proj"),
         norms: Norms = Norms(),
-        head_norms: bool = False,  # queries and keys are normalised
-        offset: float = 0.0,  # of every norm's weight
+        head_norms: bool = False,  # whether the layer normalises each head of queries and keys
+        offset: float = 0.0,  # added to the weight of every norm
     ) -> None:
         name = f"model.layers.{index}"
         width = config.hidden_size
@@ -74,11 +77,11 @@ class DenseLayer:
         out_features = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
         sides = [2 * inner // len(gate_up)] * len(gate_up)
 
-        def norm(part: str, size: int = width) -> Tensor | None:
-            return weights.take(f"{name}.{part}.weight", (size,)) if part else None
+        def norm(suffix: str, size: int = width) -> Tensor | None:
+            return weights.take(f"{name}.{suffix}.weight", (size,)) if suffix else None
 
         self.kind = config.layer_kinds[index]
-        self.parts = weights.prepare(
+        self.prepared = weights.prepare(
             DecoderLayer(
                 before_attention=weights.take(f"{name}.{norms.before_attention}.weight", (width,)),
                 before_mlp=weights.take(f"{name}.{norms.before_mlp}.weight", (width,)),
@@ -87,14 +90,16 @@ class DenseLayer:
                 query_norm=norm("self_attn.q_norm" if head_norms else "", dim),
                 key_norm=norm("self_attn.k_norm" if head_norms else "", dim),
                 qkv=weights.linear(
-                    [f"{attention}.{part}" for part in qkv],
+                    [f"{attention}.{projection}" for projection in qkv],
                     out_features if len(qkv) == 3 else [sum(out_features)],
                     width,
                     config.qkv_bias,
                 ),
                 out=weights.linear([f"{attention}.o_proj"], [width], out_features[0], config.output_bias),
                 mlp=GatedMlp(
-                    gate_up=weights.linear([f"{mlp}.{part}" for part in gate_up], sides, width, config.mlp_bias),
+                    gate_up=weights.linear(
+                        [f"{mlp}.{projection}" for projection in gate_up], sides, width, config.mlp_bias
+                    ),
                     down=weights.linear([f"{mlp}.down_proj"], [width], inner, config.mlp_bias),
                     gate="gelu_tanh_and_mul" if config.activation == "gelu_tanh" else "silu_and_mul",
                 ),
@@ -111,14 +116,14 @@ class DenseLayer:
 
 
 class Decoder:
-    """Embedding, layers, norm and head."""
+    """A decoder-only model: embedding, layers, final norm and output head. `context` is the maximum context."""
 
     def __init__(
         self,
         weights: Weights,
         config: ModelConfig,
         context: int,
-        layer: Callable[[int], Layer],
+        build_layer: Callable[[int], Layer],
         *,
         embedding_scale: float = 1.0,
         norm_offset: float = 0.0,
@@ -128,8 +133,8 @@ class Decoder:
         self.embedding = weights.embedding("model.embed_tokens", (vocab, hidden))
         self.embedding_lora = weights.slots.embedding("model.embed_tokens", vocab, hidden)
         self.dtype = weights.dtype
-        self.layers = [layer(index) for index in range(config.num_layers)]
-        self.stack = weights.prepare_stack([one.parts for one in self.layers])
+        self.layers = [build_layer(index) for index in range(config.num_layers)]
+        self.stack = weights.prepare_stack([layer.prepared for layer in self.layers])
         self.norm = RMSNorm(weights, "model.norm", config.hidden_size, config.norm_eps, norm_offset)
         self.head = (
             weights.tied_head("model.embed_tokens", "lm_head", vocab, hidden)
@@ -142,7 +147,8 @@ class Decoder:
         self.rotaries = [Rotary(rope, context, device) for rope in config.ropes.values()]
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
-        """Last hidden states of the tokens that `step.last` names [rows, hidden], normalised; writes the cache."""
+        """The final hidden states [answers, hidden] of the tokens `step.last`, normalised. Keys and values of all
+        tokens go to the cache."""
         rotations = [rotary.rows(step.positions) for rotary in self.rotaries]
         x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale, self.dtype)
         if step.adapters is not None and self.embedding_lora is not None:
@@ -152,13 +158,14 @@ class Decoder:
         answers = None if step.last_rows is None else Answers(step.last, step.last_rows)
         layer_step = LayerStep(step.rows, step.slots, rotations, kv.cache, step.adapters, answers)
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
-        every = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # every token is its row's last
-        if answers is None and not every:
+        is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one answer per row
+        if answers is None and not is_decode:
             x = x.index_select(0, step.last)
             stream = stream.index_select(0, step.last)
         return self.norm.add(x, stream, ops)[0]
 
     def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
-        """[rows, vocab] float32. `adapters` of the rows; None: no row has one."""
+        """The logits [answers, vocab] float32 of hidden states [answers, hidden]. `adapters` has the adapter of each
+        answer; None: no row has an adapter."""
         logits = self.head(hidden, ops, HeadStep(adapters), torch.float32)
         return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits

@@ -1,4 +1,4 @@
-"""Tables of cosines and sines for rotary embeddings, with every scaling of config.json."""
+"""Tables of cosines and sines for rotary embeddings, with all scalings that config.json may name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...engine.rope import frequencies as rope_frequencies
 
 
 class Rotary:
-    """cos and sin of every position below `context`, float32, [context, rotary_dim / 2]."""
+    """Tables of cos and sin for all positions below `context`, each [context, rotary_dim / 2] float32."""
 
     def __init__(self, rope: Rope, context: int, device: str) -> None:
         angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies(rope, context))
@@ -18,12 +18,12 @@ class Rotary:
         self._sin = (angles.sin() * rope.attention_factor).to(device)
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions [tokens]."""
+        """cos and sin for `positions` [tokens], each [tokens, rotary_dim / 2]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
 
 def frequencies(rope: Rope, context: int) -> Tensor:
-    """[rotary_dim / 2] radians per position, float32. See engine.rope."""
+    """The frequency of each dimension in radians per position, [rotary_dim / 2] float32. See engine.rope."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     radians: Tensor = rope_frequencies(rope, context, rope.theta**exponents, torch.tensor)
     return radians

@@ -29,16 +29,17 @@ class Model(Protocol):
     """A model, as a file in models/ builds it."""
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
-        """Hidden states [answers, hidden] of the tokens `step.last` names; keys and values go to the cache."""
+        """Hidden states [answers, hidden] of the tokens `step.last`. Keys and values of all tokens go to the cache."""
         ...
 
     def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
-        """[answers, vocab] float32. `adapters` of the answers; None: no row has one."""
+        """The logits [answers, vocab] float32 of hidden states [answers, hidden]. `adapters` has the adapter of each
+        answer; None: no row has an adapter."""
         ...
 
 
 class TorchPending:
-    """A step in the queue. Its answers are copied to main memory when it ends."""
+    """A step in the device's queue. When the step ends, its answers are copied to main memory."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class TorchPending:
         late_compiles: int = 0,
         answers: NDArray[np.int64] | None = None,
     ) -> None:
-        """`row_starts`: see StepResult. `answers`: indices of the drawn tokens that are answers; None: all."""
+        """`row_starts`: see StepResult. `answers`: indices of the drawn tokens that are answers; None: all are."""
         self._row_starts = row_starts
         self._answers = answers
         self._late_compiles = late_compiles
@@ -62,35 +63,37 @@ class TorchPending:
     def result(self) -> StepResult:
         with failures("the step failed"):
             self._event.synchronize()
-            tokens = self._of_answers(self._tokens).astype(np.int32, copy=False)
+            tokens = self._answer_values(self._tokens).astype(np.int32, copy=False)
             hidden = None if self._hidden is None else self._hidden.numpy()
             result = StepResult(tokens, self._row_starts, hidden=hidden, late_compiles=self._late_compiles)
             if self._logprobs is None:
                 return result
-            chosen, top_tokens, top = map(self._of_answers, self._logprobs)
+            chosen, top_tokens, top = map(self._answer_values, self._logprobs)
             return replace(result, logprobs=chosen, top_tokens=top_tokens.astype(np.int32), top_logprobs=top)
 
-    def _of_answers(self, values: Tensor) -> np.ndarray:
+    def _answer_values(self, values: Tensor) -> np.ndarray:
         array: np.ndarray = values.numpy()
         return array if self._answers is None else array[self._answers]
 
 
 class Split(Protocol):
-    """The model's forward in compiled pieces, for steps of more than a token per row."""
+    """The model's forward pass in compiled segments, for steps with more than one token in a row."""
 
     @property
     def late(self) -> int:
-        """Pieces that had to be compiled once more since the start."""
+        """The number of segments that were compiled again during requests."""
         ...
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
-        """As Model."""
+        """See Model."""
         ...
 
 
 class TorchRunner:
-    """See engine.runner.Runner. Of steps longer than `capturable` tokens the last layer computes only the answers.
-    Shorter steps compute it whole, captured or not: a capture knows no rows, and both have to give the same bits.
+    """See engine.runner.Runner. In a step of more than `capturable` tokens the last layer computes only the answers.
+
+    In a shorter step it computes all tokens: a captured step must compute all, because a capture does not depend on the
+    rows, and a step must give the same bits with and without graphs.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class TorchRunner:
         capturable: int = 0,
         slots: AdapterSlots | None = None,
     ) -> None:
-        """The recorder is for the replays around this runner, and for the pieces of `split`."""
+        """GraphRunner uses the recorder for its captures."""
         self.model = model
         self.kv = kv
         self.device = device
@@ -113,7 +116,7 @@ class TorchRunner:
         self.inputs = Inputs(spec, device)
         self._slots = slots
         self._spec = spec
-        self._recordable = capturable
+        self._capturable = capturable
 
     @property
     def spec(self) -> RunnerSpec:
@@ -124,26 +127,28 @@ class TorchRunner:
         with failures("the step failed"):
             self.kv.copy(batch.page_copies[0], self.device)
             sent = self.inputs.send(batch)
-            if batch.num_tokens == batch.num_rows or self.split is None or sent.step.adapters is not None:
-                step = sent.last_only() if batch.num_tokens > max(batch.num_rows, self._recordable) else sent.step
+            is_decode = batch.num_tokens == batch.num_rows
+            if is_decode or self.split is None or sent.step.adapters is not None:
+                is_long = batch.num_tokens > max(batch.num_rows, self._capturable)
+                step = sent.last_only() if is_long else sent.step
                 return self.answer(batch, sent, self.model(step, self.device.ops, self.kv))
             late = self.split.late
             hidden = self.split(sent.step, self.device.ops, self.kv)
             return self.answer(batch, sent, hidden, self.split.late - late)
 
-    def prompts(self, step: Step, ops: Ops) -> Tensor:
-        """Hidden states [answers, hidden] of a step of more than a token per row."""
+    def prefill(self, step: Step, ops: Ops) -> Tensor:
+        """Hidden states [answers, hidden] of a step with more than one token in a row."""
         forward = self.model if self.split is None else self.split
         return forward(step, ops, self.kv)
 
     def answer(self, batch: Batch, sent: Sent, hidden: Tensor, late_compiles: int = 0) -> TorchPending:
-        """Draw from the hidden states [answers, hidden], and keep the tokens for the next step."""
+        """Draw a token for each answer from `hidden` [answers, hidden], and store the tokens for the next step."""
         adapters = None if sent.step.adapters is None else sent.step.adapters.select(sent.step.last)
         drawn = sample(self.model.logits(hidden, self.device.ops, adapters), batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
-        kept = hidden.to(torch.float32, copy=True) if wants_hidden else None
-        return TorchPending(batch.answer_starts, drawn, kept, self.device, late_compiles)
+        returned = hidden.to(torch.float32, copy=True) if wants_hidden else None
+        return TorchPending(batch.answer_starts, drawn, returned, self.device, late_compiles)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         if self._slots is None or not self._slots.count:

@@ -1,4 +1,4 @@
-"""From logits to tokens. Only the filters that a row of the batch needs are computed."""
+"""Draws tokens from logits. Computes only the filters that a row of the batch needs."""
 
 from __future__ import annotations
 
@@ -24,64 +24,66 @@ class Drawn:
 
 
 def is_plain(batch: Batch) -> bool:
-    """Whether the draw needs only logits and one value of each setting a row, and the step gives tokens alone."""
+    """Whether the draw needs no biases, penalties, masks and log-probabilities in any row of the batch."""
+    return not _has_adjustments(batch) and not (batch.sampling.logprobs >= 0).any()
+
+
+def _has_adjustments(batch: Batch) -> bool:
     rows = batch.sampling
-    lists = len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers)
-    return not lists and not (rows.logprobs >= 0).any()
+    return bool(len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers))
 
 
 def draw_plainly(logits: Tensor, settings: dict[str, Tensor], device: Device) -> Tensor:
-    """[answers] int64 tokens of a plain batch, whatever its settings are: for steps that are captured before these are
-    known."""
+    """[answers] int64, the tokens of a batch with `is_plain`. A captured step calls this function: it supports all
+    settings, because the settings of a replay are not known at the capture."""
     return device.ops.sampling.draw(logits, _draws(settings, logits.shape[1]))
 
 
 def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
-    """logits [answers, vocab] float32, which may be written over."""
+    """Draw one token for each answer from logits [answers, vocab] float32, which may be overwritten."""
     rows = batch.sampling
     settings = sent.settings
     ops = device.ops.sampling
-    listed = int(rows.logprobs.max(initial=-1))
+    top_count = int(rows.logprobs.max(initial=-1))  # number of listed log-probabilities; -1: none are requested
     raw = logits
-    if len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers):
-        logits = logits.clone() if listed >= 0 else logits
+    if _has_adjustments(batch):
+        logits = logits.clone() if top_count >= 0 else logits
         _adjust(logits, batch, settings, device)
     max_k = _max_k(rows, logits.shape[1])
     tokens = ops.draw(logits, _draws(settings, max_k)) if rows.temperature.any() else ops.greedy(logits)
-    return Drawn(tokens, ops.logprobs(raw, tokens, listed) if listed >= 0 else None)
+    return Drawn(tokens, ops.logprobs(raw, tokens, top_count) if top_count >= 0 else None)
 
 
 def _adjust(logits: Tensor, batch: Batch, settings: dict[str, Tensor], device: Device) -> None:
+    """Apply biases, penalties and masks to the logits in place."""
     rows = batch.sampling
     ops = device.ops.sampling
 
     def send(answers: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
         return [device.send(column) for column in (answers.astype(np.int64), *columns)]
 
-    owners, tokens, values = send(rows.bias_answers, rows.bias_tokens.astype(np.int64), rows.bias_values)
-    if len(owners):
-        ops.bias(logits, owners, tokens, values)
-    history = (rows.history_tokens.astype(np.int64), rows.history_prompt, rows.history_output)
-    owners, *entries = send(rows.history_answers, *history)
-    if len(owners):
+    if len(rows.bias_answers):
+        ops.bias(logits, *send(rows.bias_answers, rows.bias_tokens.astype(np.int64), rows.bias_values))
+    if len(rows.history_answers):
+        history = (rows.history_tokens.astype(np.int64), rows.history_prompt, rows.history_output)
         penalties = (settings[f"{name}_penalty"] for name in ("repetition", "presence", "frequency"))
-        ops.penalise(logits, owners, *entries, *penalties)
-    owners, words = send(batch.mask_answers, batch.masks.view(np.int32))
-    if len(owners):
-        ops.mask(logits, owners, words)
+        ops.penalise(logits, *send(rows.history_answers, *history), *penalties)
+    if len(batch.mask_answers):
+        ops.mask(logits, *send(batch.mask_answers, batch.masks.view(np.int32)))
 
 
 def _max_k(rows: AnswerSampling, vocab: int) -> int:
-    """See Draws.max_k: a row with top_p and no top_k may need all values in order, other rows their top_k."""
-    heated = rows.temperature > 0
-    limited = (rows.top_k > 0) & heated
-    if ((rows.top_p < 1) & heated & ~limited).any():
+    """The value of Draws.max_k. A row with top_p and without top_k needs all logits in order."""
+    is_random = rows.temperature > 0
+    has_top_k = (rows.top_k > 0) & is_random
+    needs_all = (rows.top_p < 1) & is_random & ~has_top_k
+    if needs_all.any():
         return vocab
-    return min(vocab, int(rows.top_k[limited].max(initial=1)))
+    return min(vocab, int(rows.top_k[has_top_k].max(initial=1)))
 
 
 def _draws(settings: dict[str, Tensor], max_k: int) -> Draws:
-    """With all filters, those that are off for every row too: they cost nothing, and kernels are of one kind."""
+    """The arguments of ops.sampling.draw. They always include all filters: a filter that is off costs nothing."""
     return Draws(
         temperature=settings["temperature"],
         seed_low=settings["seed_low"],

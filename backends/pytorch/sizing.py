@@ -1,4 +1,4 @@
-"""The size of a runner: context, rows and pages, from the load options, the model and the free memory."""
+"""Computes the size of a runner (context, rows, pages) from the load options, the model and the free memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
 from .device import Device
 from .lora import pool_bytes
 
-# Tokens of a captured step. The intermediate memory of the largest stays allocated while the model is loaded.
+# Maximum number of tokens in a captured step. The intermediate tensors of the largest capture stay allocated.
 MAX_TOKENS = 2048
 
 
 def plan(
     files: ModelFiles, options: LoadOptions, free: int, dtype: torch.dtype, weights: int, device: Device
 ) -> RunnerSpec:
-    """The spec of a runner with a paged cache in `dtype`, on a device with `free` bytes before the weights are loaded.
+    """The spec of a runner on `device`, which has `free` bytes of free memory and will load `weights` bytes of weights.
+    Activations have `dtype`.
 
-    Raises ModelRefused with both numbers where the options cannot be met, and SettingRefused.
+    Raises ModelRefused if the weights or the context do not fit, and SettingRefused for an unsupported cache dtype.
     """
     config = files.config
     if weights > free:
@@ -48,6 +49,8 @@ def plan(
             "use a smaller context, or a larger cache",
         )
     graphs = chosen_graphs(options, device)
+    captures_decode = graphs != "off" and device.captures_attention
+    captures_prefill = graphs in ("split", "breakable")
     max_tokens = max(options.max_step_tokens or device.step_tokens, options.max_rows)
     return RunnerSpec(
         vocab_size=config.vocab_size,
@@ -58,10 +61,8 @@ def plan(
         num_adapters=options.adapter_slots,
         adapters_per_step=options.adapter_slots,
         overlap=device.overlap,
-        graph_rows=decode_sizes(options.max_rows) if graphs != "off" and device.captures_attention else (),
-        graph_tokens=token_sizes(capturable_tokens(config, max_tokens, device))
-        if graphs in ("split", "breakable")
-        else (),
+        graph_rows=decode_sizes(options.max_rows) if captures_decode else (),
+        graph_tokens=token_sizes(capturable_tokens(config, max_tokens, device)) if captures_prefill else (),
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=_weight_format(config, options),
@@ -72,25 +73,28 @@ def plan(
 
 
 def _num_pages(options: LoadOptions, device: Device, free: int, page: int, page_size: int, context: int) -> int:
-    """Pages of `page` bytes each, of the bytes that are free once the weights are loaded."""
+    """The number of pages of the KV cache: pages of `page` bytes and `page_size` tokens. `free` is the number of bytes
+    that are free after the weights are loaded."""
     if options.cache_bytes is not None:
         return options.cache_bytes // page
-    most = int(free * (options.cache_share or device.cache_share)) // page
+    max_pages = int(free * (options.cache_share or device.cache_share)) // page
     if options.cache_share is not None:
-        return most
-    tokens = max(context, options.max_rows * min(context, device.row_tokens or context))
-    return min(-(-tokens // page_size), most)  # the rest is for other programs
+        return max_pages
+    row_tokens = min(context, device.row_tokens or context)
+    tokens = max(context, options.max_rows * row_tokens)
+    return min(-(-tokens // page_size), max_pages)
 
 
 def _weight_format(config: ModelConfig, options: LoadOptions) -> str:
-    """For people; empty where weights are floats."""
+    """The display name of the weight format; empty for float weights."""
     if config.quantization:
         return config.quantization.title
-    return options.quant if options.quant != "none" else ""
+    return "" if options.quant == "none" else options.quant
 
 
 def capturable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:
-    """Tokens of the longest step that is worth a capture: the host launches longer steps faster than they compute."""
+    """Maximum number of tokens in a captured step. A longer step gains nothing by a capture: the device computes longer
+    than the host launches."""
     if device.recorder is None:
         return 0
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
@@ -99,7 +103,7 @@ def capturable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> i
 
 
 def chosen_graphs(options: LoadOptions, device: Device) -> Graphs:
-    """The kind of graphs on this device; never "auto"."""
+    """The kind of graphs on this device, where "auto" is resolved."""
     if device.recorder is None:
         return "off"
     return device.graphs if options.graphs == "auto" else options.graphs

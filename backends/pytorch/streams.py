@@ -1,4 +1,4 @@
-"""A second queue of a torch device, for work that may run beside the main one."""
+"""A second queue of a torch device, for work that may run in parallel with the main queue."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Protocol
 
 
 class Streams(Protocol):
-    """Work in `fork` may run beside what is queued after it, until `join`. In a capture both become part of it.
+    """A second queue. A capture includes the work of both queues.
 
-    A tensor that crosses between the streams must be kept alive until the join.
+    A tensor that is written on one queue and read on the other must stay referenced until `join`.
     """
 
     def fork(self) -> AbstractContextManager[None]:
-        """Work within follows all that was queued before."""
+        """A context whose work goes to the second queue. It begins after all work that was queued before the fork."""
         ...
 
     def join(self) -> None:
-        """Work that is queued from now on follows that of the forks."""
+        """Make all later work of the main queue wait for the forked work."""
         ...
 
 
 class InOrder:
-    """Of a device with a single queue."""
+    """Streams of a device with a single queue: forked work runs in the order of the calls."""
 
     def fork(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -34,7 +34,7 @@ class InOrder:
 
 
 class SideStream:
-    """Of devices whose torch module has streams: torch.cuda (HIP's as well), torch.xpu."""
+    """Streams of a device whose torch module has streams: torch.cuda (also for HIP), torch.xpu."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module

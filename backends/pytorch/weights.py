@@ -1,4 +1,4 @@
-"""Reads weights from safetensors files by name and exact shape. A tensor that the model does not read is an error."""
+"""Reads weights from safetensors files by name and exact shape. A tensor that the model does not use is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .mapped import MappedFiles
 from .quant import SLICE_VALUES, Loaded, Scheme, memory_bytes, slices
 from .quant.floats import STORED, check_finite
 
-# Buffers in the files of old exporters. They are computed from config.json instead.
+# Buffers in the files of old exporters. The model ignores them and computes them from config.json.
 _DERIVED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
@@ -31,27 +31,30 @@ class StoredTensors:
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
-        self._left = dict(files.tensors)
+        self._unread = dict(files.tensors)
         self._maps = MappedFiles()
         self._read: list[StoredTensor] = []
 
     def __contains__(self, name: str) -> bool:
-        return name in self._left
+        return name in self._unread
 
     def dtype(self, name: str) -> str:
-        return self._left[name].dtype if name in self._left else ""
+        """See quant.Tensors.dtype."""
+        return self._unread[name].dtype if name in self._unread else ""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._left[name].shape if name in self._left else (0,)
+        """See quant.Tensors.shape."""
+        return self._unread[name].shape if name in self._unread else (0,)
 
     def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
-        stored = self.pass_over(name, shape, dtypes)
+        """See quant.Tensors.read."""
+        stored = self.check(name, shape, dtypes)
         self._read.append(stored)
         return self._maps.tensor(stored)
 
-    def pass_over(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> StoredTensor:
-        """Check and mark a tensor as `read` does, without reading its data."""
-        stored = self._left.pop(name, None)
+    def check(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> StoredTensor:
+        """Check a tensor and mark it as read, without access to its data. Raises ModelRefused as `read` does."""
+        stored = self._unread.pop(name, None)
         if stored is None:
             raise ModelRefused(f"{self._files.name}: tensor {name!r} is missing, expected {list(shape)}")
         where = f"{stored.file.name}: tensor {name!r}"
@@ -62,36 +65,36 @@ class StoredTensors:
             raise ModelRefused(f"{where} must be {kinds}, not {stored.dtype}")
         return stored
 
-    def put_back(self, name: str) -> None:
+    def mark_unread(self, name: str) -> None:
         """Allow the tensor to be read once more."""
-        self._left[name] = self._files.tensors[name]
+        self._unread[name] = self._files.tensors[name]
 
     def drop_pages(self) -> None:
-        """Release the file pages of all tensors read so far. Their views stay valid: an access reads the file again."""
+        """Release the pages of all tensors that were read. Their views stay valid: an access reads the file again."""
         for stored in self._read:
             self._maps.drop(stored)
 
-    def forget_read(self) -> None:
-        """Release the pages of all tensors read so far, for the last time: their views are not used again."""
+    def release(self) -> None:
+        """Release the pages of all tensors that were read, for the last time: their views must not be used again."""
         self.drop_pages()
         self._read.clear()
 
     def close(self) -> None:
-        """Raises ModelRefused if a tensor was not read: the files are of another model."""
-        unexpected = sorted(name for name in self._left if not _DERIVED.search(name))
+        """Raises ModelRefused if a tensor was not read: the files belong to another model."""
+        unexpected = sorted(name for name in self._unread if not _DERIVED.search(name))
         if unexpected:
             first = unexpected[0]
             raise ModelRefused(
-                f"{self._left[first].file.name}: {len(unexpected)} tensors are not part of "
+                f"{self._unread[first].file.name}: {len(unexpected)} tensors are not part of "
                 f"{self._files.config.model_type}, the first is {first!r:.200}"
             )
 
 
 class Weights:
-    """The weights of a model under construction. The device packs the weights of products slice by slice. The file
-    pages of a slice are released after it, so memory never has two copies of a weight.
+    """The weights of a model under construction. The device packs a weight slice by slice. After each slice the pages
+    of the file are released, so memory never has two copies of a weight.
 
-    `kept` has products that are packed already, by the names of their projections joined with "+".
+    `cached` has packed products from the packed file, by the names of their projections joined with "+".
     """
 
     def __init__(
@@ -100,17 +103,17 @@ class Weights:
         device: Device,
         dtype: torch.dtype,
         scheme: Scheme,
-        kept: Mapping[str, Product] = MappingProxyType({}),
+        cached: Mapping[str, Product] = MappingProxyType({}),
         slots: AdapterSlots | None = None,
     ) -> None:
         self.dtype = dtype  # of activations
-        self.products: dict[str, Product] = {}  # all products so far, named as in `kept`
-        self.bytes = 0  # of all weights so far
+        self.products: dict[str, Product] = {}  # products created until now, with the same names as in `cached`
+        self.bytes = 0  # bytes of all weights loaded until now
         self.token_bytes = 0  # bytes that a decode step reads: all weights except the embedding table
         self._files = files
         self._device = device
         self._scheme = scheme
-        self._kept = kept
+        self._cached = cached
         self._tensors = StoredTensors(files)
         self.slots = slots or AdapterSlots(0, 0, device.type, dtype)
 
@@ -123,52 +126,53 @@ class Weights:
         return tensor.to(self._device.type, copy=True)
 
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The embedding table in its stored dtype. On the CPU it stays memory-mapped: only the rows in use are read."""
+        """The embedding table in its stored dtype. On the CPU it stays a mapped file: only the used rows are read."""
         tensor = self._tensors.read(f"{name}.weight", shape, STORED)
-        for part in tensor.split(max(1, SLICE_VALUES // max(1, shape[1]))):
-            check_finite(f"{name}.weight", part)
+        for rows in tensor.split(max(1, SLICE_VALUES // max(1, shape[1]))):
+            check_finite(f"{name}.weight", rows)
             self._tensors.drop_pages()
-        self._tensors.forget_read()
+        self._tensors.release()
         self.bytes += tensor.nbytes
         return tensor.to(self._device.type)
 
     def linear(
         self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool = False
     ) -> Projection:
-        """One projection, or several with the same input side by side, as one product if their formats allow it."""
+        """One projection, or several projections of the same input. These are one product if their formats are equal,
+        else one product each."""
         base = self._linear(names, out_features, in_features, bias)
         return self.slots.adapt(names, out_features, in_features, base)
 
     def _linear(self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool) -> Projection:
         sizes = list(zip(names, out_features, strict=True))
         biases = [self.take(f"{name}.bias", (out,)).float() for name, out in sizes] if bias else []
-        packed = self._kept.get("+".join(names))
-        if packed is not None:
+        cached = self._cached.get("+".join(names))
+        if cached is not None:
             for name, out in sizes:
-                self._tensors.pass_over(f"{name}.weight", (out, in_features), STORED)
-            return self._product(names, packed.op, packed.weight, biases)
+                self._tensors.check(f"{name}.weight", (out, in_features), STORED)
+            return self._product(names, cached.op, cached.weight, biases)
         loaded = [self._scheme.load(self._tensors, name, out, in_features) for name, out in sizes]
         if self._scheme.zero_biases and not bias:
-            for name, out in sizes:
-                self._pass_over_zeros(f"{name}.bias", out)
+            self._ignore_zero_biases(sizes)
         if all(loaded[0].joins(other) for other in loaded[1:]):
             return self._pack(names, loaded, biases)
-        alone = [[shift] for shift in biases] or [[]] * len(names)
-        parts = zip(names, loaded, alone, strict=True)
-        return SideBySide(tuple(self._pack([name], [one], shift) for name, one, shift in parts))
+        products = []
+        for index, name in enumerate(names):
+            products.append(self._pack([name], [loaded[index]], biases[index : index + 1]))
+        return SideBySide(tuple(products))
 
     def tied_head(self, embedding: str, head: str, out_features: int, in_features: int) -> Projection:
         """The output head with the weight of the embedding. Raises ModelRefused if the files have a different head."""
-        self._tensors.put_back(f"{embedding}.weight")
+        shape = (out_features, in_features)
+        self._tensors.mark_unread(f"{embedding}.weight")
         if f"{head}.weight" in self._tensors:
-            copy, original = (
-                self._tensors.read(f"{name}.weight", (out_features, in_features), STORED) for name in (head, embedding)
-            )
+            copy = self._tensors.read(f"{head}.weight", shape, STORED)
+            original = self._tensors.read(f"{embedding}.weight", shape, STORED)
             if not self._equal(copy, original):
                 raise ModelRefused(
                     f"{self._files.name}: {head}.weight differs from the embedding, contrary to tie_word_embeddings"
                 )
-            self._tensors.put_back(f"{embedding}.weight")
+            self._tensors.mark_unread(f"{embedding}.weight")
         base = self._linear([embedding], [out_features], in_features, bias=False)
         return self.slots.adapt([head], [out_features], in_features, base)
 
@@ -185,40 +189,44 @@ class Weights:
         self._tensors.close()
 
     def _equal(self, one: Tensor, other: Tensor) -> bool:
-        """Whether two large tensors of one shape have equal values, in any dtypes."""
-        wider = torch.promote_types(one.dtype, other.dtype)
+        """Whether two large tensors of one shape have equal values. Their dtypes may differ."""
+        common = torch.promote_types(one.dtype, other.dtype)
         rows = max(1, SLICE_VALUES // max(1, one.shape[1]))
         for left, right in zip(one.split(rows), other.split(rows), strict=True):
-            if not torch.equal(left.to(wider), right.to(wider)):
+            if not torch.equal(left.to(common), right.to(common)):
                 return False
             self._tensors.drop_pages()
         return True
 
-    def _pass_over_zeros(self, name: str, size: int) -> None:
-        if name in self._tensors and self._tensors.read(name, (size,), STORED).any():
-            self._tensors.put_back(name)  # `close` refuses it: the model has no such bias
+    def _ignore_zero_biases(self, sizes: Sequence[tuple[str, int]]) -> None:
+        """Read the biases in the files for projections without a bias; `sizes` has (projection, number of outputs). A
+        bias that is not zero stays unread, so that `close` refuses it."""
+        for projection, size in sizes:
+            name = f"{projection}.bias"
+            if name in self._tensors and self._tensors.read(name, (size,), STORED).any():
+                self._tensors.mark_unread(name)
 
     def _pack(self, names: Sequence[str], loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
         first = loaded[0]
         out_features = sum(one.out_features for one in loaded)
-        packed = self._device.ops.linear.pack_slices(self._sent(loaded), out_features, self.dtype)
-        self._tensors.forget_read()
+        packed = self._device.ops.linear.pack_slices(self._device_slices(loaded), out_features, self.dtype)
+        self._tensors.release()
         return self._product(names, first.product, packed, biases, first.order)
 
-    def _sent(self, loaded: Sequence[Loaded]) -> Iterator[Weight]:
-        """Slices of the weight on the device."""
-        for plain in slices(loaded):
-            yield map_tensors(plain, lambda part: part.to(self._device.type))
+    def _device_slices(self, loaded: Sequence[Loaded]) -> Iterator[Weight]:
+        """Slices of the weight, copied to the device."""
+        for weight in slices(loaded):
+            yield map_tensors(weight, lambda tensor: tensor.to(self._device.type))
             self._tensors.drop_pages()
 
     def _product(
         self, names: Sequence[str], product: str, weight: Any, biases: Sequence[Tensor], order: Tensor | None = None
     ) -> Product:
         device = self._device.type
-        placed = map_tensors(weight, lambda part: part.to(device))
+        on_device = map_tensors(weight, lambda tensor: tensor.to(device))
         bias = torch.cat(list(biases)) if biases else None
-        result = Product(product, placed, bias, None if order is None else order.to(device))
+        result = Product(product, on_device, bias, None if order is None else order.to(device))
         self.products["+".join(names)] = result
-        self.bytes += memory_bytes(placed)
-        self.token_bytes += memory_bytes(placed)
+        self.bytes += memory_bytes(on_device)
+        self.token_bytes += memory_bytes(on_device)
         return result

@@ -233,12 +233,12 @@ def test_a_cache_of_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
 
 def test_places_of_answers_are_shared_by_one_shape_and_type() -> None:
     answers = AttentionOutputs()
-    largest = answers.place(torch.ones(8, 2, 4)[:, :, :3].mT)
+    largest = answers.like(torch.ones(8, 2, 4)[:, :, :3].mT)
     assert (largest.shape, largest.is_contiguous(), largest.any().item()) == ((8, 3, 2), True, False)
-    small = answers.place(torch.zeros(5, 3, 2))
+    small = answers.like(torch.zeros(5, 3, 2))
     assert (small.shape, small.data_ptr()) == ((5, 3, 2), largest.data_ptr())
     for shape, dtype in (((8, 4, 2), torch.float32), ((8, 3, 4), torch.float32), ((8, 3, 2), torch.bfloat16)):
-        other = answers.place(torch.zeros(shape, dtype=dtype))
+        other = answers.like(torch.zeros(shape, dtype=dtype))
         assert (other.shape, other.dtype) == (shape, dtype)
         assert other.data_ptr() != largest.data_ptr()
 
@@ -246,4 +246,4 @@ def test_places_of_answers_are_shared_by_one_shape_and_type() -> None:
 def test_work_without_attention_is_not_recorded_in_pieces() -> None:
     """Whole layers in one op would be recorded with the rows that happened to be there."""
     with pytest.raises(AssertionError, match="no attention to break at"):
-        Segments(Tape(), AttentionOutputs()).record(lambda ops: torch.zeros(1), Ops())
+        Segments(Tape(), AttentionOutputs()).capture(lambda ops: torch.zeros(1), Ops())

@@ -119,8 +119,8 @@ def prompt(tokens: int, answers: int = 2, start: int = 0) -> Step:
 def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
     runner = opened(tiny, tmp_path)
     split, layers = prompts(runner), len(runner.kv.keys)
-    assert len(split.parts) == 2 * layers + 1
-    attentions = [part.op is not None for part, _ in split.parts]
+    assert len(split.segments) == 2 * layers + 1
+    attentions = [part.op is not None for part, _ in split.segments]
     assert attentions == [False, True] * layers + [False]
     assert split.compiler.kinds <= 4, "the pieces between two layers are alike"
     with torch.inference_mode():
@@ -139,7 +139,7 @@ def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
 def test_values_are_kept_until_their_last_reader(tmp_path: Path) -> None:
     """No longer, or prompts would take the memory of all layers."""
     split = prompts(opened("llama", tmp_path))
-    parts = [part for part, _ in split.parts]
+    parts = [part for part, _ in split.segments]
     there = {*split._constants, *split._inputs}
     for at, part in enumerate(parts):
         assert there.issuperset(part.inputs)
@@ -208,7 +208,7 @@ def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Call
     graph = cutting.traced(lambda x: (x + 1).cos(), torch.zeros(23))
     (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
     compiler = Compiler("inductor", tmp_path)
-    piece = compiler.piece(part)
+    piece = compiler.compiled(part)
     for tokens in (23, 7, 190):
         x = torch.linspace(0, 1, tokens)
         torch.testing.assert_close(piece(x)[0], (x + 1).cos())
@@ -224,7 +224,7 @@ def test_a_compilation_that_failed_is_no_first_one(tmp_path: Path, monkeypatch: 
     graph = cutting.traced(lambda x: (x + 1).sin(), torch.zeros(23))
     (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
     compiler = Compiler("inductor", tmp_path)
-    piece, inductor = compiler.piece(part), compiler._inductor
+    piece, inductor = compiler.compiled(part), compiler._inductor
 
     def short(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -300,7 +300,7 @@ def test_models_come_and_go(tmp_path: Path) -> None:
             found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.split, runner.model))
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
         del found, expected
-    site = prompts(one).parts[1][1]
+    site = prompts(one).segments[1][1]
     assert isinstance(site, Site)
     left = [weakref.ref(held) for held in (one.kv.keys, site.key_pages, one.model, one.split)]
     one.close()

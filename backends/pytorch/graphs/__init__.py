@@ -1,1 +1,1 @@
-"""Captured steps: a graph records the kernel launches of a step once and replays them with one launch."""
+"""Captured steps. A graph captures the kernel launches of a step once, and replays them with one launch."""

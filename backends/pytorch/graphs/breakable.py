@@ -1,8 +1,8 @@
-"""Prefill and mixed steps, captured in pieces: everything except attention, which depends on the rows.
+"""Prefill and mixed steps, captured in segments: everything except attention, which depends on the rows.
 
-A capture depends only on the number of tokens, padded to a bucket. At every attention one capture ends and the next
-begins. A replay runs the captures in order and, between them, the attention of the batch's rows (SGLang's breakable
-graphs). Nothing is compiled.
+A segment depends only on the number of tokens, padded to a bucket. At every attention one segment ends and the next
+begins. A replay runs the segments in order and, between two segments, the attention of the batch's rows (SGLang's
+breakable graphs). Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..runner import TorchRunner
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """An attention between two captures: its query, its pages, and the memory for its output."""
+    """The attention between two segments: its query, its pages, and the memory for its output."""
 
     attend: Callable[..., Tensor]
     query: Tensor  # [captured tokens, heads, dim]
@@ -36,26 +36,28 @@ class Break:
     options: tuple[Any, ...]
 
     def run(self, rows: Rows, tokens: int) -> None:
+        """Compute the attention of `rows`, which have `tokens` tokens without padding."""
         pages = self.key_pages, self.value_pages
         self.attend(self.query[:tokens], *pages, rows, *self.options, out=self.out[:tokens])
 
 
 class AttentionOutputs:
-    """Memory for attention outputs, shared by all layers and sizes: a layer reads its output before the next writes."""
+    """Memory for attention outputs. All layers and sizes share it: a layer reads its output before the next layer
+    writes."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+        self._outputs: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
-    def place(self, query: Tensor) -> Tensor:
-        """Memory of the shape of `query`. The first call must have the largest number of tokens."""
+    def like(self, query: Tensor) -> Tensor:
+        """Memory with the shape and dtype of `query`. The first call must have the largest number of tokens."""
         key = tuple(query.shape[1:]), query.dtype
-        if key not in self._places:
-            self._places[key] = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        return self._places[key][: len(query)]
+        if key not in self._outputs:
+            self._outputs[key] = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        return self._outputs[key][: len(query)]
 
 
 class Segments:
-    """A step captured in pieces: a list of captures with a break between two neighbours."""
+    """A step captured in segments, with an attention between each two segments."""
 
     def __init__(self, recorder: Recorder, outputs: AttentionOutputs) -> None:
         self._recorder = recorder
@@ -63,7 +65,7 @@ class Segments:
         self._replays: list[Callable[[], None]] = []
         self._breaks: list[Break] = []
 
-    def record(self, work: Callable[[Ops], Tensor], ops: Ops) -> Tensor:
+    def capture(self, work: Callable[[Ops], Tensor], ops: Ops) -> Tensor:
         """Capture `work(ops)`, with a break at each attention, and return its result."""
         attention = replace(ops.attention, paged=partial(self._break, ops.attention.paged))
         self._recorder.begin()
@@ -73,11 +75,12 @@ class Segments:
         return result
 
     def replay(self, rows: Rows, tokens: int) -> None:
+        """Run the segments, and between them the attention of `rows`, which have `tokens` tokens without padding."""
         first, *others = self._replays
         first()
-        for pause, piece in zip(self._breaks, others, strict=True):
-            pause.run(rows, tokens)
-            piece()
+        for attention, segment in zip(self._breaks, others, strict=True):
+            attention.run(rows, tokens)
+            segment()
 
     def _break(
         self,
@@ -89,15 +92,15 @@ class Segments:
         *options: Any,
     ) -> Tensor:
         self._replays.append(self._recorder.end())
-        out = self._outputs.place(query)
+        out = self._outputs.like(query)
         self._breaks.append(Break(attend, self._recorder.weak(query), out, key_pages, value_pages, options))
         self._recorder.begin()
         return out
 
 
 class BreakableReplay:
-    """See engine.runner.Replay, for batches of up to `tokens` tokens in any rows. It owns its captures and the hidden
-    states of the last replay, which the next replay overwrites."""
+    """See engine.runner.Replay. It replays batches of at most `tokens` tokens in any rows. It owns its captures and the
+    hidden states of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
     def __init__(self, runner: TorchRunner, tokens: int, outputs: AttentionOutputs) -> None:
@@ -108,11 +111,11 @@ class BreakableReplay:
         self._tokens = tokens
         step = runner.inputs.token_frame(tokens)
         ops = runner.device.ops
-        no_attention = Attention(paged=lambda query, *_: outputs.place(query))
+        no_attention = Attention(paged=lambda query, *_: outputs.like(query))
         with failures("capturing a step failed"), recorder.session():
-            runner.prompts(step, replace(ops, attention=no_attention))  # compiles and allocates before the capture
-            self._pieces = Segments(recorder, outputs)
-            self._hidden = self._pieces.record(partial(runner.prompts, step), ops)
+            runner.prefill(step, replace(ops, attention=no_attention))  # compiles and allocates before the capture
+            self._segments = Segments(recorder, outputs)
+            self._hidden = self._segments.capture(partial(runner.prefill, step), ops)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Pending:
@@ -120,5 +123,5 @@ class BreakableReplay:
         with failures("the step failed"):
             runner.kv.copy(batch.page_copies[0], runner.device)
             sent = runner.inputs.fill_tokens(batch, self._tokens)
-            self._pieces.replay(sent.step.rows, batch.num_tokens)
+            self._segments.replay(sent.step.rows, batch.num_tokens)
             return runner.answer(batch, sent, self._hidden[: len(sent.answers)])

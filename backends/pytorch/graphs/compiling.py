@@ -1,4 +1,4 @@
-"""Compiles the pieces of a split forward pass once, for any number of tokens, and counts later recompilations."""
+"""Compiles the segments of a split forward pass once, for any number of tokens. Counts later recompilations."""
 
 from __future__ import annotations
 
@@ -22,47 +22,49 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"  # read by Inductor whenever it compiles
 
 
 class Compiler:
-    """Runs pieces uncompiled ("eager") or compiled by Inductor ("inductor"). The compiled code is cached in `folder`
-    for later starts; None: in Inductor's default folder."""
+    """Runs segments without compilation ("eager") or compiled by Inductor ("inductor"). The compiled code is cached in
+    `folder` for later starts; None: in Inductor's default folder."""
 
     def __init__(self, how: How, folder: Path | None = None) -> None:
         self.fuses = how == "inductor"
-        self.late = 0  # pieces that were compiled again during requests
+        self.late = 0  # number of segments that were compiled again during requests
         self._folder = folder
         self._kinds: dict[str, Compiled] = {}
 
-    def piece(self, part: Segment) -> Compiled:
-        """The callable of a piece. All pieces of one kind share it; its first call compiles."""
-        assert part.graph is not None
-        if part.kind not in self._kinds:
-            self._kinds[part.kind] = self._fused(part.graph, list(part.changing())) if self.fuses else part.graph
-        return self._kinds[part.kind]
+    def compiled(self, segment: Segment) -> Compiled:
+        """The callable of a segment. All segments of one kind share it; its first call compiles."""
+        assert segment.graph is not None
+        if segment.kind not in self._kinds:
+            call = self._fused(segment.graph, segment.dynamic_sizes()) if self.fuses else segment.graph
+            self._kinds[segment.kind] = call
+        return self._kinds[segment.kind]
 
     @property
     def kinds(self) -> int:
-        """Number of distinct pieces."""
+        """The number of distinct segments."""
         return len(self._kinds)
 
-    def _fused(self, graph: fx.GraphModule, changing: Sequence[tuple[int, int]]) -> Compiled:
-        """The piece compiled by Inductor at its first call. `changing` lists dynamic sizes: (argument, dimension)."""
-        times = 0
+    def _fused(self, graph: fx.GraphModule, dynamic: Sequence[tuple[int, int]]) -> Compiled:
+        """The segment, which Inductor compiles at its first call. `dynamic` lists (argument, dimension) of its dynamic
+        sizes."""
+        compilations = 0
 
         def backend(traced: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
-            """torch.compile calls this once, and again when a call breaks one of its guards."""
-            nonlocal times
-            if times:
+            """torch.compile calls this function at the first call, and again if a call breaks one of its guards."""
+            nonlocal compilations
+            if compilations:
                 self.late += 1
                 log.warning("a part of the model was compiled again; TORCH_LOGS=recompiles shows the reason")
-            compiled_piece = self._inductor(traced, examples)
-            times += 1  # after success only: a failed compilation does not count
-            return compiled_piece
+            result = self._inductor(traced, examples)
+            compilations += 1  # not before: a failed compilation does not count
+            return result
 
         compiled: Any = torch.compile(graph, backend=backend, fullgraph=True)
 
         def call(*inputs: Tensor) -> tuple[Tensor, ...]:
-            if times == 0:
-                for at, dim in changing:
-                    torch._dynamo.mark_dynamic(inputs[at], dim)
+            if compilations == 0:
+                for argument, dim in dynamic:
+                    torch._dynamo.mark_dynamic(inputs[argument], dim)
             outputs: tuple[Tensor, ...] = compiled(*inputs)
             return outputs
 
@@ -71,11 +73,13 @@ class Compiler:
     def _inductor(self, traced: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
-        with self._cached(), torch._inductor.config.patch(compile_threads=1):  # few pieces: worker processes cost more
+        # For a few segments, worker processes cost more time than they save.
+        with self._cache_folder(), torch._inductor.config.patch(compile_threads=1):
             return compile_fx(traced, list(examples))
 
     @contextmanager
-    def _cached(self) -> Iterator[None]:
+    def _cache_folder(self) -> Iterator[None]:
+        """Within this context, Inductor caches compiled code in `self._folder`."""
         previous = os.environ.get(CACHE)
         if self._folder is not None:
             os.environ[CACHE] = str(self._folder)

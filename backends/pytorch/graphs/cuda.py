@@ -1,4 +1,4 @@
-"""Captures graphs on CUDA devices, and on HIP devices, whose torch module has the same graphs."""
+"""Captures graphs on CUDA devices. HIP devices use this module too: torch.cuda captures their graphs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """One capture stream per device: libraries allocate a workspace, and kernels counters, for every stream that they
-    run on. Replays of all recorders of a device are therefore serial; parallel work forks a stream (streams.py)."""
+    """The capture stream of a device. There is only one, because libraries and kernels allocate memory for every stream
+    that they run on. Replays of all recorders of a device are therefore serial; streams.py has parallel work."""
     return torch.cuda.Stream(device)
 
 
@@ -30,25 +30,25 @@ class CudaRecorder:
     @contextmanager
     def session(self) -> Iterator[None]:
         torch.cuda.synchronize()
-        collects = gc.isenabled()
+        was_enabled = gc.isenabled()
         gc.disable()  # a tensor that is collected during a capture would free its memory outside of the capture
         try:
             with torch.cuda.stream(self._stream):
                 try:
                     yield
                 except BaseException:
-                    self._throw_away()
+                    self._discard()
                     raise
         finally:
-            if collects:
+            if was_enabled:
                 gc.enable()
         torch.cuda.current_stream().wait_stream(self._stream)
 
-    def _throw_away(self) -> None:
-        """Drop the captures of a failed session. torch cannot reuse a pool whose captures are all gone."""
+    def _discard(self) -> None:
+        """Discard the captures of a failed session. torch cannot reuse a memory pool without captures."""
         if self._graph is not None:
             with suppress(RuntimeError):
-                self.end()  # on the stream where it began
+                self.end()  # a capture must end on the stream where it began
         self._pool = torch.cuda.graph_pool_handle()
         with suppress(RuntimeError):
             torch.cuda.synchronize()
@@ -69,7 +69,7 @@ class CudaRecorder:
         return function(*inputs)
 
     def weak(self, tensor: Tensor) -> Tensor:
-        """A view that does not keep the memory alive: later captures may reuse it."""
+        """See device.Recorder.weak."""
         internals = cast(Any, torch._C)
         size = tensor.untyped_storage().nbytes()
         storage = internals._construct_storage_from_data_pointer(

@@ -1,8 +1,8 @@
-"""Traces a forward pass as a graph of torch ops and cuts it into pieces that can be compiled and captured."""
+"""Traces a forward pass as a graph of torch ops and cuts it into segments that can be compiled and captured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,22 @@ Graph = fx.GraphModule
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a graph between two cuts, or the op at a cut, with the graph nodes that it reads and writes."""
+    """The nodes of a graph between two cuts, or the op at a cut."""
 
-    inputs: tuple[fx.Node, ...]
-    outputs: tuple[fx.Node, ...]
-    spent: tuple[fx.Node, ...]  # values that no later part reads
-    op: fx.Node | None  # the op at a cut; None: a piece
-    graph: Graph | None  # a piece: takes the inputs and returns a tuple of the outputs
-    kind: str = ""  # pieces with equal code, input dtypes and shapes have equal kinds
+    inputs: tuple[fx.Node, ...]  # values that the segment reads
+    outputs: tuple[fx.Node, ...]  # values that later segments read
+    spent: tuple[fx.Node, ...]  # values that no later segment reads
+    op: fx.Node | None  # the op at a cut; None: nodes between two cuts
+    graph: Graph | None  # the nodes as a function of the inputs that returns a tuple of the outputs; None at a cut
+    kind: str = ""  # equal for segments with equal code, input dtypes and input shapes
 
-    def changing(self) -> Iterator[tuple[int, int]]:
-        """(input, dimension) of every dynamic size."""
-        for at, node in enumerate(self.inputs):
-            for dim, size in enumerate(node.meta["val"].shape if "val" in node.meta else ()):
-                if isinstance(size, torch.SymInt):
-                    yield at, dim
+    def dynamic_sizes(self) -> list[tuple[int, int]]:
+        """(index of an input, dimension) of every dynamic size."""
+        sizes = []
+        for index, node in enumerate(self.inputs):
+            shape = node.meta["val"].shape if "val" in node.meta else ()
+            sizes += [(index, dim) for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+        return sizes
 
 
 def traced(forward: Callable[..., Tensor], *examples: Tensor) -> Graph:
@@ -43,91 +44,105 @@ def traced(forward: Callable[..., Tensor], *examples: Tensor) -> Graph:
     """
     graph = make_fx(forward, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
     shapes: Any = graph.shape_env
-    fixed = shapes.replacements
-    if fixed:
-        frames = [guard.sloc.framework_loc for guard in shapes.guards]
-        places = {f"{Path(frame.filename).name}, line {frame.lineno}" for frame in frames if frame}
-        lengths = ", ".join(map(str, fixed.values()))
-        reason = f", because of {'; '.join(sorted(places))}" if places else ""
-        raise SettingRefused(
-            f"graphs split: the model supports only {lengths} tokens{reason}",
-            "set graphs to breakable, full or off",
-        )
+    if shapes.replacements:
+        raise _specialised(shapes)
     graph.graph.eliminate_dead_code()
     return graph
 
 
+def _specialised(shapes: Any) -> SettingRefused:
+    """The error for a graph that is valid only for the lengths of its examples; `shapes` is its ShapeEnv."""
+    lengths = ", ".join(map(str, shapes.replacements.values()))
+    frames = [guard.sloc.framework_loc for guard in shapes.guards]
+    places = {f"{Path(frame.filename).name}, line {frame.lineno}" for frame in frames if frame}
+    reason = f", because of {'; '.join(sorted(places))}" if places else ""
+    return SettingRefused(
+        f"graphs split: the model supports only {lengths} tokens{reason}",
+        "set graphs to breakable, full or off",
+    )
+
+
 def cut(graph: Graph, is_cut: Callable[[fx.Node], bool], writes: Callable[[fx.Node], fx.Node]) -> list[Segment]:
-    """The parts in order: a piece, the op at a cut, a piece, … `writes` gives the node of the tensor that the op at a
-    cut writes to. No piece allocates this tensor: the implementation of the op returns its output."""
-    written = {writes(node) for node in graph.graph.nodes if is_cut(node)}
-    stretches: list[list[fx.Node]] = [[]]
-    for node in graph.graph.nodes:
-        if is_cut(node):
-            stretches += [[node], []]
-        elif node.op == "call_function" and node not in written and not _is_size(node):
-            stretches[-1].append(node)
-    (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    reads = []
-    for stretch in stretches:
-        is_op = len(stretch) == 1 and is_cut(stretch[0])
-        reads.append([node for node in _used(stretch) if not (is_op and node in written)])
-    reads.append(list(output.all_input_nodes))
-    last = {node: at for at, inputs in enumerate(reads) for node in inputs}
-    parts = []
-    for at, (stretch, inputs) in enumerate(zip(stretches, reads, strict=False)):
-        spent = [node for node, last_at in last.items() if last_at == at]
-        if len(stretch) == 1 and is_cut(stretch[0]):
-            parts.append(Segment(tuple(inputs), (writes(stretch[0]),), tuple(spent), stretch[0], None))
+    """The segments in order; between each two segments is the op at a cut. `writes` returns the node of the tensor that
+    the op at a cut writes to. No segment allocates this tensor: the implementation of the op returns its output."""
+    nodes = graph.graph.nodes
+    cuts = frozenset(node for node in nodes if is_cut(node))
+    written = frozenset(map(writes, cuts))
+    groups = _groups(nodes, cuts, written)
+    inputs = [_inputs(group, cuts, written) for group in groups]
+    (output,) = graph.graph.find_nodes(op="output")
+    last_reader = {}
+    for index, values in enumerate([*inputs, output.all_input_nodes]):
+        last_reader.update(dict.fromkeys(values, index))
+    segments = []
+    for index, group in enumerate(groups):
+        read = tuple(inputs[index])
+        spent = tuple(node for node, last in last_reader.items() if last == index)
+        if not cuts.isdisjoint(group):
+            (op,) = group
+            segments.append(Segment(read, (writes(op),), spent, op, None))
         else:
-            outputs = [node for node in stretch if last.get(node, -1) > at]
-            piece = _piece(stretch, inputs, outputs)
-            parts.append(Segment(tuple(inputs), tuple(outputs), tuple(spent), None, piece, _kind(piece, inputs)))
-    return parts
+            outputs = tuple(node for node in group if last_reader.get(node, -1) > index)
+            subgraph = _subgraph(group, read, outputs)
+            segments.append(Segment(read, outputs, spent, None, subgraph, _kind(subgraph, read)))
+    return segments
+
+
+def _groups(nodes: Iterable[fx.Node], cuts: frozenset[fx.Node], written: frozenset[fx.Node]) -> list[list[fx.Node]]:
+    """The nodes that compute values, in order: the nodes before the first cut, the cut, the nodes after it, …"""
+    groups: list[list[fx.Node]] = [[]]
+    for node in nodes:
+        if node in cuts:
+            groups += [[node], []]
+        elif node.op == "call_function" and node not in written and not _is_size(node):
+            groups[-1].append(node)
+    return groups
+
+
+def _inputs(group: Sequence[fx.Node], cuts: frozenset[fx.Node], written: frozenset[fx.Node]) -> list[fx.Node]:
+    """Values that the group reads but does not compute, in the order of first use. An op at a cut does not read the
+    tensor that it writes."""
+    values = dict.fromkeys(value for node in group for value in _values(node))
+    excluded = set(group)
+    if not cuts.isdisjoint(group):
+        excluded |= written
+    return [value for value in values if value not in excluded]
+
+
+def _values(node: fx.Node) -> Iterator[fx.Node]:
+    """The tensors that a node reads. For a size: the tensors that the size is computed from."""
+    for argument in node.all_input_nodes:
+        if _is_size(argument):
+            yield from _values(argument)
+        else:
+            yield argument
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Whether the node is a number computed from the lengths of the inputs. Every piece computes such numbers again."""
+    """Whether the node is a number computed from the lengths of the inputs. Every segment computes its sizes itself."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat))
 
 
-def _used(stretch: Sequence[fx.Node]) -> list[fx.Node]:
-    """Values that the stretch reads but does not compute, in the order of first use."""
-    values: dict[fx.Node, None] = {}
-    inside = set(stretch)
-
-    def look(node: fx.Node) -> None:
-        if _is_size(node):
-            for other in node.all_input_nodes:
-                look(other)
-        elif node not in inside:
-            values[node] = None
-
-    for node in stretch:
-        for other in node.all_input_nodes:
-            look(other)
-    return list(values)
-
-
-def _piece(stretch: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Graph:
+def _subgraph(group: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Graph:
+    """The nodes of the group as a function of the inputs."""
     graph = fx.Graph()
-    copies = {node: graph.placeholder(f"given_{at}") for at, node in enumerate(inputs)}
+    copies = {node: graph.placeholder(f"input_{index}") for index, node in enumerate(inputs)}
 
     def copy(node: fx.Node) -> fx.Node:
-        if node not in copies:  # a size, or next in the stretch
+        if node not in copies:  # a size, or the next node of the group
             args = fx.map_arg(node.args, copy)
             kwargs = fx.map_arg(node.kwargs, copy)
             copies[node] = graph.create_node("call_function", node.target, args, kwargs)
         return copies[node]
 
-    for node in stretch:
+    for node in group:
         copy(node)
     graph.output(tuple(copies[node] for node in outputs))
     graph.eliminate_dead_code()
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _kind(piece: Graph, inputs: Sequence[fx.Node]) -> str:
-    values = [node.meta.get("val") for node in inputs]
-    types = [(value.dtype, tuple(value.shape), value.stride()) for value in values if value is not None]
-    return f"{piece.code}\n{types}"
+def _kind(subgraph: Graph, inputs: Sequence[fx.Node]) -> str:
+    values = [node.meta["val"] for node in inputs if node.meta.get("val") is not None]
+    types = [(value.dtype, tuple(value.shape), value.stride()) for value in values]
+    return f"{subgraph.code}\n{types}"

@@ -1,8 +1,8 @@
-"""Decode steps, captured whole: one capture per number of rows, replayed with new values at the same addresses.
+"""Decode steps, captured as one graph for each number of rows. A replay reads new values at the same addresses.
 
-The capture has all work of a step, from the carried tokens to the draw: one launch, and one copy back to the host.
-Sampling filters that are off cost nothing, so one capture serves all plain draws. Penalties, masks and
-log-probabilities are computed after the replay, from its logits.
+The capture has all work of a step, from the carried tokens to the draw, so a step is one launch and one copy back to
+the host. Sampling filters that are off cost nothing, so one capture serves all values of the settings. Biases,
+penalties, masks and log-probabilities are computed after the replay, from its logits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..sampler import Drawn, draw_plainly, is_plain, sample
 
 
 class _Answers(NamedTuple):
-    """The rows with an answer, for batches with these arrays. The engine reuses them while the same rows decode."""
+    """The rows with an answer, for batches with these arrays. The engine reuses the arrays while its rows decode."""
 
     wants: NDArray[np.uint8]
     drafts: Ints
     starts: Ints  # Batch.answer_starts
-    some: NDArray[np.int64] | None  # the rows with an answer; None: all rows
+    rows: NDArray[np.int64] | None  # the rows with an answer; None: all rows
 
     @classmethod
     def of(cls, batch: Batch) -> _Answers:
@@ -36,8 +36,8 @@ class _Answers(NamedTuple):
 
 
 class FullReplay:
-    """See engine.runner.Replay, for batches of up to `rows` rows with one token each. It owns the frame that a batch is
-    copied to, and the logits of the last replay, which the next replay overwrites."""
+    """See engine.runner.Replay. It replays batches of at most `rows` rows with one token each. It owns the frame, which
+    a batch is copied to, and the logits of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
     def __init__(self, runner: TorchRunner, rows: int) -> None:
@@ -58,7 +58,7 @@ class FullReplay:
         runner = self._runner
         frame = self._frame
         ops = runner.device.ops
-        runner.inputs.take_in(frame)
+        runner.inputs.carry(frame)
         logits = runner.model.logits(runner.model(frame.step, ops, runner.kv), ops)
         runner.inputs.keep(frame, draw_plainly(logits, frame.settings, runner.device))
         return logits
@@ -71,18 +71,18 @@ class FullReplay:
             runner.inputs.fill(batch, len(self._frame.answers))
             self._replay()
             rows = batch.num_rows
-            lists = self._answers
-            if lists is None or lists.wants is not batch.wants or lists.drafts is not batch.drafts:
-                lists = self._answers = _Answers.of(batch)
-            some = lists.some
+            answers = self._answers
+            if answers is None or answers.wants is not batch.wants or answers.drafts is not batch.drafts:
+                answers = _Answers.of(batch)
+                self._answers = answers
             if is_plain(batch):
                 drawn = Drawn(runner.inputs.drawn(rows), None)
-                return TorchPending(lists.starts, drawn, None, runner.device, answers=some)
-            part = self._frame.first(rows)
+                return TorchPending(answers.starts, drawn, None, runner.device, answers=answers.rows)
+            sent = self._frame.first(rows)
             logits = self._logits[:rows]
-            if some is not None:
-                part = part.some(some, runner.device.send(some))
-                logits = logits[part.answer_rows]
-            drawn = sample(logits, batch, part, runner.device)
-            runner.inputs.keep(part, drawn.tokens)
-            return TorchPending(lists.starts, drawn, None, runner.device)
+            if answers.rows is not None:
+                sent = sent.with_answers(answers.rows, runner.device.send(answers.rows))
+                logits = logits[sent.answer_rows]
+            drawn = sample(logits, batch, sent, runner.device)
+            runner.inputs.keep(sent, drawn.tokens)
+            return TorchPending(answers.starts, drawn, None, runner.device)

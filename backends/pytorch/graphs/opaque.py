@@ -1,7 +1,7 @@
-"""Ops that are opaque to tracing: attention, which depends on the rows, and products with packed weights.
+"""Ops whose implementation tracing does not see: attention, and products with packed weights.
 
-Tracing follows tensors only. Rows, pages and packed weights are not tensors that all steps share. The forward pass is
-therefore cut at attention (SGLang's piecewise graphs), and products look up their packed weights in the current Model.
+Tracing follows tensors only. The rows and pages of attention change with every step, so the forward pass is cut at
+attention (SGLang's piecewise graphs). Packed weights are not tensors, so products look them up in the current Model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ....kernels.ops.projection import Product
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The constant arguments of the attention of one layer. Fields as in kv.append and attention.paged."""
+    """The constant arguments of one layer's attention. The fields are arguments of kv.append and attention.paged."""
 
     head_norms: tuple[Any, ...]  # query norm, key norm, eps, offset
     rotation: str
@@ -31,7 +31,7 @@ class Site:
     options: tuple[Any, ...]
 
     def attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, ops: Ops, slots: Tensor, rows: Rows) -> Tensor:
-        """Write keys and values to the cache; the attention outputs [tokens, heads, dim]."""
+        """Write keys and values to the cache, and return the outputs of attention [tokens, heads, dim]."""
         pages = self.key_pages, self.value_pages
         query = ops.kv.append(qkv, *self.head_norms, cos, sin, self.rotation, slots, *pages)
         return ops.attention.paged(query, *pages, rows, *self.options)
@@ -39,9 +39,9 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The parts of a model that opaque ops look up."""
+    """The values of a model that opaque ops look up."""
 
-    products: Mapping[int, Product]  # by the address of their weight's first tensor
+    products: Mapping[int, Product]  # the key is the address of the first tensor of the product's weight
     ops: Ops
 
 
@@ -50,7 +50,7 @@ _MODEL: ContextVar[Model] = ContextVar("model")
 
 @contextmanager
 def computing(model: Model) -> Iterator[None]:
-    """Within this context, traced ops look up `model`."""
+    """A context in which opaque ops look up their values in `model`."""
     token = _MODEL.set(model)
     try:
         yield
@@ -58,7 +58,7 @@ def computing(model: Model) -> Iterator[None]:
         _MODEL.reset(token)
 
 
-# A placeholder without an implementation: the traced graph is cut at it, and Site.attend computes the attention.
+# `attend` has no implementation: the traced graph is cut at this op, and Site.attend computes the attention.
 torch.library.define(
     "localllm_graphs::attend", "(Tensor(a!) qkv, Tensor cos, Tensor sin, Tensor(b!) out, int site) -> ()"
 )

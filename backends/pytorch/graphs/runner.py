@@ -1,4 +1,4 @@
-"""A runner around a runner: it replays steps that fit a captured size, and runs all others without graphs."""
+"""A runner that wraps another runner. It replays steps that fit a captured size and runs others without graphs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ HIDDEN = int(Want.HIDDEN)  # comparing an int is faster than comparing an enum m
 
 class GraphRunner:
     """A runner that replays captured steps (engine.runner.Runner). It captures the sizes in the spec of `inner`: decode
-    steps whole, longer steps in pieces. `spec` lists the sizes that were captured, which memory may limit."""
+    steps as one graph, longer steps in segments. Its `spec` lists the captured sizes: memory may limit them."""
 
     def __init__(self, inner: TorchRunner) -> None:
         self._inner = inner
         spec = inner.spec
         outputs = AttentionOutputs()
         start = time.perf_counter()
-        self._pieces = _captured(spec.graph_tokens, lambda tokens: BreakableReplay(inner, tokens, outputs))
-        self._whole = _captured(spec.graph_rows, lambda rows: FullReplay(inner, rows))
-        self.capture_seconds = time.perf_counter() - start  # seconds
+        self._prefills = _captured(spec.graph_tokens, lambda tokens: BreakableReplay(inner, tokens, outputs))
+        self._decodes = _captured(spec.graph_rows, lambda rows: FullReplay(inner, rows))
+        self.capture_seconds = time.perf_counter() - start
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
-        missing = sizes - len(self._pieces) - len(self._whole)
+        missing = sizes - len(self._prefills) - len(self._decodes)
         self._spec = spec
         if missing:
             effect = "those steps run without graphs (slower)"
@@ -43,8 +43,8 @@ class GraphRunner:
             log.warning("%s", warning)
             self._spec = replace(
                 spec,
-                graph_rows=tuple(sorted(self._whole)),
-                graph_tokens=tuple(sorted(self._pieces)),
+                graph_rows=tuple(sorted(self._decodes)),
+                graph_tokens=tuple(sorted(self._prefills)),
                 warnings=(*spec.warnings, warning),
             )
 
@@ -59,19 +59,19 @@ class GraphRunner:
         if batch.num_tokens == batch.num_rows and not (batch.wants == HIDDEN).any():
             rows = bucket(batch.num_rows, spec.graph_rows)
             if rows is not None:
-                return self._whole[rows].run(batch)
+                return self._decodes[rows].run(batch)
         tokens = bucket(batch.num_tokens, spec.graph_tokens)
         if tokens is not None:
-            return self._pieces[tokens].run(batch)
+            return self._prefills[tokens].run(batch)
         return self._inner.run(batch)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         self._inner.load_adapter(slot, adapter)
 
     def close(self) -> None:
-        """Free the captures first: they reference the memory of the inner runner."""
-        self._whole.clear()
-        self._pieces.clear()
+        """Free the captures, which reference the memory of the inner runner, then close that runner."""
+        self._decodes.clear()
+        self._prefills.clear()
         self._inner.close()
 
 

@@ -1,10 +1,10 @@
 """Prefill with a forward pass that is traced, cut at each attention, and compiled (SGLang's piecewise graphs).
 
-    tokens -> [piece] -> attend 0 -> [piece] -> attend 1 -> … -> [piece] -> hidden        2 · layers + 1 parts
+    tokens -> [nodes] -> attend 0 -> [nodes] -> attend 1 -> … -> [nodes] -> hidden        2 · layers + 1 segments
 
-The parts compute the same as the model, for any number of tokens. The recorder of breakable steps captures the pieces
-as graphs, and attention runs between them with the rows of each step. The weights are inputs of the pieces, so the
-pieces of most layers are of one kind, which is compiled once.
+The segments compute the same as the model, for any number of tokens. BreakableReplay captures them as graphs, and
+attention runs between them with the rows of each step. The weights are inputs of the segments. Therefore most layers
+have segments of the same kind, which is compiled once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .compiling import Compiled, Compiler
 from .cutting import Segment
 from .opaque import Model, Site, computing
 
-EXAMPLE = (23, 5)  # tokens and answers of the traced step; any numbers that are not sizes of a model
+EXAMPLE = (23, 5)  # tokens and answers of the traced step: numbers that are not sizes of a model
 FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
 
 Forwards = Callable[[Step, Ops, Any], Tensor]  # the call of runner.Model
@@ -38,8 +38,10 @@ Call = Callable[..., tuple[Tensor, ...]]
 
 
 class SplitModel:
-    """See runner.Model; it is traced from one. `call` is Recorder.call. A fusing compiler traces the reference ops,
-    another one the device's ops, as far as torch dispatches them."""
+    """A model in segments, traced from `model` (see runner.Model). `call` is Recorder.call.
+
+    For a compiler that fuses kernels the reference ops are traced, for others the device's ops.
+    """
 
     @torch.inference_mode()
     def __init__(self, model: Forwards, kv: PagedKV, ops: Ops, compiler: Compiler, call: Call) -> None:
@@ -53,10 +55,10 @@ class SplitModel:
         self._constants = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
         (output,) = (node for node in nodes if node.op == "output")
         (self._hidden,) = output.all_input_nodes
-        self.parts: list[tuple[Segment, Compiled | Site]] = [
-            (part, compiler.piece(part) if part.op is None else tracing.sites[_site(part.op)])
-            for part in cutting.cut(self._graph, _is_attention, _answers)
-        ]
+        self.segments: list[tuple[Segment, Compiled | Site]] = []
+        for segment in cutting.cut(self._graph, _is_attention, _attention_output):
+            work = compiler.compiled(segment) if segment.op is None else tracing.sites[_site(segment.op)]
+            self.segments.append((segment, work))
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """Hidden states [answers, hidden]. Keys and values go to the cache of the traced model, not to `kv`."""
@@ -66,16 +68,16 @@ class SplitModel:
         inputs = step.tokens.clone(), step.positions.clone(), last
         values = self._constants | dict(zip(self._inputs, inputs, strict=True))
         outputs: tuple[Tensor, ...]
-        for part, work in self.parts:
-            read = [values[node] for node in part.inputs]
+        for segment, work in self.segments:
+            read = [values[node] for node in segment.inputs]
             if isinstance(work, Site):
                 qkv, cos, sin = read
                 outputs = (work.attend(qkv, cos, sin, ops, step.slots, step.rows).contiguous(),)
             else:
                 outputs = self._call(partial(self.computed, work), *read)
-            values.update(zip(part.outputs, outputs, strict=True))
-            del read, outputs  # so that the tensors of part.spent are freed
-            for node in part.spent:
+            values.update(zip(segment.outputs, outputs, strict=True))
+            del read, outputs  # the last references to the tensors of segment.spent, except those in `values`
+            for node in segment.spent:
                 del values[node]
         hidden: Tensor = values[self._hidden]
         return hidden[:answers]
@@ -85,17 +87,17 @@ class SplitModel:
         """See runner.Split."""
         return self.compiler.late
 
-    def computed(self, piece: Compiled, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of one piece."""
+    def computed(self, segment: Compiled, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of one compiled segment."""
         with computing(self._model):
-            return piece(*inputs)
+            return segment(*inputs)
 
 
 def _is_attention(node: fx.Node) -> bool:
     return node.target is opaque.attend
 
 
-def _answers(attention: fx.Node) -> fx.Node:
+def _attention_output(attention: fx.Node) -> fx.Node:
     out = attention.args[3]
     assert isinstance(out, fx.Node)
     return out
@@ -108,14 +110,14 @@ def _site(attention: fx.Node) -> int:
 
 
 class _Tracing:
-    """Ops for one trace. It records the arguments that the opaque ops need later."""
+    """The ops of a trace. They store the arguments that the opaque ops need when the traced graph runs."""
 
     def __init__(self, ops: Ops, kv: PagedKV) -> None:
         self._device = kv.keys.device
         self.cache = kv.cache  # the only field of PagedKV that the model reads; page views would be fake tensors
         self.sites: list[Site] = []
         self.products: dict[int, Product] = {}
-        self._appended: tuple[Any, ...] = ()
+        self._append_arguments: tuple[Any, ...] = ()
         self._ops = replace(
             ops,
             kv=replace(ops.kv, append=self._append),
@@ -125,11 +127,12 @@ class _Tracing:
         )
 
     def example(self) -> tuple[Tensor, ...]:
+        """Arguments of the traced forward pass: tokens, positions and last."""
         tokens, answers = EXAMPLE
         return tuple(torch.zeros(size, dtype=torch.int32, device=self._device) for size in (tokens, tokens, answers))
 
     def forward(self, model: Forwards) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """`model` as a function of Step's tokens, positions and last, the only tensors that tracing reads."""
+        """`model` as a function of tokens, positions and last: the fields of Step that tracing reads."""
         empty = torch.empty(0, dtype=torch.int32, device=self._device)
         rows = Rows(empty, empty, empty.view(0, 0), (), ())
 
@@ -139,19 +142,19 @@ class _Tracing:
         return forward
 
     def _append(self, qkv: Tensor, *others: Any) -> Tensor:
-        """Store the arguments: the next attention includes the append in its op."""
-        self._appended = qkv, *others
+        """Store the arguments. The next attention op includes this append."""
+        self._append_arguments = qkv, *others
         return qkv.narrow(1, 0, qkv.shape[1] - 2 * others[-1].shape[2])
 
     def _attend(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows, *options: Any) -> Tensor:
-        qkv, *head_norms, cos, sin, rotation, _, _, _ = self._appended
+        qkv, *head_norms, cos, sin, rotation, _, _, _ = self._append_arguments
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         opaque.attend(qkv, cos, sin, out, len(self.sites))
         self.sites.append(Site(tuple(head_norms), rotation, key_pages, value_pages, options))
         return out
 
     def _product(self, name: str) -> Callable[..., Tensor]:
-        """torch multiplies plain weights; packed weights need the product of their device, an opaque op."""
+        """The product of a weight format. Plain weights are multiplied by torch, packed weights by the opaque op."""
 
         def product(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
             if isinstance(weight, Tensor):

@@ -1,6 +1,7 @@
-"""One file per architecture, named after config.json's model_type, with build(weights, config, context).
+"""The model architectures. Each has a file here with the name of its model_type in config.json, and with the function
+build(weights, config, context).
 
-`architectures` and `accepts` import none of these files, and no torch.
+`architectures` and `accepts` import neither these files nor torch.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ def architectures() -> list[str]:
 
 def accepts(files: ModelFiles) -> str:
     """The reason why the torch backends cannot load these files; empty if they can."""
-    known = architectures()
-    quantised = files.config.quantization
-    if files.config.model_type not in known:
-        return f"the architecture {files.config.model_type:.50} is not among {', '.join(known)}"
-    return "its weights are in MLX's format" if quantised and quantised.method == "foreign" else ""
+    supported = architectures()
+    if files.config.model_type not in supported:
+        return f"the architecture {files.config.model_type:.50} is not among {', '.join(supported)}"
+    quantization = files.config.quantization
+    if quantization is not None and quantization.method == "foreign":
+        return "its weights are in MLX's format"
+    return ""

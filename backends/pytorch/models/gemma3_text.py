@@ -1,4 +1,5 @@
-"""Gemma 3, text only: norms before and after each block, with weights stored minus 1; local and global layers."""
+"""Gemma 3, text only. Norms before and after attention and MLP, with 1 added to their weights; layers with and without
+a sliding window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama; some releases set a sliding window for every layer in config.json."""
+"""Mistral: the same model as Llama. Some releases set a sliding window for all layers in config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-3.5: Llama with fused qkv and gate_up weights; rotary embedding may be partial or LongRoPE."""
+"""Phi-3 and Phi-3.5: Llama with fused qkv and gate_up weights. The rotary embedding may be partial or LongRoPE."""
 
 from __future__ import annotations
 
