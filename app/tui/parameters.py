@@ -13,10 +13,6 @@ from ..errors import InvalidRequest
 UNSET = {"", "none", "default", "unset"}  # typed texts that remove a value
 
 
-UNSET = {"", "none", "default", "unset"}  # typed texts that remove a value
-
-
-
 @dataclass(frozen=True)
 class Parameter:
     """One sampling parameter: a number in `limits`, or a list of texts if `limits` is None."""
@@ -46,86 +42,7 @@ _SENTENCES = {
     "frequency_penalty": "Above 0: a token becomes less likely each time that the answer uses it.",
     "repetition_penalty": "Above 1: tokens that the prompt or the answer already contains become less likely.",
 }
-@dataclass(frozen=True)
-class Parameter:
-    """One sampling parameter. `range` describes the values: > `above`, >= `low` and <= `high`."""
-
-    name: str
-    kind: type[int] | type[float] | type[list[str]]
-    range: str
-    sentence: str
-    low: float = -math.inf
-    high: float = math.inf
-    above: float = -math.inf
-
-    def accepts(self, number: float) -> bool:
-        """True if a number is in the range."""
-        in_range = self.low <= number <= self.high and number > self.above
-        return in_range and math.isfinite(number)
-
-
-_TABLE = (
-    Parameter(
-        "temperature", float, "a number, 0 to 100", "Randomness; 0: always the most likely token.", low=0, high=100
-    ),
-    Parameter(
-        "top_p",
-        float,
-        "a number, more than 0 to 1",
-        "Sample from the most likely tokens with this total probability.",
-        above=0,
-        high=1,
-    ),
-    Parameter(
-        "top_k", int, "an integer, 0 or more", "Sample from this many most likely tokens; 0: no limit.", low=0
-    ),
-    Parameter(
-        "min_p", float, "a number, 0 to 1", "Exclude tokens below this fraction of the highest probability.", low=0, high=1
-    ),
-    Parameter(
-        "max_tokens",
-        int,
-        "an integer, 1 or more",
-        "Maximum length of the answer in tokens; unset: the rest of the context.",
-        low=1,
-    ),
-    Parameter(
-        "seed",
-        int,
-        "an integer, 0 to 2^64 - 1",
-        "Random seed; the same seed gives the same answer.",
-        low=0,
-        high=2**64 - 1,
-    ),
-    Parameter(
-        "stop", list, 'a text, or a JSON list such as ["END", "\\n\\n"]', "End the answer before any of these texts."
-    ),
-    Parameter(
-        "presence_penalty",
-        float,
-        "a number, -2 to 2",
-        "Above 0: tokens that the answer already contains become less likely.",
-        low=-2,
-        high=2,
-    ),
-    Parameter(
-        "frequency_penalty",
-        float,
-        "a number, -2 to 2",
-        "Above 0: a token becomes less likely each time that the answer uses it.",
-        low=-2,
-        high=2,
-    ),
-    Parameter(
-        "repetition_penalty",
-        float,
-        "a number, more than 0 to 100",
-        "Above 1: tokens that the prompt or the answer already contains become less likely.",
-        above=0,
-        high=100,
-    ),
-)
-PARAMETERS = {parameter.name: parameter for parameter in _TABLE}
+PARAMETERS = {name: Parameter(name, sentence, RANGES.get(name)) for name, sentence in _SENTENCES.items()}
 
 
 def parameter(name: str) -> Parameter:
