@@ -31,6 +31,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     "rope": ("kv.append", "layer"),
     "linear": ("linear.pack_slices", "layer"),
     "linear.embedding": (),
+    "lora": ("layer",),
     "kv": ("layer",),
     "kv.store": ("kv.append", "layer"),
     "kv.copy_pages": (),
