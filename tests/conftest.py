@@ -1,4 +1,4 @@
-"""What every test gets: folders of its own instead of the person's, and a count per tier at the end."""
+"""Fixtures of all tests: temporary folders instead of the user's, and a count of outcomes by tier at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .recording import ROOT, TIERS, in_worker, make_recorder, tier_of
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Settings, data, cache, logs, sockets and the model cache lie in a fresh folder; the hub is never reached."""
+    """Settings, data, cache, logs, sockets and the model cache are in a new folder. Hugging Face is never contacted."""
     home = tmp_path_factory.mktemp("home")
     runtime = home / "run"
     runtime.mkdir(mode=0o700)
@@ -28,9 +28,9 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 class TierCount:
-    """Counts outcomes per tier marker; tests without one make no claim about a device.
+    """Counts the outcomes of the tests of each tier. A test without a tier makes no claim about a device.
 
-    The tier is a property of the report: with pytest-xdist the process that counts has no items.
+    The tier is stored in the report of a test, since the controller of pytest-xdist has no test items.
     """
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class TierCount:
         for tier, count in self.counts.items():
             if not count and not config.getoption("--expect-tiers"):
                 continue
-            told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items())) or "none"
-            terminalreporter.write_line(f"tier {tier}: {told}")
+            outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items())) or "none"
+            terminalreporter.write_line(f"tier {tier}: {outcomes}")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.config.getoption("--expect-tiers") and not in_worker():
@@ -63,12 +63,12 @@ class TierCount:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--expect-tiers", action="store_true", help="fail when no test of a tier passed")
+    parser.addoption("--expect-tiers", action="store_true", help="fail if no test of a tier passed")
     parser.addoption(
-        "--record-tiers", action="store_true", help="count what passes here, by backend and tier, in --results"
+        "--record-tiers", action="store_true", help="count the tests that pass, by backend and tier, in --results"
     )
     parser.addoption("--results", default=str(ROOT / "tests" / "results.jsonl"), help="the file of --record-tiers")
-    parser.addoption("--slow", action="store_true", help="also run the tests marked slow, as make test-all does")
+    parser.addoption("--slow", action="store_true", help="also run the tests with the marker slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell's background job ignores Ctrl-C, and every program that the tests start would inherit that.
+    # A background job of a shell ignores SIGINT, and the programs that the tests start would inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(TierCount(), "tier-count")
     if config.getoption("--record-tiers"):

@@ -1,4 +1,4 @@
-"""`pytest --record-tiers`: counts what passed here by backend, tier and lane, for tests/results.jsonl and README."""
+"""`pytest --record-tiers`: counts the tests that pass by backend, tier and implementation, in tests/results.jsonl."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from localllm import backends
 from localllm.engine.runner import DeviceInfo
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMIT = "LOCALLLM_COMMIT"  # the commit under test, where there is no git
+COMMIT = "LOCALLLM_COMMIT"  # variable with the commit under test, for machines without git
 TIERS = ("real", "real_otherdevice", "contract", "emulated", "compile")
-# Words of a test file's path that say which backend it is about.
+# Words in the path of a test file -> backend of its tests.
 BACKENDS = {**{name: name for name in backends.ORDER}, "amx": "cpu", "triton": "cuda", "metal": "mlx"}
 GENERATED = (":!tests/results.jsonl", ":!README.md")
 
-PROPERTY = "recorded"  # of a report: its test's Key, which pytest-xdist sends to the process that writes
+PROPERTY = "recorded"  # property of a report: the Key of its test; pytest-xdist sends it to the process that writes
 
-Key = tuple[str, str, str, str, str, bool]  # Record's fields up to the counts
+Key = tuple[str, str, str, str, str, bool]  # the fields of Record before the counts
 
 
 def tier_of(item: pytest.Item) -> str:
-    """The marker of the class wins over that of the suite it has from Conformance; empty: no claim about a device."""
-    found = [tier for tier in TIERS if item.get_closest_marker(tier)]
-    return found[-1] if found else ""
+    """The tier of a test; empty: no claim about a device. A marker of the class overrides one of its base class."""
+    tiers = [tier for tier in TIERS if item.get_closest_marker(tier)]
+    return tiers[-1] if tiers else ""
 
 
 @cache
 def device(backend: str) -> DeviceInfo | None:
-    found = backends.load(backend).probe()
-    return found if isinstance(found, DeviceInfo) else None
+    info = backends.load(backend).probe()
+    return info if isinstance(info, DeviceInfo) else None
 
 
 def lane_of(backend: str) -> str:
-    """The implementation of its ops that this session takes; empty: there is one."""
+    """The implementation of the backend's ops in this session; empty: the backend has only one."""
     info = device(backend)
     kernels = info.features.get("kernels", "") if info else ""
     if kernels.startswith("none"):
@@ -53,11 +53,12 @@ def lane_of(backend: str) -> str:
 
 
 def key_of(item: pytest.Item) -> Key | None:
-    """None for a test that is about no backend."""
-    tier, file = tier_of(item), item.path.relative_to(ROOT).as_posix()
-    named = getattr(getattr(item, "cls", None), "backend", "")
+    """The key of the counts of a test; None for a test without a backend."""
+    tier = tier_of(item)
+    file = item.path.relative_to(ROOT).as_posix()
+    suite_backend = getattr(getattr(item, "cls", None), "backend", "")
     words = [word for word in re.split(r"[/_.]", file) if word in BACKENDS]
-    backend = named or (BACKENDS[words[0]] if words else "")
+    backend = suite_backend or (BACKENDS[words[0]] if words else "")
     if not tier or not backend:
         return None
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -69,13 +70,13 @@ def key_of(item: pytest.Item) -> Key | None:
         tier = "real"
     host = device("cpu")
     machine = info if info and tier.startswith("real") else host
-    return backend, tier, lane, machine.name if machine else "unknown", file, bool(named)
+    return backend, tier, lane, machine.name if machine else "unknown", file, bool(suite_backend)
 
 
 def commit() -> str:
-    """Empty where nothing says it."""
-    if told := os.environ.get(COMMIT):
-        return told
+    """The commit of the source; empty if it is unknown."""
+    if name := os.environ.get(COMMIT):
+        return name
     if shutil.which("git") is None:
         return ""
     try:
@@ -95,13 +96,14 @@ def in_worker() -> bool:
 
 
 class Recorder:
-    """Writes each test file's counts as soon as all of its tests have ended: a session may be cut off.
+    """Writes the counts of a test file when all tests of the file have ended, since a session may be interrupted.
 
-    With pytest-xdist the workers know the tests and only the controller writes, at the end of a whole session.
+    With pytest-xdist the workers collect the tests, and only the controller writes, at the end of a complete session.
     """
 
     def __init__(self, file: Path, commit: str) -> None:
-        self._file, self._commit = file, commit
+        self._file = file
+        self._commit = commit
         self._keys: dict[str, Key] = {}
         self._left: Counter[str] = Counter()  # tests of a file that have not ended
         self._outcomes: dict[str, str] = {}
@@ -118,8 +120,8 @@ class Recorder:
         for name, value in report.user_properties:
             if name == PROPERTY:
                 self._keys[report.nodeid] = tuple(value)
-        said = report.when == "call" or report.outcome != "passed"
-        if said and report.nodeid in self._keys and self._outcomes.get(report.nodeid) != "failed":
+        is_outcome = report.when == "call" or report.outcome != "passed"
+        if is_outcome and report.nodeid in self._keys and self._outcomes.get(report.nodeid) != "failed":
             self._outcomes[report.nodeid] = report.outcome
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -131,8 +133,8 @@ class Recorder:
             self._write(file)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        if whole and not in_worker():
+        is_complete = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if is_complete and not in_worker():
             for file in {key[4] for key in self._keys.values()}:
                 if self._left[file] < 0:  # the workers collected its tests
                     self._write(file)
@@ -155,11 +157,12 @@ class Recorder:
 
 
 def make_recorder(config: pytest.Config) -> Recorder:
-    """Raises UsageError where counts would be of a part of a file, or of an unknown commit."""
+    """Raises UsageError if the session would count a part of a file, or the commit is unknown."""
     if any("::" in name for name in config.args) or config.getoption("-k") or config.getoption("-m"):
-        raise pytest.UsageError("--record-tiers counts whole test files: leave out ::, -k and -m")
-    if not (found := commit()):
-        raise pytest.UsageError(f"--record-tiers does not know the commit: set {COMMIT}")
-    if str(ROOT) not in sys.path:  # of scripts.results
+        raise pytest.UsageError("--record-tiers counts complete test files: it excludes ::, -k and -m")
+    source = commit()
+    if not source:
+        raise pytest.UsageError(f"--record-tiers needs the commit: set the variable {COMMIT}")
+    if str(ROOT) not in sys.path:  # for the import of scripts.results
         sys.path.insert(0, str(ROOT))
-    return Recorder(Path(config.getoption("--results")), found)
+    return Recorder(Path(config.getoption("--results")), source)

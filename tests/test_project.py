@@ -44,7 +44,7 @@ def test_every_dependency_has_an_import() -> None:
     assert {name.replace("-", "_") for name in names} <= {package.lower().replace("-", "_") for package in packages}
 
 
-def test_every_requirement_has_its_licence() -> None:
+def test_every_requirement_has_a_licence() -> None:
     assert LICENCES.keys() - {"Package", "---"} == requirements()
 
 
@@ -58,7 +58,7 @@ def test_licences_are_those_of_the_installed_packages(package: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["app", "backends", "engine", "kernels"])
-def test_every_package_says_that_it_has_types(folder: str) -> None:
+def test_every_package_has_a_py_typed_file(folder: str) -> None:
     assert (ROOT / folder / "py.typed").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Counts of --record-tiers, and what README says of them: nothing is claimed that did not pass."""
+"""The counts of --record-tiers, and the claims of README from these counts."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ APPLE = DeviceInfo("mlx", "Apple M1", 2, 1)
 
 @pytest.fixture(autouse=True)
 def controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests may run in a process of pytest-xdist, and are about one that writes."""
+    """Act as the process that writes the results, also if this test runs in a worker of pytest-xdist."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
 
 def item(name: str, *tiers: str, file: str = "tests/backends/test_cuda.py", backend: str = "", **params: str) -> Any:
     cls = SimpleNamespace(backend=backend) if backend else None
-    made = SimpleNamespace(nodeid=f"{file}::{name}", path=ROOT / file, cls=cls, user_properties=[])
-    made.get_closest_marker = lambda tier: tier in tiers
+    test_item = SimpleNamespace(nodeid=f"{file}::{name}", path=ROOT / file, cls=cls, user_properties=[])
+    test_item.get_closest_marker = lambda tier: tier in tiers
     if params:
-        made.callspec = SimpleNamespace(params=params)
-    return made
+        test_item.callspec = SimpleNamespace(params=params)
+    return test_item
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """A machine with these devices."""
-    found = {info.backend: info for info in request.param}
-    monkeypatch.setattr(recording, "device", found.get)
+    """Simulate a machine with these devices."""
+    result = {info.backend: info for info in request.param}
+    monkeypatch.setattr(recording, "device", result.get)
 
 
 def report(of: Any, when: str, outcome: str) -> Any:
@@ -54,12 +54,12 @@ def report(of: Any, when: str, outcome: str) -> Any:
 
 
 def record(file: Path, items: Sequence[Any], outcomes: dict[str, str]) -> list[Record]:
-    """A session of these; outcomes by test, of its call, or "when outcome"."""
+    """Record a session. `outcomes` has the outcome of the call of each test, or "phase outcome"."""
     recorder = Recorder(file, "abc1234")
     recorder.pytest_collection_modifyitems(list(items))
     for one in items:
-        for said in outcomes.get(one.nodeid.partition("::")[2], "passed").split(", "):
-            when, _, outcome = said.rpartition(" ")
+        for text in outcomes.get(one.nodeid.partition("::")[2], "passed").split(", "):
+            when, _, outcome = text.rpartition(" ")
             recorder.pytest_runtest_logreport(report(one, when or "call", outcome))
         recorder.pytest_runtest_logfinish(one.nodeid)
     return read(file)
@@ -108,17 +108,19 @@ def test_outcomes_are_counted(here: None, tmp_path: Path) -> None:
     indirect=["here"],
     ids=["no-gpu", "library", "triton", "lanes", "cpu", "emulated", "otherdevice", "apple", "nobody's"],
 )
-def test_a_count_is_of_a_tier_lane_and_machine(here: None, tests: list[Any], keys: list[Any], tmp_path: Path) -> None:
-    found = record(tmp_path / "results", tests, {})
-    assert [(each.backend, each.tier, each.lane, each.machine) for each in found] == keys
+def test_results_are_counted_by_tier_implementation_and_machine(
+    here: None, tests: list[Any], keys: list[Any], tmp_path: Path
+) -> None:
+    result = record(tmp_path / "results", tests, {})
+    assert [(each.backend, each.tier, each.lane, each.machine) for each in result] == keys
 
 
 @pytest.mark.parametrize("here", [[GPU, CPU]], indirect=True)
-def test_a_file_that_was_cut_off_is_not_counted(here: None, tmp_path: Path) -> None:
-    whole, cut = item("a", "real"), item("b", "real", file="tests/backends/test_cuda_split.py")
+def test_interrupted_test_file_is_not_counted(here: None, tmp_path: Path) -> None:
+    complete, cut = item("a", "real"), item("b", "real", file="tests/backends/test_cuda_split.py")
     recorder = Recorder(tmp_path / "results", "abc")
-    recorder.pytest_collection_modifyitems([whole, cut, item("c", "real", file="tests/backends/test_cuda_split.py")])
-    for one in (whole, cut):
+    recorder.pytest_collection_modifyitems([complete, cut, item("c", "real", file="tests/backends/test_cuda_split.py")])
+    for one in (complete, cut):
         recorder.pytest_runtest_logreport(report(one, "call", "passed"))
         recorder.pytest_runtest_logfinish(one.nodeid)
     assert [each.file for each in read(tmp_path / "results")] == ["tests/backends/test_cuda.py"]
@@ -143,7 +145,7 @@ def counted(**changes: Any) -> Record:
 
 @pytest.mark.parametrize("here", [[GPU, CPU]], indirect=True)
 @pytest.mark.parametrize("exitstatus", [pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED])
-def test_workers_of_xdist_are_counted_by_their_controller(
+def test_controller_counts_the_tests_of_xdist_workers(
     here: None, exitstatus: pytest.ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tests = [item(name, "real") for name in ("a", "b", "c")]
@@ -158,12 +160,12 @@ def test_workers_of_xdist_are_counted_by_their_controller(
         worker.pytest_runtest_logfinish(one.nodeid)
         monkeypatch.delenv("PYTEST_XDIST_WORKER")
     controller.pytest_sessionfinish(exitstatus)
-    whole = exitstatus == pytest.ExitCode.TESTS_FAILED
-    assert [(one.passed, one.failed) for one in read(tmp_path / "controller")] == ([(2, 1)] if whole else [])
+    complete = exitstatus == pytest.ExitCode.TESTS_FAILED
+    assert [(one.passed, one.failed) for one in read(tmp_path / "controller")] == ([(2, 1)] if complete else [])
     assert not (tmp_path / "worker").exists()
 
 
-def test_a_later_run_replaces_an_earlier_one(tmp_path: Path) -> None:
+def test_later_run_replaces_an_earlier_run(tmp_path: Path) -> None:
     file = tmp_path / "results"
     merge([counted(), counted(suite=False, passed=5), counted(lane="triton"), counted(machine="NVIDIA B2")], file)
     for commit in ("d", "e"):
@@ -211,26 +213,28 @@ LATER = counted(file="b", suite=False, passed=4, date="2026-01-05", commit="def"
     ],
     ids=["skips", "emulator", "suite", "more", "failure", "failure-of-another", "no-suite", "lanes", "otherdevice"],
 )
-def test_readme_claims_no_more_than_what_passed(records: list[Record], says: str) -> None:
+def test_readme_claims_only_passed_tests(records: list[Record], says: str) -> None:
     assert state(records) == says
 
 
-def options(*arguments: str, **given: str) -> Any:
-    return SimpleNamespace(args=arguments, getoption=lambda name: {"-k": "", "-m": "", "--results": "x", **given}[name])
+def options(*arguments: str, **overrides: str) -> Any:
+    return SimpleNamespace(
+        args=arguments, getoption=lambda name: {"-k": "", "-m": "", "--results": "x", **overrides}[name]
+    )
 
 
-def test_parts_of_files_and_unknown_commits_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_files_and_unknown_commits_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(recording.COMMIT, "abc")
     for config in (options("tests/a.py::b"), options(**{"-k": "b"}), options(**{"-m": "real"})):
-        with pytest.raises(pytest.UsageError, match="whole test files"):
+        with pytest.raises(pytest.UsageError, match="complete test files"):
             recording.make_recorder(config)
     monkeypatch.delenv(recording.COMMIT)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(pytest.UsageError, match=f"set {recording.COMMIT}"):
+    with pytest.raises(pytest.UsageError, match=f"set the variable {recording.COMMIT}"):
         recording.make_recorder(options("tests"))
 
 
-def test_the_kept_file_is_sound() -> None:
+def test_results_file_is_valid() -> None:
     for one in read():
         assert one.tier in recording.TIERS
         assert one.backend in recording.backends.ORDER

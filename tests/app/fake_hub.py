@@ -1,4 +1,4 @@
-"""A model hub on loopback: enough of its HTTP face for pull, with faults on demand."""
+"""A fake Hugging Face server on loopback, with the HTTP requests of pull and with errors on demand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from urllib.parse import unquote
 
 @dataclass
 class Hub:
-    """Repos by name; `log` keeps what was asked, in order."""
+    """The repos of the server and its errors. `log` has every request, in order."""
 
     repos: dict[str, dict[str, bytes]]
     revisions: dict[str, dict[str, str]] = field(default_factory=dict)  # repo → branch → commit
     gated: frozenset[str] = frozenset()
-    breaks_in: str = ""  # a file whose body ends half-way, once
-    fails_with: int = 0  # a status for whatever is asked
-    stalls_in: str = ""  # a file whose body never goes on
+    breaks_in: str = ""  # a file whose first response ends in the middle of the body
+    fails_with: int = 0  # status of every response; 0: normal responses
+    stalls_in: str = ""  # a file whose response stops in the middle of the body and never continues
     log: list[tuple[str, str]] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
     url: str = ""
@@ -30,10 +30,11 @@ class Hub:
     closing: threading.Event = field(default_factory=threading.Event)
 
     def commit(self, repo: str, revision: str) -> str | None:
-        known = self.revisions.get(repo, {"main": commit_of(repo)})
-        return known.get(revision) or next(
-            (sha for sha in known.values() if len(revision) >= 7 and sha.startswith(revision)), None
-        )
+        commits = self.revisions.get(repo, {"main": commit_of(repo)})
+        if revision in commits:
+            return commits[revision]
+        is_commit = len(revision) >= 7
+        return next((commit for commit in commits.values() if is_commit and commit.startswith(revision)), None)
 
 
 def commit_of(name: str) -> str:

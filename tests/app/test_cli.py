@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, refusals, exit codes, settings. No daemon is needed here."""
+"""The command line without a daemon: help, errors, exit codes and settings."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ COMMANDS = [
 
 
 def every_option() -> list[tuple[str, click.Option]]:
-    found = []
+    options = []
     for name, command in cli.commands.items():
         context = click.Context(command, info_name=name)
-        found += [(name, option) for option in command.get_params(context) if isinstance(option, click.Option)]
-    return found
+        options += [(name, option) for option in command.get_params(context) if isinstance(option, click.Option)]
+    return options
 
 
-def test_the_commands_are_these() -> None:
+def test_commands_are_complete_and_in_order() -> None:
     assert list(cli.commands) == COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_80_columns_and_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_fits_100_columns_and_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"localllm {name}" in text.partition("Examples:")[2], "an example of the command itself"
@@ -66,9 +66,9 @@ def test_examples_are_accepted() -> None:
     for example in examples:
         name, *rest = re.split(r"\s+(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", re.split(r" >+ | \| ", example)[0])
         command = cli.commands[name]
-        known = {flag for option in command.get_params(click.Context(command)) for flag in option.opts}
+        valid_flags = {flag for option in command.get_params(click.Context(command)) for flag in option.opts}
         for word in rest:
-            assert not word.startswith("--") or word in known, f"{word} in {example!r}"
+            assert not word.startswith("--") or word in valid_flags, f"{word} in {example!r}"
 
 
 def test_short_help_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_wrong_usage_is_one_line_a_hint_and_exit_code_2(
     assert says in err.splitlines()[0]
 
 
-def test_an_error_is_json_where_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_json_with_json_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json", "--nonsense"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -130,7 +130,7 @@ def test_an_error_is_json_where_json_was_asked_for(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("command", [*cli.commands])
-def test_every_command_refuses_a_settings_file_that_is_wrong(
+def test_every_command_rejects_a_malformed_settings_file(
     command: str, own_folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = paths.config_file()
@@ -140,8 +140,8 @@ def test_every_command_refuses_a_settings_file_that_is_wrong(
     names = [
         param.name for param in cli.commands[command].params if isinstance(param, click.Argument) and param.required
     ]
-    given = {"model": "guide", "name": "org/none", "shell": "bash"}
-    code = main([command, *(given[str(name)] for name in names)])
+    arguments = {"model": "guide", "name": "org/none", "shell": "bash"}
+    code = main([command, *(arguments[str(name)] for name in names)])
     out, err = capsys.readouterr()
     if command == "completion":  # a shell that starts has no use for an error
         assert (code, err) == (0, "")
@@ -157,7 +157,7 @@ def prompt_from(stdin: Path, prompt: str | None, read_before: int, monkeypatch: 
         return _prompt(prompt)
 
 
-def test_a_file_that_a_loop_reads_is_left_to_it(
+def test_run_does_not_read_the_input_file_of_a_shell_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "lines").write_text("one\ntwo\n")
@@ -169,12 +169,12 @@ def test_a_file_that_a_loop_reads_is_left_to_it(
     assert capsys.readouterr().err == ""
 
 
-def test_an_unknown_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_for_a_missing_folder_names_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "./nowhere", "hi"]) == errors.ModelNotFound.exit_code
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_control_characters_reach_no_terminal() -> None:
+def test_control_characters_are_not_written_to_a_terminal() -> None:
     assert console.safe("a\x1b]0;title\x07\x9b31mb\r\n\tc") == "a\ufffd]0;title\ufffd\ufffd31mb\ufffd\n\tc"
 
 
@@ -187,7 +187,7 @@ def test_version() -> None:
     assert re.fullmatch(r"localllm \d+\.\d+\.\d+\n", process("--version").stdout)
 
 
-def test_a_copy_that_is_not_installed_runs_the_daemon_too() -> None:
+def test_uninstalled_copy_can_start_the_daemon() -> None:
     code = (
         "import importlib.metadata as found; found.Distribution.discover = lambda **_: iter(()); "
         "import localllm.app.daemon.lifecycle; from localllm.app.cli import main; main(['--version'])"
@@ -196,14 +196,14 @@ def test_a_copy_that_is_not_installed_runs_the_daemon_too() -> None:
     assert done.stdout == f"localllm {VERSION}\n", done.stderr
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_no_large_package() -> None:
     code = "import sys; from localllm.app.cli import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.split()
     assert not {"torch", "numpy", "textual", "httpx", "huggingface_hub", "rich", "asyncio", "msgspec"} & set(loaded)
 
 
 @pytest.mark.parametrize("args", [["list"], ["doctor"], ["config", "--json"], ["serve", "--help"]])
-def test_no_command_process_imports_torch(args: list[str]) -> None:
+def test_commands_do_not_import_torch(args: list[str]) -> None:
     code = (
         f"import sys; from localllm.app.cli import main; main({args}); print('torch' in sys.modules, file=sys.stderr)"
     )
@@ -216,7 +216,7 @@ def test_completion_scripts(shell: str) -> None:
     assert "_LOCALLLM_COMPLETE" in process("completion", shell).stdout
 
 
-def test_completion_knows_commands_models_and_backends() -> None:
+def test_completion_lists_commands_models_and_backends() -> None:
     def complete(*words: str) -> list[str]:
         line = " ".join(("localllm", *words))
         env = {"_LOCALLLM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
@@ -228,7 +228,7 @@ def test_completion_knows_commands_models_and_backends() -> None:
     assert "--idle-unload" in complete("serve", "--idle")
 
 
-def test_a_broken_pipe_is_quiet() -> None:
+def test_broken_pipe_prints_no_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m localllm.app.cli config | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=30)
     assert done.stderr == ""
@@ -247,19 +247,19 @@ def test_list_shows_the_built_in_model() -> None:
     assert "tiny built-in model" in text
 
 
-def test_config_says_where_each_value_comes_from(tmp_path: Path) -> None:
+def test_config_shows_the_source_of_each_value(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('max_rows = 8\napi_key = "sesame"\n')
     done = process("config", "--json", LOCALLLM_CONFIG=str(file), LOCALLLM_PORT="8080")
-    told = {entry["name"]: entry for entry in json.loads(done.stdout)["settings"]}
-    assert (told["max_rows"]["value"], told["max_rows"]["from"]) == (8, str(file))
-    assert (told["port"]["value"], told["port"]["from"]) == (8080, "LOCALLLM_PORT")
-    assert (told["drain"]["value"], told["drain"]["from"]) == (5.0, "default")
+    settings = {entry["name"]: entry for entry in json.loads(done.stdout)["settings"]}
+    assert (settings["max_rows"]["value"], settings["max_rows"]["from"]) == (8, str(file))
+    assert (settings["port"]["value"], settings["port"]["from"]) == (8080, "LOCALLLM_PORT")
+    assert (settings["drain"]["value"], settings["drain"]["from"]) == (5.0, "default")
     assert "sesame" not in done.stdout
     assert "sesame" not in process("config", LOCALLLM_CONFIG=str(file)).stdout
 
 
-def test_without_a_daemon_ps_and_stop_say_so() -> None:
+def test_ps_and_stop_report_that_no_daemon_runs() -> None:
     for args, words in ((("ps",), "no daemon is running"), (("stop",), "no daemon is running")):
         done = process(*args)
         assert (done.returncode, done.stdout) == (0, "")
@@ -268,7 +268,7 @@ def test_without_a_daemon_ps_and_stop_say_so() -> None:
 
 
 @pytest.mark.parametrize("plain", [None, "stdin", "stdout", "stderr"])
-def test_chat_opens_the_screen_only_where_all_three_ends_are_a_terminal(
+def test_chat_opens_the_screen_only_if_all_standard_streams_are_a_terminal(
     plain: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from localllm.app import tui
@@ -277,7 +277,7 @@ def test_chat_opens_the_screen_only_where_all_three_ends_are_a_terminal(
     opened: list[str] = []
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(getattr(sys, name), "isatty", lambda terminal=name != plain: terminal)
-    monkeypatch.setattr(tui, "run", lambda *given, **named: opened.append("screen") or 0)
-    monkeypatch.setattr(chat, "_lines", lambda *given: opened.append("lines"))
+    monkeypatch.setattr(tui, "run", lambda *arguments, **named: opened.append("screen") or 0)
+    monkeypatch.setattr(chat, "_lines", lambda *arguments: opened.append("lines"))
     chat.chat("guide", None, None, {"system": None})
     assert opened == ["lines" if plain else "screen"]

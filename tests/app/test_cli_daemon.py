@@ -1,4 +1,4 @@
-"""Commands through a real daemon, worker and runner, on the built-in model: the one path of a prompt."""
+"""Commands with a real daemon, worker and runner, and the built-in model."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Shell = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders shared by this module's commands, so that one daemon serves them all."""
+    """The folders of all commands of this module, so that one daemon serves them."""
     home = tmp_path_factory.mktemp("shared")
     (home / "run").mkdir(mode=0o700)
     folders = {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "STATE")}
-    ours = {"HOME": str(home), "LOCALLLM_RUNTIME_DIR": str(home / "run"), "LOCALLLM_PORT": "0"}
-    return {**os.environ, **folders, **ours, "LOCALLLM_BACKEND": "cpu", "LOCALLLM_THREADS": "1"}
+    variables = {"HOME": str(home), "LOCALLLM_RUNTIME_DIR": str(home / "run"), "LOCALLLM_PORT": "0"}
+    return {**os.environ, **folders, **variables, "LOCALLLM_BACKEND": "cpu", "LOCALLLM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def localllm(environment: dict[str, str]) -> Iterator[Shell]:
-    def run(*args: str, given: str | None = "") -> subprocess.CompletedProcess[str]:
+    def run(*args: str, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*COMMAND, *args], input=given, env=environment, capture_output=True, text=True, timeout=100
+            [*COMMAND, *args], input=stdin, env=environment, capture_output=True, text=True, timeout=100
         )
 
     yield run
@@ -49,30 +49,30 @@ def localllm(environment: dict[str, str]) -> Iterator[Shell]:
     assert not list(Path(environment["LOCALLLM_RUNTIME_DIR"]).glob("*.sock"))
 
 
-def test_run_answers_the_same_in_text_and_json(localllm: Shell) -> None:
+def test_run_gives_the_same_answer_as_text_and_json(localllm: Shell) -> None:
     text = localllm("run", "guide", "hello", "--temperature", "0", "--max-tokens", "12")
     assert text.returncode == 0, text.stderr
-    told = localllm("run", "guide", "hello", "--temperature", "0", "--max-tokens", "12", "--json")
-    answer = json.loads(told.stdout)
+    as_json = localllm("run", "guide", "hello", "--temperature", "0", "--max-tokens", "12", "--json")
+    answer = json.loads(as_json.stdout)
     assert text.stdout == answer["text"] + "\n"
     assert answer["finish"] in ("stop", "length")
     assert 0 < answer["usage"]["completion_tokens"] <= 12
     assert 0 < answer["timings"]["ttft"] <= answer["timings"]["seconds"]
 
 
-def test_argument_and_piped_text_are_one_prompt(localllm: Shell) -> None:
-    def tokens(*args: str, given: str) -> int:
-        done = localllm("run", "guide", *args, "--max-tokens", "1", "--json", given=given)
+def test_run_joins_argument_and_piped_text(localllm: Shell) -> None:
+    def tokens(*args: str, stdin: str) -> int:
+        done = localllm("run", "guide", *args, "--max-tokens", "1", "--json", stdin=stdin)
         return int(json.loads(done.stdout)["usage"]["prompt_tokens"])
 
-    assert tokens("one two\n\nthree four", given="") == tokens("one two", given="three four\n")
-    assert tokens(given="one two") < tokens("one two", given="three")
-    nothing = localllm("run", "guide", given=" \n")
+    assert tokens("one two\n\nthree four", stdin="") == tokens("one two", stdin="three four\n")
+    assert tokens(stdin="one two") < tokens("one two", stdin="three")
+    nothing = localllm("run", "guide", stdin=" \n")
     assert nothing.returncode == 2
     assert "no prompt" in nothing.stderr
 
 
-def test_a_loop_over_the_lines_of_a_file_asks_once_for_each(
+def test_run_in_a_shell_loop_answers_each_line_once(
     localllm: Shell, environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_text("one\ntwo\nthree\n")
@@ -82,7 +82,7 @@ def test_a_loop_over_the_lines_of_a_file_asks_once_for_each(
     assert [json.loads(line)["finish"] for line in done.stdout.splitlines()] == ["length"] * 3, done.stderr
 
 
-def test_options_of_another_call_are_said(localllm: Shell) -> None:
+def test_options_of_an_earlier_call_are_printed(localllm: Shell) -> None:
     ask = ("run", "guide", "hi", "--max-tokens", "1")
     localllm("stop", "guide")
     assert "earlier" not in localllm(*ask, "--quant", "int8").stderr
@@ -91,13 +91,20 @@ def test_options_of_another_call_are_said(localllm: Shell) -> None:
     assert "earlier" not in localllm(*ask).stderr
 
 
-def test_what_structured_output_promises_holds(localllm: Shell, tmp_path: Path) -> None:
+def test_structured_output_fits_its_schema_and_pattern(localllm: Shell, tmp_path: Path) -> None:
     chosen = localllm("run", "guide", "yes or no?", "--regex", "yes|no", "--temperature", "1", "--seed", "7")
     assert chosen.stdout in ("yes\n", "no\n")
     schema = tmp_path / "schema.json"
     properties = {"ok": {"type": "boolean"}, "size": {"enum": [1, 2]}}
-    asked = {"type": "object", "properties": properties, "required": ["ok", "size"], "additionalProperties": False}
-    schema.write_text(json.dumps(asked))  # with others allowed, a small model may go on until its tokens are spent
+    schema_value = {
+        "type": "object",
+        "properties": properties,
+        "required": ["ok", "size"],
+        "additionalProperties": False,
+    }
+    schema.write_text(
+        json.dumps(schema_value)
+    )  # with others allowed, a small model may go on until its tokens are spent
     filled = localllm("run", "guide", "fill it in", "--schema", str(schema), "--max-tokens", "600")
     value = json.loads(filled.stdout)
     assert isinstance(value["ok"], bool)
@@ -111,10 +118,10 @@ def test_flags_reach_the_sampler(localllm: Shell) -> None:
     assert localllm(*ask, "--seed", "1").stdout != localllm(*ask, "--seed", "2").stdout
 
 
-def test_chat_without_a_terminal_goes_line_by_line(localllm: Shell) -> None:
-    done = localllm("chat", "--max-tokens", "8", "--temperature", "0", given="hello\n\nhow are you?\n")
+def test_chat_without_a_terminal_answers_each_line(localllm: Shell) -> None:
+    done = localllm("chat", "--max-tokens", "8", "--temperature", "0", stdin="hello\n\nhow are you?\n")
     assert done.returncode == 0, done.stderr
-    alone = localllm("chat", "--max-tokens", "8", "--temperature", "0", given="hello\n")
+    alone = localllm("chat", "--max-tokens", "8", "--temperature", "0", stdin="hello\n")
     assert done.stdout.startswith(alone.stdout)
     assert len(done.stdout) > len(alone.stdout)
 
@@ -129,7 +136,7 @@ def test_chat_without_a_terminal_goes_line_by_line(localllm: Shell) -> None:
         (("stop", "org/none"), 3, "not loaded"),
     ],
 )
-def test_the_daemon_s_refusals_keep_their_exit_codes(
+def test_errors_of_the_daemon_keep_their_exit_codes(
     localllm: Shell, args: tuple[str, ...], code: int, says: str
 ) -> None:
     done = localllm(*args)
@@ -138,13 +145,13 @@ def test_the_daemon_s_refusals_keep_their_exit_codes(
     assert "Traceback" not in done.stderr
 
 
-def test_bytes_that_are_no_text_are_refused(environment: dict[str, str]) -> None:
+def test_input_that_is_not_utf8_is_rejected(environment: dict[str, str]) -> None:
     done = subprocess.run([*COMMAND, "run", "guide"], input=b"\xff\xfe", env=environment, capture_output=True)
     assert done.returncode == 2
     assert b"standard input is not UTF-8 text" in done.stderr
 
 
-def test_ps_shows_what_is_loaded(localllm: Shell) -> None:
+def test_ps_shows_loaded_models(localllm: Shell) -> None:
     localllm("run", "guide", "hi", "--max-tokens", "1")
     [model] = [entry for entry in json.loads(localllm("ps", "--json").stdout) if entry["id"] == "guide"]
     assert (model["state"], model["backend"]) == ("ready", "cpu")
@@ -152,7 +159,7 @@ def test_ps_shows_what_is_loaded(localllm: Shell) -> None:
     assert "running, loaded: guide" in localllm("doctor").stdout
 
 
-def test_ctrl_c_ends_the_answer_and_nothing_else(localllm: Shell, environment: dict[str, str]) -> None:
+def test_ctrl_c_stops_the_answer_but_not_the_daemon(localllm: Shell, environment: dict[str, str]) -> None:
     command = [
         *COMMAND,
         "run",
@@ -177,7 +184,7 @@ def test_ctrl_c_ends_the_answer_and_nothing_else(localllm: Shell, environment: d
         assert time.monotonic() < until, "the daemon still computes an answer nobody reads"
 
 
-def test_bench_measures(localllm: Shell) -> None:
+def test_bench_prints_results_as_json(localllm: Shell) -> None:
     done = localllm("bench", "--rounds", "1", "--together", "2", "--together", "5", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -217,13 +224,13 @@ def test_selftest_passes(localllm: Shell) -> None:
     assert all(check["ok"] for check in report["checks"]), report
 
 
-def test_selftest_shows_a_wrong_answer() -> None:
+def test_selftest_reports_a_wrong_answer() -> None:
     assert _same("known", ["a", "b "], ["a", "b"]).ok
     check = _same("known", ["a", "c"], ["a", "b"])
     assert (check.ok, check.details) == (False, "1 of 2 differ; the first is 'c', expected 'b'")
 
 
-def test_selftest_shows_a_wrong_answer_from_the_cache() -> None:
+def test_selftest_reports_a_wrong_answer_from_the_prefix_cache() -> None:
     class Wrong:
         async def ask(self, prompt: str, **parameters: Any) -> tuple[str, Done]:
             return "c", Done(finish="stop", usage=Usage(prompt_tokens=9, cached_tokens=8), ttft=0.0, seconds=0.0)

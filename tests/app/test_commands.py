@@ -1,4 +1,4 @@
-"""What commands print and return, without a daemon: a client that gives the events of a test."""
+"""Output and exit codes of the commands, with a fake client instead of a daemon."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ def done(finish: str = "stop", **usage: int) -> Done:
 
 
 class FakeClient:
-    """Answers every question with the same events; keeps the questions."""
+    """A client that answers every question with the same events, and stores the questions."""
 
     def __init__(self, *events: Any, models: list[LoadedModel] | None = None) -> None:
         self.events = events
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.models = models or []
 
     async def chat(self, model: str, messages: list[dict[str, Any]], **body: Any) -> AsyncIterator[Any]:
-        self.asked.append((model, [dict(message) for message in messages], body))
+        self.requests.append((model, [dict(message) for message in messages], body))
         for event in self.events:
             yield event
 
     async def complete(self, model: str, prompt: str, **body: Any) -> AsyncIterator[Any]:
-        self.asked.append((model, prompt, body))
+        self.requests.append((model, prompt, body))
         for event in self.events:
             yield event
 
     async def load(self, model: str, **how: Any) -> LoadedModel:
-        self.asked.append((model, how))
+        self.requests.append((model, how))
         return READY
 
     async def loaded(self) -> list[LoadedModel]:
         return self.models
 
     async def unload(self, model: str) -> None:
-        self.asked.append(model)
+        self.requests.append(model)
 
     async def shutdown(self) -> None:
-        self.asked.append("shutdown")
+        self.requests.append("shutdown")
 
     async def __aenter__(self) -> FakeClient:
         return self
@@ -73,17 +73,17 @@ EVENTS = [ReasoningPiece("hm"), TextPiece("a\x1b"), ToolCall(id="c", name="f", a
 
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
-async def test_an_answer_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str], finish: str) -> None:
+async def test_stream_prints_each_event(capsys: pytest.CaptureFixture[str], finish: str) -> None:
     client: Any = FakeClient(*EVENTS, done(finish))
     assert await run.stream(client, "m", [{"role": "user", "content": "x"}], {"top_k": 1}) == "a\x1bb"
-    assert client.asked == [("m", [{"role": "user", "content": "x"}], {"top_k": 1})]
+    assert client.requests == [("m", [{"role": "user", "content": "x"}], {"top_k": 1})]
     printed = capsys.readouterr()
     assert printed.out == "a\x1bf({})b\n"
     assert printed.err.startswith("hm")
     assert ("--max-tokens" in printed.err) is (finish == "length")
 
 
-async def test_an_answer_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_run_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     await run._run(connected(FakeClient(*EVENTS, done())), "m", [], {}, True)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out) == {
         "model": "m",
@@ -96,11 +96,11 @@ async def test_an_answer_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_the_answers_form() -> None:
+def test_constraint_from_schema_or_regex() -> None:
     def file(text: bytes) -> Any:
-        made = io.BytesIO(text)
-        made.name = "s.json"
-        return made
+        stream = io.BytesIO(text)
+        stream.name = "s.json"
+        return stream
 
     assert run._constraint(None, None) == {}
     assert run._constraint(None, "a+") == {"regex": "a+"}
@@ -115,7 +115,7 @@ def test_the_answers_form() -> None:
 
 
 class Piped:
-    """Standard input, a pipe or a terminal."""
+    """Standard input as a pipe or a terminal."""
 
     def __init__(self, data: bytes = b"", *, terminal: bool = False) -> None:
         self.buffer = io.BytesIO(data)
@@ -126,7 +126,7 @@ class Piped:
 
 
 @pytest.mark.parametrize(
-    ("argument", "piped", "whole", "said"),
+    ("argument", "piped", "joined", "has_notice"),
     [
         ("a", b"\nb\n\n", "a\n\nb", True),
         ("a", b"", "a", False),
@@ -135,32 +135,34 @@ class Piped:
         (None, b"", "", False),
     ],
 )
-def test_a_prompt_is_the_argument_and_the_input(
+def test_prompt_joins_argument_and_standard_input(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     argument: str | None,
     piped: bytes,
-    whole: str,
-    said: bool,
+    joined: str,
+    has_notice: bool,
 ) -> None:
     monkeypatch.setattr(run.sys, "stdin", Piped(piped))
-    if whole:
-        assert run._prompt(argument) == whole
+    if joined:
+        assert run._prompt(argument) == joined
     else:
         with pytest.raises(InvalidRequest, match="no prompt"):
             run._prompt(argument)
-    assert ("includes standard input" in capsys.readouterr().err) is said
+    assert ("includes standard input" in capsys.readouterr().err) is has_notice
     monkeypatch.setattr(run.sys, "stdin", Piped(b"never read", terminal=True))
     assert run._prompt("a") == "a"
 
 
-def test_a_chat_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_answers_each_line_of_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     client = FakeClient(TextPiece("yes"), done())
     monkeypatch.setattr(chat.sys, "stdin", Piped(b"one\n\n  two \n"))
     chat._lines(connected(client), "m", session.system_messages("be brief"), {"top_k": 1})  # type: ignore[arg-type]
     system, answer = {"role": "system", "content": "be brief"}, {"role": "assistant", "content": "yes"}
     turns = [{"role": "user", "content": text} for text in ("one", "two")]
-    assert client.asked == [
+    assert client.requests == [
         ("m", [system, turns[0]], {"top_k": 1}),
         ("m", [system, turns[0], answer, turns[1]], {"top_k": 1}),
     ]
@@ -171,7 +173,7 @@ def test_a_chat_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         chat._lines(connected(client), "m", [], {})  # type: ignore[arg-type]
 
 
-def test_flags_that_were_given() -> None:
+def test_parameters_are_the_flags_that_are_set() -> None:
     flags = {"system": "s", "temperature": 0.0, "top_k": None, "stop": ("a", "b"), "seed": 0}
     assert session.parameters(flags) == {"temperature": 0.0, "stop": ["a", "b"], "seed": 0}
     assert session.parameters({"stop": ()}) == {}
@@ -182,11 +184,11 @@ def test_flags_that_were_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "quant", "told"),
+    ("backend", "quant", "text"),
     [(None, None, "--quant int8"), (None, "int8", ""), ("auto", None, "--quant int8"), ("cpu", None, "--quant int8")],
 )
-async def test_the_options_of_an_earlier_call_are_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], backend: Any, quant: Any, told: str
+async def test_loaded_client_reports_options_of_an_earlier_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], backend: Any, quant: Any, text: str
 ) -> None:
     client = FakeClient()
 
@@ -196,19 +198,19 @@ async def test_the_options_of_an_earlier_call_are_told(
     monkeypatch.setattr(session.Client, "connect", connect)
     async with session.loaded_client(Settings(), "m", backend, quant) as opened:
         assert opened is client  # type: ignore[comparison-overlap]
-    assert client.asked == [("m", {"backend": backend, "quant": quant})]
-    assert (f"with {told}" in capsys.readouterr().err) is bool(told)
+    assert client.requests == [("m", {"backend": backend, "quant": quant})]
+    assert (f"with {text}" in capsys.readouterr().err) is bool(text)
 
 
-def test_backends_of_an_earlier_call() -> None:
+def test_earlier_options_omit_those_of_this_call() -> None:
     ready = LoadedModel(id="m", state="ready", pid=7, options=("--backend cuda", "--quant int8"))
     options = {
         (None, None): "--backend cuda --quant int8",
         ("auto", "int4"): "--backend cuda",
         ("cpu", None): "--quant int8",
     }
-    for (backend, quant), told in options.items():
-        assert session._earlier_options(ready, backend, quant) == told
+    for (backend, quant), text in options.items():
+        assert session._earlier_options(ready, backend, quant) == text
 
 
 def connecting(monkeypatch: pytest.MonkeyPatch, client: FakeClient | None) -> None:
@@ -221,7 +223,7 @@ def connecting(monkeypatch: pytest.MonkeyPatch, client: FakeClient | None) -> No
     monkeypatch.setattr(daemon.Client, "connect", connect)
 
 
-def test_what_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_prints_loaded_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     idle = LoadedModel(
         id="a",
         state="ready",
@@ -256,11 +258,13 @@ def test_what_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         assert json.loads(capsys.readouterr().out) == []
 
 
-def test_stopping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_unloads_a_model_or_stops_the_daemon(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     client = FakeClient()
     connecting(monkeypatch, client)
     assert (daemon.stop("m"), daemon.stop(None)) == (0, 0)
-    assert client.asked == ["m", "shutdown"]
+    assert client.requests == ["m", "shutdown"]
     assert capsys.readouterr().err == "unloaded m\nstopped the daemon\n"
     connecting(monkeypatch, None)
     assert daemon.stop("m") == 0
@@ -268,7 +272,7 @@ def test_stopping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_errors_have_an_exit_code_each(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+def test_every_error_has_its_exit_code(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     args = ["--json"] if as_json else []
 
     def code(error: BaseException) -> int:
@@ -278,11 +282,11 @@ def test_errors_have_an_exit_code_each(capsys: pytest.CaptureFixture[str], as_js
         command = click.Command("x", callback=fail, params=[click.Option(["--json"], is_flag=True)])
         return console.run_command(command, args)
 
-    told = {"message": "too\nlong", "type": "invalid_request_error", "code": "context_length_exceeded", "hint": "h"}
+    expected = {"message": "too\nlong", "type": "invalid_request_error", "code": "context_length_exceeded", "hint": "h"}
     assert code(ContextTooLong("too\nlong", hint="h", n_ctx=4)) == 2
     printed = capsys.readouterr()
     if as_json:
-        assert json.loads(printed.err) == {"error": told | {"n_ctx": 4}}
+        assert json.loads(printed.err) == {"error": expected | {"n_ctx": 4}}
     else:
         assert printed.err == "error: too long\nhint: h\n"
     assert printed.out == ""
@@ -298,10 +302,10 @@ def test_errors_have_an_exit_code_each(capsys: pytest.CaptureFixture[str], as_js
         assert console.run_command(click.Command("x", callback=lambda value=value: value), []) == expected
 
 
-def test_control_characters_but_new_lines_and_tabs() -> None:
+def test_safe_replaces_control_characters() -> None:
     shown = console.safe("".join(map(chr, range(256))))
-    kept = [chr(code) for code in range(256) if code in (9, 10) or 32 <= code < 127 or code >= 160]
-    assert [char for char in shown if char != "\ufffd"] == kept
+    unchanged = [chr(code) for code in range(256) if code in (9, 10) or 32 <= code < 127 or code >= 160]
+    assert [char for char in shown if char != "\ufffd"] == unchanged
     assert len(shown) == 256
 
 
@@ -311,12 +315,14 @@ def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("packed", [0, 2048])
-def test_the_models_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packed: int) -> None:
-    known = [
+def test_list_prints_the_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packed: int
+) -> None:
+    available = [
         ModelRef(id="guide", path=models.catalog.paths.guide_dir(), bundled=True, size=10, context=64),
         ModelRef(id="org/m", path=models.catalog.paths.guide_dir(), size=20, packed=packed, revision="c"),
     ]
-    monkeypatch.setattr(models.catalog, "available", lambda: known)
+    monkeypatch.setattr(models.catalog, "available", lambda: available)
     assert models.list_models(False) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1].split() == ["guide", "10", "B", "64"]
@@ -332,7 +338,7 @@ def test_the_models_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         False,
         "c",
     )
-    del known[1]
+    del available[1]
     models.list_models(False)
     assert "localllm pull" in capsys.readouterr().err
 
@@ -341,7 +347,7 @@ def test_the_models_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.parametrize(("yes", "terminal", "agrees", "code"), [
     (True, False, False, 0), (False, True, True, 0), (False, True, False, 1), (False, False, True, None),
 ])  # fmt: skip
-def test_nothing_is_deleted_unasked(
+def test_rm_deletes_nothing_without_confirmation(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     packed: bool,
@@ -368,7 +374,7 @@ def test_nothing_is_deleted_unasked(
     assert ("deleted nothing" in capsys.readouterr().err) is (code == 1)
 
 
-def test_a_key_is_never_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_hides_the_api_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     monkeypatch.setenv("LOCALLLM_ALLOWED_HOSTS", "a,b")
     for as_json in (False, True):
@@ -388,7 +394,7 @@ def test_a_key_is_never_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "does not exist" in printed
 
 
-def test_flags_of_settings() -> None:
+def test_serve_flags_have_types_and_defaults() -> None:
     flags = {flag.name: flag for flag in settings.flags()}
     assert "model" not in flags
     assert isinstance(flags["quant"].type, click.Choice)
@@ -399,7 +405,7 @@ def test_flags_of_settings() -> None:
     assert "default" not in str(flags["api_key"].help)  # type: ignore[attr-defined]
 
 
-async def test_a_check_of_known_answers() -> None:
+async def test_selftest_compares_known_answers() -> None:
     assert selftest._same("n", ["a ", "b"], ["a", "b"]) == selftest.Check("n", True, "2 answers")
     wrong = selftest._same("n", ["a", "x", "y"], ["a", "b", "c"])
     assert (wrong.ok, wrong.details) == (False, "2 of 3 differ; the first is 'x', expected 'b'")
@@ -415,16 +421,16 @@ async def test_a_check_of_known_answers() -> None:
 @pytest.mark.parametrize(
     ("text", "ok"), [('{"n": 7}', True), ('{"n": "7"}', False), ("{", False), ("[]", False), ("{}", False)]
 )
-async def test_a_check_of_a_schema(text: str, ok: bool) -> None:
+async def test_selftest_checks_an_answer_with_a_schema(text: str, ok: bool) -> None:
     client: Any = FakeClient(TextPiece(text), done())
     check = await selftest._schema(selftest._Chat(client))
     assert (check.ok, bool(check.details)) == (ok, not ok)
-    assert client.asked[0][2]["response_format"]["json_schema"]["strict"]
+    assert client.requests[0][2]["response_format"]["json_schema"]["strict"]
 
 
 @pytest.mark.parametrize("ok", [False, True])
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_self_test_s_exit_code(
+def test_selftest_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ok: bool, as_json: bool
 ) -> None:
     async def report(backend: str | None, quant: str | None) -> selftest.Report:
@@ -442,7 +448,7 @@ def test_the_self_test_s_exit_code(
         assert ("all checks passed" in printed) is ok
 
 
-async def test_an_answer_without_an_end_is_an_error() -> None:
+async def test_answer_without_a_final_event_is_an_error() -> None:
     client: Any = FakeClient(TextPiece("a"))
     with pytest.raises(AppError):
         await selftest._Chat(client).ask("x")
@@ -452,23 +458,23 @@ async def test_an_answer_without_an_end_is_an_error() -> None:
     assert (text, last) == ("ab", done())
 
 
-def test_figures_of_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three rounds the medians; the round that warms up does not count."""
+def test_bench_gives_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results are medians of three rounds, without the warm-up."""
     client = FakeClient(done())
     monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(read_bandwidth=lambda: None))
     result = asyncio.run(bench._bench(connected(client), "m", 3, (1, 4)))  # type: ignore[arg-type]
     assert (result.prompt_tokens, result.ttft_ms, result.prefill, result.decode) == (8, 1000.0, 6.0, 2.0)
     assert result.throughput == {1: 2.0, 4: 8.0}
     assert (result.memory_gbps, result.memory_share, result.rounds) == (None, None, 3)
-    prompts = [prompt for _, prompt, _ in client.asked[1:]]
+    prompts = [prompt for _, prompt, _ in client.requests[1:]]
     assert len(prompts) == len(set(prompts)) == 1 + 3 * (1 + 1 + 1 + 4)
-    long = [body["max_tokens"] for _, prompt, body in client.asked[1:] if len(prompt.split()) == bench.LONG]
+    long = [body["max_tokens"] for _, prompt, body in client.requests[1:] if len(prompt.split()) == bench.LONG]
     assert long == [1, 1, 1], "reading is timed by one token"
-    assert {body["max_tokens"] for _, prompt, body in client.asked[1:] if len(prompt.split()) == bench.SHORT} == {96}
-    assert all(body["ignore_eos"] and body["temperature"] == 0 for _, _, body in client.asked[1:])
+    assert {body["max_tokens"] for _, prompt, body in client.requests[1:] if len(prompt.split()) == bench.SHORT} == {96}
+    assert all(body["ignore_eos"] and body["temperature"] == 0 for _, _, body in client.requests[1:])
 
 
-def test_the_share_of_the_memory_s_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_computes_the_share_of_the_read_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LoadedModel(id="m", state="ready", pid=7, token_bytes=10)
     for speed, figures in ((None, (None, None)), (4e9, (4.0, 10 * 2.0 / 4e9))):
         monkeypatch.setattr(bench, "load", lambda _, speed=speed: SimpleNamespace(read_bandwidth=lambda: speed))

@@ -1,4 +1,4 @@
-"""Settings: file, environment and flags, and what is refused."""
+"""Settings from the file, the environment and flags, and the errors of invalid settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_defaults_need_no_file(tmp_path: Path) -> None:
     assert config.load({}, {}, tmp_path / "none.toml") == config.Settings()
 
 
-def test_environment_beats_file_and_a_flag_beats_both(tmp_path: Path) -> None:
+def test_flag_overrides_environment_and_environment_overrides_file(tmp_path: Path) -> None:
     text = 'port = 1000\nmodel = "a"\nhost = "::1"\nallowed_hosts = ["x.example"]'
     settings = load(text, tmp_path, {"LOCALLLM_PORT": "2000", "LOCALLLM_MODEL": "b"}, port=3000, model=None)
     assert (settings.port, settings.model, settings.host) == (3000, "b", "::1")
@@ -29,7 +29,7 @@ def test_environment_beats_file_and_a_flag_beats_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["LOCALLLM_CONFIG", "LOCALLLM_CUDA_LIBRARY"])
-def test_variables_that_are_no_settings(tmp_path: Path, variable: str) -> None:
+def test_path_and_kernel_variables_are_not_settings(tmp_path: Path, variable: str) -> None:
     assert config.load(env={variable: "x"}, file=tmp_path / "none") == config.Settings()
 
 
@@ -37,12 +37,12 @@ def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> Non
     assert load("", tmp_path, {"LOCALLLM_ALLOWED_HOSTS": "a, b,,"}).allowed_hosts == ("a", "b")
 
 
-def test_numbers_in_the_environment_may_have_fractions_where_the_setting_has(tmp_path: Path) -> None:
+def test_number_in_the_environment_has_the_type_of_the_setting(tmp_path: Path) -> None:
     settings = load("", tmp_path, {"LOCALLLM_IDLE_UNLOAD": "1.5", "LOCALLLM_CACHE_SHARE": "0", "LOCALLLM_THREADS": "3"})
     assert (settings.idle_unload, settings.cache_share, settings.threads) == (1.5, 0.0, 3)
 
 
-def test_where_a_setting_comes_from(tmp_path: Path) -> None:
+def test_explain_gives_the_source_of_each_value(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("port = 1\ndrain = 1.0\nmodel = 'a'")
     env = {"LOCALLLM_PORT": "2", "LOCALLLM_DRAIN": "2"}
@@ -71,7 +71,7 @@ def test_where_a_setting_comes_from(tmp_path: Path) -> None:
         ("step_timeout = -0.5", False),
     ],
 )
-def test_ranges_end_where_they_should(text: str, good: bool, tmp_path: Path) -> None:
+def test_values_out_of_range_are_rejected(text: str, good: bool, tmp_path: Path) -> None:
     if good:
         load(text, tmp_path)
         return
@@ -100,26 +100,28 @@ def test_ranges_end_where_they_should(text: str, good: bool, tmp_path: Path) -> 
         ("", {}, {"colour": 1}, "unknown setting 'colour' in --colour"),
     ],
 )
-def test_refused_by_name(text: str, env: dict[str, str], flags: dict[str, object], says: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected_by_name(
+    text: str, env: dict[str, str], flags: dict[str, object], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(text, tmp_path, env, **flags)
     assert says in caught.value.message
     assert caught.value.hint
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_settings_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"config\.toml"):
         config.load({}, {}, tmp_path / "config.toml")
 
 
-def test_near_matches_are_offered(tmp_path: Path) -> None:
+def test_unknown_setting_gets_a_similar_name_as_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load("idle_unlaod = 1", tmp_path)
     assert caught.value.hint == "did you mean idle_unload?"
 
 
-def test_a_developer_sets_variables_and_nothing_else(tmp_path: Path) -> None:
+def test_developer_options_are_environment_variables_only(tmp_path: Path) -> None:
     env = {"LOCALLLM_DEV_REFERENCE_OPS": "norm, rope", "LOCALLLM_DEV_SELF_TEST": "off", "LOCALLLM_PORT": "3"}
     settings = load("", tmp_path, env)
     assert settings.developer == config.Developer(reference_ops=("norm", "rope"), self_test="off")
@@ -141,14 +143,14 @@ def test_a_developer_sets_variables_and_nothing_else(tmp_path: Path) -> None:
         ("LOCALLLM_DEV_PORT", "3", "unknown setting 'port' in LOCALLLM_DEV_PORT"),
     ],
 )
-def test_variables_of_developers_are_refused_by_name(variable: str, text: str, says: str, tmp_path: Path) -> None:
+def test_unknown_developer_option_is_rejected_by_name(variable: str, text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load("", tmp_path, {variable: text})
     assert says in caught.value.message
     assert caught.value.hint
 
 
-def test_every_setting_is_described() -> None:
+def test_every_setting_has_a_description() -> None:
     described = config.describe()
     assert [*(setting.name for setting in described), "developer"] == list(config.Settings.__struct_fields__)
     assert [setting.name for setting in config.describe_developer()] == list(config.Developer.__struct_fields__)
@@ -158,7 +160,7 @@ def test_every_setting_is_described() -> None:
     assert described[2].choices == ("auto", "bfloat16", "float32")
 
 
-def test_what_holds_where_nothing_is_set() -> None:
+def test_defaults_of_all_settings() -> None:
     assert msgspec.structs.asdict(config.Settings()) == {
         "model": "guide",
         "backend": "auto",
@@ -186,22 +188,22 @@ def test_what_holds_where_nothing_is_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"),
+    ("name", "minimum"),
     [
         *((name, 0) for name in ("context", "cache_mib", "cache_share", "threads", "port", "idle_unload", "drain")),
         ("step_timeout", 0),
         *((name, 1) for name in ("max_rows", "max_body_mib", "max_queue")),
     ],
 )
-def test_the_least_of_every_number(name: str, least: int, tmp_path: Path) -> None:
-    assert getattr(load(f"{name} = {least}", tmp_path), name) == least
+def test_minimum_of_every_number(name: str, minimum: int, tmp_path: Path) -> None:
+    assert getattr(load(f"{name} = {minimum}", tmp_path), name) == minimum
     with pytest.raises(ConfigError) as caught:
-        load(f"{name} = {least - 1}", tmp_path)
+        load(f"{name} = {minimum - 1}", tmp_path)
     (described,) = [setting for setting in config.describe() if setting.name == name]
     assert caught.value.hint == described.meaning
 
 
-def test_a_setting_as_people_write_it() -> None:
+def test_flag_and_variable_name_of_a_setting() -> None:
     described = {setting.name: setting for setting in config.describe()}
     quant, port = described["quant"], described["port"]
     assert (quant.env, quant.flag) == ("LOCALLLM_QUANT", "--quant")
@@ -211,7 +213,7 @@ def test_a_setting_as_people_write_it() -> None:
 
 
 @pytest.mark.parametrize("variable", sorted(config.PATH_VARIABLES | config.KERNEL_VARIABLES))
-def test_every_variable_that_is_no_setting(tmp_path: Path, variable: str) -> None:
+def test_other_localllm_variables_are_ignored(tmp_path: Path, variable: str) -> None:
     assert config.explain(env={variable: "x", "OTHER_PORT": "1"}, file=tmp_path / "none") == (config.Settings(), {})
     with pytest.raises(ConfigError) as caught:
         config.load(env={"LOCALLLM_ZZZZ": "x"}, file=tmp_path / "none")

@@ -1,4 +1,4 @@
-"""README and docs say what is true: commands, flags, tables, links, files, ports and exit codes."""
+"""README and docs agree with the program: commands, flags, tables, links, files, ports and exit codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-def test_the_tables_are_fresh() -> None:
+def test_generated_tables_are_current() -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts/tables.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -32,9 +32,9 @@ def test_commands_and_flags_exist(page: Path) -> None:
     used += re.findall(r"`localllm ([a-z]+)([^`\n]*)`", text)
     for name, rest in used:
         command = cli.commands[name]
-        known = {flag for param in command.get_params(click.Context(command)) for flag in param.opts}
+        valid_flags = {flag for param in command.get_params(click.Context(command)) for flag in param.opts}
         for flag in re.findall(r"--[a-z-]+", rest.partition("#")[0]):
-            assert flag in known, f"localllm {command.name} {flag}"
+            assert flag in valid_flags, f"localllm {command.name} {flag}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -51,20 +51,20 @@ def test_make_targets_exist() -> None:
     assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= targets
 
 
-def test_exit_codes_are_those_of_the_errors() -> None:
-    told = {
+def test_readme_lists_every_exit_code() -> None:
+    listed = {
         int(code) for code in re.findall(r"(?:: |· )(\d+) [a-z]", README.partition("Exit codes:")[2].split("\n")[0])
     }
-    told |= {0} if "Exit codes: 0 " in README else set()
-    ours = {error.exit_code for error in errors.BY_CODE.values()}
-    assert told == ours | {0, 130}
+    listed |= {0} if "Exit codes: 0 " in README else set()
+    codes = {error.exit_code for error in errors.BY_CODE.values()}
+    assert listed == codes | {0, 130}
 
 
-def test_the_port_is_the_default() -> None:
+def test_readme_uses_the_default_port() -> None:
     assert set(re.findall(r"127\.0\.0\.1:(\d+)", README)) == {str(config.DEFAULT_PORT)}
 
 
-def test_the_commands_with_json_are_named() -> None:
+def test_readme_lists_the_commands_with_json() -> None:
     sentence = next(line for line in README.splitlines() if "take `--json`" in line)
     named = set(re.findall(r"`([a-z]+)`", sentence.partition("examples.")[2]))
     assert named == {name for name, command in cli.commands.items() if any(p.name == "as_json" for p in command.params)}
@@ -72,14 +72,14 @@ def test_the_commands_with_json_are_named() -> None:
 
 def test_every_dependency_is_pinned_to_one_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    asked = project["dependencies"] + project["optional-dependencies"]["dev"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["dev"]
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()[1:])
-    names = {re.split(r"[><=\[]", requirement)[0].replace("_", "-").lower() for requirement in asked}
+    names = {re.split(r"[><=\[]", requirement)[0].replace("_", "-").lower() for requirement in requirements}
     assert names <= set(pins)
     assert f"torch=={pins['torch']}" in (ROOT / "Makefile").read_text("utf-8")
 
 
-def test_the_glossary_is_short_and_sorted() -> None:
+def test_glossary_is_short_and_sorted() -> None:
     terms = re.findall(r"^\| ([^|]+?) \|", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.MULTILINE)[2:]
     assert terms == sorted(set(terms), key=str.lower)
     assert len(terms) <= 50

@@ -1,4 +1,4 @@
-"""What doctor reports, and that only the backends' own folders name devices."""
+"""The report of `localllm doctor`. Only the folders of the backends name devices."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_every_backend_is_listed_in_order_with_a_reason() -> None:
     json.dumps(report.for_json())
 
 
-def test_a_backend_that_cannot_run_is_reported_not_raised() -> None:
+def test_unavailable_backend_is_reported_not_raised() -> None:
     report = doctor.examine("no-such-backend")
     assert report.choice == ""
     assert "no-such-backend" in report.reason
 
 
-def test_what_a_loaded_model_could_do_better_is_said() -> None:
+def test_loaded_model_is_shown_with_its_warnings() -> None:
     model = LoadedModel(id="guide", state="ready", pid=1)
     assert label(model) == "guide"
     better = msgspec.structs.replace(model, quant="int8", warnings=("no memory to capture",))
@@ -53,15 +53,15 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_text_and_json_agree() -> None:
-    text, told = run(), json.loads(run("--json").stdout)
+    text, as_json = run(), json.loads(run("--json").stdout)
     assert text.returncode == 0, text.stderr
-    for status in told["backends"]:
+    for status in as_json["backends"]:
         assert status["says"].partition(",")[0] in text.stdout
-    assert told["daemon"] == "not running"
-    assert told["choice"] in text.stdout
+    assert as_json["daemon"] == "not running"
+    assert as_json["choice"] in text.stdout
 
 
-def test_forcing_a_backend() -> None:
+def test_doctor_with_a_selected_backend() -> None:
     assert json.loads(run("--json", "--backend", "cpu").stdout)["reason"] == "cpu was requested"
     missing = next(status.backend for status in doctor.examine().backends if not status.available)
     done = run("--backend", missing)
@@ -70,19 +70,19 @@ def test_forcing_a_backend() -> None:
 
 
 def test_ops_by_platform() -> None:
-    text, told = run("--ops"), json.loads(run("--ops", "--json").stdout)
+    text, as_json = run("--ops"), json.loads(run("--ops", "--json").stdout)
     assert text.returncode == 0, text.stderr
-    assert set(told["ops"]) == {name for name, _ in Ops()}
-    for op, row in told["ops"].items():
+    assert set(as_json["ops"]) == {name for name, _ in Ops()}
+    for op, row in as_json["ops"].items():
         assert [op, *row.values()] in [line.split() for line in text.stdout.splitlines()]
-    assert {*told["ops"]["norm.rms"], *told["without"]} == set(backends.ORDER)
+    assert {*as_json["ops"]["norm.rms"], *as_json["without"]} == set(backends.ORDER)
 
 
-def test_ops_forced_to_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_table_shows_reference_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALLLM_DEV_REFERENCE_OPS", "norm.rms,sampling")
-    told = json.loads(run("--ops", "--json").stdout)
-    assert set(told["ops"]["norm.rms"].values()) == set(told["ops"]["sampling.draw"].values()) == {"reference"}
-    assert told["reference_ops"] == ["norm.rms", "sampling"]
+    as_json = json.loads(run("--ops", "--json").stdout)
+    assert set(as_json["ops"]["norm.rms"].values()) == set(as_json["ops"]["sampling.draw"].values()) == {"reference"}
+    assert as_json["reference_ops"] == ["norm.rms", "sampling"]
     assert "norm.rms, sampling" in run().stdout
     monkeypatch.setenv("LOCALLLM_DEV_REFERENCE_OPS", "norm.rmss")
     refused = run("--ops")
@@ -98,7 +98,7 @@ LIBRARY_WORDS = set(
 
 
 def code_words(file: Path) -> set[str]:
-    """Identifiers and whole string constants of a module; docstrings and prose are left out."""
+    """The identifiers and the one-word string constants of a module, without docstrings and sentences."""
     names: set[str] = set()
     texts: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
@@ -113,7 +113,7 @@ def code_words(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", ["app", "engine"])
-def test_no_file_names_a_device(folder: str) -> None:
+def test_app_and_engine_name_no_device(folder: str) -> None:
     """The differences between devices are in backends/: app and engine know no device, and no library of one. The
     table of versions that doctor prints is the exception."""
     named: dict[str, set[str]] = {}

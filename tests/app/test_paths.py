@@ -1,4 +1,4 @@
-"""Where things lie, and that the socket's folder is the person's alone."""
+"""The paths of localllm. The folder of the socket is private to the user."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import pytest
 from localllm.app import paths
 
 
-def test_the_runtime_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_folder_is_created_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", str(tmp_path / "fresh"))
     assert stat.S_IMODE(paths.runtime_dir().stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
-def test_a_runtime_folder_others_may_enter_is_refused(
-    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_runtime_folder_is_rejected(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(mode)
@@ -28,7 +26,7 @@ def test_a_runtime_folder_others_may_enter_is_refused(
         paths.socket_file()
 
 
-def test_a_link_is_no_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_is_rejected_as_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", str(tmp_path / "link"))
@@ -36,7 +34,7 @@ def test_a_link_is_no_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
         paths.runtime_dir()
 
 
-def test_without_a_session_folder_the_temporary_one_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_folder_is_temporary_without_xdg_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALLLM_RUNTIME_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
@@ -53,7 +51,7 @@ def test_without_a_session_folder_the_temporary_one_is_used(tmp_path: Path, monk
         ({"XDG_CACHE_HOME": "", "HOME": "/e"}, "/e/.cache/huggingface/hub"),
     ],
 )
-def test_the_model_cache_is_where_other_programs_put_it(
+def test_model_cache_follows_the_variables_of_hugging_face(
     env: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in env.items():
@@ -61,9 +59,7 @@ def test_the_model_cache_is_where_other_programs_put_it(
     assert paths.hub_cache_dir() == Path(expected)
 
 
-def test_weights_made_smaller_are_kept_beside_the_model_where_that_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_folder_is_inside_a_writable_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.packed_dir(tmp_path) == tmp_path / ".localllm"
     assert paths.cache_dir() in paths.packed_dir(paths.guide_dir()).parents, "the program's own folder stays as it is"
     monkeypatch.setattr(paths.os, "access", lambda *_: False)
@@ -71,20 +67,20 @@ def test_weights_made_smaller_are_kept_beside_the_model_where_that_may_be(
     assert paths.packed_dir(tmp_path) != paths.packed_dir(tmp_path / "other")
 
 
-def test_what_torch_compiled_is_where_torch_is_told_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_folder_follows_the_variable_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     assert paths.compiled_dir() == paths.cache_dir() / "compiled"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     assert paths.compiled_dir() == Path("/elsewhere")
 
 
-def test_every_file_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_path_has_its_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALLLM_CONFIG", raising=False)
     for kind in ("config", "data", "cache", "log"):
         monkeypatch.setattr(paths.platformdirs, f"user_{kind}_path", lambda app, kind=kind: tmp_path / kind / app)
     monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    ours = {
+    files = {
         "config_file": "config/localllm/config.toml",
         "history_file": "data/localllm/history.sqlite3",
         "api_key_file": "data/localllm/api-key",
@@ -95,12 +91,12 @@ def test_every_file_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "pid_file": "run/daemon.pid",
         "port_file": "run/daemon.port",
     }
-    assert {name: str(getattr(paths, name)().relative_to(tmp_path)) for name in ours} == ours
+    assert {name: str(getattr(paths, name)().relative_to(tmp_path)) for name in files} == files
     monkeypatch.setenv("LOCALLLM_CONFIG", "/elsewhere.toml")
     assert paths.config_file() == Path("/elsewhere.toml")
 
 
-def test_the_folder_of_the_session_is_used_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_folder_is_in_xdg_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALLLM_RUNTIME_DIR")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -109,7 +105,7 @@ def test_the_folder_of_the_session_is_used_where_there_is_one(tmp_path: Path, mo
     assert paths.runtime_dir() == tmp_path / "temporary" / f"localllm-{os.getuid()}"
 
 
-def test_a_runtime_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_folder_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", str(tmp_path / "run"))
     paths.runtime_dir()
     mine = os.getuid()

@@ -1,4 +1,4 @@
-"""Which models the catalog sees in the shared cache, and what it says about a name it does not know."""
+"""The models of the shared cache, and the hints for unknown model names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.app.store import catalog
 
 
 def make(repo: str, files: dict[str, str], commit: str = "c" * 40, refs: tuple[str, ...] = ("main",)) -> Path:
-    """One repo as huggingface_hub lays it out."""
+    """Create one repo with the layout of huggingface_hub."""
     root = paths.hub_cache_dir() / f"models--{repo.replace('/', '--')}"
     snapshot = root / "snapshots" / commit
     (root / "blobs").mkdir(parents=True, exist_ok=True)
@@ -42,14 +42,14 @@ def names() -> list[str]:
     return [model.id for model in catalog.available() if not model.bundled]
 
 
-def test_whole_models_are_listed_and_described() -> None:
+def test_complete_models_are_listed_with_their_properties() -> None:
     make("org/whole", WHOLE)
     assert names() == ["org/whole"]
     model = catalog.resolve("org/whole")
     assert (model.size, model.context, model.description) == (len(CONFIG) + 10, 8192, "llama")
 
 
-def test_half_models_are_not() -> None:
+def test_incomplete_models_are_not_listed() -> None:
     make("org/sharded", SHARDED)
     make("org/gguf", {"config.json": CONFIG, "model.gguf": "g"})
     make("org/bare", {"model.safetensors": "w"})
@@ -61,24 +61,24 @@ def test_half_models_are_not() -> None:
             catalog.resolve(name)
 
 
-def test_shards_complete_it() -> None:
+def test_model_is_listed_when_its_last_shard_exists() -> None:
     make("org/sharded", {**SHARDED, "two.safetensors": "2"})
     assert names() == ["org/sharded"]
 
 
 @pytest.mark.parametrize("index", ["", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 5}}', '{"weight_map": {}}'])
-def test_a_broken_index_hides_one_model_only(index: str) -> None:
+def test_broken_index_hides_only_its_model(index: str) -> None:
     make("org/broken", {**WHOLE, "model.safetensors.index.json": index})
     make("org/fine", WHOLE)
     assert names() == ["org/fine"]
 
 
-def test_text_config_gives_the_context() -> None:
+def test_context_is_read_from_text_config() -> None:
     make("org/nested", {**WHOLE, "config.json": '{"text_config": {"max_position_embeddings": 5}}'})
     assert catalog.resolve("org/nested").context == 5
 
 
-def test_revisions_have_names_of_their_own() -> None:
+def test_revisions_are_listed_with_their_names() -> None:
     make("org/many", WHOLE, "a" * 40)
     make("org/many", WHOLE, "b" * 40, refs=("v1", "refs/pr/1"))
     make("org/many", WHOLE, "d" * 40, refs=())
@@ -90,7 +90,7 @@ def test_revisions_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"),
+    ("query", "hint"),
     [
         ("guid", "did you mean guide?"),
         ("org/Whle", "did you mean org/whole?"),
@@ -102,21 +102,21 @@ def test_revisions_have_names_of_their_own() -> None:
         ("a\x00b", "localllm list shows"),
     ],
 )
-def test_unknown_names_get_a_hint(asked: str, hint: str) -> None:
+def test_unknown_names_get_a_hint(query: str, hint: str) -> None:
     make("org/whole", WHOLE)
     with pytest.raises(ModelNotFound) as caught:
-        catalog.resolve(asked)
+        catalog.resolve(query)
     assert hint in caught.value.hint
 
 
-def test_a_name_longer_than_any_file_name_is_only_unknown() -> None:
+def test_very_long_name_is_an_unknown_model() -> None:
     for name in ("x" * 10_000, f"org/{'x' * 300}", f"org/repo@{'x' * 10_000}"):
         with pytest.raises(ModelNotFound) as caught:
             catalog.resolve(name)
         assert len(str(caught.value)) < 300
 
 
-def test_a_folder_without_a_config_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_config_is_rejected_without_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def walk(*_: object) -> None:
         raise AssertionError("the folder may be a whole disk")
 
@@ -129,7 +129,7 @@ def test_a_folder_without_a_config_is_refused_at_once(tmp_path: Path, monkeypatc
     assert catalog.resolve(str(tmp_path), allow_path=True).size == len(CONFIG)
 
 
-def test_paths_are_models_only_where_allowed(tmp_path: Path) -> None:
+def test_paths_are_models_only_with_allow_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(CONFIG)
     assert catalog.resolve(str(tmp_path), allow_path=True).path == tmp_path
     with pytest.raises(ModelNotFound):
@@ -138,7 +138,7 @@ def test_paths_are_models_only_where_allowed(tmp_path: Path) -> None:
         catalog.resolve("./no-such-folder", allow_path=True)
 
 
-def test_names_are_as_long_as_the_hub_lets_them_be() -> None:
+def test_names_have_the_maximum_length_of_hugging_face() -> None:
     part, revision = "x" * 96, "v" * 200
     make(f"{part}/{part}", WHOLE)
     assert catalog.resolve(f"{part}/{part}").revision == "c" * 40
@@ -153,7 +153,7 @@ def test_names_are_as_long_as_the_hub_lets_them_be() -> None:
         assert bool(catalog.NAME.fullmatch(name)) is good, name
 
 
-def test_a_commit_has_seven_letters_at_least() -> None:
+def test_commit_prefix_has_at_least_seven_letters() -> None:
     make("org/one", WHOLE, "abcdef0123" * 4, refs=())
     assert catalog.resolve("org/one@abcdef0").revision == "abcdef0123" * 4
     for short in ("abcdef", "bcdef01", "abcdef1"):
@@ -165,7 +165,7 @@ def test_a_commit_has_seven_letters_at_least() -> None:
     assert catalog.resolve("org/one@abcdef09").revision == "abcdef0999" * 4
 
 
-def test_main_comes_before_other_names_and_branches_before_commits() -> None:
+def test_main_precedes_other_branches_and_branches_precede_commits() -> None:
     make("org/two--parts", WHOLE, refs=("a", "main", "z"))
     assert names() == ["org/two--parts"]
     make("org/tagged", WHOLE, "d" * 40, refs=("v2", "v1"))
@@ -174,7 +174,7 @@ def test_main_comes_before_other_names_and_branches_before_commits() -> None:
         catalog.resolve("org/tagged")
 
 
-def test_the_list_begins_with_the_built_in_model_and_is_sorted() -> None:
+def test_list_starts_with_the_built_in_model_and_is_sorted() -> None:
     for repo in ("org/b", "Org/A", "org/c"):
         make(repo, WHOLE)
     guide, *others = catalog.available()
@@ -184,7 +184,7 @@ def test_the_list_begins_with_the_built_in_model_and_is_sorted() -> None:
     assert catalog.resolve("guide").bundled
 
 
-def test_weights_made_smaller_are_counted_apart(tmp_path: Path) -> None:
+def test_packed_weights_are_not_part_of_the_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": "many"}')
     packed = paths.packed_dir(tmp_path)
     packed.mkdir(parents=True)
@@ -200,7 +200,7 @@ def test_weights_made_smaller_are_counted_apart(tmp_path: Path) -> None:
     assert (model.packed, model.size) == (100, len(CONFIG) + 10)
 
 
-def test_near_names_are_three_at_most() -> None:
+def test_hint_has_at_most_three_similar_names() -> None:
     for number in range(5):
         make(f"org/model-{number}", WHOLE)
     with pytest.raises(ModelNotFound) as caught:
@@ -212,7 +212,7 @@ def test_near_names_are_three_at_most() -> None:
     assert caught.value.hint == "did you mean org/model-3?"
 
 
-def test_a_home_folder_is_spelled_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tilde_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text(CONFIG)
     monkeypatch.setenv("HOME", str(tmp_path))

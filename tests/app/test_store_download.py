@@ -1,4 +1,4 @@
-"""pull and rm against a hub on loopback, in a process of their own as a person would run them."""
+"""`localllm pull` and `rm` with a fake hub on loopback. Each command runs in a separate process."""
 
 from __future__ import annotations
 
@@ -60,9 +60,14 @@ def hub() -> Iterator[Hub]:
 
 
 def reaching(hub: Hub, **env: str) -> dict[str, str]:
-    """The environment of a command that has this hub."""
-    ours = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
-    return {**os.environ, **ours, **env}
+    """The environment of a command that uses this hub."""
+    variables = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "5",
+    }
+    return {**os.environ, **variables, **env}
 
 
 def localllm(hub: Hub, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +80,7 @@ def localllm(hub: Hub, *args: str, **env: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_pull_fetches_what_is_needed_and_list_and_rm_know_it(hub: Hub) -> None:
+def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None:
     done = localllm(hub, "pull", "org/whole")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "org/whole is ready" in done.stderr
@@ -106,13 +111,13 @@ def test_pull_fetches_what_is_needed_and_list_and_rm_know_it(hub: Hub) -> None:
     assert not list(paths.hub_cache_dir().glob("models--*"))
 
 
-def test_weights_come_last(hub: Hub) -> None:
+def test_weights_are_downloaded_last(hub: Hub) -> None:
     localllm(hub, "pull", "org/whole")
     fetched = [path.rpartition("/")[2] for method, path in hub.log if method == "GET" and "/resolve/" in path]
     assert fetched[-1] == "model.safetensors"
 
 
-def test_an_interrupted_pull_is_not_listed_and_continues(hub: Hub) -> None:
+def test_interrupted_pull_is_not_listed_and_continues(hub: Hub) -> None:
     weights = bytes(range(256)) * 2**17  # 32 MiB: the hub library writes 10 MB at a time
     hub.repos["org/whole"] = {**WHOLE, "model.safetensors": weights}
     hub.breaks_in = "model.safetensors"
@@ -137,7 +142,7 @@ def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
     assert "org/whole" not in [model.id for model in catalog.available()]
 
 
-def test_revisions_stand_side_by_side_and_go_one_by_one(hub: Hub) -> None:
+def test_revisions_are_stored_and_deleted_separately(hub: Hub) -> None:
     assert localllm(hub, "pull", "org/tags").returncode == 0
     assert localllm(hub, "pull", "org/tags@fresh").returncode == 0
     assert {model.id for model in catalog.available()} >= {"org/tags", "org/tags@fresh"}
@@ -150,7 +155,9 @@ def test_revisions_stand_side_by_side_and_go_one_by_one(hub: Hub) -> None:
     assert [model.id for model in catalog.available() if not model.bundled] == ["org/tags"]
 
 
-def test_kept_weights_are_listed_and_go_alone_or_with_the_model(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_weights_are_listed_and_deleted_alone_or_with_the_model(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     localllm(hub, "pull", "org/whole")
     model = catalog.resolve("org/whole")
 
@@ -197,7 +204,7 @@ def test_kept_weights_are_listed_and_go_alone_or_with_the_model(hub: Hub, monkey
         (("rm", "org/missing@main"), 3, ["org/missing"]),
     ],
 )
-def test_what_cannot_be_done_is_said_with_a_hint(hub: Hub, args: tuple[str, ...], code: int, words: list[str]) -> None:
+def test_errors_of_pull_and_rm_have_a_hint(hub: Hub, args: tuple[str, ...], code: int, words: list[str]) -> None:
     done = localllm(hub, *args)
     assert done.returncode == code, done.stderr
     assert done.stderr.splitlines()[-2].startswith("error: ")
@@ -207,13 +214,13 @@ def test_what_cannot_be_done_is_said_with_a_hint(hub: Hub, args: tuple[str, ...]
         assert word in done.stderr
 
 
-def test_offline_and_unreachable_hubs_are_told_apart(hub: Hub) -> None:
+def test_offline_mode_and_an_unreachable_hub_are_different_errors(hub: Hub) -> None:
     offline = localllm(hub, "pull", "org/whole", HF_HUB_OFFLINE="1")
     assert offline.returncode == 10
     assert "unset HF_HUB_OFFLINE" in offline.stderr
-    gone = localllm(hub, "pull", "org/whole", HF_ENDPOINT="http://127.0.0.1:9")
-    assert gone.returncode == 10
-    assert "cannot reach http://127.0.0.1:9" in gone.stderr
+    unreachable = localllm(hub, "pull", "org/whole", HF_ENDPOINT="http://127.0.0.1:9")
+    assert unreachable.returncode == 10
+    assert "cannot reach http://127.0.0.1:9" in unreachable.stderr
 
 
 @pytest.mark.parametrize(
@@ -225,20 +232,20 @@ def test_offline_and_unreachable_hubs_are_told_apart(hub: Hub) -> None:
         (XetDownloadError("gone"), DownloadFailed, "the download of org/x failed: gone"),
     ],
 )
-def test_errors_of_the_disk_and_the_line_are_ours(error: Exception, kind: type[AppError], words: str) -> None:
+def test_disk_and_network_errors_become_app_errors(error: Exception, kind: type[AppError], words: str) -> None:
     with pytest.raises(kind, match=words), hub_module.translate_errors(hub_module.parse("org/x")):
         raise error
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "denies access.*401"), (500, "returned status 500 for org/whole")])
-def test_what_the_hub_answers_is_said(hub: Hub, status: int, words: str) -> None:
+def test_status_of_the_hub_is_in_the_error(hub: Hub, status: int, words: str) -> None:
     hub.fails_with = status
     done = localllm(hub, "pull", "org/whole")
     assert done.returncode == 10, done.stderr
     assert re.search(words, done.stderr)
 
 
-def test_a_full_disk_is_refused_before_the_first_byte(hub: Hub) -> None:
+def test_full_disk_is_reported_before_the_download(hub: Hub) -> None:
     hub.repos["org/huge"] = {**WHOLE}
     hub.repos["org/huge"]["model.safetensors"] = Huge(b"x")
     done = localllm(hub, "pull", "org/huge")
@@ -248,8 +255,8 @@ def test_a_full_disk_is_refused_before_the_first_byte(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("room", [0, -1])
-def test_a_download_leaves_room_on_the_disk(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked of the folder that is there: the first download makes the cache."""
+def test_download_leaves_free_space_on_the_disk(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The free space is that of an existing parent folder: the first download creates the cache."""
     free = 5000 + download.HEADROOM + room
 
     def disk_usage(folder: Path) -> shutil._ntuple_diskusage:
@@ -267,7 +274,7 @@ def test_a_download_leaves_room_on_the_disk(room: int, monkeypatch: pytest.Monke
     assert refusal.value.numbers == {"needed": 5000, "free": free}
 
 
-def test_files_that_are_here_need_no_space(hub: Hub) -> None:
+def test_existing_files_need_no_disk_space(hub: Hub) -> None:
     assert localllm(hub, "pull", "org/whole").returncode == 0
     (catalog.resolve("org/whole").path / "README.md").unlink()
     hub.repos["org/whole"] = {**WHOLE, "model.safetensors": Huge(b"x")}
@@ -277,8 +284,8 @@ def test_files_that_are_here_need_no_space(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("length", [7, 40])
-def test_a_commit_is_no_name(hub: Hub, length: int) -> None:
-    """`list` would show a ref of the commit's name in place of a branch."""
+def test_pull_of_a_commit_creates_no_ref(hub: Hub, length: int) -> None:
+    """A ref with the name of a commit would hide the branch in `localllm list`."""
     commit = commit_of("fresh")
     assert localllm(hub, "pull", f"org/tags@{commit[:length]}").returncode == 0
     folder = paths.hub_cache_dir() / "models--org--tags"
@@ -291,8 +298,10 @@ def test_a_commit_is_no_name(hub: Hub, length: int) -> None:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_all_that_a_loader_looks_for_is_fetched(sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is looked for or opened in a model's folder while it loads, whether it is there or not."""
+def test_pull_downloads_every_file_that_loading_opens(
+    sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file that loading looks for in the model folder is downloaded, also optional files."""
     folder = write_model(tmp_path / "model")
     if sharded:
         (folder / SINGLE).rename(folder / "model-00001-of-00001.safetensors")
@@ -301,13 +310,13 @@ def test_all_that_a_loader_looks_for_is_fetched(sharded: bool, tmp_path: Path, m
         (folder / INDEX).write_text(json.dumps(index))
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
-    seen: set[str] = set()
+    opened: set[str] = set()
 
-    def watch(name: str, taken: Callable[..., object]) -> Callable[..., object]:
+    def watch(name: str, function: Callable[..., object]) -> Callable[..., object]:
         def watched(path: object, *args: object, **options: object) -> object:
             if isinstance(path, str | Path) and Path(path).is_relative_to(folder):
-                seen.add(str(Path(path).relative_to(folder)))
-            return taken(path, *args, **options)
+                opened.add(str(Path(path).relative_to(folder)))
+            return function(path, *args, **options)
 
         return watched
 
@@ -318,19 +327,19 @@ def test_all_that_a_loader_looks_for_is_fetched(sharded: bool, tmp_path: Path, m
     )
     monkeypatch.undo()
     model.close()
-    files = {name for name in seen if not (folder / name).is_dir()} - ({SINGLE} if sharded else set())
+    files = {name for name in opened if not (folder / name).is_dir()} - ({SINGLE} if sharded else set())
     assert files >= {"config.json", "tokenizer.json", "additional_chat_templates/tool_use.jinja", "chat_template.json"}
     assert {file.name for file in choose("org/x", [RemoteFile(name, 1) for name in files])} == files
 
 
 class Huge(bytes):
-    """Says it is an exabyte."""
+    """File content with a length of one exabyte."""
 
     def __len__(self) -> int:
         return 10**18
 
 
-def test_rm_takes_half_a_download_too(own_folders: Path) -> None:
+def test_rm_deletes_an_incomplete_download(own_folders: Path) -> None:
     blobs = paths.hub_cache_dir() / "models--org--half" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "abc.incomplete").write_bytes(b"x" * 1000)
@@ -351,7 +360,7 @@ def test_rm_takes_half_a_download_too(own_folders: Path) -> None:
         ),
     ],
 )
-def test_files_chosen(names: list[str], chosen: list[str]) -> None:
+def test_choose_selects_the_files_to_download(names: list[str], chosen: list[str]) -> None:
     assert [file.name for file in choose("org/x", [RemoteFile(name, 1) for name in names])] == chosen
 
 
@@ -366,6 +375,6 @@ def test_files_chosen(names: list[str], chosen: list[str]) -> None:
         (["config.json", "original/consolidated.00.pth"], "pickle"),
     ],
 )
-def test_repos_without_usable_weights_are_refused_by_name(names: list[str], word: str) -> None:
+def test_repo_without_usable_weights_is_rejected_by_name(names: list[str], word: str) -> None:
     with pytest.raises(ModelUnusable, match=word):
         choose("org/x", [RemoteFile(name, 1) for name in names])

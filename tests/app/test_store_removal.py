@@ -1,4 +1,4 @@
-"""What would be deleted of the shared cache, without a hub."""
+"""Plans to delete models from the shared cache, without a hub."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def keep(snapshot: Path, size: int) -> Path:
     ("name", "repo", "revision"),
     [("org/m", "org/m", ""), ("org/m@v1", "org/m", "v1"), ("org/m@a/b.c", "org/m", "a/b.c")],
 )
-def test_names_of_the_hub(name: str, repo: str, revision: str) -> None:
-    asked = hub.parse(name)
-    assert (asked.repo, asked.revision) == (repo, revision)
-    assert asked.folder == paths.hub_cache_dir() / "models--org--m"
+def test_parse_accepts_names_of_hugging_face(name: str, repo: str, revision: str) -> None:
+    parsed = hub.parse(name)
+    assert (parsed.repo, parsed.revision) == (repo, revision)
+    assert parsed.folder == paths.hub_cache_dir() / "models--org--m"
 
 
 @pytest.mark.parametrize("name", ["m", "a/b/c", "org/..m", "org/m@a..b", "", "org/", "/m", "org/m@", "guide"])
-def test_other_names_are_refused(name: str) -> None:
+def test_parse_rejects_other_names(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         hub.parse(name)
     assert refused.value.param == "model"
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_repo_goes_whole(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
-    """With what is kept of it, wherever that is; it is counted once."""
+def test_removal_of_a_repo_includes_its_packed_weights(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    """The packed weights are deleted too, inside or outside the repo folder, and count once."""
     if apart:
         monkeypatch.setattr(paths.os, "access", lambda *_: False)
     snapshot = make("org/m", WHOLE)
@@ -57,21 +57,21 @@ def test_a_repo_goes_whole(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None
     assert (other / "config.json").exists()
 
 
-def test_one_revision_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_of_one_revision_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths.os, "access", lambda *_: False)
     old, new = make("org/m", WHOLE, "a" * 40, refs=("v1",)), make("org/m", WHOLE, "b" * 40)
-    kept = [keep(snapshot, 100) for snapshot in (old, new)]
+    packed = [keep(snapshot, 100) for snapshot in (old, new)]
     for unknown in ("v2", "aaaaaa", "c" * 40):
         with pytest.raises(ModelNotFound, match="no revision"):
             hub.plan_removal(f"org/m@{unknown}")
     plan = hub.plan_removal("org/m@v1")
     assert (plan.name, plan.frees) == ("org/m@v1", SIZE + 100)
     plan.execute()
-    assert [folder.exists() for folder in (old, new, *kept)] == [False, True, False, True]
+    assert [folder.exists() for folder in (old, new, *packed)] == [False, True, False, True]
     assert hub.plan_removal("org/m@bbbbbbb").frees == SIZE + 100
 
 
-def test_what_is_kept_goes_alone() -> None:
+def test_removal_of_packed_weights_keeps_the_model() -> None:
     snapshot = make("org/m", WHOLE)
     with pytest.raises(ModelNotFound, match="org/m has no cached quantised weights"):
         hub.plan_packed_removal("org/m")
@@ -85,7 +85,7 @@ def test_what_is_kept_goes_alone() -> None:
             hub.plan_removal(name)
 
 
-def test_of_commits_that_begin_alike_none_goes() -> None:
+def test_ambiguous_commit_prefix_deletes_nothing() -> None:
     for end in "bc":
         make("org/m", WHOLE, "a" * 20 + end * 20, refs=())
     with pytest.raises(ModelNotFound, match="no revision"):

@@ -1,4 +1,4 @@
-"""A tiny qwen3 model with random weights and a byte-level tokenizer: real files, ready in a blink."""
+"""Writes the files of a tiny qwen3 model with random weights and a byte-level tokenizer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_tokenizer(folder: Path, template: object = TEMPLATE) -> Path:
 
 
 def write_model(folder: Path, *, context: int = 256, seed: int = 0, template: object = TEMPLATE) -> Path:
-    """Two layers of width 32; the weights are wide enough that greedy text varies."""
+    """Write a model with two layers of width 32. Its weights are large enough that greedy text varies."""
     write_tokenizer(folder, template)
     hidden, layers, heads, kv_heads, dim, inner = 32, 2, 4, 2, 8, 64
     config = {

@@ -1,4 +1,4 @@
-"""A chat on the fake client: fixed clocks, a folder of its own."""
+"""Fixtures: the terminal UI with a fake client, fixed clocks and a temporary folder."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ MORNING = 1_790_000_000.0  # 2026-09-21 14:13 UTC
 
 @dataclass
 class Chat:
-    """What a test holds in its hands: the app under its pilot, the client behind it, the history file."""
+    """The application under a pilot, with its client and its history file."""
 
     pilot: Pilot[int]
     app: ChatApp
     client: FakeClient
-    store: Store  # the app's own: only its thread may read with it
+    store: Store  # of the application; only its history thread may use it
 
     @property
     def saved(self) -> Store:
-        """The history file as another program sees it."""
+        """The history file, opened a second time."""
         return Store(self.store.file, now=lambda: MORNING)
 
     @property
@@ -55,7 +55,7 @@ class Chat:
         return self.screen.conversation.path()
 
     async def settle(self) -> None:
-        """Until nothing of ours runs any more."""
+        """Wait until no task of the application runs."""
         while any(worker.is_running for worker in self.app.workers):
             await self.pilot.pause(0.01)
         await self.pilot.pause()
@@ -67,7 +67,7 @@ class Chat:
         await self.pilot.pause()
 
     async def send(self, text: str) -> None:
-        """Type and send, and wait for the end of the answer."""
+        """Type a text, send it, and wait for the end of the answer."""
         await self.enter(text)
         await self.settle()
 
@@ -81,12 +81,12 @@ class Chat:
         await self.pilot.pause()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Until it holds; the test's own timeout is the limit."""
+        """Wait until a condition is true. The timeout of the test is the limit."""
         while not condition():
             await self.pilot.pause(0.01)
 
     def shown(self) -> str:
-        """Everything that stands on the screen, as text."""
+        """The text of the screen."""
         return "\n".join(
             "".join(segment.text for segment in line) for line in self.app.screen._compositor.render_strips()
         )
@@ -120,8 +120,8 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def make_app(tmp_path: Path, store: Store) -> Callable[..., ChatApp]:
     def make(client: FakeClient, conversation: Conversation | None = None, **changed: Any) -> ChatApp:
-        given = {"connect": client.connect, "store": store, "clock": lambda: 1.0, "folder": tmp_path} | changed
-        return ChatApp(Settings(), conversation or Conversation("guide"), **given)
+        options = {"connect": client.connect, "store": store, "clock": lambda: 1.0, "folder": tmp_path} | changed
+        return ChatApp(Settings(), conversation or Conversation("guide"), **options)
 
     return make
 

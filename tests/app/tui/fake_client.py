@@ -1,4 +1,4 @@
-"""A client without a daemon: scripted answers behind the face of app/client.Client."""
+"""A client without a daemon: the methods of app/client.Client with scripted answers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ Step = str | AppError | asyncio.Event | ReasoningPiece | ToolCall
 
 
 class FakeClient:
-    """Answers `script` in order, then "Hello." for ever. A step is a piece of text, reasoning, an error to raise, or
-    an event to wait for. `asked` keeps what was sent, `cancelled` counts answers that were closed early."""
+    """Answers each question with the next list of `script`, then always with "Hello.".
+
+    A step of an answer is text, reasoning, a tool call, an error to raise, or an event to wait for. `requests` has the
+    bodies of all questions; `cancelled` counts the answers that were closed early.
+    """
 
     def __init__(self, *script: list[Step], models: list[ModelEntry] | None = None) -> None:
         self.script = list(script)
         self.entries = [GUIDE, LARGE, SMALL] if models is None else models
         self.in_memory: list[LoadedModel] = []
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.cancelled = 0
         self.connects = 0
         self.closed = False
@@ -77,7 +80,7 @@ class FakeClient:
         return loaded
 
     async def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncIterator[ChatEvent]:
-        self.asked.append({"model": model, "messages": messages, **parameters})
+        self.requests.append({"model": model, "messages": messages, **parameters})
         pieces = 0
         try:
             for step in self.script.pop(0) if self.script else ["Hello."]:

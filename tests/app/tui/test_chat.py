@@ -1,4 +1,4 @@
-"""The chat screen under a pilot: asking, stopping, branching, commands."""
+"""The chat screen: questions, answers, branches and commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .fake_client import LARGE, FakeClient
 CODE = ["Here:\n\n```python\nx = 1\n```\n\nand\n\n```\ny = 2\n```\n"]
 
 
-def test_the_fake_has_the_client_s_face() -> None:
+def test_fake_client_has_the_methods_of_the_client() -> None:
     for name, real in inspect.getmembers(Client, inspect.isroutine):
         if not name.startswith("_"):
             fake = inspect.signature(getattr(FakeClient, name))
@@ -40,7 +40,7 @@ async def test_question_and_answer(chat: OpenChat) -> None:
         assert "localllm pull org/repo" in c.shown()
         await c.send("Hi [bold]there[/bold]")
         assert [message.content for message in c.path] == ["Hi [bold]there[/bold]", "Hello **you**."]
-        assert c.client.asked == [
+        assert c.client.requests == [
             {"model": "guide", "messages": [{"role": "user", "content": "Hi [bold]there[/bold]"}]}
         ]
         shown = c.shown()
@@ -51,25 +51,25 @@ async def test_question_and_answer(chat: OpenChat) -> None:
             assert figure in shown
 
 
-async def test_several_turns_are_sent_whole(chat: OpenChat) -> None:
+async def test_request_has_all_earlier_turns(chat: OpenChat) -> None:
     async with chat(FakeClient(["One."], ["Two."]), Conversation("guide", "Be brief.", {"temperature": 0.5})) as c:
         await c.send("first")
         await c.send("second")
-        asked = c.client.asked[1]
-        assert [m["content"] for m in asked["messages"]] == ["Be brief.", "first", "One.", "second"]
-        assert asked["temperature"] == 0.5
+        request = c.client.requests[1]
+        assert [m["content"] for m in request["messages"]] == ["Be brief.", "first", "One.", "second"]
+        assert request["temperature"] == 0.5
 
 
-async def test_new_lines_and_blank_prompts(chat: OpenChat) -> None:
+async def test_blank_prompts_are_not_sent_and_newlines_are_kept(chat: OpenChat) -> None:
     async with chat() as c:
         await c.pilot.press("enter", "space", "enter")
-        assert c.client.asked == []
+        assert c.client.requests == []
         await c.pilot.press("a", "ctrl+j", "b", "shift+enter", "c")
         await c.send("")
         assert c.path[0].content == " a\nb\nc"
 
 
-async def test_esc_stops_and_keeps_what_came(chat: OpenChat) -> None:
+async def test_esc_stops_the_answer_and_keeps_its_text(chat: OpenChat) -> None:
     never = asyncio.Event()
     async with chat(FakeClient(["half an ans", never], ["whole"])) as c:
         await c.enter("go")
@@ -85,7 +85,7 @@ async def test_esc_stops_and_keeps_what_came(chat: OpenChat) -> None:
         assert c.saved.load(c.screen.conversation.id).messages[-1].finish == "stopped"
         await c.pilot.press("enter")
         await c.settle()
-        assert [m["content"] for m in c.client.asked[1]["messages"]] == ["go", "half an ans", "another"]
+        assert [m["content"] for m in c.client.requests[1]["messages"]] == ["go", "half an ans", "another"]
 
 
 async def test_regenerate_keeps_the_earlier_answer(chat: OpenChat) -> None:
@@ -95,7 +95,7 @@ async def test_regenerate_keeps_the_earlier_answer(chat: OpenChat) -> None:
         await c.settle()
         assert c.path[-1].content == "Second."
         assert "‹2/2›" in c.shown()
-        assert len(c.client.asked[1]["messages"]) == 1
+        assert len(c.client.requests[1]["messages"]) == 1
         await c.pilot.press("alt+left")
         await c.settle()
         assert c.path[-1].content == "First."
@@ -106,7 +106,7 @@ async def test_regenerate_keeps_the_earlier_answer(chat: OpenChat) -> None:
         assert c.path[-1].content == "Second."
 
 
-async def test_edit_and_resend_makes_a_branch(chat: OpenChat) -> None:
+async def test_edited_question_creates_a_branch(chat: OpenChat) -> None:
     async with chat(FakeClient(["A1"], ["A2"], ["B1"])) as c:
         await c.send("first")
         await c.send("second")
@@ -117,13 +117,13 @@ async def test_edit_and_resend_makes_a_branch(chat: OpenChat) -> None:
         assert c.prompt.has_class("editing")
         await c.send(" again")
         assert [message.content for message in c.path] == ["first again", "B1"]
-        assert c.client.asked[2]["messages"] == [{"role": "user", "content": "first again"}]
+        assert c.client.requests[2]["messages"] == [{"role": "user", "content": "first again"}]
         await c.pilot.press("up", "up", "left")
         await c.settle()
         assert [message.content for message in c.path] == ["first", "A1", "second", "A2"]
 
 
-async def test_esc_leaves_editing(chat: OpenChat) -> None:
+async def test_esc_cancels_editing(chat: OpenChat) -> None:
     async with chat() as c:
         await c.send("first")
         await c.send("/edit")
@@ -161,9 +161,9 @@ async def test_set_and_system_commands(chat: OpenChat) -> None:
         await c.send("/set seed")
         await c.send("/system Speak like a sailor.")
         await c.send("hi")
-        asked = c.client.asked[0]
-        assert asked["messages"][0] == {"role": "system", "content": "Speak like a sailor."}
-        assert {name: asked[name] for name in asked if name not in ("model", "messages")} == {
+        request = c.client.requests[0]
+        assert request["messages"][0] == {"role": "system", "content": "Speak like a sailor."}
+        assert {name: request[name] for name in request if name not in ("model", "messages")} == {
             "temperature": 0.2,
             "stop": ["END"],
         }
@@ -177,12 +177,12 @@ async def test_set_and_system_commands(chat: OpenChat) -> None:
         assert c.screen.conversation.parameters == {}
 
 
-async def test_unknown_commands_are_refused_and_stay(chat: OpenChat) -> None:
+async def test_unknown_command_is_rejected_and_stays_in_the_prompt_box(chat: OpenChat) -> None:
     async with chat() as c:
         await c.send("/regenn")
         assert "/regen" in c.notices()
         assert c.prompt.text == "/regenn"
-        assert c.client.asked == []
+        assert c.client.requests == []
         c.prompt.put("")
         await c.send("//regenn is a word")
         assert c.path[0].content == "/regenn is a word"
@@ -240,7 +240,7 @@ async def test_model_picker(chat: OpenChat) -> None:
         assert c.screen.conversation.model == LARGE.id
         assert "tiny built-in model" not in c.shown()
         await c.send("hi")
-        assert c.client.asked[0]["model"] == LARGE.id
+        assert c.client.requests[0]["model"] == LARGE.id
 
 
 async def test_model_command_with_an_unknown_name(chat: OpenChat) -> None:
@@ -284,7 +284,7 @@ async def test_history_resume_search_rename_delete_undo(chat: OpenChat) -> None:
         assert c.screen.conversation.title == "Serpents"
         assert "snakes." in c.shown()
         await c.send("and more")
-        assert [m["content"] for m in c.client.asked[-1]["messages"]] == [
+        assert [m["content"] for m in c.client.requests[-1]["messages"]] == [
             "Tell me about snakes",
             "Pythons are snakes.",
             "and more",
@@ -322,7 +322,7 @@ async def test_reasoning_is_shown_and_folded(chat: OpenChat) -> None:
         await c.pilot.press("up", "enter")
         await c.pilot.pause()
         assert "let me see" in c.shown()
-        assert c.client.asked[0]["messages"] == [{"role": "user", "content": "go"}]
+        assert c.client.requests[0]["messages"] == [{"role": "user", "content": "go"}]
 
 
 async def test_help_theme_palette(chat: OpenChat) -> None:
@@ -369,7 +369,7 @@ async def test_quit_stops_and_saves(chat: OpenChat) -> None:
     assert c.saved.load(c.screen.conversation.id).messages[-1].content == "half"
 
 
-async def test_ctrl_c_stops_then_leaves(chat: OpenChat) -> None:
+async def test_ctrl_c_stops_the_answer_then_quits(chat: OpenChat) -> None:
     async with chat(FakeClient(["half", asyncio.Event()])) as c:
         await c.enter("go")
         await c.until(lambda: c.path[-1].content == "half")
@@ -395,9 +395,9 @@ async def test_welcome_of_a_large_model_has_no_notice(chat: OpenChat) -> None:
         assert c.screen.query_one("#badge", Static).display is False
 
 
-async def test_refusals_say_what_is_missing(chat: OpenChat) -> None:
+async def test_errors_of_commands_name_the_missing_part(chat: OpenChat) -> None:
     async with chat() as c:
-        for typed, said in (
+        for typed, notices_text in (
             ("/copy", "no answer to copy"),
             ("/edit", "no message to edit"),
             ("/stop", "No answer is running"),
@@ -408,7 +408,7 @@ async def test_refusals_say_what_is_missing(chat: OpenChat) -> None:
             ("/set colour red", "Unknown parameter 'colour'"),
         ):
             await c.send(typed)
-            assert said in c.notices(), typed
+            assert notices_text in c.notices(), typed
             c.prompt.put("")
         await c.send("hi")
         await c.send("/copy everything")
@@ -423,13 +423,13 @@ async def test_stop_command_while_an_answer_runs(chat: OpenChat) -> None:
         assert c.path[-1].finish == "stopped"
 
 
-async def test_a_tool_call_is_quoted(chat: OpenChat) -> None:
+async def test_tool_call_is_shown_as_a_code_block(chat: OpenChat) -> None:
     async with chat(FakeClient([ToolCall(id="1", name="weather", arguments='{"city": "Ulm"}')])) as c:
         await c.send("go")
         assert '"weather"' in c.shown()
 
 
-async def test_a_history_that_cannot_be_changed(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_history_screen_reports_a_storage_error(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise StorageFailed("Cannot use the history file: attempt to write a readonly database.")
 

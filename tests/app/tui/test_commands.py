@@ -1,4 +1,4 @@
-"""Slash commands: parsing, near matches, hints."""
+"""Slash commands: parsing, similar names and hints."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from localllm.app.tui.commands import COMMANDS, Call, hints, parse
         (" /help", None),
     ],
 )
-def test_parse(text: str, call: Call | None) -> None:
+def test_parse_converts_typed_text(text: str, call: Call | None) -> None:
     assert parse(text) == call
 
 
 @pytest.mark.parametrize(("text", "near"), [("/hlep", "/help"), ("/modle x", "/model"), ("/usr/bin", "//")])
-def test_unknown_is_refused_with_near_matches(text: str, near: str) -> None:
+def test_unknown_command_gets_similar_names_as_hint(text: str, near: str) -> None:
     with pytest.raises(InvalidRequest, match="Unknown command") as refused:
         parse(text)
     assert near in refused.value.hint
 
 
-def test_hints() -> None:
+def test_hints_complete_commands_and_arguments() -> None:
     assert [text for text, _ in hints("/s")] == ["/settings", "/set ", "/system ", "/stop"]
     assert [text for text, _ in hints("/set te")] == ["/set temperature "]
     assert hints("/set temperature 0")[0][1] == "a number from 0 to 100"
@@ -42,7 +42,7 @@ def test_hints() -> None:
     assert hints("hello") == hints("//x") == hints("/zzz") == hints("/a\nb") == []
 
 
-def test_every_command_does_something() -> None:
+def test_every_command_has_an_action() -> None:
     assert {command.name for command in COMMANDS} == {*_COMMANDS, "copy"}
     names = [name for command in COMMANDS for name in (command.name, *command.aliases)]
     assert len(names) == len(set(names))

@@ -1,4 +1,4 @@
-"""The tree of messages: branches, the shown path, and what the model is sent."""
+"""The tree of messages: branches, the visible path, and the request for an answer."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ def test_path_and_alternatives() -> None:
     assert contents(conversation)[1:] == ["A spirit."]
 
 
-def test_edited_question_is_an_alternative_at_its_place() -> None:
+def test_edited_question_is_an_alternative_of_the_original() -> None:
     conversation = talk()
     edited = conversation.add("user", "What is a demon?", parent=None)
     assert [message.index for message in conversation.alternatives(edited)] == [0, 5]
     assert contents(conversation) == ["What is a demon?"]
 
 
-def test_title_is_the_first_words() -> None:
+def test_title_is_the_start_of_the_first_question() -> None:
     assert talk().title == "What is a daemon? Tell me."
 
 
-def test_request_is_the_path_above_the_answer() -> None:
+def test_request_has_the_messages_before_the_answer() -> None:
     conversation = talk()
     sent = conversation.request(conversation.messages[3])
     assert [message["role"] for message in sent] == ["system", "user", "assistant", "user"]
     assert sent[-1]["content"] == "Whose?"
 
 
-def test_a_turn_without_an_answer_is_left_out() -> None:
+def test_request_omits_a_question_with_an_empty_answer() -> None:
     conversation = Conversation("guide")
     for question, answer in (("far too long", ""), ("stopped in the middle", "half"), ("next", "")):
-        asked = conversation.add("user", question, parent=conversation.leaf)
-        last = conversation.add("assistant", answer, parent=asked.index)
+        message = conversation.add("user", question, parent=conversation.leaf)
+        last = conversation.add("assistant", answer, parent=message.index)
     assert [message["content"] for message in conversation.request(last)] == ["stopped in the middle", "half", "next"]
 
 

@@ -1,4 +1,4 @@
-"""The history file: kept whole, found again, and harmless when it fails."""
+"""The history file: saving, search, and errors of the disk."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def store(tmp_path: Path, clock: Clock) -> Store:
 
 def talk(question: str, answer: str = "Yes.") -> Conversation:
     conversation = Conversation("guide", "Be brief.", {"temperature": 0.5, "stop": ["END"]})
-    asked = conversation.add("user", question, parent=None)
-    conversation.add("assistant", answer, parent=asked.index).finish = "stop"
+    message = conversation.add("user", question, parent=None)
+    conversation.add("assistant", answer, parent=message.index).finish = "stop"
     return conversation
 
 
@@ -46,11 +46,11 @@ def save(store: Store, *conversations: Conversation) -> None:
         store.save(conversation, conversation.messages)
 
 
-def found(store: Store, words: str) -> list[str]:
+def matches(store: Store, words: str) -> list[str]:
     return [entry.title for entry in store.list(words)]
 
 
-def test_a_conversation_comes_back_as_it_was(store: Store) -> None:
+def test_loaded_conversation_equals_the_saved_one(store: Store) -> None:
     conversation = talk("Why?")
     conversation.add("assistant", "No.", parent=0).error = "an error"
     conversation.messages[-1].finish = "failed"
@@ -60,7 +60,7 @@ def test_a_conversation_comes_back_as_it_was(store: Store) -> None:
     assert store.load(conversation.id) == conversation
 
 
-def test_an_answer_cut_off_by_the_end_of_the_program_counts_as_stopped(store: Store) -> None:
+def test_unfinished_answer_is_loaded_as_stopped(store: Store) -> None:
     conversation = talk("Why?")
     conversation.messages[1].finish = ""
     save(store, conversation)
@@ -92,10 +92,10 @@ def test_search(store: Store, words: str, titles: list[str]) -> None:
         talk("Snakes", 'A python is "quoted" here.'),
         talk("日本語の質問", "はい"),
     )
-    assert found(store, words) == titles
+    assert matches(store, words) == titles
 
 
-def test_search_shows_the_place(store: Store) -> None:
+def test_search_gives_an_excerpt(store: Store) -> None:
     save(store, talk("Tell me", "long " * 100 + "needle in it"))
     assert "needle in it" in store.list("needle")[0].excerpt
 
@@ -105,19 +105,19 @@ def test_search_follows_changes(store: Store) -> None:
     save(store, conversation)
     conversation.messages[1].content = "after"
     save(store, conversation)
-    assert found(store, "before") == []
-    assert found(store, "after") == ["Tell me"]
+    assert matches(store, "before") == []
+    assert matches(store, "after") == ["Tell me"]
 
 
 def test_rename_delete_restore_purge(store: Store, clock: Clock) -> None:
     first, second = talk("One"), talk("Two")
     save(store, first, second)
     store.rename(first.id, "Uno")
-    assert found(store, "uno") == ["Uno"]
+    assert matches(store, "uno") == ["Uno"]
     store.delete(first.id)
-    assert found(store, "") == ["Two"]
+    assert matches(store, "") == ["Two"]
     store.restore(first.id)
-    assert found(store, "") == ["Two", "Uno"]
+    assert matches(store, "") == ["Two", "Uno"]
     store.delete(first.id)
     store.close()
     assert store.load(first.id).title == "Uno"  # still there to be restored
@@ -129,7 +129,7 @@ def test_rename_delete_restore_purge(store: Store, clock: Clock) -> None:
     assert b"Uno" not in store.file.read_bytes()
 
 
-def test_private_to_its_owner_and_in_wal_mode(store: Store) -> None:
+def test_history_file_is_private_and_in_wal_mode(store: Store) -> None:
     save(store, talk("One"))
     assert stat.S_IMODE(store.file.stat().st_mode) == 0o600
     assert stat.S_IMODE(store.file.parent.stat().st_mode) == 0o700
@@ -138,14 +138,14 @@ def test_private_to_its_owner_and_in_wal_mode(store: Store) -> None:
     database.close()
 
 
-def test_two_programs_share_it(store: Store, clock: Clock) -> None:
+def test_two_programs_share_the_history_file(store: Store, clock: Clock) -> None:
     other = Store(store.file, clock)
     save(store, talk("One"))
     save(other, talk("Two"))
-    assert found(store, "") == found(other, "") == ["Two", "One"]
+    assert matches(store, "") == matches(other, "") == ["Two", "One"]
 
 
-def test_refuses_what_it_does_not_know(store: Store) -> None:
+def test_newer_format_is_rejected(store: Store) -> None:
     save(store, talk("One"))
     with sqlite3.connect(store.file) as database:
         database.execute("PRAGMA user_version = 99")
@@ -155,7 +155,7 @@ def test_refuses_what_it_does_not_know(store: Store) -> None:
         store.list()
 
 
-def test_a_damaged_file_is_left_alone(store: Store) -> None:
+def test_damaged_file_is_not_changed(store: Store) -> None:
     store.file.parent.mkdir()
     store.file.write_bytes(b"not a database, but somebody's text" * 50)
     with pytest.raises(StorageFailed, match="not a database"):
@@ -163,27 +163,27 @@ def test_a_damaged_file_is_left_alone(store: Store) -> None:
     assert store.file.read_bytes().startswith(b"not a database")
 
 
-def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
+def test_file_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed, match="Cannot use the history file"):
         Store(tmp_path / "file" / "history.sqlite3").list()
 
 
 def fill(store: Store) -> None:
-    """From here on the disk is full: SQLite may not take another page."""
+    """Simulate a full disk: SQLite may not allocate another page."""
     store.list()
     pages = store._database.execute("PRAGMA page_count").fetchone()[0]
     store._database.execute(f"PRAGMA max_page_count = {pages}")
 
 
-def test_a_full_disk_loses_nothing(store: Store) -> None:
+def test_messages_are_saved_after_a_full_disk(store: Store) -> None:
     async def scene() -> None:
         recorder = Recorder(store)
         conversation = talk("One")
         await recorder.save(conversation)
         await recorder._run(fill, store)
-        asked = conversation.add("user", "x" * 100_000, parent=1)
-        conversation.add("assistant", "Yes.", parent=asked.index).finish = "stop"
+        message = conversation.add("user", "x" * 100_000, parent=1)
+        conversation.add("assistant", "Yes.", parent=message.index).finish = "stop"
         with pytest.raises(StorageFailed, match="full"):
             await recorder.save(conversation)
         assert len((await recorder.load(conversation.id)).messages) == 2  # as before, whole
@@ -196,22 +196,22 @@ def test_a_full_disk_loses_nothing(store: Store) -> None:
     asyncio.run(scene())
 
 
-def test_a_read_only_file(store: Store) -> None:
+def test_read_only_file_is_an_error(store: Store) -> None:
     save(store, talk("One"))
     store._database.execute("PRAGMA query_only = ON")
     with pytest.raises(StorageFailed, match="readonly"):
         save(store, talk("Two"))
-    assert found(store, "") == ["One"]
+    assert matches(store, "") == ["One"]
 
 
-async def test_the_recorder_writes_only_what_is_new(store: Store) -> None:
+async def test_recorder_writes_only_new_messages(store: Store) -> None:
     recorder, conversation = Recorder(store), talk("One")
     written: list[list[int]] = []
     plain = store.save
     store.save = lambda head, messages: (written.append([m.index for m in messages]), plain(head, messages))[1]
     await recorder.save(conversation)
-    asked = conversation.add("user", "more", parent=1)
-    answer = conversation.add("assistant", "half", parent=asked.index)
+    message = conversation.add("user", "more", parent=1)
+    answer = conversation.add("assistant", "half", parent=message.index)
     await recorder.save(conversation)
     answer.content, answer.finish = "half and the rest", "stop"
     await recorder.save(conversation)

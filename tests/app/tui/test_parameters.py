@@ -1,4 +1,4 @@
-"""Sampling parameters: every refusal names the parameter and its range."""
+"""Sampling parameters: every error names the parameter and its range."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from localllm.app.tui.parameters import PARAMETERS, check, format_value, parse
         ("seed", "none", None),
     ],
 )
-def test_parse(name: str, text: str, value: object) -> None:
+def test_parse_converts_typed_text(name: str, text: str, value: object) -> None:
     assert parse(name, text) == value
 
 
@@ -51,24 +51,24 @@ def test_parse(name: str, text: str, value: object) -> None:
         ("repetition_penalty", "0"),
     ],
 )
-def test_refused(name: str, text: str) -> None:
+def test_parse_rejects_values_out_of_range(name: str, text: str) -> None:
     with pytest.raises(InvalidRequest, match=name) as refused:
         parse(name, text)
     assert PARAMETERS[name].range in str(refused.value)
 
 
-def test_unknown_names_near_matches() -> None:
+def test_unknown_parameter_gets_similar_names_as_hint() -> None:
     with pytest.raises(InvalidRequest, match="temprature") as refused:
         parse("temprature", "1")
     assert "temperature" in refused.value.hint
 
 
 @pytest.mark.parametrize("value", [True, "0.5", [0.5], float("nan"), 101])
-def test_check_refuses_what_is_no_temperature(value: object) -> None:
+def test_check_rejects_invalid_temperatures(value: object) -> None:
     with pytest.raises(InvalidRequest, match="temperature"):
         check("temperature", value)
 
 
 @pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("seed", 7), ("stop", ["["]), ("stop", ["a", "b"])])
-def test_shown_reads_back(name: str, value: object) -> None:
+def test_format_value_is_parsed_back(name: str, value: object) -> None:
     assert parse(name, format_value(value)) == value

@@ -1,4 +1,4 @@
-"""The parts of the screen that know no widget: ranges, texts, trees, files, and the daemon as it is seen."""
+"""The modules of the UI without widgets: ranges, texts, conversations, files and the connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READY = LoadedModel(id="m", state="ready", pid=7, context=32)
 
 
 @pytest.mark.parametrize(
-    ("name", "good", "bad", "told"),
+    ("name", "good", "bad", "range_text"),
     [
         ("temperature", [0, 100], [-0.01, 100.01], "a number from 0 to 100"),
         ("top_p", [0.001, 1], [0, 1.001], "a number above 0 and up to 1"),
@@ -34,7 +34,7 @@ READY = LoadedModel(id="m", state="ready", pid=7, context=32)
         ("repetition_penalty", [0.01, 100], [0, 100.01], "a number above 0 and up to 100"),
     ],
 )
-def test_ranges_end_where_they_should(name: str, good: list[float], bad: list[float], told: str) -> None:
+def test_check_accepts_exactly_the_range(name: str, good: list[float], bad: list[float], range_text: str) -> None:
     for value in good:
         assert check(name, value) == value
         assert type(check(name, value)) is PARAMETERS[name].kind
@@ -42,7 +42,7 @@ def test_ranges_end_where_they_should(name: str, good: list[float], bad: list[fl
     for value in [*bad, "x", None, True]:
         with pytest.raises(InvalidRequest) as refused:
             check(name, value)
-        assert told in refused.value.message
+        assert range_text in refused.value.message
         assert (refused.value.param, refused.value.hint) == (name, PARAMETERS[name].sentence)
 
 
@@ -68,7 +68,7 @@ def test_stop_texts() -> None:
     assert all(name in refused.value.hint for name in PARAMETERS)
 
 
-def test_texts_end_where_they_should() -> None:
+def test_texts_are_truncated_at_their_limits() -> None:
     assert [text.one_line("x" * size, 10) for size in (10, 11)] == ["x" * 10, "x" * 9 + "…"]
     assert text.one_line("xxxxxxxx yy", 10) == "xxxxxxxx…"
     assert text.one_line("x" * 200) == "x" * 59 + "…"
@@ -77,14 +77,14 @@ def test_texts_end_where_they_should() -> None:
     assert text.fold("x" * 2001) == ("x" * 2000, 1)
 
 
-def test_the_rate_of_an_answer() -> None:
+def test_rate_of_an_answer_excludes_the_first_token() -> None:
     one = Message(0, None, "assistant", completion_tokens=5, ttft=1.0, seconds=3.0)
     assert one.tokens_per_second == 2.0
     for tokens, ttft in ((1, 1.0), (5, 3.0), (5, 4.0), (0, 1.0)):
         assert Message(0, None, "assistant", completion_tokens=tokens, ttft=ttft, seconds=3.0).tokens_per_second == 0.0
 
 
-def test_what_a_model_is_sent() -> None:
+def test_request_follows_the_visible_path() -> None:
     talk = Conversation("m", " \n")
     first = talk.add("user", "x" * 60, parent=None)
     assert (talk.title, first.model, talk.leaf) == ("x" * 47 + "…", "", 0)
@@ -113,12 +113,12 @@ def test_what_a_model_is_sent() -> None:
         ("jsonx", "jsonx", "md"),
     ],
 )
-def test_names_of_exports(tmp_path: Path, argument: str, name: str, kind: str) -> None:
+def test_export_selects_name_and_format(tmp_path: Path, argument: str, name: str, kind: str) -> None:
     talk = Conversation("m", " s ")
     talk.add("user", "What is it?", parent=None)
     for finish, error in (("stopped", ""), ("length", ""), ("failed", "oops"), ("stop", "")):
-        made = talk.add("assistant", "a ", parent=talk.leaf)
-        made.finish, made.error = finish, error  # type: ignore[assignment]
+        clients = talk.add("assistant", "a ", parent=talk.leaf)
+        clients.finish, clients.error = finish, error  # type: ignore[assignment]
     file = export.write(talk, argument, tmp_path)
     assert file == tmp_path / name
     written = file.read_text()
@@ -131,7 +131,7 @@ def test_names_of_exports(tmp_path: Path, argument: str, name: str, kind: str) -
         )
 
 
-def test_a_conversation_without_a_title(tmp_path: Path) -> None:
+def test_export_of_a_conversation_without_a_title(tmp_path: Path) -> None:
     talk = Conversation("m")
     talk.add("user", "?!", parent=None)
     talk.title = "?!"
@@ -142,30 +142,30 @@ def test_a_conversation_without_a_title(tmp_path: Path) -> None:
     assert export.write(talk, "", tmp_path).name == "é" * 48 + ".md"
 
 
-def test_what_was_deleted_is_purged_after_a_day(tmp_path: Path) -> None:
+def test_deleted_conversation_is_purged_after_a_day(tmp_path: Path) -> None:
     now = [1000.0]
     store = Store(tmp_path / "h.sqlite3", lambda: now[0])
-    kept = []
+    saved = []
     for title in ("one", "two"):
         talk = Conversation("m")
         talk.add("user", title, parent=None)
         store.save(talk, talk.messages)
-        kept.append(talk.id)
+        saved.append(talk.id)
         now[0] += 1
-    store.delete(kept[0])
+    store.delete(saved[0])
     for wait, there in ((UNDO_SECONDS, True), (1.0, False)):
         now[0] += wait
         store.close()
         assert len(store.list()) == 1
         if there:
-            assert store.load(kept[0]).title == "one"
+            assert store.load(saved[0]).title == "one"
         else:
             with pytest.raises(AppError, match="no longer"):
-                store.load(kept[0])
+                store.load(saved[0])
     store.close()
 
 
-def test_the_newest_first_and_no_more_than_asked(tmp_path: Path) -> None:
+def test_list_has_the_newest_first_and_a_limit(tmp_path: Path) -> None:
     now = [0.0]
     store = Store(tmp_path / "h.sqlite3", lambda: now[0])
     for number in range(5):
@@ -184,7 +184,7 @@ def test_the_newest_first_and_no_more_than_asked(tmp_path: Path) -> None:
 
 
 class FakeClient:
-    """Has one model loaded; fails as it is told."""
+    """A client with one loaded model, and with errors on demand."""
 
     def __init__(self) -> None:
         self.over = self.closed = False
@@ -209,16 +209,16 @@ class FakeClient:
         self.closed = True
 
 
-async def test_the_daemon_as_the_screen_sees_it() -> None:
-    made: list[FakeClient] = []
+async def test_connection_follows_the_state_of_the_daemon() -> None:
+    clients: list[FakeClient] = []
     states: list[str] = []
 
     async def connect(settings: Settings, *, start: bool, on_status: Any) -> Any:
         assert start
         on_status("starting the daemon")
         states.append(connection.state)
-        made.append(FakeClient())
-        return made[-1]
+        clients.append(FakeClient())
+        return clients[-1]
 
     connection = Connection(Settings(), connect, "cpu", "int8")
     changes: list[str] = []
@@ -228,9 +228,9 @@ async def test_the_daemon_as_the_screen_sees_it() -> None:
     assert connection.context("m") == 0
     await connection.use("m")
     assert states == ["starting the daemon"]
-    seen = ["loading m", "starting the daemon", "ready", "reading 50%"]
-    assert changes == [*seen, "reading 50%", "ready"], "also when the models are known anew"
-    assert made[0].how == [("m", {"backend": "cpu", "quant": "int8"})]
+    expected = ["loading m", "starting the daemon", "ready", "reading 50%"]
+    assert changes == [*expected, "reading 50%", "ready"], "also when the models are known anew"
+    assert clients[0].how == [("m", {"backend": "cpu", "quant": "int8"})]
     assert (connection.context("m"), connection.context("n"), connection.context("x")) == (32, 128, 0)
     assert (connection.is_bundled("n"), connection.running("m"), connection.running("n")) == (True, READY, None)
     for error, keeps, loaded in (
@@ -239,9 +239,9 @@ async def test_the_daemon_as_the_screen_sees_it() -> None:
         (DaemonUnreachable("x"), False, []),
     ):
         await connection.refresh()
-        client = made[-1]
+        client = clients[-1]
         for failing in (connection.use("m"), connection.refresh()):
-            client = made[-1]
+            client = clients[-1]
             client.error = error
             with pytest.raises(type(error)):
                 await failing
@@ -249,15 +249,15 @@ async def test_the_daemon_as_the_screen_sees_it() -> None:
             assert (connection._client is client, connection.loaded) == (keeps, loaded)
             assert connection.state == ("ready" if keeps else "no daemon")
             await connection.refresh()
-    assert len(made) == 3
-    made[-1].over = True
+    assert len(clients) == 3
+    clients[-1].over = True
     await connection.client()
-    assert (len(made), made[2].closed, connection.loaded) == (4, True, [])
+    assert (len(clients), clients[2].closed, connection.loaded) == (4, True, [])
     await connection.close()
-    assert made[-1].closed
+    assert clients[-1].closed
 
 
-async def test_without_a_daemon() -> None:
+async def test_connection_without_a_daemon_raises() -> None:
     async def connect(*_: Any, **__: Any) -> Any:
         raise DaemonUnreachable("none")
 

@@ -1,4 +1,4 @@
-"""What goes wrong, and what is hostile: the chat goes on and nothing is lost."""
+"""Errors and hostile text: the chat continues and loses nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .fake_client import FakeClient
 HOSTILE = "\x1b[2J\x1b]52;c;aGFja2Vk\x07\x9b31m\u202eevil\u2028[red]markup[/red] <script>x</script> \ud800"
 
 
-async def test_hostile_output_is_harmless(chat: OpenChat) -> None:
+async def test_control_sequences_in_an_answer_are_removed(chat: OpenChat) -> None:
     async with chat(FakeClient(list(HOSTILE))) as c:
         await c.send("go")
         shown = c.shown()
@@ -37,7 +37,7 @@ async def test_hostile_output_is_harmless(chat: OpenChat) -> None:
         assert "\x1b" not in c.path[1].content
 
 
-async def test_hostile_names_and_errors(chat: OpenChat) -> None:
+async def test_control_sequences_in_names_and_errors_are_removed(chat: OpenChat) -> None:
     name = "evil\x1b[31m/[bold]model[/bold]"
     client = FakeClient([WorkerDied("died \x1b]0;x\x07[b]hard[/b]")], models=[ModelEntry(id=name)])
     async with chat(client, Conversation(name)) as c:
@@ -58,7 +58,7 @@ async def test_paste_of_a_megabyte_is_folded(chat: OpenChat) -> None:
         await c.type(" Thanks.")
         assert c.prompt.text == f"Sum up: [paste 1: 40,001 lines, {size(len(text))}] Thanks."
         await c.send("")
-        assert c.client.asked[0]["messages"][0]["content"] == f"Sum up: {text} Thanks."
+        assert c.client.requests[0]["messages"][0]["content"] == f"Sum up: {text} Thanks."
         assert "more characters" in c.shown()
         await c.send("/edit")
         assert c.prompt.text.startswith("[paste 1: ")
@@ -70,23 +70,23 @@ async def test_small_pastes_are_typed_and_cleaned(chat: OpenChat) -> None:
         assert c.prompt.text == "a[31m\nb\nc"
 
 
-async def test_a_forged_mark_is_text(chat: OpenChat) -> None:
+async def test_typed_paste_placeholder_is_plain_text(chat: OpenChat) -> None:
     async with chat() as c:
         await c.send("see [paste 1: none] and [paste 0: x]")
         assert c.path[0].content == "see [paste 1: none] and [paste 0: x]"
 
 
-async def test_context_overflow_tells_both_numbers_and_what_helps(chat: OpenChat) -> None:
+async def test_context_overflow_shows_both_numbers_and_a_remedy(chat: OpenChat) -> None:
     error = ContextTooLong("the prompt is too long", n_prompt_tokens=3000, n_ctx=2048)
     async with chat(FakeClient([error], ["Fine."])) as c:
         await c.send("long")
         for words in ("n prompt tokens 3000", "n ctx 2048", "/new", "/edit", "Later requests omit this message"):
             assert words in " ".join(c.shown().split()), words
         await c.send("short")
-        assert [m["content"] for m in c.client.asked[1]["messages"]] == ["short"]
+        assert [m["content"] for m in c.client.requests[1]["messages"]] == ["short"]
 
 
-async def test_a_dead_worker_leaves_the_text_and_offers_a_retry(chat: OpenChat) -> None:
+async def test_answer_of_a_dead_worker_keeps_its_text_and_offers_a_retry(chat: OpenChat) -> None:
     async with chat(FakeClient(["half", WorkerDied("the engine process ended")], ["whole"])) as c:
         await c.send("go")
         assert (c.path[-1].content, c.path[-1].finish) == ("half", "failed")
@@ -98,7 +98,7 @@ async def test_a_dead_worker_leaves_the_text_and_offers_a_retry(chat: OpenChat) 
         assert c.path[-1].content == "whole"
 
 
-async def test_a_lost_daemon_is_reached_again(chat: OpenChat) -> None:
+async def test_ui_reconnects_to_a_lost_daemon(chat: OpenChat) -> None:
     async with chat(FakeClient(["half", DaemonUnreachable("the daemon is gone")], ["whole"])) as c:
         await c.send("go")
         assert "no daemon" in c.shown()
@@ -110,7 +110,7 @@ async def test_a_lost_daemon_is_reached_again(chat: OpenChat) -> None:
         assert "no daemon" not in c.shown()
 
 
-async def test_a_daemon_that_ended_between_two_questions_is_started_again(chat: OpenChat) -> None:
+async def test_ui_starts_the_daemon_again_between_two_questions(chat: OpenChat) -> None:
     async with chat(FakeClient()) as c:
         await c.send("one")
         c.client.over, c.client.in_memory = True, []
@@ -120,7 +120,7 @@ async def test_a_daemon_that_ended_between_two_questions_is_started_again(chat: 
         assert (c.path[-1].content, c.path[-1].finish) == ("Hello.", "stop")
 
 
-async def test_no_daemon_at_all(chat: OpenChat) -> None:
+async def test_ui_reports_that_no_daemon_can_start(chat: OpenChat) -> None:
     client = FakeClient()
     client.connect_error = DaemonUnreachable("it does not start", hint="look into the log")
     async with chat(client) as c:
@@ -135,7 +135,7 @@ async def test_no_daemon_at_all(chat: OpenChat) -> None:
         assert c.path[-1].content == "Hello."
 
 
-async def test_one_can_type_and_send_before_the_daemon_is_there(chat: OpenChat) -> None:
+async def test_question_can_be_sent_before_the_daemon_is_ready(chat: OpenChat) -> None:
     hold = asyncio.Event()
 
     class Late(FakeClient):
@@ -147,13 +147,13 @@ async def test_one_can_type_and_send_before_the_daemon_is_there(chat: OpenChat) 
     async with chat(client, settled=False) as c:
         await c.enter("early bird")
         assert "…" in c.shown()
-        assert client.asked == []
+        assert client.requests == []
         hold.set()
         await c.settle()
         assert c.path[-1].content == "Hello."
 
 
-async def test_the_end_of_the_stream_without_an_end_is_an_error(chat: OpenChat) -> None:
+async def test_stream_without_a_final_event_is_an_error(chat: OpenChat) -> None:
     class Broken(FakeClient):
         async def chat(self, *arguments, **more):
             async for event in super().chat(*arguments, **more):
@@ -166,7 +166,7 @@ async def test_the_end_of_the_stream_without_an_end_is_an_error(chat: OpenChat) 
         assert "ended unexpectedly" in c.shown()
 
 
-async def test_a_full_disk_for_history(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_chat_continues_if_the_history_disk_is_full(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
     async with chat(FakeClient(["One."], ["Two."], ["Three."])) as c:
         plain = c.store.save
 
@@ -187,7 +187,7 @@ async def test_a_full_disk_for_history(chat: OpenChat, monkeypatch: pytest.Monke
         assert len(c.saved.load(c.screen.conversation.id).messages) == 6  # nothing was lost
 
 
-async def test_a_damaged_history_file(chat: OpenChat, tmp_path) -> None:
+async def test_chat_continues_with_a_damaged_history_file(chat: OpenChat, tmp_path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "history.sqlite3").write_bytes(b"damaged" * 1000)
     async with chat() as c:
@@ -200,7 +200,7 @@ async def test_a_damaged_history_file(chat: OpenChat, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 8), (200, 60)])
-async def test_every_screen_opens_at_every_size(chat: OpenChat, size: tuple[int, int]) -> None:
+async def test_every_screen_opens_in_every_terminal_size(chat: OpenChat, size: tuple[int, int]) -> None:
     async with chat(FakeClient(["# Title\n\n- a\n- b\n\n```\ncode\n```\n"]), size=size) as c:
         await c.send("hi")
         assert c.prompt.region.height >= 3
@@ -212,10 +212,10 @@ async def test_every_screen_opens_at_every_size(chat: OpenChat, size: tuple[int,
             await c.pilot.press("escape")
             await c.settle()
         await c.send("again")
-        assert len(c.client.asked) == 2
+        assert len(c.client.requests) == 2
 
 
-async def test_resize_storm_while_streaming(chat: OpenChat) -> None:
+async def test_many_resizes_during_an_answer(chat: OpenChat) -> None:
     sizes = random.Random(3)
     async with chat(FakeClient([f"word{number} " for number in range(300)])) as c:
         await c.enter("go")
@@ -292,8 +292,8 @@ async def test_streamed_answer_looks_like_the_resumed_answer(chat: OpenChat, sou
 async def test_long_conversation_opens_with_its_last_messages(chat: OpenChat) -> None:
     conversation = Conversation("guide")
     for number in range(40):
-        asked = conversation.add("user", f"question {number}", parent=conversation.leaf)
-        conversation.add("assistant", f"answer {number}", parent=asked.index).finish = "stop"
+        question = conversation.add("user", f"question {number}", parent=conversation.leaf)
+        conversation.add("assistant", f"answer {number}", parent=question.index).finish = "stop"
     async with chat(None, Conversation("guide")) as c:
         await c.screen.begin(conversation)
         await c.settle()

@@ -1,4 +1,4 @@
-"""Pictures of the main screens. A wanted change is accepted with `pytest tests/app/tui --snapshot-update`."""
+"""Screenshots of the main screens. `pytest tests/app/tui --snapshot-update` accepts a change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Scene = Callable[[Pilot[int]], Awaitable[None]]
 
 
 def scene(*steps: str) -> Scene:
-    """Each step is a key, or a line to type and send when it holds a space or begins with a slash."""
+    """Each step is a key, or a line to send if it contains a space or starts with a slash."""
 
     async def play(pilot: Pilot[int]) -> None:
         async def settle() -> None:

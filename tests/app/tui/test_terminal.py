@@ -1,4 +1,4 @@
-"""The UI in a real terminal, as a process of its own: how it leaves."""
+"""The UI as a process in a real terminal: how it quits."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Terminal:
         os.close(slave)
 
     def read_until(self, words: bytes) -> None:
-        seen = b""
-        while words not in seen:
-            seen += os.read(self.master, 4096)
+        output = b""
+        while words not in output:
+            output += os.read(self.master, 4096)
 
 
 @pytest.mark.parametrize("how", ["the terminal is closed", "SIGTERM"])
-def test_it_leaves_and_keeps_the_conversation(how: str, tmp_path: Path) -> None:
+def test_ui_quits_and_saves_the_conversation(how: str, tmp_path: Path) -> None:
     history = tmp_path / "history.sqlite3"
     terminal = Terminal(history)
     try:

@@ -1,4 +1,4 @@
-"""What a model writes cannot command the terminal, hide or reorder."""
+"""Text of a model cannot control the terminal, hide text or reorder it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localllm.app.tui.text import clean, fold, is_long, one_line, visible
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("raw", "expected"),
     [
         ("plain\ttext\n", "plain\ttext\n"),
         ("\x1b[31mred\x1b[0m", "[31mred[0m"),
@@ -30,17 +30,17 @@ from localllm.app.tui.text import clean, fold, is_long, one_line, visible
         ("[bold]markup[/bold]", "[bold]markup[/bold]"),
     ],
 )
-def test_visible(given: str, shown: str) -> None:
-    assert visible(given) == shown
-    assert all(ord(letter) >= 32 or letter in "\n\t" for letter in visible(given))
+def test_visible(raw: str, expected: str) -> None:
+    assert visible(raw) == expected
+    assert all(ord(letter) >= 32 or letter in "\n\t" for letter in visible(raw))
 
 
-def test_pieces_clean_as_the_whole_does() -> None:
-    whole = "a\x1b[2J\x1b]52;c;QQ==\x07b\x9b1m"
-    assert "".join(clean(letter) for letter in whole) == clean(whole)
+def test_clean_works_on_parts_of_a_stream() -> None:
+    text = "a\x1b[2J\x1b]52;c;QQ==\x07b\x9b1m"
+    assert "".join(clean(letter) for letter in text) == clean(text)
 
 
-def test_every_control_character_is_gone() -> None:
+def test_clean_removes_every_control_character() -> None:
     controls = "".join(map(chr, [*range(32), *range(127, 160)]))
     assert clean(controls) == "\t\n"
 
@@ -50,7 +50,7 @@ def test_one_line() -> None:
     assert one_line("x" * 100, 10) == "x" * 9 + "…"
 
 
-def test_fold_and_long() -> None:
+def test_fold_and_is_long() -> None:
     assert fold("short\ntext") == ("short\ntext", 0)
     head, left = fold("line\n" * 100)
     assert (head.count("\n"), left) == (11, 500 - len(head))
