@@ -1,14 +1,15 @@
 """Checks config.json of architectures that ModelConfig does not describe.
 
-mlx-lm's classes read config.json as transformers 4 spells it, have defaults of their own, and ignore unknown keys. So
-`arguments` adds defaults of transformers' config class and the old spelling. `verify` refuses by name a key that
+mlx-lm's classes read config.json as transformers 4 spells it, with other defaults, and ignore unknown keys. So
+`arguments` adds the defaults of transformers' config class and the old spelling. `verify` refuses by name a key that
 mlx-lm's class ignores, if its value is not the default.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ from .ropes import frequencies
 
 ROPE_CLASSES: Mapping[type, str] = {Llama3RoPE: "llama3", YarnRoPE: "yarn", SuScaledRoPE: "longrope"}
 PLAIN_ROPES = ("", "default", "mrope")  # mrope rotates text as default does
+SIMPLE = (bool, int, float, str, list)  # types of the values that mlx-lm's classes read
 # Keys that inference does not read, or whose difference would show in the weights, which are loaded strictly.
 HARMLESS = frozenset(
     "architectures dtype torch_dtype transformers_version initializer_range use_cache pretraining_tp text_config "
@@ -39,24 +41,72 @@ HARMLESS = frozenset(
 HARMLESS_ENDS = tuple("_bias _dropout _pdrop _token_id _token_index _loss_coef _mlp_layer_types _name_or_path".split())
 
 
-def arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys to replace in config.json. Raises ValueError for a value that transformers refuses."""
-    complete = _complete(values)
-    more = _additions(values, complete)
-    text = values.get("text_config")
-    if isinstance(text, dict):
-        more["text_config"] = {**text, **_additions(text, complete["text_config"])}
-    return more
+class ConfigKeys:
+    """The config.json of a model. Raises ValueError for a value that transformers refuses."""
 
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._complete = _complete(values)
+        self._text = self._complete.get("text_config") or self._complete
 
-def verify(model: nn.Module, values: Mapping[str, Any], context: int) -> None:
-    """Compare a loaded model with config.json. Raises ModelRefused naming the key."""
-    for table, fields in _readers(model, values):
-        _verify_keys(table, fields)
-    complete = _complete(values)
-    text = complete.get("text_config") or complete
-    _verify_windows(model, text, context)
-    _verify_ropes(model, text, context)
+    def arguments(self) -> dict[str, Any]:
+        """Keys to replace in config.json for mlx-lm's class."""
+        more = _additions(self._values, self._complete)
+        text = self._values.get("text_config")
+        if isinstance(text, dict):
+            more["text_config"] = {**text, **_additions(text, self._text)}
+        return more
+
+    def verify(self, model: nn.Module, context: int) -> None:
+        """Compare a loaded model with config.json, and set exact frequencies. Raises ModelRefused naming the key."""
+        text_model = getattr(model, "language_model", None)
+        for part, table in ((model, self._values), (text_model, self._values.get("text_config"))):
+            arguments = getattr(part, "args", None)
+            if table and dataclasses.is_dataclass(arguments):
+                _verify_keys(table, {field.name for field in dataclasses.fields(arguments)})
+        self._verify_windows(model, context)
+        self._verify_ropes(model, context)
+
+    def _verify_windows(self, model: nn.Module, context: int) -> None:
+        window = self._text.get("sliding_window")
+        if not window or window >= context:
+            return
+        sliding = [isinstance(cache, RotatingKVCache) for cache in make_prompt_cache(model)]
+        kinds = self._text.get("layer_types")
+        if not kinds and not any(sliding):  # the class has no windows
+            raise _ignored(self._text, "sliding_window", window, f"none: a context of at most {window} is right")
+        expected = [kind == "sliding_attention" for kind in kinds or ()]
+        if len(expected) == len(sliding) and expected != sliding:
+            raise _ignored(self._text, "layer_types", kinds, "another order of layers")
+
+    def _verify_ropes(self, model: nn.Module, context: int) -> None:
+        """A plain rope must have a base of config.json. A rope with frequencies gets those of ModelConfig, which knows
+        truncate, attention_factor and the short factors."""
+        scaled = {_kind(table): table for table in self._rope_tables()}
+        for kind in PLAIN_ROPES:
+            scaled.pop(kind, None)
+        ropes = [part for part in model.modules() if "rope" in type(part).__name__.lower()]
+        for part in ropes:
+            kind = _kind_of_module(part)
+            if isinstance(part, nn.RoPE):
+                self._verify_base(part)
+            elif kind in scaled:
+                _set_frequencies(part, scaled[kind], self._text, context)
+        kinds = {_kind_of_module(part) for part in ropes}
+        missing = scaled.keys() - kinds
+        if ropes and missing and "unknown" not in kinds:
+            raise _ignored(self._text, "the rope type", " and ".join(sorted(missing)), "plain rotation")
+
+    def _verify_base(self, part: nn.RoPE) -> None:
+        bases = [self._text.get("rope_local_base_freq"), *(table.get("rope_theta") for table in self._rope_tables())]
+        thetas = {float(base) for base in bases if base}
+        if thetas and not any(math.isclose(part.base, theta, rel_tol=1e-6) for theta in thetas):
+            raise _ignored(self._text, "rope_theta", thetas, part.base)
+
+    def _rope_tables(self) -> list[Mapping[str, Any]]:
+        """Rope parameters, one table for each layer type that has its own."""
+        parameters = self._text.get("rope_parameters") or {}
+        return [table for table in parameters.values() if isinstance(table, dict)] or [parameters]
 
 
 def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,18 +123,23 @@ def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _additions(values: Mapping[str, Any], complete: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of one table of config.json that are missing there."""
-    simple = (bool, int, float, str, list)
-    more: dict[str, Any] = {key: x for key, x in complete.items() if isinstance(x, simple)}
-    more |= {alias: complete.get(name) for alias, name in _aliases(complete).items()}
-    kinds = complete.get("layer_types") or []
-    if {"full_attention", "sliding_attention"} <= set(kinds):
-        more["sliding_window_pattern"] = kinds.index("full_attention") + 1  # `verify` refuses layers without a pattern
+    """Keys that are missing in one table of config.json."""
     ropes = _rope_arguments(complete.get("rope_parameters") or {})
-    more = {key: x for key, x in (more | ropes).items() if values.get(key) is None and x is not None}
-    if ropes["rope_theta"] is not None:
-        more["rope_theta"] = ropes["rope_theta"]  # transformers prefers rope_parameters to the key outside
-    return more
+    candidates = dict(complete)
+    for alias, name in _aliases(complete).items():
+        candidates[alias] = complete.get(name)
+    candidates["sliding_window_pattern"] = _pattern(complete.get("layer_types") or [])
+    more = {key: x for key, x in candidates.items() if isinstance(x, SIMPLE)} | ropes
+    missing = {key: x for key, x in more.items() if values.get(key) is None}
+    if "rope_theta" in ropes:
+        missing["rope_theta"] = ropes["rope_theta"]  # transformers prefers rope_parameters to the key outside
+    return missing
+
+
+def _pattern(kinds: list[str]) -> int | None:
+    """The distance of layers with full attention. `verify` refuses layers without such a pattern."""
+    both = {"full_attention", "sliding_attention"} <= set(kinds)
+    return kinds.index("full_attention") + 1 if both else None
 
 
 def _aliases(values: Mapping[str, Any]) -> Mapping[str, str]:
@@ -102,31 +157,27 @@ def _config_class(values: Mapping[str, Any]) -> Any:
 
 
 def _rope_arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Rope parameters as transformers 4 spells them. They may differ by layer type. None: absent."""
+    """Rope parameters as transformers 4 spells them. They may differ by layer type."""
     full = parameters.get("full_attention", parameters)
     local = parameters.get("sliding_attention", {})
-    scaling = {key: x for key, x in full.items() if key not in ("rope_theta", "partial_rotary_factor", "type")}
-    if scaling.get("rope_type", "default") == "default" and len(scaling) <= 1:
-        scaling = {}
-    return {
-        "rope_theta": full.get("rope_theta"),
-        "rope_local_base_freq": local.get("rope_theta"),
-        "partial_rotary_factor": full.get("partial_rotary_factor"),
-        "rope_scaling": {**scaling, "type": _kind(full), "rope_type": _kind(full)} if scaling else None,
-    }
+    more = {key: full[key] for key in ("rope_theta", "partial_rotary_factor") if full.get(key) is not None}
+    if local.get("rope_theta") is not None:
+        more["rope_local_base_freq"] = local["rope_theta"]
+    kind = _kind(full)
+    scaling = {key: x for key, x in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    if kind and (kind != "default" or len(scaling) > 1):
+        more["rope_scaling"] = {**scaling, "type": kind, "rope_type": kind}
+    return more
 
 
 def _kind(scaling: Mapping[str, Any]) -> str:
     return str(scaling.get("rope_type") or scaling.get("type") or "")
 
 
-def _readers(model: nn.Module, values: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], set[str]]]:
-    """Tables of config.json, and the keys that mlx-lm's class reads of each."""
-    text_model = getattr(model, "language_model", None)
-    for part, table in ((model, values), (text_model, values.get("text_config"))):
-        arguments = getattr(part, "args", None)
-        if table is not None and dataclasses.is_dataclass(arguments):
-            yield table, {field.name for field in dataclasses.fields(arguments)}
+def _kind_of_module(part: nn.Module) -> str:
+    if isinstance(part, nn.RoPE):
+        return "default" if part.scale == 1.0 else "linear"
+    return ROPE_CLASSES.get(type(part), "unknown")
 
 
 def _verify_keys(values: Mapping[str, Any], fields: set[str]) -> None:
@@ -147,50 +198,6 @@ def _equivalent(value: Any, default: Any) -> bool:
     classes do not follow the names."""
     gelu = str(value).startswith("gelu") and str(default).startswith("gelu")
     return value == default or gelu or not (value or default)
-
-
-def _verify_windows(model: nn.Module, text: Mapping[str, Any], context: int) -> None:
-    window = text.get("sliding_window")
-    if not window or window >= context:
-        return
-    sliding = [isinstance(cache, RotatingKVCache) for cache in make_prompt_cache(model)]
-    kinds = text.get("layer_types")
-    if kinds is None and not any(sliding):  # the class has no windows
-        raise _ignored(text, "sliding_window", window, f"none: a context of at most {window} is right")
-    if kinds and len(kinds) == len(sliding) and [kind == "sliding_attention" for kind in kinds] != sliding:
-        raise _ignored(text, "layer_types", kinds, "another order of layers")
-
-
-def _verify_ropes(model: nn.Module, text: Mapping[str, Any], context: int) -> None:
-    """A plain rope must have a base of config.json. A rope with frequencies gets those of ModelConfig, which knows
-    truncate, attention_factor and the short factors."""
-    parameters = text.get("rope_parameters") or {}
-    tables = [table for table in parameters.values() if isinstance(table, dict)] or [parameters]
-    scaled = {_kind(table): table for table in tables if _kind(table) not in PLAIN_ROPES}
-    modules: list[nn.Module] = model.modules()
-    ropes = [part for part in modules if isinstance(part, nn.RoPE) or type(part) in ROPE_CLASSES]
-    for part in ropes:
-        kind = _kind_of_module(part)
-        if isinstance(part, nn.RoPE):
-            _verify_base(part, text, tables)
-        elif kind in scaled:
-            _set_frequencies(part, scaled[kind], text, context)
-    unknown = sum("rope" in type(part).__name__.lower() for part in modules) > len(ropes)
-    missing = scaled.keys() - {_kind_of_module(part) for part in ropes}
-    if ropes and not unknown and missing:
-        raise _ignored(text, "the rope type", " and ".join(sorted(missing)), "plain rotation")
-
-
-def _kind_of_module(part: nn.Module) -> str:
-    plain = "default" if getattr(part, "scale", 1.0) == 1.0 else "linear"
-    return ROPE_CLASSES.get(type(part), plain)
-
-
-def _verify_base(part: nn.RoPE, text: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> None:
-    bases = [text.get("rope_local_base_freq"), *(table.get("rope_theta") for table in tables)]
-    thetas = {float(base) for base in bases if base}
-    if thetas and not any(abs(part.base / theta - 1) < 1e-6 for theta in thetas):
-        raise _ignored(text, "rope_theta", thetas, part.base)
 
 
 def _set_frequencies(part: nn.Module, scaling: Mapping[str, Any], text: Mapping[str, Any], context: int) -> None:

@@ -14,9 +14,10 @@ from mlx_lm.utils import load_config, load_model
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
-from . import config_keys, families
+from . import families
 from .adapter import Forward, probe_layers
 from .cache import LayerShape
+from .config_keys import ConfigKeys
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 BITS = {"int8": 8, "int4": 4}
@@ -77,8 +78,9 @@ def _load(files: ModelFiles, context: int) -> tuple[nn.Module, dict[str, Any]]:
         model, config = load_model(files.path, lazy=True, **families.loading(files.config, context))
         families.verify(model, files.config)
     else:
-        model, config = load_model(files.path, lazy=True, model_config=config_keys.arguments(values))
-        config_keys.verify(model, config, context)
+        keys = ConfigKeys(values)
+        model, config = load_model(files.path, lazy=True, model_config=keys.arguments())
+        keys.verify(model, context)
     return model, config
 
 

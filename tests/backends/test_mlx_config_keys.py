@@ -14,7 +14,7 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 from safetensors.torch import load_file, save_file
 
 from localllm.backends import mlx
-from localllm.backends.mlx import config_keys
+from localllm.backends.mlx.config_keys import ConfigKeys
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
@@ -71,7 +71,7 @@ def test_a_window_that_is_switched_off(tmp_path: Path) -> None:
 
 def test_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a class that reads it from elsewhere."""
-    monkeypatch.setattr(config_keys, "arguments", lambda values: {})
+    monkeypatch.setattr(ConfigKeys, "arguments", lambda keys: {})
     Tiny("mixtral", "mixtral", {"num_local_experts": 4, **rope("default")}).save(tmp_path)
     with pytest.raises(ModelRefused, match=r"rope_theta is \{500000"):
         mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
