@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from localllm import backends
@@ -17,7 +15,6 @@ from localllm.backends import cpu, cuda, hip, llamacpp, mlx, npu, xpu
 from localllm.backends.cpu import machine as machine_of_cpu
 from localllm.backends.cpu.kernels import kernels
 from localllm.backends.cuda.driver import Driver
-from localllm.backends.mlx import machine as machine_of_apple
 from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
 
@@ -416,21 +413,3 @@ def test_threads_are_counted_as_the_kernels_count_them(tmp_path: Path, monkeypat
     told = kernels(frozenset())
     assert told["kernels"].startswith("none, torch only")
     assert told["threads"] == "6"
-
-
-def test_apple_chips_are_named_where_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(command: list[str], **how: Any) -> SimpleNamespace:
-        assert how["check"]
-        assert how["timeout"] <= 10
-        return SimpleNamespace(stdout="Apple M4 Pro\n")
-
-    monkeypatch.setattr("subprocess.run", told)
-    assert machine_of_apple.apple_chip() == "Apple M4 Pro"
-
-    def hangs(command: list[str], **how: Any) -> None:
-        raise subprocess.TimeoutExpired(command, 5)
-
-    monkeypatch.setattr("subprocess.run", hangs)
-    assert machine_of_apple.apple_chip() == "Apple silicon"
-    total, free = machine_of_apple.memory()
-    assert 0 < free < total == psutil.virtual_memory().total

@@ -19,8 +19,7 @@ import mlx.core as mx
 from localllm.backends import mlx
 from localllm.backends.mlx import opening
 from localllm.backends.mlx.cache import LayerShape
-from localllm.backends.mlx.failures import engine_errors
-from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed, SettingRefused
+from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import RunnerSpec
@@ -87,34 +86,6 @@ def test_weights_beyond_the_free_memory_are_refused(files: ModelFiles, monkeypat
     monkeypatch.setattr(opening, "load", pytest.fail)
     with pytest.raises(ModelRefused, match="for its weights, but"):
         opening.open_on_mlx(files, LoadOptions())
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (RuntimeError("[metal::malloc] Attempting to allocate 100 bytes"), OutOfMemory),
-        (RuntimeError("[malloc] Unable to allocate 100 bytes."), OutOfMemory),
-        (RuntimeError("Command buffer execution failed: Insufficient Memory"), OutOfMemory),
-        (RuntimeError("cudaMallocAsync failed: out of memory"), OutOfMemory),
-        (MemoryError(), OutOfMemory),
-        (RuntimeError("no such kernel"), RunnerFailed),
-        (ValueError("out of memory"), RunnerFailed),
-        (IndexError("of a row"), RunnerFailed),
-        (TypeError("of an argument"), RunnerFailed),
-        (AttributeError("of a model"), RunnerFailed),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
-)
-def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError]) -> None:
-    with pytest.raises(kind) as raised, engine_errors():
-        raise error
-    assert type(raised.value) is kind
-    assert raised.value.__cause__ is error
-
-
-def test_a_bug_of_ours_stays_what_it_is() -> None:
-    with pytest.raises(KeyError), engine_errors():
-        raise KeyError("out of memory")
 
 
 @pytest.mark.parametrize(
