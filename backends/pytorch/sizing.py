@@ -31,14 +31,10 @@ def plan(
             f"{files.name} needs {_size(weights)} for its weights, but only {_size(free)} is free",
             "close other programs, or choose a smaller model",
         )
-    if options.context is not None and not 1 <= options.context <= config.max_positions:
-        raise ModelRefused(
-            f"{files.name} has a context of {config.max_positions} tokens, but {options.context} were requested"
-        )
+    context = _requested_context(files, options)
     page_size = options.page_size or device.page_size
     cache = cache_dtype(options, dtype, device)
     page = page_bytes(page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
-    context = options.context or config.max_positions
     adapters = pool_bytes(config, options.adapter_slots, options.adapter_rank, dtype.itemsize)
     num_pages = _num_pages(options, device, max(0, free - weights - adapters), page, page_size, context)
     fitting = num_pages * page_size
@@ -70,6 +66,16 @@ def plan(
         warnings=device.warnings,
         step_seconds=device.step_seconds,
     )
+
+
+def _requested_context(files: ModelFiles, options: LoadOptions) -> int:
+    """The context in the options, or that of the model. Raises ModelRefused if the model does not support it."""
+    limit = files.config.max_positions
+    if options.context is None:
+        return limit
+    if not 1 <= options.context <= limit:
+        raise ModelRefused(f"{files.name} has a context of {limit} tokens, but {options.context} were requested")
+    return options.context
 
 
 def _num_pages(options: LoadOptions, device: Device, free: int, page: int, page_size: int, context: int) -> int:

@@ -152,7 +152,7 @@ class Weights:
                 self._tensors.check(f"{name}.weight", (out, in_features), STORED)
             return self._product(names, cached.op, cached.weight, biases)
         loaded = [self._scheme.load(self._tensors, name, out, in_features) for name, out in sizes]
-        if self._scheme.zero_biases and not bias:
+        if not bias:
             self._ignore_zero_biases(sizes)
         if all(loaded[0].joins(other) for other in loaded[1:]):
             return self._pack(names, loaded, biases)
@@ -199,8 +199,10 @@ class Weights:
         return True
 
     def _ignore_zero_biases(self, sizes: Sequence[tuple[str, int]]) -> None:
-        """Read the biases in the files for projections without a bias; `sizes` has (projection, number of outputs). A
-        bias that is not zero stays unread, so that `close` refuses it."""
+        """Read the zero biases that a checkpoint may have for projections without a bias. `sizes` has (projection,
+        number of outputs). A bias that is not zero stays unread, so that `close` refuses it."""
+        if not self._scheme.zero_biases:
+            return
         for projection, size in sizes:
             name = f"{projection}.bias"
             if name in self._tensors and self._tensors.read(name, (size,), STORED).any():

@@ -43,7 +43,6 @@ def test_scales_that_float16_cannot_hold_are_refused_by_name(scales: list[float]
 
 
 def test_groups_that_lie_together_need_no_order() -> None:
-    assert grouped("g", None, 2) is None
     assert grouped("g", torch.tensor([0, 0, 1, 1, 2], dtype=torch.int32), 2) is None
 
 

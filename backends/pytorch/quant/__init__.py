@@ -1,4 +1,4 @@
-"""Weight formats, one file each: quantised while loading (int8, int4, fp8), or read from a quantised checkpoint."""
+"""Weight formats, one file each. Weights are quantised while loading (int8, int4, fp8), or quantised in the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....kernels.ops.linear import PANEL, Fp8, Int4, Int8, Weight, map_tensors, 
 
 
 class Tensors(Protocol):
-    """The stored tensors of a model. Each may be read once."""
+    """The tensors in a model's files. Each may be read once."""
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -29,22 +29,23 @@ class Tensors(Protocol):
         ...
 
 
-SLICE_VALUES = 2**21  # values of a weight that are converted at a time: their float32 copies fit in the CPU caches
-EIGHT = 8  # smallest number of outputs to load: some formats pack eight outputs in a word
+SLICE_VALUES = 2**21  # values of a weight that are converted at a time, so that their float32 copies fit in CPU caches
+EIGHT = 8  # some formats pack eight outputs in a word, so weights are loaded by multiples of eight outputs
 
 
 class Loaded(NamedTuple):
-    """A weight in the format of its product, converted by slices of outputs: the whole weight is never in memory."""
+    """A weight that is converted to the format of its product slice by slice, so it is never in memory as a whole."""
 
     out_features: int
     in_features: int
-    rows: Callable[[int, int], Weight]  # outputs start … stop, multiples of EIGHT or the end; may raise ModelRefused
-    wide: bool = False  # int4: activations are not rounded, as the checkpoint expects
+    # (start, stop) -> these outputs. Both are multiples of EIGHT, or the number of outputs. Raises ModelRefused.
+    rows: Callable[[int, int], Weight]
+    wide: bool = False  # int4: the product must not round the activations
     order: Tensor | None = None  # [in_features] int64: permutation of the inputs; None: natural order
 
     @property
     def product(self) -> str:
-        """The name of the field of kernels.ops.Linear that multiplies this weight."""
+        """The name of the op in kernels.ops.Linear that multiplies this weight."""
         match self._sample():
             case Int8():
                 return "int8"
@@ -55,10 +56,8 @@ class Loaded(NamedTuple):
         return "dense"
 
     def joins(self, other: Loaded) -> bool:
-        """Whether one product can compute both weights, one below the other."""
-        if self.product != other.product or (self.order is None) != (other.order is None):
-            return False
-        if self.order is not None and other.order is not None and not torch.equal(self.order, other.order):
+        """Whether the two weights can be concatenated along their outputs and multiplied by one product."""
+        if self.product != other.product or not _equal(self.order, other.order):
             return False
         return _kind(self._sample()) == _kind(other._sample())
 
@@ -77,32 +76,31 @@ class Scheme(Protocol):
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         """The weight [out_features, in_features] of the projection `name` ("model.layers.0.mlp.up_proj").
 
-        Raises ModelRefused.
-
-        `rows` of the result must read mapped tensors in the order of outputs: the caller releases the pages of the
-        file between two calls. Other tensors must be copied.
+        Loaded.rows must read mapped tensors in the order of their outputs, because the caller releases the pages of the
+        file between two calls. Tensors in another order must be copied. Raises ModelRefused.
         """
         ...
 
 
 def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
-    """Slices of the weights, joined along the outputs, for linear.pack_slices. A slice may span two weights."""
+    """Slices of all weights, concatenated along their outputs, for linear.pack_slices. A slice may span two weights."""
     total = sum(weight.out_features for weight in loaded)
     in_features = loaded[0].in_features
     step = max(1, SLICE_VALUES // max(1, in_features) // PANEL) * PANEL
     for start in range(0, total, step):
-        pieces = []
-        offset = 0
+        ranges = []
+        offset = 0  # of the weight's first output
         for weight in loaded:
             begin = max(0, start - offset)
             end = min(weight.out_features, start + step - offset)
             if begin < end:
-                pieces.append(weight.rows(begin, end))
+                ranges.append(weight.rows(begin, end))
             offset += weight.out_features
-        yield _joined(pieces)
+        yield _concatenated(ranges)
 
 
-def _joined(weights: Sequence[Weight]) -> Weight:
+def _concatenated(weights: Sequence[Weight]) -> Weight:
+    """The weights, which have one format, concatenated along their outputs."""
     first = weights[0]
     others = [weight_tensors(weight) for weight in weights[1:]]
     if not others:
@@ -113,12 +111,18 @@ def _joined(weights: Sequence[Weight]) -> Weight:
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:
-    """A key that is equal for weights of one format, group size and number of inputs, whatever their values."""
+    """A key that is equal for weights with equal format, group size and number of inputs."""
     if isinstance(weight, Tensor):
         return (weight.dtype,)
-    return tuple(part.dtype if isinstance(part, Tensor) else part for part in weight)
+    return tuple(field.dtype if isinstance(field, Tensor) else field for field in weight)
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
 
 
 def memory_bytes(weight: Any) -> int:
     """Bytes of memory of a weight, packed or not."""
-    return sum(part.nbytes for part in weight_tensors(weight))
+    return sum(tensor.nbytes for tensor in weight_tensors(weight))

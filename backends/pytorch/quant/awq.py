@@ -16,14 +16,14 @@ from ....engine.quantization import Quantization
 from ....kernels.ops.linear import Int4
 from . import Loaded, Tensors
 from .floats import STORED, Floats, check_finite
-from .nibbles import half_scales, paired, unpacked
+from .nibbles import group_size, half_scales, paired, unpacked
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """AWQ weights; symmetric ones store no zero points, their zero point is 8."""
+    """Loads AWQ weights. A symmetric checkpoint stores no zero points: all of them are 8."""
 
     config: Quantization
     zero_biases: bool = False
@@ -33,9 +33,9 @@ class Awq:
             return Floats().load(tensors, name, out_features, in_features)
         if out_features % 8:
             raise ModelRefused(f"{name}: AWQ packs groups of 8 outputs, but the weight has {out_features}")
-        group = self.config.group or -(-in_features // 32) * 32
+        group = group_size(self.config, in_features)
         groups = -(-in_features // group)
-        # A copy: a slice of outputs is strided in the file.
+        # A copy, because a slice of outputs is strided in the file.
         packed = tensors.read(f"{name}.qweight", (in_features, out_features // 8), ("I32",)).clone()
         scales = tensors.read(f"{name}.scales", (groups, out_features), STORED)
         check_finite(f"{name}.scales", scales)

@@ -20,12 +20,12 @@ from ....kernels.ops.linear import Int4, Int8, Weight
 from . import Loaded, Tensors
 from .floats import STORED, Floats, check_finite
 from .fp8_stored import read_fp8, scales
-from .nibbles import grouped, half_scales, sorted_inputs, unpacked
+from .nibbles import group_size, half_scales, read_order, sorted_inputs, unpacked
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """int4 products do not round activations. int8 weights for float activations are loaded as bfloat16."""
+    """Loads weights of compressed-tensors. int8 weights whose activations are floats are converted to bfloat16."""
 
     config: Quantization
     zero_biases: bool = False
@@ -41,30 +41,21 @@ class CompressedTensors:
         return read_fp8(tensors, name, out_features, in_features, self.config, "weight_scale")
 
     def _int4(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
-        group = self.config.group or -(-in_features // 32) * 32
+        group = group_size(self.config, in_features)
         groups = -(-in_features // group)
         packed = tensors.read(f"{name}.weight_packed", (out_features, -(-in_features // 8)), ("I32",))
         scale = tensors.read(f"{name}.weight_scale", (out_features, groups), STORED)
         check_finite(f"{name}.weight_scale", scale)
-        if f"{name}.weight_shape" in tensors:
-            shape = tensors.read(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
-            if shape != [out_features, in_features]:
-                raise ModelRefused(
-                    f"{name}.weight_shape is {shape}, but config.json needs {[out_features, in_features]}"
-                )
+        _check_shape(tensors, f"{name}.weight_shape", [out_features, in_features])
         zero = torch.full((out_features, groups), 8, dtype=torch.uint8)
         if not self.config.symmetric:
             zeros = tensors.read(f"{name}.weight_zero_point", (-(-out_features // 8), groups), ("I32",))
             zero = unpacked(zeros.t().contiguous())[:, :out_features].t().contiguous()
         halves = half_scales(f"{name}.weight_scale", scale)
-        order = None
-        if self.config.act_order or f"{name}.weight_g_idx" in tensors:
-            order = grouped(
-                f"{name}.weight_g_idx", tensors.read(f"{name}.weight_g_idx", (in_features,), ("I32", "I64")), group
-            )
+        order = read_order(tensors, f"{name}.weight_g_idx", self.config, in_features, ("I32", "I64"))
 
         def rows(start: int, stop: int) -> Int4:
-            # Little-endian: a byte has two inputs, the even one in its low bits.
+            # A byte has two inputs, the even one in its low bits.
             data = packed[start:stop].view(torch.uint8)[:, : -(-in_features // 2)]
             if in_features % 2:
                 data = data.clone()
@@ -85,3 +76,11 @@ class CompressedTensors:
             return wide
 
         return Loaded(out_features, in_features, rows)
+
+
+def _check_shape(tensors: Tensors, name: str, expected: list[int]) -> None:
+    """Raises ModelRefused if the tensor `name`, which holds the shape of a weight, exists and is not `expected`."""
+    if name in tensors:
+        shape = tensors.read(name, (2,), ("I64", "I32")).tolist()
+        if shape != expected:
+            raise ModelRefused(f"{name} is {shape}, but config.json needs {expected}")

@@ -27,15 +27,16 @@ class Floats:
         weight = tensors.read(f"{name}.weight", (out_features, in_features), STORED)
 
         def rows(start: int, stop: int) -> Weight:
-            part = weight[start:stop]
-            check_finite(f"{name}.weight", part)
-            return part if self.quantise is None else self.quantise(part)
+            values = weight[start:stop]
+            check_finite(f"{name}.weight", values)
+            return values if self.quantise is None else self.quantise(values)
 
         return Loaded(out_features, in_features, rows)
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Raises ModelRefused for a NaN or an infinity: either one makes the float32 sum of its slab not finite."""
+    """Raises ModelRefused if `values` has a NaN or an infinity."""
     slabs = values.flatten().split(SLAB)
+    # A NaN or an infinity makes the sum of its slab NaN or infinite.
     if not all(slab.sum(dtype=torch.float32).isfinite() for slab in slabs):
         raise ModelRefused(f"tensor {name!r} has a NaN or an infinity", "the file is corrupt: download it again")

@@ -1,4 +1,4 @@
-"""fp8 (e4m3) quantised while loading: the largest magnitude of each output becomes 448, the largest e4m3 value."""
+"""Quantises weights to fp8 (e4m3) while loading. The largest magnitude of each output becomes 448, e4m3's maximum."""
 
 from __future__ import annotations
 

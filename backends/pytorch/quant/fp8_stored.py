@@ -1,4 +1,4 @@
-"""fp8 checkpoints (e4m3): one scale per block of outputs and inputs, per output, or per weight.
+"""fp8 checkpoints (e4m3). A scale belongs to a block of outputs and inputs, to an output, or to the whole weight.
 
 weight [out_features, in_features] e4m3; weight_scale_inv [blocks, blocks], [out_features, 1] or [1]: despite its name,
 the values are multiplied by it.
@@ -20,7 +20,7 @@ from .floats import STORED, Floats, check_finite
 
 @dataclass(frozen=True, slots=True)
 class Fp8Stored:
-    """Activations are not quantised: scales for them in the files are ignored."""
+    """Loads fp8 weights. Ignores the scales of activations in the files: activations are not quantised."""
 
     config: Quantization
     zero_biases: bool = False
@@ -28,15 +28,16 @@ class Fp8Stored:
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight") in STORED:
             return Floats().load(tensors, name, out_features, in_features)
-        other_name = f"{name}.weight_scale_inv" not in tensors and f"{name}.weight_scale" in tensors
-        scale = "weight_scale" if other_name else "weight_scale_inv"
+        has_other_name = f"{name}.weight_scale_inv" not in tensors and f"{name}.weight_scale" in tensors
+        scale = "weight_scale" if has_other_name else "weight_scale_inv"
         return read_fp8(tensors, name, out_features, in_features, self.config, scale)
 
 
 def read_fp8(
     tensors: Tensors, name: str, out_features: int, in_features: int, config: Quantization, scale_name: str
 ) -> Loaded:
-    """The weight of `name`. Raises ModelRefused for a NaN and for scales that are missing or have another shape."""
+    """The weight of the projection `name`. Raises ModelRefused for NaN, and if its scales are missing or have a wrong
+    shape."""
     data = tensors.read(f"{name}.weight", (out_features, in_features), ("F8_E4M3",))
     for unused in ("input_scale", "activation_scale"):
         if f"{name}.{unused}" in tensors:
@@ -52,10 +53,10 @@ def read_fp8(
         group = in_features
 
     def rows(start: int, stop: int) -> Fp8:
-        part = data[start:stop]
-        if (part.view(torch.uint8) & 0x7F == 0x7F).any():
+        values = data[start:stop]
+        if (values.view(torch.uint8) & 0x7F == 0x7F).any():
             raise ModelRefused(f"tensor '{name}.weight' has a NaN", "the file is corrupt: download it again")
-        return Fp8(part, scale[start:stop], group)
+        return Fp8(values, scale[start:stop], group)
 
     return Loaded(out_features, in_features, rows)
 
@@ -63,7 +64,7 @@ def read_fp8(
 def scales(tensors: Tensors, name: str, out_features: int) -> Tensor:
     """Scales [out_features, 1] float32, from one scale per output or one for the whole weight."""
     shape = tensors.shape(name)
-    flat = (), (1,), (1, 1), (out_features,)
-    stored = tensors.read(name, shape if shape in flat else (out_features, 1), STORED)
+    accepted = ((), (1,), (1, 1), (out_features,), (out_features, 1))
+    stored = tensors.read(name, shape if shape in accepted else (out_features, 1), STORED)
     check_finite(name, stored)
     return stored.float().flatten().expand(out_features).contiguous().unsqueeze(1)

@@ -15,14 +15,14 @@ from ....engine.quantization import Quantization
 from ....kernels.ops.linear import Int4
 from . import Loaded, Tensors
 from .floats import STORED, Floats, check_finite
-from .nibbles import grouped, half_scales, sorted_inputs, unpacked
+from .nibbles import group_size, half_scales, read_order, sorted_inputs, unpacked
 
 ONES = 0x11111111  # 1 in each of the eight 4-bit numbers of a word
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """GPTQ weights. Version 1 of the format stores zero points minus 1, version 2 unchanged."""
+    """Loads GPTQ weights. Version 1 of the format stores zero points minus 1, version 2 stores them unchanged."""
 
     config: Quantization
     zero_biases: bool = True  # early exporters store a bias of zeros for projections without a bias
@@ -34,21 +34,19 @@ class Gptq:
             raise ModelRefused(
                 f"{name}: GPTQ packs groups of 8 numbers, but the weight is [{out_features}, {in_features}]"
             )
-        group = self.config.group or -(-in_features // 32) * 32
+        group = group_size(self.config, in_features)
         groups = -(-in_features // group)
         packed = tensors.read(f"{name}.qweight", (in_features // 8, out_features), ("I32",))
         zeros = tensors.read(f"{name}.qzeros", (groups, out_features // 8), ("I32",))
         if self.config.zeros_less_one:
-            zeros = zeros + ONES  # one sum per word: a stored zero point of -1 has borrowed from the next number
+            zeros = zeros + ONES  # the sum of whole words: a stored zero point of -1 borrowed from the next number
         scales = tensors.read(f"{name}.scales", (groups, out_features), STORED)
         check_finite(f"{name}.scales", scales)
-        # A copy: a slice of outputs is strided in the file. Little-endian: a byte has two inputs, the even one low.
+        # A copy: a slice of outputs is strided in the file. A byte has two inputs, the even one in its low bits.
         data = packed.t().contiguous().view(torch.uint8)
         zero = unpacked(zeros).t().contiguous()
         scale = half_scales(f"{name}.scales", scales.t().contiguous())
-        order = None
-        if self.config.act_order or f"{name}.g_idx" in tensors:
-            order = grouped(f"{name}.g_idx", tensors.read(f"{name}.g_idx", (in_features,), ("I32",)), group)
+        order = read_order(tensors, f"{name}.g_idx", self.config, in_features, ("I32",))
 
         def rows(start: int, stop: int) -> Int4:
             weight = Int4(data[start:stop], scale[start:stop], zero[start:stop], group, in_features)

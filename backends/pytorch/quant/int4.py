@@ -1,4 +1,4 @@
-"""int4 quantised while loading: each group of 64 inputs has 16 values, from its minimum to its maximum."""
+"""Quantises weights to int4 while loading: 16 values for each group of 64 inputs, from its minimum to its maximum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int8 quantised while loading: the largest magnitude of each output becomes 127."""
+"""Quantises weights to int8 while loading. The largest magnitude of each output becomes 127."""
 
 from __future__ import annotations
 
