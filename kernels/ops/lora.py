@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from .case import Case, Make
-from .step import Adapters
+from .step import Adapters, Tiles
+
+Ints = NDArray[np.int32]
 
 
 class LoraWeights(NamedTuple):
@@ -77,6 +81,18 @@ def embedding(out: Tensor, tokens: Tensor, weights: LoraWeights, adapters: Adapt
         _expand(out, inner * scales[:, None], weights, slot)
 
 
+def chunked(slots: NDArray[np.int32], chunk: int) -> tuple[Ints, Ints, Ints]:
+    """(order [tokens], starts [tiles + 1], slots [tiles]) of Tiles, for the adapter slot of each token."""
+    order = np.argsort(np.where(slots > 0, slots, np.iinfo(np.int32).max), kind="stable").astype(np.int32)
+    used, counts = np.unique(slots[slots > 0], return_counts=True)
+    tiles = -(-counts // chunk)
+    tile_slots = np.repeat(used, tiles).astype(np.int32)
+    first = np.repeat(counts.cumsum() - counts, tiles)  # of each tile's slot
+    index = np.arange(len(tile_slots)) - np.repeat(tiles.cumsum() - tiles, tiles)
+    starts = np.append(first + index * chunk, counts.sum()).astype(np.int32)
+    return order, starts, tile_slots
+
+
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Which implementation of each LoRA product a device uses."""
@@ -93,7 +109,8 @@ def _adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured:
     ends = lens.cumsum(0).tolist()
     segments = tuple((end - tokens, end, slot) for end, (tokens, slot) in zip(ends, rows, strict=True))
     used = tuple(sorted({slot for _, slot in rows} - {0}))
-    return Adapters(slots, torch.where(slots > 0, scales, 0.0), used, None if captured else segments)
+    tiles = Tiles(*map(torch.from_numpy, chunked(slots.numpy(), 16)), 16)
+    return Adapters(slots, torch.where(slots > 0, scales, 0.0), used, None if captured else segments, tiles)
 
 
 def _weights(

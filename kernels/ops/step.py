@@ -26,6 +26,16 @@ class Cache:
         object.__setattr__(self, "layers", tuple(zip(self.keys, self.values, strict=True)))
 
 
+class Tiles(NamedTuple):
+    """The tokens of a step with an adapter, sorted by adapter slot and cut into tiles of at most `chunk` tokens of one
+    slot (chunked segments, as in S-LoRA and SGLang's csgmv). An unused tile is empty."""
+
+    order: Tensor  # [tokens] int32: the tokens, sorted; those without an adapter last
+    starts: Tensor  # [tiles + 1] int32: tile i has the tokens order[starts[i]] … order[starts[i + 1] - 1]
+    slots: Tensor  # [tiles] int32
+    chunk: int
+
+
 class Adapters(NamedTuple):
     """The adapters of a step; at least one row has an adapter."""
 
@@ -33,6 +43,7 @@ class Adapters(NamedTuple):
     scales: Tensor  # [tokens] float32, factor of the adapter's LoRA product; 0 where the slot is 0
     used: tuple[int, ...]  # slots that `slots` may contain, without 0: the slots of the step, or of a capture all slots
     segments: tuple[tuple[int, int, int], ...] | None = None  # (first token, end, slot) in order; None in a capture
+    tiles: Tiles | None = None
 
     def select(self, tokens: Tensor) -> Adapters:
         """The adapters of a subset of the tokens: tokens [subset] int32."""

@@ -10,7 +10,7 @@ from ..ops.attention import Attention
 from ..ops.norm import Norm
 from ..ops.rope import Rope
 from ..ops.sampling import Sampling
-from . import activation, attention, draw, kv, linear, norm, rope, sampling
+from . import activation, attention, draw, kv, linear, lora, norm, rope, sampling
 
 
 def with_triton(ops: Ops) -> Ops:
@@ -32,6 +32,7 @@ def with_triton(ops: Ops) -> Ops:
             fp8=linear.fp8,
             pack_slices=linear.pack_slices,
         ),
+        lora=replace(ops.lora, add=lora.add),
         kv=replace(ops.kv, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
         sampling=Sampling(

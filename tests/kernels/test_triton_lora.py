@@ -1,0 +1,44 @@
+"""The Triton LoRA products against the reference: on a GPU, or float32 in the interpreter (test_triton_interpreted.py)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.reference_check import call_op, copy_to
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
+]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16, *([] if INTERPRETED else [torch.bfloat16])]
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """torch.empty gives NaN, and the largest integer."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.op == "lora.add"], ids=str)
+def test_add_equals_reference(case: Case, dtype: torch.dtype) -> None:
+    from localllm.kernels.triton import lora
+
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    wide = {name: copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
+    expected = call_op(case, dict(Ops())[case.op], wide)[0]
+    actual = call_op(case, lora.add, {name: copy_to(value, DEVICE) for name, value in arguments.items()})[0]
+    limit = case.tolerances[dtype] * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected.double(), rtol=0.0, atol=limit)
