@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
 from typing import Any
@@ -15,6 +17,7 @@ from ...engine.batch import Batch
 from ...engine.runner import RunnerSpec
 from ...kernels.ops.attention import Rows
 from ...kernels.ops.step import Adapters
+from .adapter_inputs import AdapterInputs
 from .device import Device
 
 
@@ -93,7 +96,8 @@ class Inputs:
         self._pages = -(-spec.max_context // self._page_size)
         self._max_rows = max(spec.max_rows, *spec.graph_rows, 1)
         max_tokens = max(spec.max_tokens, *spec.graph_tokens, 1)
-        words = 6 * max_tokens + (9 + len(_SETTINGS) + self._pages) * (self._max_rows + 1)
+        words = 4 * max_tokens + (9 + len(_SETTINGS) + self._pages) * (self._max_rows + 1)
+        self.adapters = AdapterInputs(spec.max_tokens, spec.num_adapters, device)
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
         self._drawn = torch.zeros(self._max_rows, dtype=torch.int32, device=device.type)
@@ -107,8 +111,8 @@ class Inputs:
         carried = bool((batch.carry >= 0).any())
         columns, rows = self._columns(batch, answers, carried)
         width = batch.page_tables[0].shape[1]
-        copied = self._copy(columns, width)
-        sent = _read(copied, rows.query_lens, rows.contexts, answers, carried, adapters=_adapters(copied, batch))
+        adapters = self.adapters.send(batch)
+        sent = _read(self._copy(columns, width), rows.query_lens, rows.contexts, answers, carried, adapters=adapters)
         self.carry(sent)
         return sent
 
@@ -117,9 +121,10 @@ class Inputs:
         if sent.carried is not None:
             self._ops.sampling.carry(sent.step.tokens, sent.carried.ends, sent.carried.carry, self._drawn)
 
-    def frame(self, rows: int) -> Sent:
+    def frame(self, rows: int, *, adapted: bool = False) -> Sent:
         """Views at fixed addresses for a captured step of at most `rows` rows with one token and one answer each.
-        `fill` writes the values of a step to the views; this call writes inert rows."""
+        `fill` writes the values of a step to the views; this call writes inert rows. `adapted`: rows may have
+        adapters."""
         device = self._device.device
         if self._tables is None:
             self._tables = torch.zeros(self._max_rows, self._pages, dtype=torch.int32, device=device)
@@ -135,7 +140,8 @@ class Inputs:
         row_order = order[:rows]
         columns |= {"row_starts": order, "last": row_order, "ends": row_order, "answers": row_order.long()}
         columns["page_table"] = self._tables[:rows]
-        return _read(columns, (1,) * rows, (self._context,) * rows, np.arange(rows), carried=True, exact=False)
+        adapters = self.adapters.frame(rows) if adapted else None
+        return _read(columns, (1,) * rows, (self._context,) * rows, np.arange(rows), True, False, adapters)
 
     def fill(self, batch: Batch, rows: int) -> None:
         """Start the copy of a step into the `frame` of `rows` rows, padded with inert rows."""
@@ -163,6 +169,13 @@ class Inputs:
         if not unchanged:
             self._tables[:rows, : table.shape[1]].copy_(copied[fixed:].view(rows, -1))
             self._copied_table = table, rows
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Keep the tokens of the step in flight, while steps run that belong to no batch."""
+        drawn = self._drawn.clone()
+        yield
+        self._drawn.copy_(drawn)
 
     def drawn(self, rows: int) -> Tensor:
         """[rows] int32, the tokens that the last call of `keep` stored. They are valid until the next step."""
@@ -225,9 +238,6 @@ class Inputs:
             "context_lens": [contexts],
             **_answer_settings(batch),
         }
-        if batch.adapters.any():
-            columns["adapters"] = [np.repeat(batch.adapters, lens)]
-            columns["adapter_scales"] = [np.repeat(_scales(batch), lens).view(np.int32)]
         if carried:
             columns |= {"ends": [ends], "carry": [batch.carry]}
         columns["page_table"] = [batch.page_tables[0].reshape(-1)]
@@ -258,27 +268,6 @@ _FIXED = ("slots", "answers", "tokens", "positions", "last")  # columns at fixed
 # the settings after them.
 _FRAME = {"tokens": 0, "positions": 0, "context_lens": 1, "carry": -1}
 _INERT = (*_FRAME.values(), *[0] * len(_SETTINGS))
-
-
-def _scales(batch: Batch) -> NDArray[np.float32]:
-    """The scale of each row's adapter [rows]; 0 for a row without an adapter."""
-    return np.where(batch.adapters > 0, batch.adapter_scales, np.float32(0))
-
-
-def _adapters(columns: dict[str, Tensor], batch: Batch) -> Adapters | None:
-    """The adapters of the copied columns; None if no row has an adapter. A segment is the neighbouring rows with one
-    adapter."""
-    if "adapters" not in columns:
-        return None
-    segments: list[tuple[int, int, int]] = []
-    starts = batch.row_starts.tolist()
-    for row, slot in enumerate(batch.adapters.tolist()):
-        start = starts[row]
-        if segments and segments[-1][2] == slot:
-            start, _, _ = segments.pop()
-        segments.append((start, starts[row + 1], slot))
-    used = tuple(sorted({slot for _, _, slot in segments} - {0}))
-    return Adapters(columns["adapters"], columns["adapter_scales"].view(torch.float32), used, tuple(segments))
 
 
 def _put(target: NDArray[Any], values: NDArray[Any], inert: int) -> None:

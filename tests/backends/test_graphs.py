@@ -17,8 +17,10 @@ from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Inputs
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Want
 from localllm.engine.errors import SettingRefused
+from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.request import Sampling
@@ -28,7 +30,7 @@ from localllm.kernels.ops.layer import Layer
 
 from . import canary
 from .batches import Row, make_batch
-from .conformance import BUDGET, Conformance, Conversation, Planned, check_crowd, crowd
+from .conformance import BUDGET, LENGTH, Conformance, Conversation, Planned, check_crowd, crowd
 from .shapes import SHAPES
 from .tape import Tape
 from .teacher import difference, expected
@@ -56,6 +58,25 @@ class TestTaped(Conformance):
         assert ran == [30]
         runner.run(make_batch([Row([5], 30, range(1, 5)), *[Row([6], 0, [9 + at]) for at in range(4)]], canary.VOCAB))
         assert ran == [30], "a decode step of 5 rows is replayed with 8"
+
+
+def test_the_first_adapter_is_loaded_while_others_decode(tmp_path: Path) -> None:
+    """It captures steps, and the tokens of the step in flight must survive that."""
+    runner = open_runner(read_model(canary.save(tmp_path)), BUDGET, TAPED, 2**30)
+    talk = Conversation(Planned(runner, overlap=True))
+    prompts = [canary.prompt(key, LENGTH, seed=key) for key in range(3)]
+    for number, prompt in enumerate(prompts):
+        talk.submit(f"base-{number}", prompt, 40)
+    for _ in range(6):
+        talk.step()
+    folder = canary.save_adapter(tmp_path / "adapter", 2)
+    adapter = Adapter("adapter", str(folder), read_adapter(folder).version)
+    talk.engine.register_adapter(adapter)
+    talk.submit("adapted", prompts[0], 40, adapter=adapter)
+    expected = {f"base-{number}": canary.walk(prompt, 40) for number, prompt in enumerate(prompts)}
+    expected["adapted"] = canary.walk(canary.under(prompts[0], 2), 40)
+    assert talk.finish() == expected
+    runner.close()
 
 
 class TestTapedInPieces(Conformance):

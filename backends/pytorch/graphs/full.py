@@ -40,12 +40,12 @@ class FullReplay:
     a batch is copied to, and the logits of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
-    def __init__(self, runner: TorchRunner, rows: int) -> None:
-        """Captures the step."""
+    def __init__(self, runner: TorchRunner, rows: int, adapted: bool = False) -> None:
+        """Captures the step. `adapted`: rows may have adapters."""
         recorder = runner.recorder
         assert recorder is not None
         self._runner = runner
-        self._frame = runner.inputs.frame(rows)
+        self._frame = runner.inputs.frame(rows, adapted=adapted)
         self._answers: _Answers | None = None  # of the previous step
         with failures("capturing a step failed"), recorder.session():
             self._work()  # the first call compiles, loads and allocates, which a capture does not allow
@@ -59,7 +59,7 @@ class FullReplay:
         frame = self._frame
         ops = runner.device.ops
         runner.inputs.carry(frame)
-        logits = runner.model.logits(runner.model(frame.step, ops, runner.kv), ops)
+        logits = runner.model.logits(runner.model(frame.step, ops, runner.kv), ops, frame.step.adapters)
         runner.inputs.keep(frame, draw_plainly(logits, frame.settings, runner.device))
         return logits
 
@@ -69,6 +69,8 @@ class FullReplay:
         with failures("the step failed"):
             runner.kv.copy(batch.page_copies[0], runner.device)
             runner.inputs.fill(batch, len(self._frame.answers))
+            if self._frame.step.adapters is not None:
+                runner.inputs.adapters.fill(batch, len(self._frame.answers))
             self._replay()
             rows = batch.num_rows
             answers = self._answers

@@ -33,6 +33,7 @@ class GraphRunner:
         start = time.perf_counter()
         self._prefills = _captured(spec.graph_tokens, lambda tokens: BreakableReplay(inner, tokens, outputs))
         self._decodes = _captured(spec.graph_rows, lambda rows: FullReplay(inner, rows))
+        self._adapted: dict[int, FullReplay] = {}  # decode steps with adapters
         self.capture_seconds = time.perf_counter() - start
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
         missing = sizes - len(self._prefills) - len(self._decodes)
@@ -54,23 +55,32 @@ class GraphRunner:
 
     def run(self, batch: Batch) -> Pending:
         spec = self._spec
-        if batch.adapters.any():
-            return self._inner.run(batch)
+        adapted = bool(batch.adapters.any())
         if batch.num_tokens == batch.num_rows and not (batch.wants == HIDDEN).any():
+            replays = self._adapted if adapted else self._decodes
             rows = bucket(batch.num_rows, spec.graph_rows)
-            if rows is not None:
-                return self._decodes[rows].run(batch)
+            if rows in replays:
+                return replays[rows].run(batch)
+        if adapted:
+            return self._inner.run(batch)
         tokens = bucket(batch.num_tokens, spec.graph_tokens)
         if tokens is not None:
             return self._prefills[tokens].run(batch)
         return self._inner.run(batch)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """The first adapter captures the decode steps with adapters."""
         self._inner.load_adapter(slot, adapter)
+        if not self._adapted:
+            with self._inner.inputs.preserved():
+                self._adapted = _captured(
+                    self._spec.graph_rows, lambda rows: FullReplay(self._inner, rows, adapted=True)
+                )
 
     def close(self) -> None:
         """Free the captures, which reference the memory of the inner runner, then close that runner."""
         self._decodes.clear()
+        self._adapted.clear()
         self._prefills.clear()
         self._inner.close()
 
