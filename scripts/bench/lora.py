@@ -1,0 +1,159 @@
+"""Decode steps with adapters: time that 1, 8, 32 or 64 different adapters add to a step of the base model.
+
+`python scripts/bench/lora.py --shape llama-8b --rows 64 --adapters 1,8,32,64`. Base model and adapters have random
+weights; every linear layer has LoRA factors. All step kinds take turns in one run. The bound of an adapter step is the
+base step, plus the bytes of its adapters divided by the read bandwidth, which is measured in the same run.
+`--backend cpu --shape tiny --adapters 1,4 --rows 4` shows that everything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rows import Row, row, save
+from safetensors.torch import save_file
+from shapes import SHAPES, Shape
+from stepping import Stepped
+from weights import stand_in
+
+from localllm import backends
+from localllm.engine.adapterfiles import read_adapter
+from localllm.engine.batch import Batch
+from localllm.engine.lora import Adapter
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import DeviceInfo, Runner, page_bytes
+
+
+def linear_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
+    """(in_features, out_features) of each linear layer."""
+    heads = shape.heads * shape.head_dim
+    kv_heads = shape.kv_heads * shape.head_dim
+    return {
+        "self_attn.q_proj": (shape.hidden, heads),
+        "self_attn.k_proj": (shape.hidden, kv_heads),
+        "self_attn.v_proj": (shape.hidden, kv_heads),
+        "self_attn.o_proj": (heads, shape.hidden),
+        "mlp.gate_proj": (shape.hidden, shape.inner),
+        "mlp.up_proj": (shape.hidden, shape.inner),
+        "mlp.down_proj": (shape.inner, shape.hidden),
+    }
+
+
+def write_adapter(shape: Shape, rank: int, folder: Path) -> Adapter:
+    """Random factors for every linear layer, as PEFT writes them."""
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear", "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {}
+    for layer in range(shape.layers):
+        for name, (in_features, out_features) in linear_sizes(shape).items():
+            module = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{module}.lora_A.weight"] = torch.randn(rank, in_features).bfloat16() * 0.01
+            tensors[f"{module}.lora_B.weight"] = torch.randn(out_features, rank).bfloat16() * 0.01
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return Adapter("random", str(folder), read_adapter(folder).version)
+
+
+def adapter_bytes(shape: Shape, rank: int) -> int:
+    return 2 * rank * shape.layers * sum(sum(sizes) for sizes in linear_sizes(shape).values())
+
+
+def step_seconds(runner: Runner, batch: Batch, count: int) -> float:
+    """Seconds of one step: each starts before the results of the previous one are read."""
+    batch = replace(batch, carry=np.arange(batch.num_rows, dtype=np.int32))
+    pending = runner.run(batch)
+    pending.result()
+    start = time.perf_counter()
+    pending = runner.run(batch)
+    for _ in range(count - 1):
+        following = runner.run(batch)
+        pending.result()
+        pending = following
+    pending.result()
+    return (time.perf_counter() - start) / count
+
+
+def measure(shape: Shape, options: argparse.Namespace, folder: Path, read: float) -> list[Row]:
+    """`read`: measured read bandwidth in bytes per second; 0: unknown."""
+    backend = backends.load(options.backend)
+    slots = max(options.adapters)
+    context = 128 + 3 * options.steps
+    page = page_bytes(16, shape.kv_heads, shape.head_dim, shape.layers, 2)
+    load = LoadOptions(
+        context=context,
+        max_rows=options.rows,
+        page_size=16,
+        cache_bytes=page * (options.rows + 2) * (-(-context // 16) + 1) * 2,
+        adapter_slots=slots,
+        adapter_rank=options.rank,
+    )
+    files = stand_in(shape, folder)
+    stepped = Stepped("base", backend.open(files, load))
+    adapter = write_adapter(shape, options.rank, folder)
+    runner = stepped.watched.runner
+    start = time.perf_counter()
+    for slot in range(1, slots + 1):
+        runner.load_adapter(slot, adapter)
+    load_seconds = (time.perf_counter() - start) / slots
+    stepped.steady(options.rows, 64, options.steps)
+    base = stepped.watched.batch
+    assert base is not None
+    batches = {0: base}
+    for count in options.adapters:
+        adapters = 1 + np.arange(options.rows, dtype=np.int32) % count
+        batches[count] = replace(base, adapters=adapters)
+    times = interleaved(runner, batches, options)
+    label = f"{shape.name}, LoRA rank {options.rank}, {options.rows} rows"
+    device = backend.probe()
+    name = device.name if isinstance(device, DeviceInfo) else ""
+    plain = statistics.median(times[0])
+    rows = [row(f"{label}, base", 1e3 * plain, "ms", device=name, load_ms=round(1e3 * load_seconds, 1))]
+    for count in options.adapters:
+        seconds = statistics.median(times[count])
+        bound = plain + count * adapter_bytes(shape, options.rank) / read if read else 0.0
+        more = {"added_ms": round(1e3 * (seconds - plain), 3), "bound_ms": round(1e3 * bound, 3)}
+        ratio = plain / seconds
+        rows.append(row(f"{label}, {count} adapters", 1e3 * seconds, "ms", ratio=ratio, device=name, **more))
+    return rows
+
+
+def interleaved(runner: Runner, batches: dict[int, Batch], options: argparse.Namespace) -> dict[int, list[float]]:
+    times: dict[int, list[float]] = {count: [] for count in batches}
+    for number in range(options.rounds):
+        order: Sequence[int] = list(batches)
+        for count in order[:: 1 if number % 2 == 0 else -1]:
+            times[count].append(step_seconds(runner, batches[count], options.steps))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
+    parser.add_argument("--backend", default="cuda")
+    parser.add_argument("--shape", choices=list(SHAPES), default="llama-8b")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--adapters", type=numbers, default=[1, 8, 32, 64], help="different adapters in one step")
+    parser.add_argument("--steps", type=int, default=24, help="steps of one turn")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each kind of step")
+    parser.add_argument("--save", default="lora", help="name of the result file; empty: none")
+    options = parser.parse_args()
+    read = 0.0
+    if torch.cuda.is_available():
+        from localllm.kernels.benchmark.gpu_peaks import peaks
+
+        read = peaks().read
+    with tempfile.TemporaryDirectory() as folder:
+        save(options.save, measure(SHAPES[options.shape], options, Path(folder), read))
+
+
+if __name__ == "__main__":
+    main()
