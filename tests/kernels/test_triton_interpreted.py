@@ -25,7 +25,14 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "name", ["test_triton_attention.py", "test_triton_elements.py", "test_triton_linear.py", "test_triton_lora.py", "test_limits.py"]
+    "name",
+    [
+        "test_triton_attention.py",
+        "test_triton_elements.py",
+        "test_triton_linear.py",
+        "test_triton_lora.py",
+        "test_limits.py",
+    ],
 )
 def test_interpreted(name: str, request: pytest.FixtureRequest) -> None:
     # The interpreter takes a loop's bound out of an array of one element, which numpy warns of.

@@ -1,4 +1,4 @@
-"""The Triton LoRA products against the reference: on a GPU, or float32 in the interpreter (test_triton_interpreted.py)."""
+"""The Triton LoRA products against the reference: on a GPU, or in the interpreter (test_triton_interpreted.py)."""
 
 from __future__ import annotations
 
