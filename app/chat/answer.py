@@ -1,4 +1,4 @@
-"""One choice of one answer: tokens in, pieces of text, reasoning, tool calls and log-probabilities out."""
+"""Converts the tokens of one choice to text, reasoning, tool calls and log-probabilities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from ...engine.request import Delta, TokenLogprobs
 from ...engine.text import TextStream
 from ..frames import Piece, PieceLogprob, ToolCallPiece
-from .parsers import CALL, END_CALL, END_THINK, THINK, CallPart, OutputParser, Part, ReasoningPart, TextPart
+from .parsers import CALL, END_CALL, END_THINK, THINK, Output, OutputParser
 from .prompt import Prompt
 from .tokenizer import ChatTokenizer
 
@@ -17,7 +17,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Choice:
-    """Feed deltas until `done`. No piece follows; the caller cancels the engine's request if it still runs.
+    """Call `take` with each delta until `done`. Then the caller cancels the engine's request if it still runs.
 
     Each token is reported in the piece that has its text. The final stop token, and tokens after a stop string, count
     in `generated`, but have neither text nor log-probabilities.
@@ -58,42 +58,52 @@ class Choice:
         return Piece(id=self._id, choice=self._index, text=text)
 
     def take(self, delta: Delta) -> Piece | None:
-        """The new output after this delta; None if no text is complete yet."""
+        """The new output after this delta; None if no text is complete yet, and after the last piece."""
         if self.done:
             return None
         self.generated += len(delta.tokens)
         self.cached = delta.cached
-        tokens = delta.tokens
-        if delta.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
-            tokens = tokens[:-1]
+        tokens = self._tokens_with_text(delta)
         self._logprobs.extend(delta.logprobs[: len(tokens)])
         piece = self._text.push(tokens)
-        parts = self._parser.feed(piece.text)
-        ended = self._text.stopped or self._parser.over
+        self._parser.feed(piece.text)
+        ended = self._text.stopped or self._parser.ended
         self.done = ended or delta.finish is not None
-        count = piece.tokens
-        if not self.done or delta.finish == "cancelled":
-            return self._piece(parts, count, None) if parts or count else None
-        if not self._parser.over:
+        if self.done and delta.finish != "cancelled":
+            reached_limit = delta.finish == "length" and not ended
+            return self._last_piece(piece.tokens, "length" if reached_limit else "stop")
+        output = self._parser.take()
+        if output == Output() and not piece.tokens:
+            return None
+        return self._piece(output, piece.tokens, None)
+
+    def _tokens_with_text(self, delta: Delta) -> tuple[int, ...]:
+        """The tokens without the final stop token."""
+        if delta.finish == "stop" and self._stop_ids.issuperset(delta.tokens[-1:]):
+            return delta.tokens[:-1]
+        return delta.tokens
+
+    def _last_piece(self, count: int, finish: Finish) -> Piece:
+        if not self._parser.ended:
             last = self._text.finish()
             count += last.tokens
-            parts += self._parser.feed(last.text) + self._parser.finish()
-        cut = delta.finish == "length" and not ended
-        return self._piece(parts, count, "length" if cut else "stop")
-
-    def _piece(self, parts: list[Part], count: int, finish: Finish | None) -> Piece:
-        logprobs = [self._logprobs.popleft() for _ in range(min(count, len(self._logprobs)))]
+            self._parser.feed(last.text)
+            self._parser.finish()
         if finish == "stop" and self._parser.calls:
             finish = "tool_calls"
+        return self._piece(self._parser.take(), count, finish)
+
+    def _piece(self, output: Output, count: int, finish: Finish | None) -> Piece:
+        """`count`: number of tokens whose text is in the piece."""
+        logprobs = [self._logprobs.popleft() for _ in range(min(count, len(self._logprobs)))]
         return Piece(
             id=self._id,
             choice=self._index,
-            text="".join(part.text for part in parts if isinstance(part, TextPart)),
-            reasoning="".join(part.text for part in parts if isinstance(part, ReasoningPart)),
+            text=output.text,
+            reasoning=output.reasoning,
             tool_calls=[
-                ToolCallPiece(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
-                for part in parts
-                if isinstance(part, CallPart)
+                ToolCallPiece(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+                for call in output.calls
             ],
             tokens=count,
             logprobs=[self._report(entry) for entry in logprobs],
@@ -101,10 +111,10 @@ class Choice:
         )
 
     def _report(self, entry: TokenLogprobs) -> PieceLogprob:
-        top = [self._one(token, logprob) for token, logprob in entry.top]
-        return self._one(entry.token, entry.logprob, top)
+        top = [self._logprob(token, logprob) for token, logprob in entry.top]
+        return self._logprob(entry.token, entry.logprob, top)
 
-    def _one(self, token: int, logprob: float, top: Iterable[PieceLogprob] = ()) -> PieceLogprob:
+    def _logprob(self, token: int, logprob: float, top: Iterable[PieceLogprob] = ()) -> PieceLogprob:
         raw = self._tokenizer.token_bytes(token)
         return PieceLogprob(
             token=raw.decode("utf-8", "replace"), id=token, bytes=list(raw), logprob=logprob, top=list(top)

@@ -1,7 +1,7 @@
 """Runs work on untrusted input in a child process with limits on time and memory.
 
-The parent uses `BoundedChild`, the child `serve`. A message is 4 bytes of big-endian length and its bytes. The top bit
-of the length marks the last answer of a child.
+The parent uses `BoundedChild`; the child calls `serve`. A message is 4 bytes of big-endian length and its bytes. The
+top bit of the length marks the last answer of a child.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import threading
 import time
 from collections.abc import Callable
 
-LAST = 1 << 31
-# A thread pool reserves address space for every core; on a large machine that alone would exceed the memory limit.
+LAST = 1 << 31  # bit of the length
+# A thread pool reserves address space for every core; on a large machine, this would exceed the memory limit.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-START_BOUND = 60.0  # seconds of wall time for starting and the first message, on a busy machine
+START_LIMIT = 60.0  # seconds of elapsed time for the start of a child and its first message
 
 
 class ChildLost(Exception):
-    """The child crashed, or was killed at a limit; the message says which. The next call starts a new child."""
+    """The child crashed, or was killed because it exceeded a limit; the message names the reason."""
 
 
 class BoundedChild:
     """One child process that runs `module`. The first call, and the first call after a ChildLost, starts it.
 
-    Thread-safe; calls run one after the other. `cpu`: limit of the processor time of a call, in seconds, which does not
-    depend on the load of the machine. `wall`: limit of the elapsed time of a call, in seconds. `memory`: limit of the
-    address space, in bytes. `hello` makes the first message to a new process; the limits do not apply to it.
+    `cpu`: limit of the processor time of a call, in seconds. `wall`: limit of the elapsed time of a call, in seconds.
+    `memory`: limit of the address space, in bytes. `hello` makes the first message to a new process; the limits of time
+    do not apply to it. Thread-safe; calls run one after the other.
     """
 
     def __init__(self, module: str, *, cpu: float, wall: float, memory: int, hello: Callable[[], bytes]) -> None:
@@ -43,12 +43,12 @@ class BoundedChild:
         self._lock = threading.Lock()
 
     def call(self, request: bytes) -> bytes:
-        """Raises ChildLost."""
+        """The answer of the child. Raises ChildLost."""
         with self._lock:
             try:
                 if self._child is None:
                     self._child = self._start()
-                    self._exchange(self._child, self._hello(), START_BOUND)
+                    self._exchange(self._child, self._hello(), START_LIMIT)
                 return self._exchange(self._child, request, self._wall)
             except TimeoutError:
                 self._drop()
@@ -91,7 +91,7 @@ class BoundedChild:
         return body
 
     def _drop(self) -> int | None:
-        """End the child; its exit status, None if there is no child."""
+        """End the child. Returns its exit status; None if there is no child."""
         child = self._child
         self._child = None
         if child is None:
@@ -117,10 +117,10 @@ def _read(child: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
     data = bytearray()
     while len(data) < size:
         _wait(child.stdout.fileno(), selectors.EVENT_READ, deadline)
-        part = os.read(child.stdout.fileno(), size - len(data))
-        if not part:
+        chunk = os.read(child.stdout.fileno(), size - len(data))
+        if not chunk:
             raise EOFError
-        data += part
+        data += chunk
     return bytes(data)
 
 
@@ -131,16 +131,20 @@ def _wait(descriptor: int, event: int, deadline: float) -> None:
             raise TimeoutError
 
 
-class Spent(Exception):
-    """A handler ran out of memory or stack: the child sends `answer` and exits."""
+class Exhausted(Exception):
+    """A handler ran out of memory or stack. The child sends `answer` and exits."""
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
 
 
 def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> None:
-    """The child's main loop: set the limits of the command line, then answer requests until the end of the input."""
-    cpu, memory = float(sys.argv[1]), int(sys.argv[2])
+    """The main loop of the child: apply the limits on the command line, then answer requests until the input ends.
+
+    `greet` gets the first message. `handle` gets every other message and returns the answer, or raises Exhausted.
+    """
+    cpu = float(sys.argv[1])
+    memory = int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process by closing the pipe
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -160,11 +164,11 @@ def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> N
             greeted = True
             answer(b"")
             continue
-        signal.setitimer(signal.ITIMER_PROF, cpu)  # the default action of SIGPROF ends the process, also in native code
+        signal.setitimer(signal.ITIMER_PROF, cpu)  # SIGPROF ends the process, also in native code
         try:
             body = handle(request)
-        except Spent as spent:
-            answer(spent.answer, LAST)
+        except Exhausted as error:
+            answer(error.answer, LAST)
             return
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,7 +1,7 @@
-"""ECMA-262 patterns of the string formats of JSON Schema that llguidance checks too loosely.
+"""ECMA-262 patterns for the string formats of JSON Schema for which llguidance allows invalid texts.
 
-llguidance accepts February 29 of every year, a leap second at any time, and host names of any length. Here, a leap
-second is valid only at 23:59:60 UTC of June 30 or December 31 (in `time`, of any day).
+llguidance allows February 29 in every year, a leap second at any time, and host names of any length. These patterns
+allow a leap second only at 23:59:60 UTC, and in `date-time` only on June 30 and December 31.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _IPV6 = "|".join(  # RFC 3986, section 3.2.2: one line per number of groups afte
     ]
 )
 
-# Format → patterns; a valid text matches all of them.
+# Format → patterns. A text is valid if it matches all of them.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "date": (f"^{_DATE}$",),
     "time": (f"^(?:{_TIME}|{_LEAP_SECOND})$",),

@@ -1,13 +1,15 @@
-"""Structured output: a response format compiled to the tokens that may come next, by `llguidance`.
+"""Structured output: compiles a response format to a grammar that computes the allowed tokens, with `llguidance`.
 
-Nothing is cached on disk, and no schema is fetched. A grammar beyond a limit below raises InvalidRequest. The limits of
-the library let some inputs run for minutes, so a child process (grammar_child) tries each grammar first.
+A grammar that exceeds a limit below raises InvalidRequest. Some inputs run for minutes within the limits of the
+library, so a child process (grammar_child) tries each grammar first. Nothing is cached on disk, and no schema is
+fetched.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,12 +35,13 @@ MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choi
 MAX_DEPTH = 64  # nested objects and arrays in a schema
 MAX_NODES = 20_000  # values in a schema
 MAX_CHOICES = 4096
-MAX_COMPARED = 4096  # tokens whose bytes are compared with the bytes that the library has for them
-CPU_BOUND, WALL_BOUND = 0.4, 5.0  # seconds of one trial
-MEMORY_BOUND = 2 * 2**30  # bytes of address space, with the tables of the vocabulary
+MAX_COMPARED = 4096  # tokens whose bytes are compared with the bytes in the library
+CPU_LIMIT = 0.4  # seconds of processor time of one trial
+WALL_LIMIT = 5.0  # seconds of elapsed time of one trial
+MEMORY_LIMIT = 2 * 2**30  # bytes of address space, including the tables of the vocabulary
 
-# Only one space, or a line break and indentation: a small model may otherwise write blanks for ever.
-# No \\u escapes: the grammar compares the spelling of names, so the constraints of "a" would not apply to "\\u0061".
+# White space is one space, or a line break and indentation: a small model may otherwise write spaces without end.
+# \\u escapes are not allowed: the grammar compares spellings, so the constraints of "a" would not apply to "\\u0061".
 _JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})", "json_allowed_escapes": 'nrbtf\\"'}
 
 # As in OpenAI's API, a tool without `parameters` has no arguments.
@@ -47,7 +50,7 @@ _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 class TokenGrammar:
-    """engine.grammar.Grammar of one request. The methods raise ValueError with the reason at a limit of the library."""
+    """The engine.grammar.Grammar of one request. Methods raise ValueError when they reach a limit of the library."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -58,7 +61,7 @@ class TokenGrammar:
         return TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
 
     def allowed(self) -> NDArray[np.uint32]:
-        """Allowed-token mask, [ceil(vocab / 32)] uint32. It allows the end-of-sequence ids where the text may end."""
+        """Allowed-token mask, [ceil(vocab / 32)] uint32. It has the end-of-sequence ids if the text may end."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
         self._check()
         return mask[: -(-self._vocab_size // 32)]
@@ -80,7 +83,11 @@ class GrammarCompiler:
     """Compiles grammars for one tokenizer. Thread-safe; a compiled grammar is for one request and one thread."""
 
     def __init__(self, tokenizer: ChatTokenizer, vocab_size: int) -> None:
-        """`vocab_size` is the model's, which may be padded beyond the tokenizer's. Slow for a large vocabulary."""
+        """`vocab_size`: vocabulary size of the model, which may be larger than that of the tokenizer.
+
+        Takes about a second for a large vocabulary. Raises InvalidRequest or UnsupportedParameter if the tokenizer is
+        not supported.
+        """
         if not tokenizer.eos_ids:
             raise InvalidRequest("structured output is not supported for this model: it has no end-of-sequence token")
         self._vocab_size = vocab_size
@@ -90,76 +97,85 @@ class GrammarCompiler:
         except ValueError as error:
             raise _unreadable(tokenizer, str(error)) from None
         self._compare_bytes(tokenizer)
-        self._call_marks = [
-            mark if tokenizer.id_of(mark) is not None else json.dumps(mark) for mark in (CALL, END_CALL)
-        ]
+        self._call_marks = [_mark(tokenizer, mark) for mark in (CALL, END_CALL)]
         # Special tokens that text may contain, such as <think>; a rule for characters does not match them.
-        self._other_marks = sorted(
-            token
-            for token in tokenizer.added_ids - tokenizer.eos_ids - {tokenizer.id_of(CALL)}
-            if self._tokens.is_special_token(token)
-        )
+        others = tokenizer.added_ids - tokenizer.eos_ids - {tokenizer.id_of(CALL)}
+        self._other_marks = sorted(filter(self._tokens.is_special_token, others))
         self._trials = BoundedChild(
             "localllm.app.chat.grammar_child",
-            cpu=CPU_BOUND,
-            wall=WALL_BOUND,
-            memory=MEMORY_BOUND,
+            cpu=CPU_LIMIT,
+            wall=WALL_LIMIT,
+            memory=MEMORY_LIMIT,
             hello=lambda: msgspec.msgpack.encode(vocabulary),
         )
 
     def _compare_bytes(self, tokenizer: ChatTokenizer) -> None:
-        """Raises UnsupportedParameter if the library has other bytes for a token: it could let forbidden text pass."""
-        for token in range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // MAX_COMPARED):
-            if token in tokenizer.added_ids or self._tokens.is_special_token(token):
-                continue
-            theirs, ours = self._tokens.decode_bytes([token]), tokenizer.token_bytes(token)
-            if theirs != ours:
-                raise _unreadable(tokenizer, f"token {token} is {ours!r}, but the library has {theirs!r}")
+        """Raises UnsupportedParameter if the library has other bytes for a token: it could allow forbidden text."""
+        sample = set(range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // MAX_COMPARED))
+        for token in sorted(sample - tokenizer.added_ids):
+            compiler_bytes = self._tokens.decode_bytes([token])
+            tokenizer_bytes = tokenizer.token_bytes(token)
+            if compiler_bytes != tokenizer_bytes and not self._tokens.is_special_token(token):
+                raise _unreadable(
+                    tokenizer, f"token {token} is {tokenizer_bytes!r}, but the library has {compiler_bytes!r}"
+                )
 
     def close(self) -> None:
         self._trials.close()
 
-    def compile(self, wanted: ResponseFormat) -> TokenGrammar:
+    def compile(self, response_format: ResponseFormat) -> TokenGrammar:
         """Raises InvalidRequest if the format is malformed, too large, or has an unsupported keyword."""
-        match wanted.kind:
+        match response_format.kind:
             case "json_object":
-                return self._compile(_json_grammar({"type": "object"}, "response_format"), "response_format")
+                where = "response_format"
+                grammar = _json_grammar({"type": "object"}, where)
             case "json_schema":
                 where = "response_format.json_schema.schema"
-                return self._compile(_json_grammar(wanted.schema, where), where)
+                grammar = _json_grammar(response_format.schema, where)
             case "regex":
-                if not wanted.regex:
-                    raise InvalidRequest("regex is empty", param="regex")
-                _check_size(len(wanted.regex), "regex")
-                try:
-                    pattern = translate(wanted.regex)
-                except PatternProblem as error:
-                    raise _unusable("regex", error) from None
-                return self._compile(LLMatcher.grammar_from_regex(pattern), "regex")
+                where = "regex"
+                grammar = _regex_grammar(response_format.regex or "")
             case "choice":
-                return self._compile(_choice_grammar(wanted.choices or []), "choice")
+                where = "choice"
+                grammar = _choice_grammar(response_format.choices or [])
+        return self._compile(grammar, where)
 
     def compile_tool_calls(self, tools: Sequence[dict[str, Any]], *, parallel: bool) -> TokenGrammar:
-        """One call of one of the tools (`parallel`: one or more), in the format of Hermes, with arguments that match
-        the schema of the tool."""
+        """A call of one of the tools, in the format of Hermes, with arguments that match the schema of the tool.
+
+        `parallel`: one or more calls. Raises InvalidRequest.
+        """
         more = '("\\n" call)*' if parallel else ""
         lark = [f"start: call {more}", f"call: {self._call_marks[0]} rest_of_call", *self._rest_of_call(tools)]
         return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
 
     def compile_text_with_calls(self, tools: Sequence[dict[str, Any]]) -> TokenGrammar:
         """Free text with any number of tool calls. The arguments of a strict tool match its schema; the arguments of
-        another tool are any object."""
+        another tool are any object. Raises InvalidRequest."""
+        text, separator = self._text_rules()
+        rules = [
+            "start: (begin rest_of_call)* text",
+            *self._opening_rules(separator),
+            *text,
+            f"TEXT: /(?s:.+)/ & ~/(?s:.*){CALL}(?s:.*)/",  # without the spelling of the mark
+            *self._rest_of_call(tools, only_strict=True),
+        ]
+        return self._compile(LLMatcher.grammar_from_lark("\n".join(rules)), "tools")
+
+    def _text_rules(self) -> tuple[list[str], str]:
+        """The rules of text without a call, and what may precede an opening mark that continues the text."""
+        if not self._other_marks:
+            return ["text: TEXT?"], ""
+        other_ids = ",".join(map(str, self._other_marks))
+        return ["text: TEXT? (other TEXT?)*", f"other: <[{other_ids}]>"], "(text other)?"
+
+    def _opening_rules(self, separator: str) -> list[str]:
+        """The rules of text and the opening mark of a call."""
         opening = self._call_marks[0]
-        others = ",".join(map(str, self._other_marks))
-        text = ["text: TEXT? (other TEXT?)*", f"other: <[{others}]>"] if others else ["text: TEXT?"]
         if opening == CALL:  # one token; TEXT excludes its spelling
-            begin = ["begin: text opening", f"opening: {opening}"]
-        else:  # one lexeme of the text and the mark: with two, the lexer would continue TEXT across the mark
-            begin = [f"begin: {'(text other)?' if others else ''} opening", f"opening[lazy]: /(?s:.*){CALL}/"]
-        no_opening = f"TEXT: /(?s:.+)/ & ~/(?s:.*){CALL}(?s:.*)/"
-        rest = self._rest_of_call(tools, only_strict=True)
-        lark = ["start: (begin rest_of_call)* text", *begin, *text, no_opening, *rest]
-        return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
+            return ["begin: text opening", f"opening: {opening}"]
+        # One lexeme of the text and the mark: with two lexemes, the lexer would continue TEXT across the mark.
+        return [f"begin: {separator} opening", f"opening[lazy]: /(?s:.*){CALL}/"]
 
     def _rest_of_call(self, tools: Sequence[dict[str, Any]], *, only_strict: bool = False) -> list[str]:
         """Rules of a call after its opening mark. `only_strict`: tools that are not strict take any object."""
@@ -169,8 +185,8 @@ class GrammarCompiler:
             parameters = function.get("parameters") or _NO_ARGUMENTS
             if only_strict and not function.get("strict"):
                 parameters = _ANY_ARGUMENTS
-            where = f"tools[{index}].function.parameters"
-            rules.append(f"call_{index}: %json {json.dumps(_call_schema(function['name'], parameters, where))}")
+            schema = _call_schema(function["name"], parameters, f"tools[{index}].function.parameters")
+            rules.append(f"call_{index}: %json {json.dumps(schema)}")
         any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
         return [f'rest_of_call: "\\n" ({any_call}) "\\n" {self._call_marks[1]}', *rules]
 
@@ -186,6 +202,11 @@ class GrammarCompiler:
         return TokenGrammar(matcher, self._vocab_size)
 
 
+def _mark(tokenizer: ChatTokenizer, mark: str) -> str:
+    """A marker in the syntax of a grammar: a token, or the text between quotes if the vocabulary has no such token."""
+    return mark if tokenizer.id_of(mark) is not None else json.dumps(mark)
+
+
 def _unusable(where: str, problem: object) -> InvalidRequest:
     return InvalidRequest(f"{where} cannot be used for structured output: {problem}", param=where)
 
@@ -198,12 +219,24 @@ def _unreadable(tokenizer: ChatTokenizer, problem: str) -> UnsupportedParameter:
 
 
 def _json_grammar(schema: object, where: str) -> str:
-    parts = _self_contained(schema, where)
-    whole = {"$defs": parts.definitions} | (parts.root if isinstance(parts.root, dict) else {})
+    rewritten = _self_contained(schema, where)
+    root = {"$defs": rewritten.definitions}
+    if isinstance(rewritten.root, dict):
+        root |= rewritten.root
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(whole), defaults=_JSON)
+        return LLMatcher.grammar_from_json_schema(json.dumps(root), defaults=_JSON)
     except ValueError as error:  # a property name is not valid Unicode
         raise _unusable(where, error) from None
+
+
+def _regex_grammar(regex: str) -> str:
+    if not regex:
+        raise InvalidRequest("regex is empty", param="regex")
+    _check_size(len(regex), "regex")
+    try:
+        return LLMatcher.grammar_from_regex(translate(regex))
+    except PatternProblem as error:
+        raise _unusable("regex", error) from None
 
 
 def _self_contained(schema: object, where: str) -> SelfContained:
@@ -216,7 +249,7 @@ def _self_contained(schema: object, where: str) -> SelfContained:
 
 
 def _choice_grammar(choices: Sequence[str]) -> str:
-    if not choices or any(not choice for choice in choices):
+    if not choices or "" in choices:
         raise InvalidRequest("choice must have at least one text and no empty text", param="choice")
     if len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"choice has {len(choices)} texts; the limit is {MAX_CHOICES}", param="choice")
@@ -227,13 +260,13 @@ def _choice_grammar(choices: Sequence[str]) -> str:
 
 def _call_schema(name: str, parameters: object, where: str) -> dict[str, Any]:
     """The schema of the JSON object between the tool-call markers."""
-    parts = _self_contained(parameters, where)
+    arguments = _self_contained(parameters, where)
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parts.root},
+        "properties": {"name": {"const": name}, "arguments": arguments.root},
         "required": ["name", "arguments"],
         "additionalProperties": False,
-        "$defs": parts.definitions,
+        "$defs": arguments.definitions,
         "x-guidance": _JSON,
     }
 
@@ -242,16 +275,15 @@ def check_schema(schema: object, where: str) -> None:
     """Raises InvalidRequest if the schema is too large or too deep for the compiler."""
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{where} must be a JSON schema object", param=where)
-    layer: list[object] = [schema]
-    nodes = depth = 0
-    while layer:
-        nodes += len(layer)
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise InvalidRequest(f"{where} is nested deeper than {MAX_DEPTH} levels", param=where)
+    level: list[object] = [schema]  # all values of one depth
+    nodes = 0
+    for _ in range(MAX_DEPTH):
+        nodes += len(level)
         if nodes > MAX_NODES:
             raise InvalidRequest(f"{where} has more than {MAX_NODES} values", param=where)
-        layer = [child for value in layer for child in _children(value)]
+        level = list(chain.from_iterable(map(_children, level)))
+    if level:
+        raise InvalidRequest(f"{where} is nested deeper than {MAX_DEPTH} levels", param=where)
     _check_size(len(json.dumps(schema)), where)
 
 

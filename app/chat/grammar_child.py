@@ -1,4 +1,4 @@
-"""The child process that tries a grammar before the worker compiles it: some inputs take minutes or gigabytes."""
+"""The child process that tries a grammar before the worker compiles it: some grammars take minutes or gigabytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 
 import msgspec
 import numpy as np
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from .bounded import serve
 from .matcher import make_matcher, make_tokens
 
-STEPS = 16  # masks of one trial; the first masks are the slowest, they build the states of the lexer
+STEPS = 16  # tokens of one trial; the first masks are the slowest, because they build the states of the lexer
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -23,20 +23,28 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 def find_problem(tokens: LLTokenizer, grammar: str) -> str:
-    """The problem of the grammar, found by a random walk of STEPS tokens; empty if there is none."""
+    """Generates STEPS random tokens. Returns the problem of the grammar, or an empty text."""
     matcher, problem = make_matcher(tokens, grammar)
+    if problem:
+        return problem
     chance = random.Random(0)
     for step in range(STEPS):
-        if problem or matcher.is_stopped():
+        if matcher.is_stopped():
             break
-        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        allowed = np.nonzero(np.unpackbits(mask, bitorder="little"))[0]
-        if step == 0 and matcher.is_stopped() and not matcher.is_accepting():
+        allowed = _allowed(matcher)
+        is_dead_end = matcher.is_stopped() and not matcher.is_accepting()
+        if is_dead_end and step == 0:
             return "no text can match it"
         if matcher.is_error():
             return matcher.get_error().split("\n")[0]
-        matcher.consume_token(int(chance.choice(allowed)))
-    return problem
+        matcher.consume_token(chance.choice(allowed))
+    return ""
+
+
+def _allowed(matcher: LLMatcher) -> list[int]:
+    mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    tokens: list[int] = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+    return tokens
 
 
 class _Trials:

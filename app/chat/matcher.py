@@ -1,11 +1,11 @@
-"""Makes `llguidance` matchers, with the same limits in the worker and in the child process that tries a grammar."""
+"""Makes `llguidance` matchers. The worker and the child process that tries a grammar use the same limits."""
 
 from __future__ import annotations
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance import LLParserLimits as Limits
 
-# Fuel counts the work of the regex engine: about 50,000 units per millisecond while compiling, 14,000 in a step.
+# Fuel counts the work of the regex engine. A modern processor uses some 10,000 units per millisecond.
 LIMITS = Limits(
     initial_lexer_fuel=4_000_000,
     step_lexer_fuel=300_000,
@@ -17,9 +17,9 @@ LIMITS = Limits(
 
 
 def make_tokens(tokenizer_json: str, vocab_size: int, eos_ids: list[int]) -> LLTokenizer:
-    """`tokenizer_json` is the text of tokenizer.json; takes about a second for 150,000 tokens.
+    """The tokens of a vocabulary. Takes about a second for 150,000 tokens.
 
-    Raises ValueError for a tokenizer that the library cannot read.
+    `tokenizer_json`: the text of tokenizer.json. Raises ValueError for a tokenizer that the library cannot read.
     """
     try:
         return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos_ids)
@@ -30,7 +30,7 @@ def make_tokens(tokenizer_json: str, vocab_size: int, eos_ids: list[int]) -> LLT
 
 
 def make_matcher(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
-    """The matcher, and the problem of the grammar in at most 500 characters; empty if there is none."""
+    """The matcher, and the problem of the grammar in at most 500 characters; an empty text if there is no problem."""
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         return matcher, " ".join(matcher.get_error().split())[:500]

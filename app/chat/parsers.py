@@ -2,35 +2,27 @@
 
 Reasoning is `<think>…</think>` at the start of an answer (Qwen, DeepSeek). A tool call is
 `<tool_call>{"name": …, "arguments": …}</tool_call>` anywhere after it (Hermes, Qwen). A marker may be split over any
-number of pieces of text.
+number of chunks of text.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
-THINK, END_THINK = "<think>", "</think>"
-CALL, END_CALL = "<tool_call>", "</tool_call>"
+THINK = "<think>"
+END_THINK = "</think>"
+CALL = "<tool_call>"
+END_CALL = "</tool_call>"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # a complete string of JSON
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningPart:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallPart:
+class Call:
     """A complete tool call; `arguments` is the JSON text of the model, unchanged."""
 
     index: int
@@ -39,20 +31,22 @@ class CallPart:
     arguments: str
 
 
-Part = TextPart | ReasoningPart | CallPart
+@dataclass(slots=True)
+class Output:
+    """New text of an answer, new reasoning and new tool calls."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
 
 
-class _Call(msgspec.Struct, frozen=True):
+class _CallBody(msgspec.Struct, frozen=True):
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def _new_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
 class OutputParser:
-    """`feed` takes text and returns parts; `finish` returns the parts of the text that `feed` kept back.
+    """Call `feed` with each new text of the model and `finish` after the last one. `take` returns the new output.
 
     The start of a marker that does not complete, and a tool call that is not JSON with a name, become text. The parser
     drops only the markers, and white space beside the reasoning markers and after a tool call.
@@ -63,122 +57,121 @@ class OutputParser:
         self.calls = 0  # number of tool calls so far
         self._tools = tools
         self._one_call = one_call
-        self._state: Literal["start", "reasoning", "text", "call", "over"] = "start" if reasoning else "text"
+        self._state: Literal["start", "reasoning", "text", "call", "end"] = "start" if reasoning else "text"
         if inside_reasoning:
             self._state = "reasoning"
         self._skip_space = inside_reasoning
-        self._held = ""  # text of no part yet
-        self._looked = 0  # first position in `_held` where the end marker of a call may start
+        self._pending = ""  # text that is in no output yet
+        self._search_start = 0  # first position in `_pending` where the end marker of a call may start
+        self._output = Output()
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """True after the only call of `one_call`; the parser drops the text that follows."""
-        return self._state == "over"
+        return self._state == "end"
 
-    def feed(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while self._advance(parts):
+    def take(self) -> Output:
+        """The output since the last call of `take`."""
+        output = self._output
+        self._output = Output()
+        return output
+
+    def feed(self, text: str) -> None:
+        self._pending += text
+        while self._advance():
             pass
-        return _merged(parts)
 
-    def finish(self) -> list[Part]:
-        """The last parts, at the end of the output. A tool call that lacks only its end marker counts as a call."""
-        parts: list[Part] = []
+    def finish(self) -> None:
+        """End the text: nothing stays pending. A tool call that lacks only its end marker counts as a call."""
         while self._state == "call":
-            self._end_call(len(self._held), parts)
-            parts += self.feed("")
-        text = self._held
-        self._held = ""
-        if not text or self.over:
-            return _merged(parts)
-        if self._state == "reasoning":
-            return [ReasoningPart(text)] if text.strip() else []
-        return _merged([*parts, TextPart(text)])
+            self._end_call(len(self._pending))
+            self.feed("")
+        if self._state == "reasoning" and self._pending.strip():
+            self._output.reasoning += self._pending
+        elif self._state in ("start", "text"):
+            self._output.text += self._pending
+        self._pending = ""
 
-    def _advance(self, parts: list[Part]) -> bool:
+    def _advance(self) -> bool:
         """One transition of the state machine; False when it needs more text."""
         if self._skip_space:
-            self._held = self._held.lstrip()
-            if not self._held:
-                return False
-            self._skip_space = False
-        match self._state:
-            case "start":
-                return self._start()
-            case "reasoning":
-                return self._reasoning(parts)
-            case "text":
-                return self._text(parts)
-            case "call":
-                end = _call_end(self._held, self._looked)
-                if end < 0:
-                    self._looked = max(0, len(self._held) - len(END_CALL) + 1)
-                    return False
-                self._end_call(end, parts)
-                return True
-            case "over":
-                return False
+            self._pending = self._pending.lstrip()
+            self._skip_space = not self._pending
+        return not self._skip_space and _TRANSITIONS[self._state](self)
 
-    def _start(self) -> bool:
-        opening = self._held.lstrip()
+    def _in_start(self) -> bool:
+        opening = self._pending.lstrip()
         if opening.startswith(THINK):
-            self._held = opening[len(THINK) :]
+            self._pending = opening[len(THINK) :]
             self._state = "reasoning"
             self._skip_space = True
-        elif THINK.startswith(opening):
+            return True
+        if THINK.startswith(opening):
             return False
-        else:
-            self._state = "text"
+        self._state = "text"
         return True
 
-    def _reasoning(self, parts: list[Part]) -> bool:
-        thought, marker, after = self._held.partition(END_THINK)
-        if marker:
-            self._held = after
+    def _in_reasoning(self) -> bool:
+        text, complete = self._take_before(END_THINK)
+        thought = text.rstrip()
+        self._output.reasoning += thought
+        if complete:
             self._state = "text"
             self._skip_space = True
-            thought = thought.rstrip()
-        else:  # keep back trailing white space: the parser drops it if the end marker follows
-            complete = _marker_start(thought, END_THINK)
-            complete = len(thought[:complete].rstrip())
-            self._held = thought[complete:]
-            thought = thought[:complete]
-        if thought:
-            parts.append(ReasoningPart(thought))
-        return bool(marker)
+        else:  # keep trailing white space: the parser drops it if the end marker follows
+            self._pending = text[len(thought) :] + self._pending
+        return complete
 
-    def _text(self, parts: list[Part]) -> bool:
-        text = self._held
-        marker = after = ""
-        if self._tools:
-            text, marker, after = text.partition(CALL)
-        if marker:
+    def _in_text(self) -> bool:
+        if not self._tools:
+            self._output.text += self._pending
+            self._pending = ""
+            return False
+        text, complete = self._take_before(CALL)
+        self._output.text += text
+        if complete:
             self._state = "call"
-        elif self._tools:
-            complete = _marker_start(text, CALL)
-            after = text[complete:]
-            text = text[:complete]
-        self._held = after
-        if text:
-            parts.append(TextPart(text))
-        return bool(marker)
+        return complete
 
-    def _end_call(self, end: int, parts: list[Part]) -> None:
-        """Take the held text up to `end` as a call. If it is none, the text up to the first end marker is text."""
-        call = self._call(self._held[:end])
-        if call is None and END_CALL in self._held:
-            end = self._held.index(END_CALL)
+    def _in_call(self) -> bool:
+        end = _call_end(self._pending, self._search_start)
+        if end < 0:
+            self._search_start = max(0, len(self._pending) - len(END_CALL) + 1)
+            return False
+        self._end_call(end)
+        return True
+
+    def _in_end(self) -> bool:
+        return False
+
+    def _take_before(self, marker: str) -> tuple[str, bool]:
+        """Take the pending text before a marker, and the marker. False if the marker is not complete: it stays."""
+        text, complete, after = self._pending.partition(marker)
+        if complete:
+            self._pending = after
+            return text, True
+        start = _marker_start(text, marker)
+        self._pending = text[start:]
+        return text[:start], False
+
+    def _end_call(self, end: int) -> None:
+        """Take the pending text up to `end` as a call. If it is none, the text up to the first end marker is text."""
+        call = self._call(self._pending[:end])
+        if call is None and END_CALL in self._pending:
+            end = self._pending.index(END_CALL)
         after = end + len(END_CALL)
-        parts.append(TextPart(CALL + self._held[:after]) if call is None else call)
-        self._held = self._held[after:]
+        if call is None:
+            self._output.text += CALL + self._pending[:after]
+        else:
+            self._output.calls.append(call)
+        self._pending = self._pending[after:]
         self._skip_space = call is not None
-        self._looked = 0
-        self._state = "over" if self.calls and self._one_call else "text"
+        self._search_start = 0
+        self._state = "end" if self.calls and self._one_call else "text"
 
-    def _call(self, body: str) -> CallPart | None:
+    def _call(self, body: str) -> Call | None:
         try:
-            call = msgspec.json.decode(body.strip(), type=_Call)
+            call = msgspec.json.decode(body.strip(), type=_CallBody)
             arguments = bytes(call.arguments).decode()
             if arguments.startswith('"'):  # some models write the object as a JSON string
                 arguments = msgspec.json.decode(arguments, type=str)
@@ -186,7 +179,16 @@ class OutputParser:
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return None
         self.calls += 1
-        return CallPart(self.calls - 1, _new_id(), call.name, arguments)
+        return Call(self.calls - 1, f"call_{secrets.token_hex(12)}", call.name, arguments)
+
+
+_TRANSITIONS = {
+    "start": OutputParser._in_start,
+    "reasoning": OutputParser._in_reasoning,
+    "text": OutputParser._in_text,
+    "call": OutputParser._in_call,
+    "end": OutputParser._in_end,
+}
 
 
 def _call_end(text: str, start: int) -> int:
@@ -199,18 +201,7 @@ def _call_end(text: str, start: int) -> int:
 
 def _marker_start(text: str, marker: str) -> int:
     """Index where `text` ends with an incomplete `marker`; len(text) if it does not."""
-    for size in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-size:]):
-            return len(text) - size
+    for start in range(max(0, len(text) - len(marker) + 1), len(text)):
+        if marker.startswith(text[start:]):
+            return start
     return len(text)
-
-
-def _merged(parts: list[Part]) -> list[Part]:
-    """Join text parts that follow each other."""
-    merged: list[Part] = []
-    for part in parts:
-        if merged and isinstance(part, TextPart) and isinstance(merged[-1], TextPart):
-            merged[-1] = TextPart(merged[-1].text + part.text)
-        else:
-            merged.append(part)
-    return merged

@@ -12,11 +12,11 @@ from .parsers import CALL, END_THINK, THINK
 from .template import TemplateRenderer
 from .tokenizer import ChatTokenizer
 
-# Marks the end of the message to continue, to cut the rendered prompt there: a private-use character.
+# Put at the end of the message to continue: the rendered prompt ends there. A private-use character.
 _CUT = "\U000fff02"
-_OURS = ("messages", "tools", "add_generation_prompt")  # variables that no client may set
+_RESERVED = ("messages", "tools", "add_generation_prompt")  # variables of the template that no client may set
 
-# Characters per token of the context. Of a text more than twice as long, the beginning is tokenized first.
+# Typical maximum of characters per token. Of a text with more than twice as many, the beginning is tokenized first.
 CHARACTERS = 8
 
 
@@ -28,11 +28,11 @@ class Prompt:
     reasoning: bool = False  # the answer may start with <think>…</think>
     inside_reasoning: bool = False  # the prompt ends with an open <think>
     tools: bool = False  # <tool_call>…</tool_call> in the answer is a call
-    continues_text: bool = False  # the answer continues the prompt's text: its first token keeps a space in front
+    continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
 
 
 class PromptMaker:
-    """Renders and tokenizes for one model. Thread-safe."""
+    """Makes the prompts of one model. Thread-safe."""
 
     def __init__(self, tokenizer: ChatTokenizer, renderer: TemplateRenderer) -> None:
         self.tokenizer = tokenizer
@@ -43,7 +43,7 @@ class PromptMaker:
     ) -> Prompt:
         """A raw prompt. Special tokens in a text become their ids; token ids stay unchanged.
 
-        `context`: as in from_messages.
+        `context`: as in from_messages. Raises ContextTooLong.
         """
         if not isinstance(prompt, str):
             return Prompt(tuple(prompt), continues_text=True)
@@ -62,48 +62,52 @@ class PromptMaker:
     ) -> Prompt:
         """A conversation, rendered with the chat template of the model.
 
-        `close_reasoning`: the answer must be structured output, so close the `<think>` that the template opened.
-        `context`: the context of the model in tokens; a much longer text is refused before all of it is tokenized.
+        `continue_final_message`: the answer continues the last message. `close_reasoning`: close the `<think>` that the
+        template opened, because the answer must be structured output. `context`: the context of the model in tokens; a
+        much longer text is refused before all of it is tokenized.
         Raises TemplateFailed, InvalidRequest (or its subclass ContextTooLong), or UnsupportedParameter.
         """
         template = self._template(bool(tools))
-        shaped = for_template(messages, knows_developer="developer" in template)
-        shaped = self.tokenizer.protect(shaped)
+        variables = self._variables(template, messages, tools, kwargs or {})
+        variables["add_generation_prompt"] = not continue_final_message
         if continue_final_message:
-            _mark_end(shaped[-1])
-        reserved = sorted(set(kwargs or {}) & {*_OURS, *self.tokenizer.special_tokens})
-        if reserved:
-            param = f"chat_template_kwargs.{reserved[0]}"
-            raise UnsupportedParameter(f"{param} is set by localllm", param=param)
-        text = self._renderer.render(
-            template,
-            {
-                **self.tokenizer.special_tokens,
-                **self.tokenizer.protect(dict(kwargs or {})),
-                "messages": shaped,
-                "tools": self.tokenizer.protect(list(tools)) or None,
-                "add_generation_prompt": not continue_final_message,
-            },
-        )
+            _mark_end(variables["messages"][-1])
+        text = self._renderer.render(template, variables)
         if continue_final_message:
-            text, mark, _ = text.rpartition(_CUT)
-            if not mark:
-                raise UnsupportedParameter(
-                    "continue_final_message: the chat template of this model changes the final message",
-                    param="continue_final_message",
-                )
-        opened = text.rstrip().endswith(THINK)
-        if opened and close_reasoning:
+            text = _cut_at_mark(text)
+        ends_in_reasoning = text.rstrip().endswith(THINK)
+        if ends_in_reasoning and close_reasoning:
             text = text.rstrip() + f"\n\n{END_THINK}\n\n"
-            opened = False
+            ends_in_reasoning = False
         self._refuse_early(text, context, "messages")
         return Prompt(
             ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
-            reasoning=THINK in template or self.tokenizer.id_of(THINK) is not None,
-            inside_reasoning=opened,
-            tools=bool(tools) and (CALL in template or self.tokenizer.id_of(CALL) is not None),
+            reasoning=self._supports(THINK, template),
+            inside_reasoning=ends_in_reasoning,
+            tools=bool(tools) and self._supports(CALL, template),
             continues_text=continue_final_message,
         )
+
+    def _supports(self, marker: str, template: str) -> bool:
+        return marker in template or self.tokenizer.id_of(marker) is not None
+
+    def _variables(
+        self,
+        template: str,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        kwargs: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The variables of the template. Special tokens in the values of the client are marked as plain text."""
+        protect = self.tokenizer.protect
+        template_messages = protect(for_template(messages, knows_developer="developer" in template))
+        reserved = sorted(kwargs.keys() & {*_RESERVED, *self.tokenizer.special_tokens})
+        if reserved:
+            param = f"chat_template_kwargs.{reserved[0]}"
+            raise UnsupportedParameter(f"{param} is set by localllm", param=param)
+        values = {"messages": template_messages, "tools": protect(list(tools)) or None}
+        variables: dict[str, Any] = self.tokenizer.special_tokens | protect(dict(kwargs)) | values
+        return variables
 
     def _refuse_early(self, text: str, context: int | None, where: str) -> None:
         """Raises ContextTooLong if the beginning alone has too many tokens: to tokenize 10 MB takes seconds."""
@@ -111,8 +115,9 @@ class PromptMaker:
             return
         beginning = text[: CHARACTERS * context]
         tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
-        if tokens > 1.25 * context:  # the cut may split a word into more tokens
-            raise too_long(context, round(tokens * len(text) / len(beginning)), where, about=True)
+        if tokens > 1.25 * context:  # not less: the cut may split a word into more tokens
+            estimate = round(tokens * len(text) / len(beginning))
+            raise too_long(context, estimate, where, estimated=True)
 
     def _template(self, with_tools: bool) -> str:
         templates = self.tokenizer.templates
@@ -125,11 +130,11 @@ class PromptMaker:
         return template
 
 
-def too_long(context: int, tokens: int, where: str, *, about: bool = False) -> ContextTooLong:
-    """The error of a prompt that fills the context; `about`: `tokens` is an estimate."""
+def too_long(context: int, tokens: int, where: str, *, estimated: bool = False) -> ContextTooLong:
+    """The error for a prompt of `tokens` tokens. `where`: the parameter with the prompt."""
+    about = "about " if estimated else ""
     return ContextTooLong(
-        f"this model's maximum context length is {context} tokens, "
-        f"but the prompt has {'about ' if about else ''}{tokens}",
+        f"this model's maximum context length is {context} tokens, but the prompt has {about}{tokens}",
         param=where,
         n_prompt_tokens=tokens,
         n_ctx=context,
@@ -143,3 +148,13 @@ def _mark_end(message: dict[str, Any]) -> None:
             param="continue_final_message",
         )
     message["content"] += _CUT
+
+
+def _cut_at_mark(text: str) -> str:
+    beginning, mark, _ = text.rpartition(_CUT)
+    if not mark:
+        raise UnsupportedParameter(
+            "continue_final_message: the chat template of this model changes the final message",
+            param="continue_final_message",
+        )
+    return beginning

@@ -1,7 +1,7 @@
 """Chat templates, rendered in a bounded child process.
 
-A chat template is a program that comes with the weights. jinja2's sandbox denies it access to Python's internals. The
-child process limits endless loops and huge strings, and contains an escape from the sandbox.
+A chat template is a program that comes with the weights. The sandbox of jinja2 denies it access to the internals of
+Python. The child process stops endless loops and huge strings, and limits the damage of an escape from the sandbox.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from .bounded import BoundedChild, ChildLost
 from .template_child import Job, Rendered
 
 MAX_TEMPLATE = 256 * 1024  # characters; the longest in use have about 20,000
-MAX_TEXT = 64 * 2**20  # characters of one rendering, whatever its variables
-CPU_BOUND, WALL_BOUND = 1.0, 2.0  # seconds
-MEMORY_BOUND = 512 * 2**20  # bytes of address space; the interpreter takes about 60 MB
+MAX_TEXT = 64 * 2**20  # characters of one rendering
+CPU_LIMIT = 1.0  # seconds of processor time of one rendering
+WALL_LIMIT = 2.0  # seconds of elapsed time of one rendering
+MEMORY_LIMIT = 512 * 2**20  # bytes of address space; the interpreter takes about 60 MB
 
 
 class TemplateRenderer:
@@ -25,7 +26,7 @@ class TemplateRenderer:
 
     def __init__(self) -> None:
         self._child = BoundedChild(
-            "localllm.app.chat.template_child", cpu=CPU_BOUND, wall=WALL_BOUND, memory=MEMORY_BOUND, hello=lambda: b""
+            "localllm.app.chat.template_child", cpu=CPU_LIMIT, wall=WALL_LIMIT, memory=MEMORY_LIMIT, hello=lambda: b""
         )
 
     def render(self, template: str, variables: dict[str, Any]) -> str:

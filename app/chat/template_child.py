@@ -1,6 +1,6 @@
 """The child process that renders chat templates. It has no secrets, and the parent may kill it at any time.
 
-Imports only jinja2, msgspec and the standard library.
+It imports only jinja2, msgspec and the standard library, so that it starts fast and needs little memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jinja2.parser
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-from .bounded import Spent, serve
+from .bounded import Exhausted, serve
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class _Raised(jinja2.TemplateError):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks answers for training; here it renders its body."""
+    """`{% generation %}…{% endgeneration %}` marks answers for training. Here it only renders its body."""
 
     tags = {"generation"}
 
@@ -56,7 +56,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of jinja's filter of this name."""
+    """The filter `tojson` of transformers: unlike the filter of jinja, it writes no HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -65,7 +65,7 @@ def _strftime_now(form: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """The environment in which transformers renders chat templates, without jinja helpers that no template needs."""
+    """The jinja environment of chat templates in transformers, without helpers that no template needs."""
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
     )
@@ -84,15 +84,15 @@ def _compiled(template: str) -> jinja2.Template:
 
 def render(job: Job) -> Rendered:
     """Raises MemoryError and RecursionError; any other failure becomes the `problem` of the result."""
-    parts = []
+    chunks = []
     size = 0
     try:
-        for part in _compiled(job.template).generate(job.variables):
-            size += len(part)
+        for chunk in _compiled(job.template).generate(job.variables):
+            size += len(chunk)
             if size > job.max_chars:
                 return Rendered(problem=f"it wrote more than {job.max_chars} characters")
-            parts.append(part)
-        text = "".join(parts)
+            chunks.append(chunk)
+        text = "".join(chunks)
         text.encode()  # lone surrogates cannot be tokenized
         return Rendered(text=text)
     except (MemoryError, RecursionError):
@@ -119,7 +119,7 @@ def _handle(request: bytes) -> bytes:
         problem = "it exceeded its memory limit"
     except RecursionError:
         problem = "it is nested too deeply"
-    raise Spent(msgspec.msgpack.encode(Rendered(problem=problem)))
+    raise Exhausted(msgspec.msgpack.encode(Rendered(problem=problem)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 def feed(
     choice: Choice, ids: list[int], finish: Finish | None = "stop", step: int = 1, logprobs: bool = False
 ) -> list[Piece]:
-    """The ids in deltas of `step` tokens, the last one with the finish."""
+    """Feed the ids in deltas of `step` tokens. The last delta has `finish`."""
     pieces = []
     for start in range(0, len(ids), step):
         tokens = tuple(ids[start : start + step])
@@ -42,7 +42,7 @@ def text_of(pieces: list[Piece]) -> str:
 
 @pytest.mark.parametrize("step", [1, 2, 7])
 @pytest.mark.parametrize("text", ["hello world", "größer 🙂🙂 日本語", "<b> a </b>\n\n", "   "])
-def test_text_equals_the_whole_decoding(tokenizer: ChatTokenizer, text: str, step: int) -> None:
+def test_text_equals_the_decoding_of_all_tokens(tokenizer: ChatTokenizer, text: str, step: int) -> None:
     ids = [*tokenizer.encode(text, add_special_tokens=False), 2]
     choice = Choice("a", 0, tokenizer, CHAT, stop_ids=frozenset({2}))
     pieces = feed(choice, ids, step=step)
@@ -54,8 +54,8 @@ def test_text_equals_the_whole_decoding(tokenizer: ChatTokenizer, text: str, ste
     assert sum(piece.tokens for piece in pieces) == len(ids) - 1
 
 
-def test_an_answer_that_goes_on_from_the_prompt_keeps_its_first_space(tmp_path: Path) -> None:
-    """A sentencepiece decoder drops the space of a text's first token, also where a prompt is before it."""
+def test_an_answer_that_continues_the_prompt_keeps_its_first_space(tmp_path: Path) -> None:
+    """A sentencepiece decoder drops the space of the first token of a text; the prompt before it prevents this."""
     words = vocabulary("llama", tmp_path)
     prompt, answer = (tuple(words.encode(text, add_special_tokens=False)) for text in ("the quick", "brown fox"))
     shown = [
@@ -65,24 +65,24 @@ def test_an_answer_that_goes_on_from_the_prompt_keeps_its_first_space(tmp_path: 
     assert shown == [" brown fox", "brown fox"]
 
 
-def test_stop_string_across_tokens(tokenizer: ChatTokenizer) -> None:
+def test_a_stop_string_may_span_tokens(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("one two three four", add_special_tokens=False)
     for step in (1, 2, 99):
         choice = Choice("a", 0, tokenizer, CHAT, stop=["wo th"])
         pieces = feed(choice, ids, finish="length", step=step)
         assert text_of(pieces) == "one t"
         assert pieces[-1].finish == "stop"
-        assert choice.take(Delta("a/0", (5,))) is None  # a step that was on its way
+        assert choice.take(Delta("a/0", (5,))) is None  # a delta of a step that was in flight
 
 
-def test_length(tokenizer: ChatTokenizer) -> None:
+def test_a_length_limit_ends_an_incomplete_marker(tokenizer: ChatTokenizer) -> None:
     choice = Choice("a", 0, tokenizer, CHAT)
     pieces = feed(choice, tokenizer.encode("one <tool", add_special_tokens=False), finish="length")
     assert text_of(pieces) == "one <tool"
     assert pieces[-1].finish == "length"
 
 
-def test_special_tokens_are_hidden_and_markers_are_read(tokenizer: ChatTokenizer) -> None:
+def test_special_tokens_are_hidden_and_markers_are_parsed(tokenizer: ChatTokenizer) -> None:
     output = f"<think>\nhm\n</think>\n\nSure.<|im_start|>{CALL}"
     choice = Choice("a", 0, tokenizer, CHAT)
     pieces = feed(choice, tokenizer.encode(output, add_special_tokens=False))
@@ -93,14 +93,14 @@ def test_special_tokens_are_hidden_and_markers_are_read(tokenizer: ChatTokenizer
     assert pieces[-1].finish == "tool_calls"
 
 
-def test_markers_are_text_to_a_raw_prompt(tokenizer: ChatTokenizer) -> None:
+def test_markers_are_text_after_a_raw_prompt(tokenizer: ChatTokenizer) -> None:
     output = f"<think>a</think>{CALL}"
     choice = Choice("a", 0, tokenizer, Prompt((1,)))
     assert text_of(feed(choice, tokenizer.encode(output, add_special_tokens=False))) == output
 
 
 @pytest.mark.parametrize("step", [1, 5, 999])
-def test_one_call_where_no_more_are_wanted(tokenizer: ChatTokenizer, step: int) -> None:
+def test_without_parallel_calls_the_first_call_ends_the_answer(tokenizer: ChatTokenizer, step: int) -> None:
     ids = tokenizer.encode(f"{CALL}\n{CALL}", add_special_tokens=False)
     several = feed(Choice("a", 0, tokenizer, CHAT), ids, step=step)
     assert len([call for piece in several for call in piece.tool_calls]) == 2
@@ -111,7 +111,7 @@ def test_one_call_where_no_more_are_wanted(tokenizer: ChatTokenizer, step: int) 
     assert choice.generated < len(ids) or step == 999
 
 
-def test_logprobs_come_with_their_text(tokenizer: ChatTokenizer) -> None:
+def test_logprobs_are_in_the_piece_with_their_text(tokenizer: ChatTokenizer) -> None:
     ids = [*tokenizer.encode("größer 🙂 END more", add_special_tokens=False)]
     choice = Choice("a", 0, tokenizer, CHAT, stop=["END"])
     pieces = feed(choice, ids, finish="length", logprobs=True)
@@ -123,7 +123,7 @@ def test_logprobs_come_with_their_text(tokenizer: ChatTokenizer) -> None:
     assert entries[0].top[0].id == ids[0]
 
 
-def test_a_token_that_is_held_back_in_part_is_not_reported_yet(tokenizer: ChatTokenizer) -> None:
+def test_a_token_with_waiting_text_is_not_reported_yet(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("the lazy dog", add_special_tokens=False)
     choice = Choice("a", 0, tokenizer, CHAT, stop=["y!"])
     pieces = feed(choice, ids, finish="length", logprobs=True)
@@ -132,7 +132,7 @@ def test_a_token_that_is_held_back_in_part_is_not_reported_yet(tokenizer: ChatTo
     assert text_of(pieces) == "the lazy dog"
 
 
-def test_what_is_held_back_at_the_end_is_reported_with_it(tokenizer: ChatTokenizer) -> None:
+def test_the_last_piece_reports_the_waiting_tokens(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("the lazy dog", add_special_tokens=False)
     choice = Choice("a", 0, tokenizer, CHAT, stop=["dog!"])
     assert (choice.generated, choice.cached) == (0, 0)
@@ -142,7 +142,7 @@ def test_what_is_held_back_at_the_end_is_reported_with_it(tokenizer: ChatTokeniz
     assert sum(piece.tokens for piece in pieces) == sum(len(piece.logprobs) for piece in pieces) == len(ids)
 
 
-def test_what_follows_the_only_call_is_not_reported(tokenizer: ChatTokenizer) -> None:
+def test_tokens_after_the_only_call_are_not_reported(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode(f"{CALL} dog", add_special_tokens=False)
     choice = Choice("a", 0, tokenizer, CHAT, stop=["dog!"], parallel_tool_calls=False)
     (piece,) = feed(choice, ids, step=999, logprobs=True)

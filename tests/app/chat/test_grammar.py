@@ -16,7 +16,7 @@ from tokenizers import models
 
 from localllm.app.chat import grammar
 from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
-from localllm.app.chat.parsers import CallPart, OutputParser
+from localllm.app.chat.parsers import Output, OutputParser
 from localllm.app.chat.schema import KEYWORDS, TYPES, rewrite
 from localllm.app.chat.schema_place import SchemaProblem
 from localllm.app.chat.tokenizer import ChatTokenizer
@@ -27,10 +27,10 @@ from localllm.engine.grammar import unpack_mask
 from ..tiny_qwen import VOCAB, make_tokenizer, write_tokenizer
 from .vocabularies import KINDS, vocabulary
 
-Marked = tuple[ChatTokenizer, GrammarCompiler]  # with the marks of a call as tokens, or as text
+Marked = tuple[ChatTokenizer, GrammarCompiler]  # the markers of a call are tokens, or text
 
 END = 2
-STEPS = 400  # a random walk that has not ended by then is led to the end
+STEPS = 400  # after this many tokens, a random walk prefers tokens that end the text
 
 PERSON = {
     "type": "object",
@@ -73,13 +73,20 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: ChatTokenizer) -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler(tokenizer, VOCAB)
-    yield made
-    made.close()
+    compiler = GrammarCompiler(tokenizer, VOCAB)
+    yield compiler
+    compiler.close()
+
+
+def parse(text: str) -> Output:
+    parser = OutputParser(reasoning=False, tools=True)
+    parser.feed(text)
+    parser.finish()
+    return parser.take()
 
 
 def walk(tokenizer: ChatTokenizer, matcher: TokenGrammar, seed: int) -> str:
-    """A text of random allowed tokens. The end, and short ways to it, become likelier with time."""
+    """A text of random allowed tokens."""
     chance = random.Random(seed)
     ids: list[int] = []
     for step in range(4 * STEPS):
@@ -89,8 +96,8 @@ def walk(tokenizer: ChatTokenizer, matcher: TokenGrammar, seed: int) -> str:
         token = chance.choice(allowed)
         if END in allowed and (step > STEPS or chance.random() < 0.2):
             token = END
-        elif step > STEPS:  # prefer what closes
-            token = min(allowed, key=lambda one: (_closes(tokenizer, one), chance.random()))
+        elif step > STEPS:
+            token = min(allowed, key=lambda token: (_closing_rank(tokenizer, token), chance.random()))
         matcher.accept(token)
         if token == END:
             assert matcher.finished
@@ -101,42 +108,43 @@ def walk(tokenizer: ChatTokenizer, matcher: TokenGrammar, seed: int) -> str:
     raise AssertionError(f"no end after {len(ids)} tokens: {tokenizer.decode(ids)[-100:]!r}")
 
 
-def _closes(tokenizer: ChatTokenizer, token: int) -> int:
+def _closing_rank(tokenizer: ChatTokenizer, token: int) -> int:
+    """Smaller for a token that closes a string, an object or an array."""
     text = tokenizer.token_bytes(token).strip()
     order = (b'"', b"}", b"]", b'"}', b'"]')
     return order.index(text) if text in order else 9
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_random_choice_stays_within_the_schema(tokenizer: ChatTokenizer, compiler: GrammarCompiler, name: str) -> None:
+def test_random_allowed_tokens_match_the_schema(tokenizer: ChatTokenizer, compiler: GrammarCompiler, name: str) -> None:
     compiled = compiler.compile(ResponseFormat(kind="json_schema", schema=SCHEMAS[name]))
     for seed in range(12):
         text = walk(tokenizer, compiled.copy(), seed)
         jsonschema.validate(json.loads(text), SCHEMAS[name], cls=jsonschema.Draft202012Validator)
 
 
-def test_json_object(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+def test_json_object_allows_only_objects(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
     compiled = compiler.compile(ResponseFormat(kind="json_object"))
     for seed in range(12):
         assert isinstance(json.loads(walk(tokenizer, compiled.copy(), seed)), dict)
 
 
 @pytest.mark.parametrize("pattern", [r"[a-z]{3}[0-9]+!", r"(yes|no)( indeed)*", r"größ(e|er) 🙂", r"[^a]{2,4}"])
-def test_regex(tokenizer: ChatTokenizer, compiler: GrammarCompiler, pattern: str) -> None:
+def test_regex_allows_only_matching_texts(tokenizer: ChatTokenizer, compiler: GrammarCompiler, pattern: str) -> None:
     compiled = compiler.compile(ResponseFormat(kind="regex", regex=pattern))
     for seed in range(12):
         text = walk(tokenizer, compiled.copy(), seed)
         assert re.fullmatch(pattern, text), text
 
 
-def test_choice(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+def test_choice_allows_each_choice_and_nothing_else(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
     choices = ["yes", "yes, but", 'a "quoted" \\ one', "größer\n", "🙂", "/x/", "%json {}", "\x01\x7f"]
     compiled = compiler.compile(ResponseFormat(kind="choice", choices=choices))
-    found = {walk(tokenizer, compiled.copy(), seed) for seed in range(120)}
-    assert found == set(choices)
+    texts = {walk(tokenizer, compiled.copy(), seed) for seed in range(120)}
+    assert texts == set(choices)
 
 
-def test_tool_calls(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+def test_tool_calls_match_the_schemas_of_their_tools(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
     point = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}}
     schemas = {"move": point | {"required": ["x"], "additionalProperties": False}, "now": {"maxProperties": 0}}
     tools = [
@@ -147,16 +155,14 @@ def test_tool_calls(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None
     several = compiler.compile_tool_calls(tools, parallel=True)
     counts, names = set(), set()
     for seed in range(24):
-        for compiled, most in ((one, 1), (several, 99)):
-            parser = OutputParser(reasoning=False, tools=True)
-            parts = parser.feed(walk(tokenizer, compiled.copy(), seed)) + parser.finish()
-            assert all(isinstance(part, CallPart) for part in parts), parts
-            assert 1 <= len(parts) <= most
-            counts.add(len(parts))
-            for part in parts:
-                assert isinstance(part, CallPart)
-                names.add(part.name)
-                jsonschema.validate(json.loads(part.arguments), schemas[part.name])
+        for compiled, max_calls in ((one, 1), (several, 99)):
+            output = parse(walk(tokenizer, compiled.copy(), seed))
+            assert not output.text
+            assert 1 <= len(output.calls) <= max_calls
+            counts.add(len(output.calls))
+            for tool_call in output.calls:
+                names.add(tool_call.name)
+                jsonschema.validate(json.loads(tool_call.arguments), schemas[tool_call.name])
     assert names == {"move", "now"}
     assert len(counts) > 1
 
@@ -177,7 +183,8 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-MIXED: dict[str, tuple[str, str]] = {  # the text, and what of it is refused
+# A text, and its end from the first refused token on (empty: none).
+MIXED: dict[str, tuple[str, str]] = {
     "no call": ("größer < 🙂\n", ""),
     "thoughts": ("<think>\nHm.\n</think>\n\nYes.", ""),
     "a call": (call("move", '{"x": 3}'), ""),
@@ -207,7 +214,7 @@ def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def refused(tokenizer: ChatTokenizer, matcher: TokenGrammar, ids: list[int]) -> str:
-    """The rest of the text from the first token that may not come; empty where all may, and the end after them."""
+    """The rest of the text from the first token that is not allowed; empty if all tokens and the end are allowed."""
     for index, token in enumerate([*ids, END]):
         if not unpack_mask(matcher.allowed(), VOCAB)[token]:
             return tokenizer.decode(ids[index:]) or "the end"
@@ -216,43 +223,41 @@ def refused(tokenizer: ChatTokenizer, matcher: TokenGrammar, ids: list[int]) -> 
 
 
 def spelled(tokenizer: ChatTokenizer, text: str) -> list[int]:
-    """Ids of single bytes, marks too."""
+    """The ids of single letters, also for the markers."""
     letters = [tokenizer.id_of(letter) for letter in text.replace(" ", "Ġ").replace("\n", "Ċ")]
     return [letter for letter in letters if letter is not None]
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_calls_of_strict_tools_amid_text(marked: Marked, name: str) -> None:
+def test_calls_of_strict_tools_between_text(marked: Marked, name: str) -> None:
     tokenizer, compiler = marked
     text, rest = MIXED[name]
     compiled = compiler.compile_text_with_calls(STRICT)
-    found = refused(tokenizer, compiled, tokenizer.encode(text, add_special_tokens=False))
-    assert found == rest or (rest and found.endswith(rest)), found
-    assert bool(found) == bool(rest)
+    actual = refused(tokenizer, compiled, tokenizer.encode(text, add_special_tokens=False))
+    assert actual == rest or (rest and actual.endswith(rest)), actual
+    assert bool(actual) == bool(rest)
 
 
-def test_a_spelled_mark_is_no_way_round_a_strict_tool(marked: Marked) -> None:
+def test_a_marker_in_single_letters_does_not_bypass_a_strict_tool(marked: Marked) -> None:
     tokenizer, compiler = marked
     compiled = compiler.compile_text_with_calls(STRICT)
-    found = refused(tokenizer, compiled, spelled(tokenizer, 'Now <tool_call>{"name": "fly"}'))
-    assert found in ('>{"name": "fly"}', '{"name": "fly"}')  # the mark itself, or what has to follow it
+    rest = refused(tokenizer, compiled, spelled(tokenizer, 'Now <tool_call>{"name": "fly"}'))
+    assert rest in ('>{"name": "fly"}', '{"name": "fly"}')  # the marker, or the text after it
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_begun_call_of_a_strict_tool_fits(marked: Marked, seed: int) -> None:
+def test_a_started_call_of_a_strict_tool_matches_its_schema(marked: Marked, seed: int) -> None:
     tokenizer, compiler = marked
     compiled = compiler.compile_text_with_calls(STRICT)
-    begun = "So: <tool_call>\n"
-    for token in tokenizer.encode(begun, add_special_tokens=False):
+    start = "So: <tool_call>\n"
+    for token in tokenizer.encode(start, add_special_tokens=False):
         compiled.accept(token)
-    parser = OutputParser(reasoning=False, tools=True)
-    parts = parser.feed(begun + walk(tokenizer, compiled, seed)) + parser.finish()
-    calls = [part for part in parts if isinstance(part, CallPart)]
-    assert calls, parts
-    for part in calls:
-        arguments = json.loads(part.arguments)
+    output = parse(start + walk(tokenizer, compiled, seed))
+    assert output.calls, output
+    for tool_call in output.calls:
+        arguments = json.loads(tool_call.arguments)
         assert isinstance(arguments, dict)
-        if part.name == "move":
+        if tool_call.name == "move":
             jsonschema.validate(arguments, MOVE)
 
 
@@ -264,9 +269,9 @@ def closed(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-# Parameters, arguments that fit, and arguments that do not.
+# Parameters, valid arguments, and invalid arguments.
 REFERENCES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
-    "the whole schema": (
+    "the root schema": (
         closed(next={"$ref": "#"}, n={"type": "integer"}),
         ['{"next": {"next": {"n": 1}, "n": 2}}'],
         ['{"next": {"name": "f", "arguments": {}}}', '{"next": {"n": "1"}}'],
@@ -287,7 +292,7 @@ REFERENCES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": true}'],
         ['{"a": null}'],
     ),
-    "of older drafts": (
+    "definitions of older drafts": (
         closed(a={"$ref": "#/definitions/x"}, b={"$ref": "#/components/x"})
         | {"definitions": {"x": {"$ref": "#/components/x"}}, "components": {"x": {"const": 3}}},
         ['{"a": 3, "b": 3}'],
@@ -330,7 +335,7 @@ REFERENCES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": 1}'],
         ['{"a": 2}'],
     ),
-    "an embedded schema": (  # whose own references lead to itself
+    "an embedded schema with references to itself": (
         closed(a={"$ref": "http://a.example/b#/$defs/y"}, c={"$ref": "b"})
         | {
             "$id": "http://a.example/a",
@@ -370,42 +375,42 @@ REFERENCES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_references_of_a_tool_lead_into_its_parameters(
+def test_references_of_a_tool_resolve_in_its_parameters(
     tokenizer: ChatTokenizer, compiler: GrammarCompiler, name: str
 ) -> None:
-    parameters, fits, others = REFERENCES[name]
-    # Definitions of the other tool have the same names and mean something else.
+    parameters, valid, invalid = REFERENCES[name]
+    # The other tool has different definitions with the same names.
     other = closed(a={"$ref": "#/$defs/x"}) | {"$defs": {"x": {"const": 99}, "~/%/ä": {"const": 99}}}
     tools = [tool("g", other), tool("f", parameters)]
     parallel = compiler.compile_tool_calls(tools, parallel=True)
     for compiled in (parallel, compiler.compile_text_with_calls(tools)):
-        for arguments in fits:
+        for arguments in valid:
             jsonschema.validate(json.loads(arguments), parameters)
             text = call("g", '{"a": 99}') + "\n" + call("f", arguments)
             ids = tokenizer.encode(text, add_special_tokens=False)
             assert refused(tokenizer, compiled.copy(), ids) == "", arguments
-        for arguments in others:
+        for arguments in invalid:
             assert not jsonschema.validators.validator_for(parameters)(parameters).is_valid(json.loads(arguments))
             ids = tokenizer.encode(call("f", arguments), add_special_tokens=False)
             assert refused(tokenizer, compiled.copy(), ids), arguments
     for seed in range(4):
-        parser = OutputParser(reasoning=False, tools=True)
-        for part in parser.feed(walk(tokenizer, parallel.copy(), seed)) + parser.finish():
-            assert isinstance(part, CallPart)
-            jsonschema.validate(json.loads(part.arguments), parameters if part.name == "f" else other)
+        output = parse(walk(tokenizer, parallel.copy(), seed))
+        assert not output.text
+        for tool_call in output.calls:
+            jsonschema.validate(json.loads(tool_call.arguments), parameters if tool_call.name == "f" else other)
 
 
-def fits(tokenizer: ChatTokenizer, compiler: GrammarCompiler, wanted: ResponseFormat, text: str) -> bool:
-    return not refused(tokenizer, compiler.compile(wanted), tokenizer.encode(text, add_special_tokens=False))
+def allows(tokenizer: ChatTokenizer, compiler: GrammarCompiler, response_format: ResponseFormat, text: str) -> bool:
+    compiled = compiler.compile(response_format)
+    return not refused(tokenizer, compiled, tokenizer.encode(text, add_special_tokens=False))
 
 
 def any_of(*schemas: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [*schemas]}
 
 
-# A schema, texts that fit, and texts that do not and that llguidance alone would take (or the other way round).
 def pets(**more: Any) -> dict[str, Any]:
-    """A union that a property tells apart, as pydantic and OpenAPI write it."""
+    """A union with a discriminator property, as pydantic and OpenAPI write it."""
     kinds = {name: {"type": "object", "properties": {"kind": {"const": name}}} for name in ("cat", "dog")}
     return {
         "$defs": {name: kind | {"required": ["kind"]} for name, kind in kinds.items()} | {"any": {"type": "object"}},
@@ -415,13 +420,14 @@ def pets(**more: Any) -> dict[str, Any]:
     }
 
 
+# A schema, valid texts, and invalid texts. llguidance alone is wrong for one of them.
 EXACT: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
-    "one of, told apart by a property": (
+    "one of, disjoint by a property": (
         pets(discriminator={"propertyName": "kind", "mapping": {"cat": "#/$defs/cat", "dog": "#/$defs/dog"}}),
         ['{"pet": {"kind": "cat"}}', '{"pet": {"kind": "dog", "age": 1}}'],
         ['{"pet": {"kind": "cow"}}', '{"pet": {}}'],
     ),
-    "one of, told apart by the type": (
+    "one of, disjoint by the type": (
         {"$defs": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/c"}, "c": {"type": ["string", "null"]}}}
         | {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
         ["1", '"a"', "null"],
@@ -432,7 +438,7 @@ EXACT: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["1", '"x"'],
         ["2", '"y"'],
     ),
-    "one of, told apart by their texts": (
+    "one of, disjoint by their texts": (
         {"$defs": {"a": {"enum": ["x", "y"]}, "b": {"const": "z"}}}
         | {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
         ['"x"', '"z"'],
@@ -490,7 +496,7 @@ EXACT: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "date": ({"format": "date", "type": "string"}, ['"2024-02-29"'], ['"2023-02-29"', '"1900-02-29"', '"2023-04-31"']),
     "digits": ({"type": "string", "pattern": r"^\d\D$"}, ['"1٣"'], ['"٣٣"']),
     "blanks": ({"type": "string", "pattern": r"^\s$"}, ['"\ufeff"', '" "'], ['"\x85"']),
-    "any character but a line's end": ({"type": "string", "pattern": "^.$"}, ['"a"'], [r'"\r"', '"\u2028"']),
+    "any character except line ends": ({"type": "string", "pattern": "^.$"}, ['"a"'], [r'"\r"', '"\u2028"']),
     "brackets": ({"type": "string", "pattern": "^[[:alpha:]]$"}, ['"p]"', '":]"'], ['"b"']),
     "ampersands": ({"type": "string", "pattern": "^[a&&b]$"}, ['"a"', '"&"'], ['""']),
     "a group named stop": ({"type": "string", "pattern": "^a(?<stop>b)$"}, ['"ab"'], ['"a"']),
@@ -505,17 +511,19 @@ EXACT: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_a_schema_means_what_it_says(tokenizer: ChatTokenizer, compiler: GrammarCompiler, name: str) -> None:
-    schema, texts, others = EXACT[name]
-    wanted = ResponseFormat(kind="json_schema", schema=schema)
-    for text in texts:
-        assert fits(tokenizer, compiler, wanted, text), text
-    for text in others:
-        assert not fits(tokenizer, compiler, wanted, text), text
+def test_a_grammar_allows_the_texts_that_the_schema_allows(
+    tokenizer: ChatTokenizer, compiler: GrammarCompiler, name: str
+) -> None:
+    schema, valid, invalid = EXACT[name]
+    response_format = ResponseFormat(kind="json_schema", schema=schema)
+    for text in valid:
+        assert allows(tokenizer, compiler, response_format, text), text
+    for text in invalid:
+        assert not allows(tokenizer, compiler, response_format, text), text
 
 
 @pytest.mark.parametrize(
-    ("pattern", "texts", "others"),
+    ("pattern", "matching", "others"),
     [
         (r"\d+", ["12"], ["٣"]),
         (r"\w", ["_"], ["é"]),
@@ -527,13 +535,14 @@ def test_a_schema_means_what_it_says(tokenizer: ChatTokenizer, compiler: Grammar
         (r"\ud7ff\ue000", ["\ud7ff\ue000"], ["\ue000"]),
     ],
 )
-def test_a_regex_is_of_ecma_262(
-    tokenizer: ChatTokenizer, compiler: GrammarCompiler, pattern: str, texts: list[str], others: list[str]
+def test_a_regex_follows_ecma_262(
+    tokenizer: ChatTokenizer, compiler: GrammarCompiler, pattern: str, matching: list[str], others: list[str]
 ) -> None:
-    wanted = ResponseFormat(kind="regex", regex=pattern)
-    assert [fits(tokenizer, compiler, wanted, text) for text in texts + others] == [True] * len(texts) + [False] * len(
-        others
-    )
+    response_format = ResponseFormat(kind="regex", regex=pattern)
+    for text in matching:
+        assert allows(tokenizer, compiler, response_format, text), text
+    for text in others:
+        assert not allows(tokenizer, compiler, response_format, text), text
 
 
 def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
@@ -546,7 +555,7 @@ def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: ChatTokeni
     assert not (first.allowed() == before).all()
 
 
-def test_a_wrong_token_raises(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
+def test_a_token_that_is_not_allowed_raises(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
     compiled = compiler.compile(ResponseFormat(kind="regex", regex="ab"))
     (token,) = tokenizer.encode("b", add_special_tokens=False)
     with pytest.raises(ValueError):
@@ -561,7 +570,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def nested_definitions() -> dict[str, Any]:
-    """References to each of many levels, each of which would be written with all below it."""
+    """References to each of many nested levels. The result has a copy of each level with all levels inside it."""
     schema: dict[str, Any] = {"properties": {f"p{number}": {"type": "null"} for number in range(800)}}
     for _ in range(28):
         schema = {"properties": {"a": schema}}
@@ -570,19 +579,19 @@ def nested_definitions() -> dict[str, Any]:
 
 
 def overlapping() -> dict[str, Any]:
-    """Definitions of which a value may fit two."""
+    """Definitions such that a value may match two of them."""
     kind = {"type": "object", "properties": {"kind": {"const": "a"}}}
     return {
         "$defs": {
             "a": kind | {"required": ["kind"]},
-            "b": {"type": "object", "properties": {"kind": {"const": "b"}}},  # or no kind
+            "b": {"type": "object", "properties": {"kind": {"const": "b"}}},  # kind is optional
             "c": {"type": "object", "properties": {"kind": {"enum": ["a", "c"]}}, "required": ["kind"]},
             "d": {"type": "integer"},
             "e": {"type": "number"},
             "f": {"$ref": "#/$defs/f"},
             "g": {"type": ["integer", "null"]},
             "h": {"type": ["string", "null"]},
-            "i": {"properties": {"kind": {"const": "a"}}, "required": ["kind"]},  # or no object
+            "i": {"properties": {"kind": {"const": "a"}}, "required": ["kind"]},  # not only objects
             "j": {"properties": {"kind": {"const": "b"}}, "required": ["kind"]},
         }
     }
@@ -627,10 +636,10 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
                 {"properties": {"a": {"multipleOf": 65537}}, "patternProperties": {"a": {"multipleOf": 65539}}},
                 "multipleOf",
             ),
-            ("a const that is read as another", {"const": 0.24391087688713198}, "#/const"),
-            ("a step that is read as another", {"type": "number", "multipleOf": 895.7299999999999}, "too many digits"),
+            ("a const that llguidance rounds", {"const": 0.24391087688713198}, "#/const"),
+            ("a step that llguidance rounds", {"type": "number", "multipleOf": 895.7299999999999}, "too many digits"),
             (
-                "a multiple that is not found",
+                "a multiple that llguidance does not find",
                 {"type": "number", "minimum": 1029.86, "maximum": 1029.86, "multipleOf": 2.21},
                 "cannot be generated",
             ),
@@ -644,9 +653,13 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
             ("dynamic reference", {"$dynamicRef": "#a"}, "$dynamicRef"),
             ("recursive reference", {"items": {"$recursiveRef": "#"}}, "#/items"),
             ("lost reference", {"$ref": "#/$defs/x"}, "unknown path"),
-            ("one of, two may fit", {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]} | overlapping(), "oneOf"),
             (
-                "one of, a discriminator that tells nothing",
+                "one of, two may match",
+                {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]} | overlapping(),
+                "oneOf",
+            ),
+            (
+                "one of, a discriminator with common values",
                 {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/c"}], "discriminator": {"propertyName": "kind"}}
                 | overlapping(),
                 "oneOf",
@@ -657,9 +670,9 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
             ("one of itself", {"oneOf": [{"$ref": "#/$defs/f"}, {"$ref": "#/$defs/f"}]} | overlapping(), ""),
             ("lost anchor", {"$ref": "#x"}, "anchor"),
             ("reference to text", {"$ref": "#/title", "title": "x"}, "#/title"),
-            ("reference that is no text", {"$ref": 1}, "#/$ref"),
+            ("reference that is not a string", {"$ref": 1}, "#/$ref"),
             ("a control character", {"enum": ["a", "\x01"]}, "U+0001"),
-            ("a name that is no text", {"properties": {"\ud800": {}}}, "cannot be used"),
+            ("a name that is not valid Unicode", {"properties": {"\ud800": {}}}, "cannot be used"),
             ("word boundary", {"type": "string", "pattern": r"\bfoo"}, r"\b"),
             ("anchors of Python", {"type": "string", "pattern": r"\Afoo\Z"}, r"\A"),
             ("an empty set", {"type": "string", "pattern": "[]a]"}, "empty set"),
@@ -706,18 +719,20 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_by_name(compiler: GrammarCompiler, tokenizer: ChatTokenizer, name: str) -> None:
-    wanted, param, words = REFUSED[name]
+def test_an_unsupported_format_is_refused_by_name(
+    compiler: GrammarCompiler, tokenizer: ChatTokenizer, name: str
+) -> None:
+    response_format, param, words = REFUSED[name]
     with pytest.raises(InvalidRequest) as caught:
-        compiler.compile(wanted)
+        compiler.compile(response_format)
     assert caught.value.param == param
     assert words in caught.value.message
-    # and the next one works
+    # The next request works.
     assert walk(tokenizer, compiler.compile(ResponseFormat(kind="choice", choices=["ok"])), 0) == "ok"
 
 
-def test_as_many_choices_as_the_limit_allows(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
-    """llguidance's own limits end the matcher of such a grammar after its first token."""
+def test_the_maximum_number_of_choices_compiles_and_runs(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+    """The default limits of llguidance would end the matcher of such a grammar after its first token."""
     chance = random.Random(0)
     choices = ["".join(chance.choices("abcdefghij", k=30)) for _ in range(grammar.MAX_CHOICES)]
     compiled = compiler.compile(ResponseFormat(kind="choice", choices=choices))
@@ -734,18 +749,18 @@ MORE_KEYWORDS = (
 
 
 @pytest.mark.parametrize("keyword", [*KEYWORDS, *MORE_KEYWORDS])
-def test_a_value_of_any_kind_is_taken_or_refused(keyword: str) -> None:
-    """An exception of another type would be answered as an internal error."""
+def test_a_malformed_value_raises_only_schema_problems(keyword: str) -> None:
+    """A client would see any other exception as an internal error."""
     for value in MALFORMED:
         for kind in (None, *TYPES):
             for beside in ({}, {"items": [{}]}, {"properties": {"a": {}}}, {"minimum": 1}, {"multipleOf": 2}):
-                tried = beside | ({} if kind is None else {"type": kind}) | {keyword: value}
+                schema = beside | ({} if kind is None else {"type": kind}) | {keyword: value}
                 with contextlib.suppress(SchemaProblem):
-                    rewrite({"properties": {"p": tried}})
+                    rewrite({"properties": {"p": schema}})
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("schema", "words"),
     [
         ({"properties": ["a"]}, "#/properties: must be an object"),
         ({"patternProperties": 1}, "#/patternProperties: must be an object"),
@@ -761,12 +776,12 @@ def test_a_value_of_any_kind_is_taken_or_refused(keyword: str) -> None:
         ({"multipleOf": 2**32}, "#/multipleOf: must be less than 2^32"),
     ],
 )
-def test_a_malformed_value_is_refused_by_name(wrong: dict[str, Any], words: str) -> None:
+def test_a_malformed_value_is_refused_by_name(schema: dict[str, Any], words: str) -> None:
     with pytest.raises(SchemaProblem, match=re.escape(words)):
-        rewrite(wrong)
+        rewrite(schema)
 
 
-def test_bad_tool_parameters(compiler: GrammarCompiler) -> None:
+def test_invalid_tool_parameters_are_refused(compiler: GrammarCompiler) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}]
     with pytest.raises(InvalidRequest, match="tools"):
         compiler.compile_tool_calls(tools, parallel=True)
@@ -775,20 +790,20 @@ def test_bad_tool_parameters(compiler: GrammarCompiler) -> None:
         compiler.compile_text_with_calls(tools)
 
 
-def test_waiting_is_bounded(
+def test_a_compilation_is_limited_in_elapsed_time(
     compiler: GrammarCompiler, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar, "CPU_BOUND", 600.0)
-    monkeypatch.setattr(grammar, "WALL_BOUND", 0.3)
-    impatient = GrammarCompiler(tokenizer, VOCAB)
+    monkeypatch.setattr(grammar, "CPU_LIMIT", 600.0)
+    monkeypatch.setattr(grammar, "WALL_LIMIT", 0.3)
+    limited = GrammarCompiler(tokenizer, VOCAB)
     with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
-        impatient.compile(ResponseFormat(kind="regex", regex="(a{1000}){1000}"))
-    impatient.close()
+        limited.compile(ResponseFormat(kind="regex", regex="(a{1000}){1000}"))
+    limited.close()
 
 
 @pytest.mark.parametrize("kind", ["byte level", "llama", "gemma", "metaspace after bytes", "metaspace"])
-def test_every_kind_of_vocabulary(kind: str, tmp_path: Path) -> None:
-    """A token's bytes are those that it adds to a text: spaces, characters of several tokens."""
+def test_a_grammar_works_with_each_kind_of_vocabulary(kind: str, tmp_path: Path) -> None:
+    """The bytes of a token are the bytes that it adds to a text, with spaces and parts of characters."""
     tokenizer = vocabulary(kind, tmp_path)
     compiler = GrammarCompiler(tokenizer, VOCAB)
     pattern = "the( fox| isn't| 日本| é)+" if kind == "metaspace" else "the( fox| größer🇫🇷| 日本|\n\t)+"
@@ -799,11 +814,11 @@ def test_every_kind_of_vocabulary(kind: str, tmp_path: Path) -> None:
     compiler.close()
 
 
-def test_letters_that_are_added_as_tokens_are_neither_forced_nor_refused(tmp_path: Path) -> None:
-    """Whether the model's own vocabulary has the letter (for a byte that no text has) or not."""
-    made = make_tokenizer()
-    made.add_tokens(["ü", "naïve"])
-    made.save(str(tmp_path / "tokenizer.json"))
+def test_a_grammar_works_with_letters_as_added_tokens(tmp_path: Path) -> None:
+    """The vocabulary of the model has one of them, as the spelling of a byte that no text has, but not the other."""
+    rust = make_tokenizer()
+    rust.add_tokens(["ü", "naïve"])
+    rust.save(str(tmp_path / "tokenizer.json"))
     tokenizer = ChatTokenizer(tmp_path, [END])
     compiler = GrammarCompiler(tokenizer, VOCAB)
     compiled = compiler.compile(ResponseFormat(kind="choice", choices=["für x", "so naïve x"]))
@@ -812,23 +827,25 @@ def test_letters_that_are_added_as_tokens_are_neither_forced_nor_refused(tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["byte level, word ends", "wordpiece", "suffixes", "words"])
-def test_vocabularies_without_bytes_of_their_own_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_a_vocabulary_without_exact_bytes_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     tokenizer = vocabulary(kind, tmp_path)
     name = re.escape("+".join(tokenizer.decoders) or "none")
     with pytest.raises(UnsupportedParameter, match=rf"structured output.*decoder {name}\)"):
         GrammarCompiler(tokenizer, VOCAB)
 
 
-def test_a_vocabulary_that_the_library_panics_at_is_refused(tmp_path: Path) -> None:
-    made = KINDS["llama"]()
-    vocab = {**json.loads(made.to_str())["model"]["vocab"], "<0x1>": made.get_vocab_size()}
-    made.model = models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True)
-    made.save(str(tmp_path / "tokenizer.json"))
+def test_a_vocabulary_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
+    rust = KINDS["llama"]()
+    vocab = {**json.loads(rust.to_str())["model"]["vocab"], "<0x1>": rust.get_vocab_size()}
+    rust.model = models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True)
+    rust.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UnsupportedParameter, match="structured output"):
         GrammarCompiler(ChatTokenizer(tmp_path, [END]), VOCAB)
 
 
-def test_a_model_without_an_end_is_refused(tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_an_end_of_sequence_token_is_refused(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenizer, "eos_ids", frozenset())
     with pytest.raises(InvalidRequest, match="end-of-sequence"):
         GrammarCompiler(tokenizer, VOCAB)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import json
 from itertools import combinations
 
 import pytest
 
-from localllm.app.chat.parsers import CallPart, OutputParser, Part, ReasoningPart, TextPart
+from localllm.app.chat.parsers import Output, OutputParser
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 WEATHER = [("weather", '{"city": "Paris"}')]
@@ -73,22 +72,28 @@ TABLE = {
 }
 
 
-def read(pieces: list[str], **options: bool) -> tuple[str, str, list[tuple[str, str]]]:
+def feed(parser: OutputParser, text: str) -> Output:
+    parser.feed(text)
+    return parser.take()
+
+
+def read(chunks: list[str], **options: bool) -> tuple[str, str, list[tuple[str, str]]]:
     parser = OutputParser(**{"reasoning": True, "tools": True} | options)
-    parts: list[Part] = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
-    calls = [part for part in parts if isinstance(part, CallPart)]
+    outputs = [feed(parser, chunk) for chunk in chunks]
+    parser.finish()
+    outputs.append(parser.take())
+    calls = [call for output in outputs for call in output.calls]
     assert [call.index for call in calls] == list(range(len(calls)))
     assert len({call.id for call in calls}) == len(calls)
-    assert all(part.text for part in parts if not isinstance(part, CallPart))
     return (
-        "".join(part.text for part in parts if isinstance(part, ReasoningPart)),
-        "".join(part.text for part in parts if isinstance(part, TextPart)),
+        "".join(output.reasoning for output in outputs),
+        "".join(output.text for output in outputs),
         [(call.name, call.arguments) for call in calls],
     )
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_every_split(name: str) -> None:
+def test_output_split_at_any_position(name: str) -> None:
     output, *expected = TABLE[name]
     assert read([output]) == tuple(expected)
     assert read(list(output)) == tuple(expected)
@@ -96,14 +101,14 @@ def test_every_split(name: str) -> None:
         assert read([output[:cut], output[cut:]]) == tuple(expected), cut
 
 
-def test_every_pair_of_splits() -> None:
+def test_output_split_at_any_two_positions() -> None:
     output = '<think>a</think>b<tool_call>{"name":"f"}</tool_call>c'
     for first, second in combinations(range(1, len(output)), 2):
-        pieces = [output[:first], output[first:second], output[second:]]
-        assert read(pieces) == ("a", "bc", [("f", "{}")]), pieces
+        chunks = [output[:first], output[first:second], output[second:]]
+        assert read(chunks) == ("a", "bc", [("f", "{}")]), chunks
 
 
-def test_switched_off() -> None:
+def test_markers_are_text_without_reasoning_or_tools() -> None:
     output = f"<think>a</think>{CALL}"
     assert read([output], reasoning=False, tools=False) == ("", output, [])
     assert read(list(output), reasoning=True, tools=False) == ("a", CALL, [])
@@ -111,25 +116,24 @@ def test_switched_off() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-def test_prompt_opened_the_reasoning(cut: int) -> None:
+def test_output_inside_reasoning_starts_with_reasoning(cut: int) -> None:
     output = "\nhm\n</think>\nYes"
     assert read([output[:cut], output[cut:]], inside_reasoning=True) == ("hm", "Yes", [])
 
 
-def test_text_is_held_back_no_longer_than_needed() -> None:
+def test_text_waits_only_while_it_may_start_a_marker() -> None:
     parser = OutputParser(reasoning=True, tools=True)
-    assert parser.feed("<") == []
-    assert parser.feed("b> and <tool_call") == [TextPart("<b> and ")]
-    assert parser.feed("ing>") == [TextPart("<tool_calling>")]
-    assert parser.feed('<tool_call>{"name":"f"}') == []
-    assert len(parser.feed("</tool_call>")) == 1
+    assert feed(parser, "<") == Output()
+    assert feed(parser, "b> and <tool_call") == Output(text="<b> and ")
+    assert feed(parser, "ing>") == Output(text="<tool_calling>")
+    assert feed(parser, '<tool_call>{"name":"f"}') == Output()
+    assert len(feed(parser, "</tool_call>").calls) == 1
     parser = OutputParser(reasoning=False, tools=True)
     for _ in range(2):
-        assert parser.feed("x<tool_call></tool_call> y") == [TextPart("x<tool_call></tool_call> y")]
+        assert feed(parser, "x<tool_call></tool_call> y") == Output(text="x<tool_call></tool_call> y")
 
 
-def test_arguments_stay_as_written() -> None:
+def test_arguments_stay_unchanged() -> None:
     arguments = '{"b":1.50,"a":[1,  2]}'
-    ((name, found),) = read([f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'])[2]
-    assert (name, found) == ("f", arguments)
-    assert json.loads(found) == {"b": 1.5, "a": [1, 2]}
+    _, _, calls = read([f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'])
+    assert calls == [("f", arguments)]

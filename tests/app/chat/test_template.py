@@ -20,8 +20,8 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}], "bos_token": "<s>"}
 def renderer() -> Iterator[TemplateRenderer]:
     """One for the whole table: it must work again after whatever the row before did."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template, "CPU_BOUND", 0.25)
-        patch.setattr(template, "WALL_BOUND", 30.0)  # a busy test machine is not what is tested
+        patch.setattr(template, "CPU_LIMIT", 0.25)
+        patch.setattr(template, "WALL_LIMIT", 30.0)  # a busy test machine is not what is tested
         made = TemplateRenderer()
         yield made
         made.close()
@@ -191,8 +191,8 @@ def test_reasons_are_told(renderer: TemplateRenderer, source: str, words: str) -
 
 
 def test_wall_time_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "CPU_BOUND", 600.0)
-    monkeypatch.setattr(template, "WALL_BOUND", 0.2)
+    monkeypatch.setattr(template, "CPU_LIMIT", 600.0)
+    monkeypatch.setattr(template, "WALL_LIMIT", 0.2)
     renderer = TemplateRenderer()
     with pytest.raises(TemplateFailed, match=r"longer than 0\.2 s"):
         renderer.render(BLOCKS + "{% endfor %}{% endfor %}", {})
@@ -286,6 +286,6 @@ def test_the_child_sees_no_secrets_and_writes_no_files(
         limits = {line[:26].strip(): line[26:].split()[0] for line in lines}
         assert limits["Max file size"] == "0"
         assert limits["Max core file size"] == "0"
-        assert limits["Max address space"] == str(template.MEMORY_BOUND)
+        assert limits["Max address space"] == str(template.MEMORY_LIMIT)
     fresh.close()
     assert child.returncode is not None
