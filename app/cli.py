@@ -273,7 +273,7 @@ def rm(name: str, packed: bool, yes: bool) -> int:
 @cli.command()
 @backend_flag
 @click.option(
-    "--ops", is_flag=True, help="Show instead the implementation of each op (norm, attention, ...) by platform."
+    "--ops", is_flag=True, help="Show the implementation of each op (norm, attention, ...) instead of the report."
 )
 @json_flag
 def doctor(backend: str | None, ops: bool, as_json: bool) -> int:

@@ -118,7 +118,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(description="Additional host names that the daemon accepts in the Host header of a request."),
     ] = ()
     allowed_origins: Annotated[
-        tuple[str, ...], Meta(description="Web origins, such as https://example.org, whose pages may call the daemon.")
+        tuple[str, ...],
+        Meta(description="Web origins, such as https://example.org, whose pages may call the daemon; empty: none."),
     ] = ()
     idle_unload: Annotated[
         float, Meta(ge=0, description="Unload a model after this many seconds without a request; 0: never.")
@@ -189,7 +190,7 @@ def _descriptions(group: type, prefix: str) -> list[Setting]:
     assert isinstance(info, msgspec.inspect.StructType)
     settings = []
     for field in info.fields:
-        if field.name != "developer":  # a group of its own
+        if field.name != "developer":  # the developer options are a separate group
             settings.append(_describe(field, prefix))
     return settings
 
@@ -247,7 +248,7 @@ def _read(
 def _sources(
     overrides: Mapping[str, object], env: Mapping[str, str], file: Path, described: Mapping[str, Setting]
 ) -> Iterator[tuple[str, str, object]]:
-    """(source, setting, value) of every value that is set; a later one overrides an earlier one."""
+    """(source, setting, value) of every value in the file, the environment and the flags, in this order."""
     for name, value in _from_file(file).items():
         yield str(file), name, value
     variables = {name: text for name, text in env.items() if not name.startswith(DEVELOPER_PREFIX)}

@@ -99,7 +99,7 @@ class OpsReport:
 
     ops: dict[str, dict[str, str]]  # op -> platform -> implementation
     without: list[str]  # platforms without a torch runner
-    reference_ops: list[str]  # ops that compute with their torch references, by LOCALLLM_DEV_REFERENCE_OPS
+    reference_ops: list[str]  # ops that LOCALLLM_DEV_REFERENCE_OPS replaces by their torch references
 
 
 def examine_ops(reference_ops: tuple[str, ...]) -> OpsReport:

@@ -1,4 +1,4 @@
-"""Every path that localllm uses."""
+"""The paths of all files and folders that localllm uses."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def compiled_dir() -> Path:
 
 
 def self_test_dir() -> Path:
-    """The folder of the kernel self-test's results (not created here)."""
+    """The folder of the results of the kernel self-test (not created here)."""
     return cache_dir() / "self-test"
 
 

@@ -1,4 +1,4 @@
-"""Human-readable sizes."""
+"""Sizes in bytes as text for people."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The bodies of the commands; app/cli.py has their names and flags."""
+"""The code of the commands. app/cli.py has their names, flags and help texts."""

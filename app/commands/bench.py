@@ -27,7 +27,7 @@ WORDS = "time water house morning letter road music table winter colour bread wi
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Medians over the rounds. Rates are in tokens per second."""
+    """The results of a benchmark: medians of several rounds. Rates are in tokens per second."""
 
     model: str
     backend: str
@@ -42,7 +42,7 @@ class Result:
     throughput: dict[int, float]  # number of parallel answers -> decode rate of all answers together
     memory_gbps: float | None = None  # read bandwidth of the device memory; None: unknown
     memory_share: float | None = None  # fraction of memory_gbps that decode uses; > 1: the CPU cache holds the weights
-    warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
+    warnings: tuple[str, ...] = ()  # for the user, for example that the CUDA kernels are not built
 
 
 def bench(
@@ -78,7 +78,7 @@ async def _bench(
     session: AbstractAsyncContextManager[Client], model: str, rounds: int, together: Sequence[int]
 ) -> Result:
     async with session as client:
-        info = await client.load(model)  # already loaded: returns its properties
+        info = await client.load(model)  # returns the properties of the loaded model
         words = random.Random(0)
         await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)  # warm-up; not measured
         prefills = []

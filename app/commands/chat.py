@@ -29,7 +29,7 @@ def _lines(
     session: AbstractAsyncContextManager[Client], model: str, messages: list[dict[str, Any]], body: dict[str, Any]
 ) -> None:
     """Answer each line of standard input, until the end of the input. Empty lines are skipped."""
-    # Input is read outside the event loop: inside, Ctrl-C would not interrupt the read.
+    # Standard input is read outside of the event loop, because Ctrl-C would not interrupt a read in the event loop.
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:

@@ -11,7 +11,7 @@ import click
 
 from ..errors import AppError, InvalidRequest, StorageFailed
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+INTERRUPTED = 130  # 128 + SIGINT: the exit code that shells use for Ctrl-C
 
 # Characters that control a terminal: C0 without newline and tab, DEL and C1.
 CONTROL_CODES = {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}
@@ -60,7 +60,7 @@ def say(line: str) -> None:
 
 
 def write(text: str) -> None:
-    """Print a part of an answer to standard output and flush."""
+    """Print text of an answer to standard output, and flush."""
     sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 

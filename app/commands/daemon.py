@@ -56,7 +56,7 @@ def _row(model: LoadedModel) -> tuple[str, ...]:
 
 def _unload_in(model: LoadedModel) -> str:
     if model.requests:
-        return ""  # the time starts after the last request
+        return ""  # the idle time starts when the last request ends
     return "never" if model.unload_in is None else f"{model.unload_in:.0f} s"
 
 

@@ -67,7 +67,9 @@ def remove(name: str, packed: bool, yes: bool) -> int:
     plan = hub.plan_packed_removal(name) if packed else hub.plan_removal(name)
     if not yes:
         if not sys.stdin.isatty():
-            raise InvalidRequest("rm needs a terminal to ask for confirmation", hint="add --yes")
+            raise InvalidRequest(
+                "localllm rm needs a terminal to ask for confirmation", hint="add --yes to delete without confirmation"
+            )
         if not click.confirm(f"Delete {plan.name} and free {size(plan.frees)}?", err=True):
             say("deleted nothing")
             return 1

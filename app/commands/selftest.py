@@ -33,7 +33,7 @@ class Check:
 
     name: str
     ok: bool
-    details: str = ""  # the difference, or the number of answers
+    details: str = ""  # number of checked answers, or the difference to the expected answer
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
 
 async def _selftest(backend: str | None, quant: str | None) -> Report:
     async with loaded_client(config.load(), GUIDE, backend, quant) as client:
-        info = await client.load(GUIDE)  # already loaded: returns its properties
+        info = await client.load(GUIDE)  # returns the properties of the loaded model
         report = _report(info)
         async for check in _checks(_Chat(client)):
             report.checks.append(check)

@@ -10,7 +10,7 @@ from ..client import Client, LoadedModel
 from ..config import Settings
 from .console import say
 
-UNSET = (None, ())  # values of a flag that is missing; () is a repeatable flag
+UNSET = (None, ())  # the value of a missing flag is None, or () for a flag that may be repeated
 
 
 def parameters(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ GUIDE = "guide"
 MAIN = "main"
 GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
 
-SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # with the maximum length of Hugging Face
+SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # at most 96 characters: the limit of Hugging Face
 NAME = re.compile(rf"(?P<repo>(?:{SEGMENT}/)?{SEGMENT})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
 SHORTEST_COMMIT = 7
 
@@ -32,7 +32,7 @@ SHORTEST_COMMIT = 7
 class ModelRef:
     """A model on disk."""
 
-    id: str  # guide, org/repo or org/repo@revision
+    id: str  # guide, org/repo, org/repo@revision or the path of a folder
     path: Path  # the folder with config.json
     bundled: bool = False
     revision: str = ""  # commit, in the Hugging Face cache
@@ -105,7 +105,7 @@ def _bundled() -> ModelRef:
 
 
 def _cached(name: str) -> ModelRef | None:
-    """The model in the Hugging Face cache; None if it is missing or a short commit names several."""
+    """The model in the Hugging Face cache; None if it is missing, or a short commit matches several."""
     match = NAME.fullmatch(name)
     if match is None:
         return None
@@ -175,7 +175,7 @@ def _context(config: dict[str, object]) -> int:
 
 
 def _read_json(file: Path) -> dict[str, object]:
-    """The JSON object in the file; empty if it has none, so that one broken repo does not hide the others."""
+    """The JSON object in a file. It is empty for a malformed file, so that a broken repo does not hide the others."""
     try:
         value = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
@@ -184,7 +184,7 @@ def _read_json(file: Path) -> dict[str, object]:
 
 
 def _similar(name: str) -> list[str]:
-    """The ids spelled like `name`, then the ids whose repo contains it."""
+    """The model ids that are spelled like `name`, then the ids whose repo name contains `name`."""
     ids = [model.id for model in available()]
     matches = difflib.get_close_matches(name, [id.lower() for id in ids], n=3, cutoff=0.6)
     spelling = [id for id in ids if id.lower() in matches]

@@ -72,7 +72,7 @@ def pull(name: str, notify: Callable[[str], None]) -> catalog.ModelRef:
 
 
 def _progress_bar(title: str) -> type[tqdm]:
-    """The progress bar of huggingface_hub with another title. huggingface_hub shows the end of a path."""
+    """The progress bar of huggingface_hub, with `title` instead of the end of a path."""
     from huggingface_hub.utils import tqdm
 
     class Titled(tqdm):
@@ -101,7 +101,7 @@ def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
 
 
 def _fits(name: str, *patterns: str) -> bool:
-    """True if a name matches one of the patterns, in the same depth of folders."""
+    """True if a name matches one of the patterns. A pattern matches only names with the same number of folders."""
     patterns_of_depth = [pattern for pattern in patterns if pattern.count("/") == name.count("/")]
     return any(fnmatch(name, pattern) for pattern in patterns_of_depth)
 

@@ -19,7 +19,7 @@ class HubName:
     """The parts of `org/repo@revision`."""
 
     repo: str
-    revision: str  # branch, tag or commit; empty: not given
+    revision: str  # branch, tag or commit; empty: the name has no revision
 
     @property
     def folder(self) -> Path:
@@ -41,7 +41,7 @@ RETRY_HINT = "check the network and the proxy settings; then run the command aga
 
 @contextmanager
 def translate_errors(name: HubName) -> Iterator[None]:
-    """Translate errors of huggingface_hub and of the disk into AppErrors."""
+    """Turn errors of huggingface_hub and of the disk into AppErrors."""
     from huggingface_hub import errors
 
     try:
@@ -98,7 +98,7 @@ class Removal:
     """A planned deletion; `execute()` deletes the files."""
 
     name: str
-    frees: int  # bytes
+    frees: int  # bytes of disk space
     execute: Callable[[], None]
 
 

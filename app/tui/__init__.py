@@ -21,7 +21,9 @@ def run(
     backend: str | None = None,
     quant: str | None = None,
 ) -> int:
-    """Run the UI until the user quits. Returns the exit code. `backend` and `quant` apply to models loaded here.
+    """Run the UI until the user quits. Returns the exit code.
+
+    `backend` and `quant` apply to the models that the UI loads.
 
     `parameters` are sampling parameters by their OpenAI names. Raises InvalidRequest for an invalid one.
     """

@@ -1,4 +1,4 @@
-"""The application: connects the parts; themes, command palette and shutdown."""
+"""The application: starts the chat screen, and handles themes, command palette, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUIT_SECONDS = 3.0  # maximum wait for the last save when the user quits
 
 
 class ChatApp(App[int]):
-    """The terminal UI. Its result is the exit code."""
+    """The application of the terminal UI. `run` returns the exit code."""
 
     TITLE = "localllm"
     CSS_PATH = paths.assets_dir() / "tui.tcss"
@@ -90,7 +90,7 @@ class ChatApp(App[int]):
                 await self._connection.close()
                 await self._recorder.close()
         except (AppError, TimeoutError):
-            pass  # the user has quit, and the conversation was saved before
+            pass  # the user has quit, and action_quit has saved the conversation
 
     async def action_quit(self) -> None:
         """Quit. A running answer is cancelled and its text is saved."""
@@ -103,7 +103,7 @@ class ChatApp(App[int]):
         self.exit(0)
 
     async def action_interrupt(self) -> None:
-        """Ctrl+C without a selection: stop the answer; pressed twice: quit."""
+        """Handle Ctrl+C without a selection: stop the running answer, or quit if it is pressed twice."""
         if self._chat.is_answering:
             await self._chat.stop()
         elif self._clock() - self._interrupt_time < 2:

@@ -9,7 +9,7 @@ from textual.widgets import Input, Static
 
 
 class AskScreen(ModalScreen[str | None]):
-    """Returns the line, or None if cancelled."""
+    """Asks for one line. Returns the line, or None if the user cancels."""
 
     BINDINGS = [("escape", "dismiss(None)", "Cancel")]
 

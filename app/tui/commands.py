@@ -1,4 +1,4 @@
-"""Slash commands: the table for the prompt box, its hints, the command palette and the help screen."""
+"""Slash commands: one table for the prompt box, the hints, the command palette and the help screen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Command:
 
     @property
     def completion(self) -> str:
-        """The command in the prompt box. A space follows it if it takes arguments."""
+        """The text of the command in the prompt box. It ends with a space if the command takes arguments."""
         return f"/{self.name} " if self.arguments else f"/{self.name}"
 
     @property
@@ -62,7 +62,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Call:
-    """A typed command: its main name and its argument."""
+    """A typed command: the main name of the command, and the argument."""
 
     name: str
     argument: str

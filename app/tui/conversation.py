@@ -37,7 +37,7 @@ class Message:
 
     @property
     def tokens_per_second(self) -> float:
-        """Rate after the first token; 0 if there are too few tokens."""
+        """Decode rate: tokens after the first, divided by the time after the first; 0 if there are none."""
         span = self.seconds - self.ttft
         tokens = self.completion_tokens - 1
         if tokens < 1 or span <= 0:
@@ -47,7 +47,7 @@ class Message:
 
 @dataclass
 class Conversation:
-    """The messages in order of creation. `leaf` is the end of the visible path (None: no messages)."""
+    """A tree of messages, in order of creation. `leaf` is the end of the visible path (None: no messages)."""
 
     model: str
     system: str = ""
@@ -94,9 +94,9 @@ class Conversation:
         self.leaf = leaf
 
     def request(self, answer: Message) -> list[dict[str, Any]]:
-        """The messages to send for `answer`. A question with an empty answer is omitted.
+        """The messages of a request for `answer`. A question with an empty answer is omitted.
 
-        Otherwise two user messages would follow each other, which many chat templates reject.
+        With it, two user messages would follow each other, and many chat templates reject that.
         """
         path = self.path(answer.parent)
         messages = []

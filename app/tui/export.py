@@ -28,7 +28,7 @@ def markdown(conversation: Conversation) -> str:
 
 
 def as_json(conversation: Conversation) -> str:
-    """The whole conversation as JSON, with all branches."""
+    """The complete conversation as JSON, with all branches."""
     return json.dumps(asdict(conversation), ensure_ascii=False, indent=2) + "\n"
 
 
@@ -48,7 +48,9 @@ def write(conversation: Conversation, argument: str, folder: Path) -> Path:
     except FileExistsError:
         raise InvalidRequest(f"{file} already exists.", hint=f"Use another name: /export {kind} FILE") from None
     except OSError as error:
-        raise StorageFailed(f"Cannot write {file}: {error.strerror}.", hint="/export [md|json] FILE") from None
+        raise StorageFailed(
+            f"Cannot write {file}: {error.strerror}.", hint="Use another folder: /export [md|json] FILE"
+        ) from None
     return file
 
 

@@ -1,4 +1,4 @@
-"""The model list, with a filter."""
+"""The dialog that lists the models, with a filter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .text import visible
 
 
 class ModelScreen(ModalScreen[str | None]):
-    """Returns the id of the selected model, or None."""
+    """Lists the models. Returns the id of the selected model, or None if the user cancels."""
 
     BINDINGS = [
         ("escape", "dismiss(None)", "Close"),

@@ -16,14 +16,17 @@ from .text import clean
 
 
 class NewSettings(NamedTuple):
-    """The result of the dialog."""
+    """The values that the user has saved in the settings dialog."""
 
     system: str
     parameters: dict[str, Any]
 
 
 class SettingsScreen(ModalScreen[NewSettings | None]):
-    """Returns the new values, or None if cancelled. An empty field is the model's default."""
+    """Edits the system prompt and the parameters. An empty field stands for the default of the model.
+
+    Returns the new values, or None if the user cancels.
+    """
 
     BINDINGS = [("escape", "dismiss(None)", "Cancel"), ("ctrl+s", "save", "Save")]
 

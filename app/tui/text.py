@@ -12,7 +12,7 @@ import re
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Other line breaks: str.splitlines splits at them and Markdown does not, so line counts would differ.
 _LINE_BREAKS = re.compile("\r\n|[\u2028\u2029]")
-_SURROGATES = re.compile("[\ud800-\udfff]")  # have no UTF-8 encoding
+_SURROGATES = re.compile("[\ud800-\udfff]")  # these characters have no UTF-8 encoding
 # Characters that reorder text (embeddings, overrides, isolates), and invisible tag characters.
 _DISGUISES = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
@@ -45,6 +45,6 @@ def is_long(text: str) -> bool:
 
 
 def fold(text: str) -> tuple[str, int]:
-    """(the start of a long text, number of omitted characters)"""
+    """The start of a long text, and the number of omitted characters."""
     head = "\n".join(text.split("\n", FOLD_LINES)[:FOLD_LINES])[:FOLD_CHARACTERS]
     return head, len(text) - len(head)

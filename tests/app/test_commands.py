@@ -367,7 +367,7 @@ def test_rm_deletes_nothing_without_confirmation(
     if code is None:
         with pytest.raises(InvalidRequest) as refused:
             models.remove("m", packed, yes)
-        assert refused.value.hint == "add --yes"
+        assert refused.value.hint == "add --yes to delete without confirmation"
     else:
         assert models.remove("m", packed, yes) == code
     assert deleted == (["plan_packed_removal" if packed else "plan_removal"] if code == 0 else [])

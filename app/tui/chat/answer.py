@@ -15,7 +15,7 @@ from ..conversation import Conversation, Finish, Message
 from ..text import clean, visible
 
 Channel = Literal["text", "reasoning"]
-_FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls"}  # any other: stop
+_FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls"}  # every other reason becomes "stop"
 
 
 async def run(

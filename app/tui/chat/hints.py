@@ -8,7 +8,7 @@ from textual.widgets.option_list import Option
 
 from ..text import one_line
 
-MAX_WIDTH = 28  # of the column of completions
+MAX_WIDTH = 28  # characters in the column of completions
 
 
 class Hints(OptionList, can_focus=False):

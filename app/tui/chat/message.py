@@ -13,12 +13,12 @@ from ..text import fold, one_line, visible
 from .answer import Channel
 from .streaming import StreamingMarkdown
 
-MAX_CHARACTERS = 60_000  # of a question on the screen; copy and export use the complete text
+MAX_CHARACTERS = 60_000  # limit of a question on the screen; copy and export use the complete text
 _ENDS = {"stopped": "stopped", "length": "stopped at the length limit", "tool_calls": "called a tool"}
 
 
 class MessageView(Vertical, can_focus=True):
-    """A message on the screen. A key on it posts `Requested`."""
+    """A message on the screen. A key pressed on the focused message posts `Requested`."""
 
     BINDINGS = [
         Binding("e", "ask('edit')", "Edit"),
@@ -33,7 +33,7 @@ class MessageView(Vertical, can_focus=True):
     ]
 
     class Requested(Event):
-        """A key on this message: `action` names the action."""
+        """The user has pressed a key on a message. `action` names the action of the key."""
 
         def __init__(self, message: Message, action: str) -> None:
             super().__init__()
@@ -92,7 +92,7 @@ class MessageView(Vertical, can_focus=True):
         self._show_reasoning()
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        """Show and copy a link, but do not open it: its text may hide its target."""
+        """Show and copy the target of a link, but do not open it: the text of a link may hide the target."""
         event.stop()
         self.app.copy_to_clipboard(event.href)
         self.app.notify(visible(event.href)[:300], title="Link copied", markup=False)

@@ -1,4 +1,4 @@
-"""The prompt box: Enter sends; a placeholder shows a large paste."""
+"""The prompt box. Enter sends the text. A placeholder stands for a large paste."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Prompt(TextArea):
             self.text = text
 
     class HintMoved(Message):
-        """Up or down in the completions."""
+        """The user moves the highlight of the completions up or down."""
 
         def __init__(self, step: int) -> None:
             super().__init__()
             self.step = step
 
     class HintAccepted(Message):
-        """Tab: accept the completion."""
+        """The user accepts the highlighted completion with Tab."""
 
     class Left(Message):
-        """Up in an empty box: move to the messages."""
+        """The user presses Up in an empty box to move to the messages."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class Prompt(TextArea):
         self._pastes: list[str] = []
 
     def put(self, text: str) -> None:
-        """Replace the text. A placeholder shows a long text."""
+        """Replace the text. A placeholder stands for a long text."""
         self._pastes = []
         self.text = self._fold_paste(text)
         self.move_cursor(self.document.end)

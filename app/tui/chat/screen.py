@@ -168,7 +168,7 @@ class ChatScreen(Screen[None]):
             self.connection.lost(error)
 
     async def stop(self) -> None:
-        """Stop the running answer. Its text so far is saved."""
+        """Stop the running answer and save the text that it has so far."""
         if (worker := self._answer_worker) is not None:
             worker.cancel()
             with suppress(WorkerCancelled, WorkerFailed):
@@ -224,7 +224,7 @@ class ChatScreen(Screen[None]):
 
     @work
     async def action_alternative(self, step: int, message: Message | None = None) -> None:
-        """Show the previous or next alternative of `message`, or of the last message that has any."""
+        """Show the previous or next alternative of `message`, or of the last message that has alternatives."""
         path = [message] if message else self.conversation.path()
         branches = [candidate for candidate in path if len(self.conversation.alternatives(candidate)) > 1]
         if not branches or self._is_busy():
@@ -276,7 +276,7 @@ class ChatScreen(Screen[None]):
 
     @work
     async def execute(self, call: commands.Call, *, message: Message | None = None, typed: str = "") -> None:
-        """Run a command. If it fails, `typed` is restored in the prompt box."""
+        """Run a command. If it fails, put the text `typed` back into the prompt box."""
         try:
             await execute(self, call, message)
         except AppError as error:
@@ -333,7 +333,7 @@ class ChatScreen(Screen[None]):
                 self.execute(commands.Call("copy", "code"), message=message)
 
     def action_back(self) -> None:
-        """Esc: close the completions, cancel editing, or stop the answer."""
+        """Handle Esc: close the completions, cancel editing, or stop the answer."""
         prompt = self.query_one(Prompt)
         if self.query_one(Hints).display:
             self.query_one(Hints).show([])

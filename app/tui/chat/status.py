@@ -1,4 +1,4 @@
-"""The status line: the figures of the engine, as many as fit."""
+"""The status line: the state of the model and the figures of the last answer, as many as fit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _model_segments(model: LoadedModel) -> list[Segment]:
 
 
 def fit(segments: list[Segment], width: int) -> str:
-    """The segments that fit into `width`, in order. Drops the highest ranks first."""
+    """The text of the segments, in order. Drops the highest ranks until the text fits into `width`."""
     visible = list(segments)
     while len(visible) > 1 and len(_joined(visible)) > width:
         visible.remove(max(visible))

@@ -1,8 +1,8 @@
 """Streaming Markdown, with a constant cost per frame.
 
 Textual lays out the last block of a document again after each addition, and a long list or code block is one block.
-So a growing text is split into segments, each a small document. When the answer ends, a split code block is laid out
-again as one document.
+So a growing text is split into segments, and each segment is a small document. When the answer ends, a split code block
+becomes one document again.
 
     segment 1   heading, paragraphs, list items 1…9          final
     segment 2   list items 10…17, beginning of a code block  final, with a closing fence for display
@@ -38,7 +38,7 @@ def parser() -> MarkdownIt:
 
 @dataclass(frozen=True)
 class Cut:
-    """Two documents that look like one. The second starts at `offset` in the source."""
+    """A source cut into two documents that look like one document. The second starts at `offset` in the source."""
 
     head: str
     tail: str
@@ -100,7 +100,7 @@ def _last_position(lines: list[str]) -> _Position | None:
 
 
 def _outside_code(number: int, line: str, previous: str) -> _Position | None:
-    """The cut before a line outside of code; None if it would be visible."""
+    """A cut before a line that is not in a code block; None if the cut would be visible."""
     if number == 0:
         return None
     if previous.strip():
@@ -124,7 +124,7 @@ def _closes(fence: _Fence, line: str) -> bool:
 @dataclass(frozen=True)
 class Segment:
     document: Markdown
-    start: int  # offset in the whole source
+    start: int  # offset of the segment in the source of the answer
     block: Block  # the block that the cut before the segment splits
 
 
@@ -168,10 +168,10 @@ class StreamingMarkdown(Vertical):
             refreshed = asyncio.Event()
             self.call_after_refresh(refreshed.set)
             await refreshed.wait()
-            await asyncio.sleep(max(FRAME, clock() - start))  # at most half of the time is drawing
+            await asyncio.sleep(max(FRAME, clock() - start))  # drawing takes at most half of the time
 
     async def _flush(self) -> None:
-        async with self._draw_lock:  # a flush may outlive its cancelled task; `end` waits for it
+        async with self._draw_lock:  # a flush continues when its task is cancelled; `end` waits for it here
             await self._add()
 
     async def _add(self) -> None:
@@ -188,7 +188,9 @@ class StreamingMarkdown(Vertical):
             return
         start = last.start + cut.offset
         if last.block == "code":
-            start -= self._tail.index("\n") + 1  # its fence is only on the screen, not in the source
+            start -= (
+                self._tail.index("\n") + 1
+            )  # the fence of the segment was added for display and is not in the source
         self._tail = cut.tail
         self._segments.append(Segment(_document(cut.tail, cut.block), start, cut.block))
         last.document.set_class(bool(cut.block), f"cut-{cut.block}")

@@ -1,1 +1,1 @@
-"""Earlier conversations: kept in one SQLite file, searched and resumed from one screen."""
+"""Earlier conversations: the SQLite file that stores them, and the screen that searches and resumes them."""

@@ -33,7 +33,7 @@ class Conversations(OptionList):
 
 
 class HistoryScreen(ModalScreen[str | None]):
-    """Returns the id of the conversation to resume, or None."""
+    """Lists earlier conversations. Returns the id of the one to resume, or None."""
 
     BINDINGS = [("escape", "dismiss(None)", "Close")]
 

@@ -56,7 +56,7 @@ class Entry:
 
 
 class Store:
-    """Methods raise StorageFailed. A failed write does not change the file."""
+    """The history file. Methods raise StorageFailed. A failed write does not change the file."""
 
     def __init__(self, file: Path, now: Callable[[], float] = time.time) -> None:
         self.file = file
