@@ -109,7 +109,8 @@ def _adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured:
     ends = lens.cumsum(0).tolist()
     segments = tuple((end - tokens, end, slot) for end, (tokens, slot) in zip(ends, rows, strict=True))
     used = tuple(sorted({slot for _, slot in rows} - {0}))
-    tiles = Tiles(*map(torch.from_numpy, chunked(slots.numpy(), 16)), 16)
+    order, starts, tile_slots = map(torch.from_numpy, chunked(slots.numpy(), 16))
+    tiles = Tiles(order, starts, tile_slots, 16)
     return Adapters(slots, torch.where(slots > 0, scales, 0.0), used, None if captured else segments, tiles)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ops.lora import LoraWeights
 from ..ops.lora import add as reference
 from ..ops.step import Adapters
-from .target import described
+from .target import device_properties
 
 BLOCK_K = 128
 BLOCK_N = 64
@@ -128,7 +128,7 @@ def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> Non
         SHARES=shares,
         CHUNK=tiles.chunk,
         BLOCK_N=BLOCK_N,
-        PRECISION="tf32" if described(x.device).compiler == "cuda" and x.dtype != torch.float32 else "ieee",
+        PRECISION="tf32" if device_properties(x.device).compiler == "cuda" and x.dtype != torch.float32 else "ieee",
     )
 
 
@@ -139,10 +139,11 @@ def _covered(out: Tensor, x: Tensor, weights: LoraWeights) -> bool:
 
 def _padded(size: int) -> int:
     """The next power of two that tl.dot can multiply."""
-    return max(16, triton.next_power_of_2(size))
+    power: int = triton.next_power_of_2(size)
+    return max(16, power)
 
 
 def _shares(tiles: int, in_features: int, device: torch.device) -> int:
     """Shares of the inputs: enough programs for all processors, and at least BLOCK_K inputs for each."""
-    wanted = described(device).processors // max(1, tiles)
-    return max(1, min(MAX_SHARES, triton.next_power_of_2(wanted), in_features // BLOCK_K))
+    idle: int = triton.next_power_of_2(device_properties(device).processors // max(1, tiles))
+    return max(1, min(MAX_SHARES, idle, in_features // BLOCK_K))

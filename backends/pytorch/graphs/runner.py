@@ -33,7 +33,7 @@ class GraphRunner:
         start = time.perf_counter()
         self._prefills = _captured(spec.graph_tokens, lambda tokens: BreakableReplay(inner, tokens, outputs))
         self._decodes = _captured(spec.graph_rows, lambda rows: FullReplay(inner, rows))
-        self._adapted: dict[int, FullReplay] = {}  # decode steps with adapters
+        self._adapted: dict[int, Replay] = {}  # decode steps with adapters
         self.capture_seconds = time.perf_counter() - start
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
         missing = sizes - len(self._prefills) - len(self._decodes)
@@ -59,7 +59,7 @@ class GraphRunner:
         if batch.num_tokens == batch.num_rows and not (batch.wants == HIDDEN).any():
             replays = self._adapted if adapted else self._decodes
             rows = bucket(batch.num_rows, spec.graph_rows)
-            if rows in replays:
+            if rows is not None and rows in replays:
                 return replays[rows].run(batch)
         if adapted:
             return self._inner.run(batch)
