@@ -254,7 +254,7 @@ def extend_attention(pick: random.Random) -> None:
 
     queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
     arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [8, 16, 64, 128, 256])
-    extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, fewest=pick.choice([1, 2, 3]))
+    extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, min_queries=pick.choice([1, 2, 3]))
 
 
 def decoder_step(pick: random.Random) -> object:

@@ -1,7 +1,7 @@
 """The kernels of CUDA devices: CUDA C++ built into one library (`make build CUDA=1`).
 
-Importing this package loads it, or raises LibraryMissing. Norms, gated activations, RoPE and the
-embedding have their wrappers in kernels/elements.
+Importing this package loads the library, or raises LibraryMissing. kernels/elements has the wrappers of norms, gated
+activations, RoPE and the embedding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from .. import cpu  # noqa: F401  its library defines the schemas of ops that bo
 from ..library import find_cuda_library, load_ops
 
 # Ops that only this library defines. extend_attention is not listed: it exists only in builds for Hopper.
-OWN = (
+CUDA_OPS = (
     "copy_cache_pages",
     "decode_attention",
     "decoder_step",
@@ -19,4 +19,4 @@ OWN = (
     "small_batch_fits",
 )
 
-load_ops(find_cuda_library(), OWN, "make build CUDA=1")
+load_ops(find_cuda_library(), CUDA_OPS, "make build CUDA=1")

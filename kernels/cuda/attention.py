@@ -1,5 +1,5 @@
 """Attention over the paged cache: decode in CUDA C++ (attention.cu), which is faster than Triton, and prefill on Hopper
-(attention_extend.py). Triton, or else the reference, computes all other cases."""
+(attention_extend.py). Triton computes all other cases, or the reference if Triton is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..ops.attention import Rows
-from .attention_extend import extend, serves
+from .attention_extend import extend, loads_aligned
+from .attention_extend import supports as supports_prefill
 
 if find_spec("triton"):
     from ..triton.attention import paged_attention as fallback
@@ -23,8 +24,8 @@ CONVERTING = (8, 9)  # the lowest compute capability with float8_e4m3fn conversi
 DIMS = (64, 128)
 FP8_DIM = 128  # the only dim for an fp8 cache; dim 64 is not tested on a GPU
 TYPES = (torch.bfloat16, torch.float16)
-MOST_SHARING = 8  # as in attention.h
-MOST_PAIRS = 1 << 16
+MAX_GROUP = 8  # query heads that share a kv head; as in attention.h
+MAX_PAIRS = 1 << 16  # of a row and a kv head
 
 
 def paged_attention(
@@ -40,49 +41,39 @@ def paged_attention(
 ) -> Tensor:
     """See kernels/ops/attention.py. Kernels for 16-bit heads of dim 64 or 128. Two streams may call it concurrently."""
     options = scale, window, soft_cap, sinks
-    decodes = 1 in rows.query_lens and _covered(
-        query, key_pages, value_pages, rows
-    )  # decode kernel: rows with one query
-    prefills = serves(query, key_pages, value_pages, rows)
-    if not prefills and not (decodes and max(rows.query_lens) == 1):
+    decodes = 1 in rows.query_lens and _supports_decode(query, key_pages, value_pages, rows)
+    prefills = supports_prefill(query, key_pages, value_pages, rows)
+    only_decode = decodes and max(rows.query_lens) == 1
+    if not prefills and not only_decode:
         return fallback(query, key_pages, value_pages, rows, *options, out)
     out = query.new_empty(query.shape) if out is None else out
     if prefills:
-        extend(out, query, key_pages, value_pages, rows, *options, fewest=2 if decodes else 1)
+        extend(out, query, key_pages, value_pages, rows, *options, min_queries=2 if decodes else 1)
     if decodes:
-        starts = rows.row_starts
-        contexts = rows.context_lens
-        table = rows.page_table
+        tables = rows.row_starts, rows.context_lens, rows.page_table
         sinks = None if sinks is None else sinks.float()
-        _decode(out, query, key_pages, value_pages, starts, contexts, table, sinks, scale, window, soft_cap)
+        _decode(out, query, key_pages, value_pages, *tables, sinks, scale, window, soft_cap)
     return out
 
 
-def _converts(pages: Tensor) -> bool:
-    return pages.dtype == torch.float8_e4m3fn and _capability(pages.device) >= CONVERTING
+def _supports_decode(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
+    """True if the decode kernel supports these tensors. It computes the rows with one query."""
+    heads, dim = query.shape[1:]
+    if query.dtype not in TYPES or dim not in DIMS or not _supports_cache(key_pages, query.dtype, dim):
+        return False
+    size, kv_heads = key_pages.shape[1:3]
+    power_of_two = size & (size - 1) == 0
+    sizes = heads <= MAX_GROUP * kv_heads and len(rows.query_lens) * kv_heads <= MAX_PAIRS
+    return sizes and power_of_two and loads_aligned(query, key_pages, value_pages)
+
+
+def _supports_cache(pages: Tensor, dtype: torch.dtype, dim: int) -> bool:
+    if pages.dtype == dtype:
+        return True
+    fp8 = pages.dtype == torch.float8_e4m3fn and dim == FP8_DIM
+    return fp8 and _capability(pages.device) >= CONVERTING
 
 
 @cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
-    """True if the decode kernel supports these tensors, for rows with one query."""
-    heads, dim = query.shape[1:]
-    size, kv_heads = key_pages.shape[1:3]
-    token, head, _ = query.stride()
-    page, slot, cache_head, one = key_pages.stride()
-    return (
-        query.dtype in TYPES
-        and dim in DIMS
-        and (key_pages.dtype == query.dtype or (dim == FP8_DIM and _converts(key_pages)))
-        and heads <= MOST_SHARING * kv_heads
-        and len(rows.query_lens) * kv_heads <= MOST_PAIRS
-        and size & (size - 1) == 0
-        and query.stride(2) == one == 1
-        and page == slot * size
-        and value_pages.stride() == key_pages.stride()
-        and not any(stride % 8 for stride in (token, head, slot, cache_head))
-        and not any(tensor.data_ptr() % 16 for tensor in (query, key_pages, value_pages))
-    )

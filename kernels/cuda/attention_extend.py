@@ -21,27 +21,32 @@ IDLE = 4
 LONG = 1024
 
 
-def serves(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
+def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
     """True if `extend` supports this batch and is faster for it than split-K attention."""
     heads, dim = query.shape[1:]
-    size, kv_heads = key_pages.shape[1:3]
     if max(rows.query_lens) <= SHORT_QUERIES or _extend is None or query.dtype not in TYPES or dim not in DIMS:
         return False
-    token, head, one = query.stride()
-    page, slot, cache_head, cache_one = key_pages.stride()
-    return (
-        key_pages.dtype == query.dtype
-        and heads <= TILE_ROWS * kv_heads
-        and size >= 8
-        and (size % 128 == 0 if size >= 128 else 128 % size == 0)
-        and one == cache_one == 1
-        and page == slot * size
-        and value_pages.stride() == key_pages.stride()
-        and not any(stride % 8 for stride in (token, head, slot, cache_head))
-        and not any(tensor.data_ptr() % 16 for tensor in (query, key_pages, value_pages))
-        and _processors(query.device) > 0
-        and not _leaves_idle(rows, heads // kv_heads, kv_heads, _processors(query.device))
-    )
+    size, kv_heads = key_pages.shape[1:3]
+    whole_pages = 128 % size == 0 or size % 128 == 0  # in a block of 128 positions, or the reverse
+    shapes = key_pages.dtype == query.dtype and heads <= TILE_ROWS * kv_heads and size >= 8 and whole_pages
+    if not shapes or not loads_aligned(query, key_pages, value_pages):
+        return False
+    processors = _processors(query.device)
+    return processors > 0 and not _leaves_idle(rows, heads // kv_heads, kv_heads, processors)
+
+
+def loads_aligned(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
+    """True if the kernels of this folder can read these tensors, 16 bytes at a time.
+
+    Heads and pages must be dense, begin at multiples of 8 elements and 16 bytes, and lie alike in both caches.
+    """
+    token, head, query_step = query.stride()
+    page, slot, kv_head, cache_step = key_pages.stride()
+    dense = query_step == cache_step == 1 and page == slot * key_pages.shape[1]
+    alike = value_pages.stride() == key_pages.stride()
+    if not dense or not alike or any(stride % 8 for stride in (token, head, slot, kv_head)):
+        return False
+    return all(tensor.data_ptr() % 16 == 0 for tensor in (query, key_pages, value_pages))
 
 
 def extend(
@@ -54,28 +59,25 @@ def extend(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
-    fewest: int = 2,
+    min_queries: int = 2,
 ) -> None:
-    """Paged attention (kernels/ops/attention.py) into `out` [tokens, heads, dim], for rows with at least `fewest`
+    """Paged attention (kernels/ops/attention.py) into `out` [tokens, heads, dim], for rows with at least `min_queries`
     queries. Does not write the outputs of other rows."""
     sinks = None if sinks is None else sinks.float()
-    tiles = tiles_of(rows, query.shape[1] // key_pages.shape[2], fewest)
-    starts = rows.row_starts
-    contexts = rows.context_lens
-    table = rows.page_table
-    torch.ops.localllm.extend_attention.default(
-        *(out, query, key_pages, value_pages, starts, contexts, table, sinks),
-        *(scale, window, soft_cap, fewest, tiles),
-    )
+    tiles = tiles_of(rows, query.shape[1] // key_pages.shape[2], min_queries)
+    tables = rows.row_starts, rows.context_lens, rows.page_table
+    options = scale, window, soft_cap, min_queries
+    torch.ops.localllm.extend_attention.default(out, query, key_pages, value_pages, *tables, sinks, *options, tiles)
 
 
-def tiles_of(rows: Rows, group: int, fewest: int) -> int:
+def tiles_of(rows: Rows, group: int, min_queries: int) -> int:
     """The number of tiles. A tile has TILE_ROWS // group queries of a row; `group`: query heads per kv head."""
-    key = "extend", group, fewest
+    key = "extend", group, min_queries
     tiles: int | None = rows.plans.get(key)
     if tiles is None:
-        each = TILE_ROWS // group
-        tiles = rows.plans[key] = sum(-(-queries // each) for queries in rows.query_lens if queries >= fewest)
+        tile_queries = TILE_ROWS // group
+        row_tiles = [-(-queries // tile_queries) for queries in rows.query_lens if queries >= min_queries]
+        tiles = rows.plans[key] = sum(row_tiles)
     return tiles
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..elements import norm, rope
-from ..elements.arguments import FLOATS, ROTATIONS, heads_dense
+from ..elements.arguments import FLOATS, ROTATIONS, has_dense_heads, heads_dense
 from ..ops import kv as reference
 from ..ops.kv import Rotation
 from ..ops.norm import Norm
@@ -17,12 +17,13 @@ __all__ = ["append", "copy_pages", "store"]
 _store = torch.ops.localllm.store.default
 _append = torch.ops.localllm.append.default
 _copy_cache_pages = torch.ops.localllm.copy_cache_pages.default
-MOST_DIM = 12288  # limit of dim in append.cu, which keeps a head in shared memory
+CACHE_DTYPES = FLOATS | {torch.float8_e4m3fn}
+MAX_DIM = 12288  # limit of dim in append.cu, which keeps a head in shared memory
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
     """See kernels/ops/kv.py. Tokens whose slot is not in the cache are not stored."""
-    if key.dtype in FLOATS and (key_pages.dtype in FLOATS or key_pages.dtype == torch.float8_e4m3fn):
+    if key.dtype in FLOATS and key_pages.dtype in CACHE_DTYPES:
         _store(heads_dense(key), heads_dense(value), key_pages, value_pages, slots)
     else:
         reference.store(key, value, key_pages, value_pages, slots)
@@ -32,7 +33,7 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     _copy_cache_pages(pages, sources.contiguous(), targets.contiguous())
 
 
-_parts = reference.composed(Norm(rms=norm.rms_norm), Rope(neox=rope.rope, interleaved=rope.interleaved_rope), store)
+_composed = reference.composed(Norm(rms=norm.rms_norm), Rope(neox=rope.rope, interleaved=rope.interleaved_rope), store)
 
 
 def append(
@@ -49,21 +50,14 @@ def append(
     value_pages: Tensor,
 ) -> Tensor:
     """See kernels/ops/kv.py. Returns the queries, a view of `qkv`. Skips tokens whose slot is not in the cache."""
-    if not _covered(qkv, query_norm, key_norm, key_pages):
-        return _parts(qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages)
+    if not _supported(qkv, query_norm, key_norm, key_pages):
+        return _composed(qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages)
     _append(qkv, query_norm, key_norm, eps, offset, cos, sin, ROTATIONS[rotation], slots, key_pages, value_pages)
     return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])
 
 
-def _covered(qkv: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, key_pages: Tensor) -> bool:
-    """True if the kernel supports these tensors. Heads of a token must be contiguous; tokens may have any stride."""
-    dim = qkv.shape[2]
-    norms = {norm.dtype for norm in (query_norm, key_norm) if norm is not None}
-    return (
-        qkv.dtype in FLOATS
-        and key_pages.dtype in (qkv.dtype, torch.float8_e4m3fn)
-        and dim <= MOST_DIM
-        and qkv.stride(2) == 1
-        and (qkv.shape[1] == 1 or qkv.stride(1) == dim)
-        and len(norms) < 2
-    )
+def _supported(qkv: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, key_pages: Tensor) -> bool:
+    """True if the kernel supports these tensors."""
+    dtypes = qkv.dtype in FLOATS and key_pages.dtype in (qkv.dtype, torch.float8_e4m3fn)
+    norm_dtypes = {norm.dtype for norm in (query_norm, key_norm) if norm is not None}
+    return dtypes and len(norm_dtypes) < 2 and qkv.shape[2] <= MAX_DIM and has_dense_heads(qkv)

@@ -1,4 +1,7 @@
-"""A decoder layer for few tokens: norms are fused into the prologue of the next product, gates into its epilogue."""
+"""A decoder layer for a small batch.
+
+The product after a norm computes the norm in its prologue; the product before a gate computes the gate in its epilogue.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from .linear import can_fuse_norm, small_batch
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py. The reference computes the layer for many tokens, unsupported formats, adapters and
-    selected outputs."""
-    qkv_product = _fused(layer.qkv, x)
+    """See kernels/ops/layer.py. The reference computes steps with many tokens, adapters or selected outputs, and layers
+    with weights of other formats."""
     mlp = layer.mlp
-    gate_up = _fused(mlp.gate_up, x, gated=True) if isinstance(mlp, GatedMlp) else None
-    if step.answers is not None or step.adapters is not None or qkv_product is None or gate_up is None:
+    products = _fused_products(layer, x)
+    if products is None or step.answers is not None or step.adapters is not None:
         return reference.decoder(ops, layer, x, stream, step)
+    qkv_product, gate_up = products
     assert isinstance(mlp, GatedMlp)
     before = layer.before_attention, layer.eps, layer.offset
     qkv, stream = _normalised(x, stream, before, qkv_product)
@@ -44,21 +47,30 @@ def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: Laye
     return x, stream
 
 
-def _fused(projection: Projection, x: Tensor, gated: bool = False) -> Product | None:
-    """The projection's product if the kernel can fuse its norm (and its gate), else None."""
+def _fused_products(layer: DecoderLayer, x: Tensor) -> tuple[Product, Product] | None:
+    """The products qkv and gate_up; None if the kernel cannot fuse their norms and the gate."""
+    mlp = layer.mlp
+    if not isinstance(mlp, GatedMlp) or not x.is_cuda or x.dtype != torch.bfloat16:
+        return None
+    qkv = _fused(layer.qkv, len(x))
+    gate_up = _fused(mlp.gate_up, len(x), gated=True)
+    return None if qkv is None or gate_up is None else (qkv, gate_up)
+
+
+def _fused(projection: Projection, rows: int, gated: bool = False) -> Product | None:
+    """The product of the projection; None if the kernel cannot fuse its norm (and its gate)."""
     product = projection.product
     if product is None or product.order is not None or product.op == "int4_wide":
         return None
-    if not x.is_cuda or x.dtype != torch.bfloat16 or not can_fuse_norm(product.weight, len(x), gated):
-        return None
-    out_features: int = product.weight.out_features
-    return product if out_features % 16 == 0 else None
+    fusable = can_fuse_norm(product.weight, rows, gated) and product.weight.out_features % 16 == 0
+    return product if fusable else None
 
 
 def _normalised(
     x: Tensor, stream: Tensor, norm: tuple[Tensor, float, float], product: Product, gate: int = -1
 ) -> tuple[Tensor, Tensor]:
-    answer: tuple[Tensor, Tensor] = small_batch(
+    """(product of norm(x + stream), x + stream)."""
+    outputs: tuple[Tensor, Tensor] = small_batch(
         x.contiguous(), product.weight, product.bias, x.dtype, None, norm, stream.contiguous(), gate
     )
-    return answer
+    return outputs

@@ -55,14 +55,14 @@ def drawn(seed: int) -> dict[str, Any]:
     )
 
 
-def computed(library: Any, arguments: dict[str, Any], fewest: int = 1) -> torch.Tensor:
+def computed(library: Any, arguments: dict[str, Any], min_queries: int = 1) -> torch.Tensor:
     """Contexts on the host are no more than bounds, and memory that is not written is seen."""
     rows = replace(arguments["rows"], contexts=(9999,) * len(arguments["rows"].contexts))
     out = torch.full_like(arguments["query"], UNTOUCHED)
     others = {name: value for name, value in arguments.items() if name not in ("query", "key_pages", "value_pages")}
     library.extend(
         *(out, arguments["query"], arguments["key_pages"], arguments["value_pages"]),
-        **{**others, "rows": rows, "fewest": fewest},
+        **{**others, "rows": rows, "min_queries": min_queries},
     )
     return out
 
@@ -84,7 +84,7 @@ def test_equals_reference(library: Any, seed: int) -> None:
 def test_cases_that_it_serves(library: Any, case: Any, dtype: torch.dtype) -> None:
     arguments = on_device(case.make(torch.Generator().manual_seed(0), dtype))
     pages = arguments["key_pages"], arguments["value_pages"]
-    if not library.serves(arguments["query"], *pages, arguments["rows"]):
+    if not library.supports(arguments["query"], *pages, arguments["rows"]):
         pytest.skip("left to others")
     check(library, arguments)
 
@@ -100,7 +100,7 @@ def test_around_the_edges_of_blocks_and_windows(library: Any, window: int, befor
 def test_rows_with_fewer_queries_are_left_alone(library: Any) -> None:
     arguments = on_device(inputs([(1, 70), (40, 90), (2, 9), (1, 3), (3, 600)]))
     expected = reference(**arguments)
-    found = computed(library, arguments, fewest=3)
+    found = computed(library, arguments, min_queries=3)
     for own, written in ((slice(0, 1), False), (slice(1, 41), True), (slice(41, 44), False), (slice(44, 47), True)):
         if written:
             torch.testing.assert_close(found[own], expected[own], rtol=2e-2, atol=2e-2)
@@ -114,7 +114,7 @@ def test_decode_rows_beside_prompts(library: Any, lens: list[tuple[int, int]]) -
 
     arguments = inputs(lens, dim=128, sinks=True, window=100)
     expected, moved = reference(**on_device(arguments, wide=True)), on_device(arguments)
-    assert library.serves(moved["query"], moved["key_pages"], moved["value_pages"], moved["rows"])
+    assert library.supports(moved["query"], moved["key_pages"], moved["value_pages"], moved["rows"])
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     try:
         found = paged_attention(**moved)

@@ -286,7 +286,7 @@ class TestAppend:
     @pytest.fixture(autouse=True)
     def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module("kv"), "_append", lambda *_: library.calls.append("append"))
-        monkeypatch.setattr(module("kv"), "_parts", lambda *_: library.calls.append("parts"))
+        monkeypatch.setattr(module("kv"), "_composed", lambda *_: library.calls.append("parts"))
 
     def calls(
         self,
@@ -323,7 +323,7 @@ class TestAppend:
 
 def test_every_op_of_the_library_has_a_schema_here(library: Library) -> None:
     """And the lane of its ops can be put together."""
-    assert set(module("").OWN) <= {
+    assert set(module("").CUDA_OPS) <= {
         name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "localllm::" in name
     }
     titles = {name: ops.title(name) for ops in [_with_library(Ops())] for name, _ in ops}

@@ -112,5 +112,5 @@ except ImportError as error:
 def test_the_ops_of_the_cuda_library_are_named() -> None:
     folder = ROOT / "kernels" / "cuda"
     called = {op for file in folder.glob("*.py") for op in re.findall(r"torch\.ops\.localllm\.(\w+)", file.read_text())}
-    (own,) = re.findall(r"^OWN = (\([^)]*\))", (folder / "__init__.py").read_text(), re.MULTILINE)
+    (own,) = re.findall(r"^CUDA_OPS = (\([^)]*\))", (folder / "__init__.py").read_text(), re.MULTILINE)
     assert called - {"append", "store", "extend_attention"} == set(ast.literal_eval(own))

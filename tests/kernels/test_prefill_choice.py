@@ -51,12 +51,12 @@ def batch(
 
 @pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 256, 384])
 def test_pages_of_whole_tiles_or_of_an_equal_part_of_one(choice: ModuleType, page_size: int) -> None:
-    assert choice.serves(*batch(page_size=page_size))
+    assert choice.supports(*batch(page_size=page_size))
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 24, 96, 192, 200])
 def test_other_pages_are_left_to_others(choice: ModuleType, page_size: int) -> None:
-    assert not choice.serves(*batch(page_size=page_size))
+    assert not choice.supports(*batch(page_size=page_size))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_other_pages_are_left_to_others(choice: ModuleType, page_size: int) -> N
     ids=str,
 )
 def test_left_to_others(choice: ModuleType, options: dict[str, Any]) -> None:
-    assert not choice.serves(*batch(**options))
+    assert not choice.supports(*batch(**options))
 
 
 @pytest.mark.parametrize(
@@ -89,24 +89,24 @@ def test_left_to_others(choice: ModuleType, options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_taken(choice: ModuleType, options: dict[str, Any]) -> None:
-    assert choice.serves(*batch(**options))
+    assert choice.supports(*batch(**options))
 
 
 def test_queries_beside_keys_and_values_are_taken_and_unaligned_ones_are_not(choice: ModuleType) -> None:
     query, keys, values, own = batch()
     beside = torch.empty(len(query), 48, 128, dtype=query.dtype)
-    assert choice.serves(beside[:, :32], keys, values, own)
+    assert choice.supports(beside[:, :32], keys, values, own)
     shifted = torch.empty(query.numel() + 1, dtype=query.dtype)[1:].view_as(query)
-    assert not choice.serves(shifted, keys, values, own)
-    assert not choice.serves(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2), own)
+    assert not choice.supports(shifted, keys, values, own)
+    assert not choice.supports(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2), own)
 
 
 def test_neither_without_its_kernel_nor_on_other_devices(choice: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_processors", lambda device: 0)
-    assert not choice.serves(*batch())
+    assert not choice.supports(*batch())
     monkeypatch.setattr(choice, "_processors", lambda device: 132)
     monkeypatch.setattr(choice, "_extend", None)
-    assert not choice.serves(*batch())
+    assert not choice.supports(*batch())
 
 
 def test_tiles_hold_128_lines_and_rows_with_fewer_queries_have_none(choice: ModuleType) -> None:
