@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 CONNECT_SECONDS = 5.0
-WAIT_SECONDS = 30.0  # for a daemon that is starting or stopping
-STOP_SECONDS = 30.0  # in addition to the setting drain
+WAIT_SECONDS = 30.0  # maximum wait for a daemon that is starting or stopping
+STOP_SECONDS = 30.0  # maximum wait for the end of the daemon, in addition to the setting drain
 POLL_SECONDS = 0.05
 
 
@@ -74,7 +74,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode rate: tokens after the first, divided by the time after the first; 0 if there is no such time."""
+        """Decode rate: tokens after the first one per second of decoding; 0 if there is no second token."""
         span = self.seconds - self.ttft
         return (self.usage.completion_tokens - 1) / span if span > 0 else 0.0
 
@@ -101,9 +101,9 @@ class Client:
     async def connect(
         cls, settings: Settings, *, start: bool = True, on_status: Callable[[str], None] | None = None
     ) -> Client:
-        """Connect to the daemon. With `start`, start it if none runs. Raises DaemonUnreachable.
+        """Connect to the daemon. With `start`, start a daemon if none runs. Raises DaemonUnreachable.
 
-        A daemon of another version is an error with `start`; otherwise `on_status` gets a message.
+        If the daemon has another version: with `start`, an error; otherwise, `on_status` gets a message.
         """
         say = on_status or (lambda _: None)
         if owner_pid() is None:
@@ -138,7 +138,7 @@ class Client:
 
     @property
     def over(self) -> bool:
-        """True if the daemon has stopped: connect again."""
+        """True if the daemon has stopped and this connection cannot be used any more."""
         return owner_pid() is None
 
     async def models(self) -> list[ModelEntry]:
@@ -257,11 +257,11 @@ class Client:
             raise _lost(error) from None
 
 
-def _other_settings(ours: Settings, theirs: dict[str, Any]) -> str:
-    """The load settings that are set here and differ in the daemon; empty if there are none."""
+def _other_settings(settings: Settings, daemon: dict[str, Any]) -> str:
+    """The load settings of this program that the daemon does not have, as text; empty if there are none."""
     defaults = loading(Settings())
-    local = {name: value for name, value in loading(ours).items() if value != defaults[name] and name in theirs}
-    return ", ".join(f"{name} is {theirs[name]}, not {value}" for name, value in local.items() if value != theirs[name])
+    local = {name: value for name, value in loading(settings).items() if value != defaults[name] and name in daemon}
+    return ", ".join(f"{name} is {daemon[name]}, not {value}" for name, value in local.items() if value != daemon[name])
 
 
 class _Calls:
@@ -314,12 +314,12 @@ async def _start(settings: Settings) -> None:
     try:
         await asyncio.to_thread(background.start, settings)
     except PortTaken:
-        if owner_pid() is None:  # another program uses our port, not a daemon
+        if owner_pid() is None:  # the program that uses the port is not a daemon
             raise
 
 
 def _name(model: str) -> str:
-    """The id, or the absolute path of a folder: the daemon has another working directory."""
+    """The name of a model for the daemon: its id, or the absolute path of a folder."""
     return str(Path(model).expanduser().absolute()) if is_path(model) else model
 
 
@@ -328,7 +328,7 @@ def _lost(error: httpx.HTTPError) -> AppError:
 
 
 def _error(body: bytes) -> AppError:
-    """The error in a response body, with the class that it has in the daemon."""
+    """The error of a response body; it has the same class as in the daemon."""
     try:
         error = msgspec.json.decode(body)["error"]
     except (msgspec.DecodeError, KeyError, TypeError):

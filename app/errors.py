@@ -6,10 +6,10 @@ from typing import ClassVar
 
 
 class AppError(Exception):
-    """An error with a message and, if possible, a hint how to fix it.
+    """An error with a message and, if possible, a hint: how the user can solve the problem.
 
     `exit_code` is the exit code of the command line. `status`, `type` and `code` are for HTTP (OpenAI's error body).
-    `param` names the parameter at fault; `numbers` are added to the error body.
+    `param` is the name of the wrong parameter. `numbers` are more fields of the error body.
     """
 
     exit_code: ClassVar[int] = 1
@@ -18,7 +18,7 @@ class AppError(Exception):
     code: ClassVar[str] = "internal_error"
 
     def __init_subclass__(cls, *, code: str, exit_code: int = 0, status: int = 0, type: str = "") -> None:
-        """Set the exit code, status, type and code of a subclass. A missing value is that of its base class."""
+        """Set the exit code, status, type and code of a subclass. Missing values are inherited from the base class."""
         cls.code = code
         cls.exit_code = exit_code or cls.exit_code
         cls.status = status or cls.status

@@ -1,7 +1,7 @@
 """The messages between daemon and worker: msgpack frames with a fixed schema.
 
-A frame is 4 bytes of big-endian length and one tagged struct. Nothing is unpickled. Every frame about a request has
-its id; a request ends with exactly one Finished or Failed.
+A frame is 4 bytes of big-endian length and one tagged struct. Frames are never unpickled. Every frame about a
+request has the id of the request. A request ends with exactly one Finished or Failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=T
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An AppError in a form that goes from one process to another."""
+    """An AppError in a form that can be sent to another process."""
 
     code: str
     message: str
@@ -46,7 +46,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Load(Frame):
-    """The first frame to a worker. The replies are any number of Loading, then Loaded or LoadFailed."""
+    """Load a model: the first frame to a worker. The replies are any number of Loading, then Loaded or LoadFailed."""
 
     model: str  # the id that clients use
     path: str
@@ -55,7 +55,7 @@ class Load(Frame):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Structured output: the constraint of the text."""
+    """Structured output: the constraint on the text of the answer."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice"]
     schema: dict[str, Any] | None = None
@@ -64,13 +64,16 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Generate(Frame):
-    """One request; either messages or prompt is set. Replies: Started, any number of Piece, then Finished or Failed."""
+    """A request for `n` answers to messages or to a prompt.
+
+    The replies are Started, any number of Piece, then Finished or Failed.
+    """
 
     id: str
     messages: list[dict[str, Any]] | None = None  # validated by the API; `content` is a text
     prompt: str | list[int] | None = None
     tools: list[dict[str, Any]] = []  # for the prompt; validated by the API
-    forced_tools: list[dict[str, Any]] = []  # the answer must be calls of these tools; empty: it need not be a call
+    forced_tools: list[dict[str, Any]] = []  # the answer must call one of these tools; empty: it may be text
     parallel_tool_calls: bool = True
     template_kwargs: dict[str, Any] = {}
     continue_final_message: bool = False
@@ -94,7 +97,7 @@ class Generate(Frame):
 
 
 class Cancel(Frame):
-    """Cancel a request. The reply is Finished, or Failed if the request failed before."""
+    """Cancel a request. The reply is Finished, or Failed if the request had already failed."""
 
     id: str
 
@@ -124,8 +127,8 @@ class Shutdown(Frame):
 
 class Loading(Frame):
     stage: str  # shown to the user
-    done: float = 0.0  # 0…1
-    more: float = 0.0  # seconds that this stage may take beyond the limit of every stage
+    done: float = 0.0  # fraction of the load, 0 to 1
+    more: float = 0.0  # seconds that this stage may take in addition to the limit of every stage
 
 
 class ModelInfo(Frame):
@@ -140,7 +143,7 @@ class ModelInfo(Frame):
     cache_tokens: int
     quant: str = ""  # format of quantised weights; empty: not quantised
     token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
-    reason: str = ""  # why this backend was selected, for the log
+    reason: str = ""  # for the log: the reason for the choice of the backend
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
@@ -154,7 +157,7 @@ class LoadFailed(Frame):
 
 
 class Started(Frame):
-    """The request is valid and runs; later errors arrive inside the stream."""
+    """The request is valid and runs. An error after this frame ends an answer that has begun."""
 
     id: str
     prompt_tokens: int
@@ -234,7 +237,7 @@ FromWorker = Loading | Loaded | LoadFailed | Started | Piece | Finished | Failed
 
 
 def _encoded(value: Any) -> str:
-    """A Path as its text: msgspec does not encode Path."""
+    """The text of a Path, because msgspec does not encode the type Path."""
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(f"a frame cannot carry a {type(value).__name__}")
@@ -266,10 +269,10 @@ async def _read_body(reader: asyncio.StreamReader) -> bytes:
 
 
 async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker:
-    """Next frame for a worker. Raises asyncio.IncompleteReadError when the daemon is gone."""
+    """The next frame for a worker. Raises asyncio.IncompleteReadError if the daemon has ended."""
     return _to_worker.decode(await _read_body(reader))
 
 
 async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker:
-    """Next frame from a worker. Raises asyncio.IncompleteReadError when it is gone."""
+    """The next frame from a worker. Raises asyncio.IncompleteReadError if the worker has ended."""
     return _from_worker.decode(await _read_body(reader))

@@ -36,9 +36,9 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
     cache_tokens: int = 0  # capacity of the KV cache
     cache_used: int = 0  # tokens in the KV cache
-    requests: int = 0  # unfinished
+    requests: int = 0  # number of unfinished requests
     idle: float = 0.0  # seconds since the last request ended
-    unload_in: float | None = None  # seconds until it is unloaded; None: never, or it is busy
+    unload_in: float | None = None  # seconds until the model is unloaded; None: it stays loaded, or has requests
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
     options: tuple[str, ...] = ()  # load options that differ from the settings, such as "--quant int8"
 
@@ -50,7 +50,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     url: str  # URL of the TCP endpoint
     stopping: bool = False
-    settings: dict[str, Any] = {}  # the result of config.loading: settings for loading models
+    settings: dict[str, Any] = {}  # the settings for loading models (config.loading)
 
 
 class LoadBody(WireBody):
@@ -63,7 +63,7 @@ class LoadBody(WireBody):
 
 class LoadProgress(msgspec.Struct, frozen=True):
     stage: str
-    done: float  # 0…1
+    done: float  # fraction of the load, 0 to 1
 
 
 class UnloadBody(WireBody):

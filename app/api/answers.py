@@ -36,7 +36,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf
 
-# Characters that some clients split lines at; JSON allows them unescaped in strings.
+# Characters at which some clients split lines, although JSON strings may contain them. They are escaped.
 _BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
 _encode = msgspec.json.Encoder().encode
 
@@ -68,8 +68,11 @@ class Head:
 
 
 class Answer(Protocol):
-    """Converts pieces to bytes. A stream calls `opening`, `part` for each piece, and `closing`; a single document calls
-    `take` for each piece, and `whole`."""
+    """Converts the pieces of an answer to the bytes of the response.
+
+    For a stream: call `opening`, then `part` for each piece, then `closing`. For one document: call `take` for each
+    piece, then `document`.
+    """
 
     def opening(self) -> bytes: ...
 
@@ -79,7 +82,7 @@ class Answer(Protocol):
 
     def take(self, choice: int, piece: Piece) -> None: ...
 
-    def whole(self, usage: UsageReport) -> bytes: ...
+    def document(self, usage: UsageReport) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class ChatAnswer:
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)
 
-    def whole(self, usage: UsageReport) -> bytes:
+    def document(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
         choices = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
         return _encode(ChatCompletion(**self._head, choices=choices, usage=usage))
@@ -155,7 +158,7 @@ class ChatAnswer:
         return ChatChoice(index, message, self._report(choice.logprobs), choice.finish)
 
     def _report(self, logprobs: list[PieceLogprob]) -> ChatLogprobs | None:
-        """The log-probabilities as OpenAI has them; None if there are none, or the client does not want them."""
+        """The log-probabilities in OpenAI's format; None if there are none, or the client did not request them."""
         if not self._logprobs or not logprobs:
             return None
         return ChatLogprobs([_token_logprob(entry) for entry in logprobs])
@@ -190,7 +193,7 @@ class CompletionAnswer:
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)
 
-    def whole(self, usage: UsageReport) -> bytes:
+    def document(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
         choices = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
         return _encode(TextCompletion(**self._head, choices=choices, usage=usage))
@@ -199,7 +202,7 @@ class CompletionAnswer:
         return TextChoice(index, "".join(choice.text), self._report(choice, choice.logprobs), choice.finish)
 
     def _report(self, choice: _Choice, logprobs: list[PieceLogprob]) -> TextLogprobs | None:
-        """The log-probabilities as OpenAI has them; None if the client does not want them."""
+        """The log-probabilities in OpenAI's format; None if the client did not request them."""
         if not self._logprobs:
             return None
         report = TextLogprobs([], [], [], [])
@@ -214,7 +217,7 @@ class CompletionAnswer:
 
 
 def _no_usage(announced: bool) -> UnsetType | None:
-    """The field `usage` of an event before the last one: null if the last event has the usage, otherwise absent."""
+    """The field `usage` of all events but the last: null if the last event will have the usage, otherwise absent."""
     return None if announced else UNSET
 
 
@@ -237,7 +240,7 @@ def _chat_delta(piece: Piece) -> Delta:
 
 
 def _call_delta(call: ToolCallPiece) -> ToolCallDelta:
-    """One delta of a tool call; only the first one has id, type and name."""
+    """One delta of a tool call; only the first delta of a call has id, type and name."""
     delta = ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
     if call.id or call.name:
         delta.id = call.id

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope
 
 from ..errors import BodyTooLarge, InvalidRequest, UnsupportedMedia, UnsupportedParameter
 
-MAX_DEPTH = 64  # nested values in tools, schemas and template variables
-READ_SECONDS = 60.0  # longest pause while a body arrives
+MAX_DEPTH = 64  # maximum depth of nested values in tools, schemas and template variables
+READ_SECONDS = 60.0  # maximum time between two chunks of a body
 # A body that is too large is read and dropped up to these limits, before the connection closes.
 MAX_DISCARDED = 2**23  # bytes
 DISCARD_SECONDS = 2.0
@@ -49,7 +49,7 @@ async def read_json(scope: Scope, receive: Receive, kind: type[Body], limit: int
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
-    """Decode strictly: refuse unknown fields, other types (without coercion) and values out of range."""
+    """Decode a JSON body without coercion. Raises InvalidRequest, which names the wrong field."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -59,7 +59,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 
 def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
-    """Raises InvalidRequest if a JSON value nests deeper than `limit`."""
+    """Raises InvalidRequest if a JSON value has more than `limit` nested levels."""
     if limit < 0:
         raise InvalidRequest(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
     if isinstance(value, Mapping):
@@ -70,7 +70,7 @@ def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
 
 
 def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that have a value."""
+    """The fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -122,8 +122,10 @@ async def _read_chunk(receive: Receive) -> tuple[bytes, bool]:
 
 
 async def _discard(receive: Receive, size: int) -> None:
-    """Read and drop the start of a body that is too large. Without this, the connection is reset while the client
-    sends, and the client does not see the error."""
+    """Read and drop the start of a body that is too large.
+
+    A client that still sends would otherwise see a reset connection instead of the error.
+    """
     remaining = min(size, MAX_DISCARDED)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):

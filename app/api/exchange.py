@@ -1,4 +1,4 @@
-"""Serves one chat or completion request: one JSON document or a stream. Cancels it when the client disconnects."""
+"""Serves a chat or completion request with one JSON document or a stream; cancels it if the client disconnects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SSE_HEADERS = [
 
 
 class Exchange:
-    """ASGI app for chats (`body=ChatBody`) or completions (`body=CompletionBody`)."""
+    """The ASGI app of one route: chats (`body=ChatBody`) or completions (`body=CompletionBody`)."""
 
     def __init__(self, models: Models, metrics: Metrics, body: type[ChatBody | CompletionBody], version: str) -> None:
         self.models = models
@@ -69,7 +69,10 @@ class Exchange:
             self.metrics.requests.labels(model, outcome).inc()
 
     async def _open(self, name: str | None, requests: list[Generate], choices: int, local: bool) -> Stream:
-        """Send the requests. Counts a refusal of a loaded model; other names do not become labels of the metrics."""
+        """Send the requests to the model.
+
+        A refusal counts in the metrics if the model is loaded; the name of any other model must not become a label.
+        """
         try:
             return await self.models.open(name, requests, weight=choices, local=local)
         except AppError as error:
@@ -79,7 +82,7 @@ class Exchange:
 
 
 class _Tally:
-    """Reads pieces with the numbers of their choices from a stream, and counts tokens."""
+    """Reads the pieces of an answer from the stream of a worker, and counts tokens."""
 
     def __init__(self, requests: list[Generate], stream: Stream, watch: Watch) -> None:
         self.usage = UsageReport()
@@ -88,7 +91,7 @@ class _Tally:
         self._first_choice = {request.id: index * request.n for index, request in enumerate(requests)}
 
     async def take(self) -> list[tuple[int, Piece]]:
-        """New pieces as (number of the choice, piece); empty at the end. Raises the error that ended the stream."""
+        """New pieces as (number of the choice, piece); empty after the last piece. Raises the error of the stream."""
         while replies := await self._stream.take():
             pieces = [reply for reply in replies if isinstance(reply, Piece)]
             self._watch.pieces(pieces)
@@ -100,7 +103,7 @@ class _Tally:
         return []
 
     def _add(self, end: Finished) -> None:
-        if end.cancelled:  # by the engine: after a cancel of this process, nobody reads the stream
+        if end.cancelled:  # the engine closes; a request that this process cancels has no reader
             raise Stopping("the engine cancelled the request")
         self._watch.tokens(end.prompt_tokens, end.completion_tokens)
         prompt = self.usage.prompt_tokens + end.prompt_tokens
@@ -119,17 +122,19 @@ async def _collect(answer: Answer, tally: _Tally) -> bytes:
     while pieces := await tally.take():
         for choice, piece in pieces:
             answer.take(choice, piece)
-    return answer.whole(tally.usage)
+    return answer.document(tally.usage)
 
 
 def _fingerprint(version: str, info: ModelInfo) -> str:
-    """Version, backend, dtype and quant of the loaded model; they may differ from the settings."""
+    """The field system_fingerprint: version, and backend, dtype and quant of the loaded model."""
     return "-".join(filter(None, ("localllm", version, info.backend, info.dtype, info.quant)))
 
 
 async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
-    """Send server-sent events to the end; returns the outcome for the metrics. An error becomes an event, because the
-    status is already sent."""
+    """Send the answer as server-sent events; returns its outcome for the metrics.
+
+    An error becomes an event, because the status of the response is already sent.
+    """
 
     async def write(data: bytes, *, more: bool = True) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": more})
@@ -154,7 +159,10 @@ async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`. If the client disconnects first, cancel it and raise ClientGone. The body must be read before."""
+    """Await `work`. If the client disconnects first, cancel `work` and raise ClientGone.
+
+    The body of the request must be read before the call.
+    """
 
     async def gone() -> None:
         message: Message = {"type": ""}

@@ -1,6 +1,6 @@
 """Messages and tools: the types that clients send, and their conversion for frames.
 
-The types are the only validation of messages: the worker relies on it.
+These types are the only validation of messages. The worker relies on it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Message(WireBody, kw_only=True, tag_field="role"):
     name: str | None = None
 
     def plain(self, where: str) -> dict[str, Any]:
-        """The message as frames have it. `where`: the path of the message, for errors."""
+        """The message in the form for a frame. `where`: the path of the message, for errors."""
         return without_none({"role": self.__struct_config__.tag, "content": _text(self.content), "name": self.name})
 
 
@@ -65,7 +65,7 @@ class EarlierToolCall(WireBody):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: int | None = None  # ignored: some clients copy it from streamed deltas
+    index: int | None = None  # ignored: some clients copy this field from streamed deltas
 
     def plain(self) -> dict[str, Any]:
         return {"id": self.id, "type": "function", "function": msgspec.to_builtins(self.function)}
@@ -99,7 +99,7 @@ class FunctionSpec(WireBody):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # enforce the schema; calls that tool_choice forces always follow it
+    strict: bool | None = None  # calls follow the schema; calls that tool_choice forces always do
 
 
 class Tool(WireBody):
@@ -117,7 +117,7 @@ class NamedTool(WireBody):
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as frames have them: `content` is a text, and fields without a value are omitted.
+    """Messages in the form for a frame: `content` is a text, and fields without a value are omitted.
 
     Text parts are joined with newlines. Raises InvalidRequest for a message with neither content nor tool calls.
     """
@@ -125,7 +125,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:
-    """A tool as frames have it: fields without a value are omitted."""
+    """A tool in the form for a frame: fields without a value are omitted."""
     return {"type": "function", "function": without_none(msgspec.to_builtins(tool.function))}
 
 

@@ -26,12 +26,12 @@ _COUNTERS = {
     "preemptions": "Preemptions: requests that lost their KV memory and were computed again",
     "late_compiles": "Compilations during steps, while requests waited",
     "step_seconds": "Seconds spent in steps",
-    "step_host_seconds": "Seconds of them spent in the scheduler",
+    "step_host_seconds": "Seconds of the steps spent in the scheduler",
 }
 
 
 class Metrics:
-    """The counters of one daemon, in one registry. The only labels are loaded models and statuses."""
+    """The counters of the daemon. Their only labels are ids of loaded models and outcomes of requests."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -56,7 +56,7 @@ class Metrics:
         )
 
     def watch(self, model: str) -> Watch:
-        """A Watch for a request that arrived now."""
+        """A Watch for a request that arrives now."""
         return Watch(
             first=self._first.labels(model),
             between=self._between.labels(model),
@@ -67,7 +67,7 @@ class Metrics:
     def render(self, stats: Mapping[str, Stats], deaths: Mapping[str, int]) -> bytes:
         """The text of /metrics: counters of the daemon, statistics of each worker, and unexpected ends of workers."""
         workers = CollectorRegistry()
-        workers.register(_Now(stats, deaths))
+        workers.register(_Snapshot(stats, deaths))
         return generate_latest(self._registry) + generate_latest(workers)
 
 
@@ -81,7 +81,7 @@ class Watch:
         self._tokens_out = tokens_out
         self._arrived = time.perf_counter()
         self._choices: dict[tuple[str, int], float] = {}  # (frame id, choice) → time of its last piece
-        self._began = 0.0  # time of the first piece
+        self._first_time = 0.0  # time of the first piece
 
     def pieces(self, pieces: Iterable[Piece]) -> None:
         now = time.perf_counter()
@@ -94,21 +94,21 @@ class Watch:
                 self._between.observe((now - before) / piece.tokens)
             elif not self._choices:
                 self._first.observe(now - self._arrived)
-                self._began = now
+                self._first_time = now
             self._choices[key] = now
 
     @property
     def decode_seconds(self) -> float:
         """Seconds from the first piece to the last one so far."""
-        return max(self._choices.values(), default=0.0) - self._began
+        return max(self._choices.values(), default=0.0) - self._first_time
 
     def tokens(self, prompt: int, generated: int) -> None:
         self._tokens_in.inc(prompt)
         self._tokens_out.inc(generated)
 
 
-class _Now:
-    """Collects the current statistics of the workers."""
+class _Snapshot:
+    """Converts the current statistics of the workers to metrics."""
 
     def __init__(self, stats: Mapping[str, Stats], deaths: Mapping[str, int]) -> None:
         self._stats = stats

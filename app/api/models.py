@@ -1,4 +1,4 @@
-"""The interface through which the routes use the loaded models. The daemon implements it."""
+"""The interface of the loaded models for the routes. The daemon implements it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Model(Protocol):
 
     @property
     def model(self) -> str:
-        """Its id."""
+        """The id of the model."""
 
     @property
     def info(self) -> ModelInfo | None:
-        """None while the model loads."""
+        """The description from the worker; None while the model loads."""
 
 
 class Models(Protocol):
@@ -35,7 +35,7 @@ class Models(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """True if the daemon stops: new requests are refused."""
+        """True after the daemon began to stop; it then refuses new requests."""
 
     @property
     def deaths(self) -> dict[str, int]:
@@ -44,10 +44,11 @@ class Models(Protocol):
     async def open(
         self, name: str | None, requests: Sequence[Request], *, weight: int = 1, local: bool = False
     ) -> Stream:
-        """Send requests to a model, which is loaded if necessary; the stream returns the replies.
+        """Load the model if necessary and send requests to it. The stream returns the replies.
 
-        `name`: None stands for the only loaded model. `weight`: number of answers. `local`: the client is on the unix
-        socket and may name a folder. Raises an AppError if the model cannot be loaded, or accepts no more requests.
+        `name`: None selects the only loaded model. `weight`: number of answers to the requests. `local`: the client
+        uses the unix socket and may name a folder. Raises an AppError if the model cannot be loaded, or accepts no more
+        requests.
         """
 
     async def load(
@@ -59,13 +60,13 @@ class Models(Protocol):
         quant: Quant | None = None,
         progress: Progress | None = None,
     ) -> str:
-        """Load a model; returns its id. Raises an AppError if that fails."""
+        """Load a model; returns its id. Raises an AppError if the load fails."""
 
     def find(self, model_id: str) -> Model | None:
         """The model with this id; None if it is not loaded."""
 
     async def stats(self) -> Sequence[tuple[Model, Stats | None]]:
-        """Every model and its statistics; None while it loads or does not respond."""
+        """Every model and its statistics; the statistics are None while the model loads or does not respond."""
 
     async def loaded(self) -> list[LoadedModel]:
         """A description of every model."""

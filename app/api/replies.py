@@ -22,7 +22,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: CachedTokens = CachedTokens()
-    # Not in OpenAI's API. Time from the first piece to the last, however slowly the client reads.
+    # Not in OpenAI's API: the time from the first piece to the last one, even if the client reads later.
     decode_seconds: float = 0.0
 
 
@@ -111,7 +111,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of a chat."""
+    """The answer of a chat that is not streamed."""
 
     id: str
     object: str = "chat.completion"
@@ -139,7 +139,7 @@ class TextChoice(msgspec.Struct):
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer of a completion; also each event of a streamed completion."""
+    """The answer of a completion, or one event of a streamed completion."""
 
     id: str
     object: str = "text_completion"
@@ -177,7 +177,7 @@ def error_body(error: AppError) -> bytes:
 
 
 def error_response(error: AppError, headers: dict[str, str] | None = None) -> Response:
-    """An error as a complete response; its headers say if the client should try again."""
+    """An error as a response with status and headers; the headers tell the client if it should try again."""
     fields = dict(headers or {})
     if isinstance(error, Overloaded | OutOfMemory | Stopping):
         fields["retry-after"] = RETRY_AFTER_SECONDS
@@ -186,5 +186,5 @@ def error_response(error: AppError, headers: dict[str, str] | None = None) -> Re
     if isinstance(error, Unauthorized):
         fields["www-authenticate"] = "Bearer"
     if error.status == 413:
-        fields["connection"] = "close"  # the body is not read to its end
+        fields["connection"] = "close"  # the rest of the request body is not read
     return Response(error_body(error), error.status, fields, "application/json")

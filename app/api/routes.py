@@ -36,24 +36,24 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(slots=True)
-class Door:
-    """How clients reach the daemon: its URL, and the key that TCP clients must send (empty: none)."""
+class Address:
+    """The address of the daemon, and the function that stops the daemon."""
 
     url: str = ""
-    key: str = ""
-    names: tuple[str, ...] = ()  # more names for the Host header
+    key: str = ""  # the API key that TCP clients must send; empty: none
+    names: tuple[str, ...] = ()  # more names that the Host header may have
     stop: Callable[[], None] = field(default=lambda: None)
 
 
-def routes(models: Models, door: Door) -> list[Route]:
+def routes(models: Models, address: Address) -> list[Route]:
     """All routes of the daemon."""
-    return _Api(models, door).routes()
+    return _Api(models, address).routes()
 
 
 class _Api:
-    def __init__(self, models: Models, door: Door) -> None:
+    def __init__(self, models: Models, address: Address) -> None:
         self.models = models
-        self.door = door
+        self.address = address
         self.metrics = Metrics()
         self.limit = models.settings.max_body_mib * 2**20
 
@@ -72,22 +72,22 @@ class _Api:
             ("GET", "/health", self.health),
             ("GET", "/metrics", self.figures),
             ("GET", "/openapi.json", self.openapi),
-            ("GET", "/admin/status", self.for_us(self.status)),
-            ("GET", "/admin/models", self.for_us(self.available)),
-            ("GET", "/admin/loaded", self.for_us(self.loaded)),
-            ("POST", "/admin/load", _Load(self.models, self.door)),
-            ("POST", "/admin/unload", self.for_us(self.unload)),
-            ("POST", "/admin/shutdown", self.for_us(self.shutdown)),
+            ("GET", "/admin/status", self.for_admin(self.status)),
+            ("GET", "/admin/models", self.for_admin(self.available)),
+            ("GET", "/admin/loaded", self.for_admin(self.loaded)),
+            ("POST", "/admin/load", _Load(self.models, self.address)),
+            ("POST", "/admin/unload", self.for_admin(self.unload)),
+            ("POST", "/admin/shutdown", self.for_admin(self.shutdown)),
         ]
         routes = daemon_routes + openai_routes
         routes += [(method, f"/v1{path}", endpoint) for method, path, endpoint in openai_routes]
         return [Route(path, endpoint, methods=[method]) for method, path, endpoint in routes]
 
-    def for_us(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint for requests over the unix socket or with the API key; Forbidden for others."""
+    def for_admin(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint behind `check_admin`."""
 
         async def guarded(request: Request) -> Response:
-            check_admin(request.scope, self.door)
+            check_admin(request.scope, self.address)
             return await endpoint(request)
 
         return guarded
@@ -155,7 +155,7 @@ class _Api:
     async def _ask(
         self, request: Request, model: str | None, frame: frames.Tokenize | frames.Detokenize
     ) -> tuple[object, frames.ModelInfo]:
-        """Send one frame to the worker of a model; its reply, and the info of the model."""
+        """Send one frame to a model; returns the reply and the description of the model."""
         async with await self.models.open(model, [frame], local=is_local(request.scope)) as stream:
             replies = await stream.take()
         return replies[0], stream.info
@@ -164,7 +164,7 @@ class _Api:
         settings = loading(self.models.settings)
         return _json(
             Status(
-                version=VERSION, pid=os.getpid(), url=self.door.url, stopping=self.models.stopping, settings=settings
+                version=VERSION, pid=os.getpid(), url=self.address.url, stopping=self.models.stopping, settings=settings
             )
         )
 
@@ -193,19 +193,19 @@ class _Api:
         return _json({})
 
     async def shutdown(self, request: Request) -> Response:
-        self.door.stop()
+        self.address.stop()
         return _json({}, status=202)
 
 
 class _Load:
-    """POST /admin/load. Replies with events: the progress of the load, then the model or an error."""
+    """POST /admin/load. The reply is server-sent events: the progress of the load, then the model or an error."""
 
-    def __init__(self, models: Models, door: Door) -> None:
+    def __init__(self, models: Models, address: Address) -> None:
         self.models = models
-        self.door = door
+        self.address = address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        check_admin(scope, self.door)
+        check_admin(scope, self.address)
         body = await read_json(scope, receive, LoadBody, 2**20)
         await unless_gone(receive, self._answer(body, is_local(scope), send))
 
@@ -238,9 +238,12 @@ class _Load:
             load.cancel()
 
 
-def check_admin(scope: Scope, door: Door) -> None:
-    """Raises Forbidden if a request came over TCP and the daemon has no API key. `Keys` has checked the key."""
-    if not is_local(scope) and not door.key:
+def check_admin(scope: Scope, address: Address) -> None:
+    """Raises Forbidden unless the request came over the unix socket, or the daemon has an API key.
+
+    The guard `Keys` has already compared the key of the request.
+    """
+    if not is_local(scope) and not address.key:
         raise Forbidden("this route needs the unix socket or an API key")
 
 

@@ -25,8 +25,8 @@ class Stream:
         self.info = info
         self.ids = tuple(ids)
         self.weight = weight
-        self.running = set(ids)  # ids without their last reply
-        self.prompt_tokens = 0  # of all started requests
+        self.running = set(ids)  # ids that still expect replies
+        self.prompt_tokens = 0  # sum over all started requests
         self._unstarted = set(ids)
         self._replies: list[Reply] = []
         self._unread = 0
@@ -48,7 +48,7 @@ class Stream:
             raise self._error
 
     async def take(self) -> list[Reply]:
-        """All unread replies; waits for one. Empty after the end of all requests. Raises the error of the stream."""
+        """All unread replies; waits until there is one. Empty after the last reply. Raises the error of the stream."""
         while not self._replies:
             if self._error:
                 raise self._error
@@ -61,7 +61,7 @@ class Stream:
         return replies
 
     def put(self, frame: FromWorker) -> None:
-        """Add a frame of the worker about one of the ids."""
+        """Add a frame from the worker for one of the ids."""
         match frame:
             case Started():
                 self._unstarted.discard(frame.id)

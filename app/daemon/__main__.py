@@ -1,6 +1,7 @@
-"""The entry point of the background daemon, which `background.start` runs. It reads the settings as JSON from stdin.
+"""The entry point of the background daemon, started by `background.start`. Reads the settings as JSON from stdin.
 
-It writes the result of the start to --ready-fd: READY or a Fault. An end of file without either means that it died.
+The daemon writes the result of its start to --ready-fd: READY or a Fault. If the file ends without a result, the
+daemon has crashed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..frames import Fault
 from .background import READY
 from .lifecycle import LOG_FORMAT, run
 
-LOG_BYTES = 2**21  # of one log file; there are two, the current one and the previous one
+LOG_BYTES = 2**21  # maximum size of a log file; the daemon keeps the current file and the previous file
 
 
 def main() -> int:
@@ -29,8 +30,8 @@ def main() -> int:
     ready_fd: int = parser.parse_args().ready_fd
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     if os.fork():
-        os._exit(0)  # the child is the daemon; the process that started it has only this parent to wait for
-    os.chdir("/")  # or else the daemon would keep the start folder busy
+        os._exit(0)  # the child is the daemon; `background.start` waits only for this parent process
+    os.chdir("/")  # otherwise the file system of the start folder could not be unmounted
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, handlers=[_log_file()])
     try:
         run(settings, lambda _: _tell(ready_fd, READY))
@@ -48,7 +49,7 @@ def _log_file() -> logging.Handler:
         return logging.handlers.RotatingFileHandler(
             folder / "daemon.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
         )
-    except OSError as error:  # a full disk must not keep the daemon from answering
+    except OSError as error:  # the daemon must work even if the disk is full
         print(f"cannot open the log file: {error}", file=sys.stderr)
         return logging.NullHandler()
 

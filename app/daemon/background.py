@@ -16,31 +16,31 @@ from ..config import Settings
 from ..errors import DaemonUnreachable
 from ..frames import Fault
 
-READY = b"{}"  # the daemon's message when it accepts requests; a Fault is the message of a failed start
+READY = b"{}"  # the daemon sends it when it accepts requests; after a failed start it sends a Fault
 START_SECONDS = 30
 LAST_LINES = 5
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.daemon")
 
 
 def start(settings: Settings) -> None:
-    """Start a daemon with these settings; returns once it accepts requests.
+    """Start a daemon with these settings; returns when the daemon accepts requests.
 
-    Raises the error of the daemon if it cannot start (PortTaken if another one runs), or DaemonUnreachable with the
-    last lines of its output.
+    Raises the error of a daemon that cannot start (PortTaken if another daemon runs), or DaemonUnreachable with the
+    last lines of the daemon's output.
     """
-    ours, theirs = os.pipe()
-    with os.fdopen(ours, "rb") as answer, tempfile.TemporaryFile() as output:
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as answer, tempfile.TemporaryFile() as output:
         try:
             launcher = subprocess.Popen(
-                [*COMMAND, "--ready-fd", str(theirs)],
+                [*COMMAND, "--ready-fd", str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                pass_fds=(theirs,),
-                start_new_session=True,  # the daemon must survive the end of the terminal
+                pass_fds=(write_end,),
+                start_new_session=True,  # the daemon must continue when the terminal is closed
             )
         finally:
-            os.close(theirs)
+            os.close(write_end)
         try:
             # The launcher forks the daemon and exits.
             launcher.communicate(msgspec.json.encode(settings), START_SECONDS)

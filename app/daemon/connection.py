@@ -1,4 +1,4 @@
-"""HTTP connections with limits on the size and the arrival time of a request head; the unix socket is for one user."""
+"""HTTP connections with limits for the request line and headers. The unix socket accepts only its owner's processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..api.replies import error_body
 from ..errors import InvalidRequest
 
 MAX_HEAD = 2**15  # bytes of request line and headers
-HEAD_SECONDS = 30.0  # limit for request line and headers to arrive
+HEAD_SECONDS = 30.0  # maximum time in which request line and headers must arrive
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -29,7 +29,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 connection with our limits. Malformed HTTP gets an error body in OpenAI's format."""
+    """uvicorn's HTTP/1.1 connection with the limits above. Malformed HTTP gets an error in OpenAI's format."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -51,7 +51,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-            self._expect_head()  # a part of the next head has arrived already
+            self._expect_head()  # a part of the next request has arrived
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
@@ -64,7 +64,7 @@ class Connection(H11Protocol):
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
-        if self.conn.our_state is h11.IDLE:  # otherwise a response has started
+        if self.conn.our_state is h11.IDLE:  # in other states, a response has started and no error can follow
             for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

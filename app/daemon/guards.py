@@ -1,4 +1,4 @@
-"""The middleware around the routes. Outermost first:
+"""The middleware around the routes, from the outermost to the innermost:
 
     Traced     adds a request id, writes a line to the log
     Errors     converts exceptions to OpenAI's error body
@@ -8,8 +8,8 @@
     Origins    accepts only listed origins of web pages               (against cross-site requests)
     Keys       checks the API key, if one is set
 
-Hosts, Origins and Keys do not check requests over the unix socket. File mode and user id of the peer protect it, and
-browsers cannot use it.
+Hosts, Origins and Keys do not check requests over the unix socket: its file mode and the user id of the client protect
+the socket, and browsers cannot use it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Traced:
         match = REQUEST_ID.fullmatch(_header(scope, b"x-request-id") or b"")
         request_id = match[0].decode() if match else f"req-{uuid.uuid4().hex}"
         started = time.perf_counter()
-        status = 499  # logged if no response is sent because the client disconnected
+        status = 499  # status in the log if the client disconnects before the response
 
         async def traced_send(message: Message) -> None:
             nonlocal status
@@ -77,13 +77,13 @@ class Errors:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def noting_send(message: Message) -> None:
+        async def watched_send(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, noting_send)
+            await self.app(scope, receive, watched_send)
             return
         except ClientGone:
             return
@@ -97,7 +97,10 @@ class Errors:
 
 
 class Heads:
-    """Refuses request line and headers above MAX_HEAD that arrived in one piece; the connection limits the others."""
+    """Refuses a request line and headers larger than MAX_HEAD.
+
+    The connection also checks this limit, but only before a head is complete: it misses a head that arrives at once.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -130,14 +133,14 @@ class Hosts:
         self.allowed = {"localhost"} | {name.lower().strip("[]") for name in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not is_local(scope) and not self._knows(_header(scope, b"host") or b"", scope["server"][0]):
+        if not is_local(scope) and not self._accepts(_header(scope, b"host") or b"", scope["server"][0]):
             raise Forbidden(
                 "the Host header is not a name of this machine",
                 hint="to accept more names, use the setting allowed_hosts",
             )
         await self.app(scope, receive, send)
 
-    def _knows(self, header: bytes, own_address: str) -> bool:
+    def _accepts(self, header: bytes, local_address: str) -> bool:
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@]+))(?::\d{1,5})?", header.decode("latin-1"))
         if match is None:
             return False
@@ -148,10 +151,10 @@ class Hosts:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        own = ipaddress.ip_address(own_address.split("%")[0])
-        if isinstance(own, ipaddress.IPv6Address) and own.ipv4_mapped:
-            own = own.ipv4_mapped
-        return address.is_loopback or address == own
+        local = ipaddress.ip_address(local_address.split("%")[0])
+        if isinstance(local, ipaddress.IPv6Address) and local.ipv4_mapped:
+            local = local.ipv4_mapped
+        return address.is_loopback or address == local
 
 
 class Origins:
@@ -188,7 +191,7 @@ class Origins:
 
         try:
             await self.app(scope, receive, cors_send)
-        except AppError as error:  # with CORS headers, so that the page can read the error
+        except AppError as error:  # a page can read an error only if the response has CORS headers
             await error_response(error)(scope, receive, cors_send)
 
 

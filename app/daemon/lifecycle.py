@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from uvicorn import Config, Server
 
 from .. import paths
-from ..api.routes import Door
+from ..api.routes import Address
 from ..config import Settings
 from ..version import VERSION
 from .connection import MAX_HEAD, Connection
-from .host import Host
 from .listeners import bind_tcp, bind_unix, tcp_key
+from .models import LoadedModels
 from .owner import Owner
 from .process import COMMAND
 from .server import build
@@ -80,9 +80,9 @@ async def _serve(
     key = tcp_key(settings, address)
     announcement = Announcement(url, key_file="" if key == settings.api_key else str(paths.api_key_file()))
     stop = asyncio.Event()
-    hurry = asyncio.Event()  # set by the second signal: do not wait for running answers
-    host = Host(settings, command=worker_command)
-    door = Door(url=url, key=key, names=(settings.host,), stop=stop.set)
+    second_signal = asyncio.Event()  # a second signal ends the wait for running answers
+    models = LoadedModels(settings, command=worker_command)
+    address = Address(url=url, key=key, names=(settings.host,), stop=stop.set)
 
     def started() -> None:
         owner.publish(port)
@@ -91,7 +91,7 @@ async def _serve(
 
     server = _Server(
         Config(
-            build(host, door),
+            build(models, address),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -107,18 +107,18 @@ async def _serve(
         started,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (second_signal if stop.is_set() else stop).set())
     serving = asyncio.create_task(server.serve(sockets=[tcp, unix]))
     await _first(asyncio.shield(serving), stop.wait())
     log.info("stopping: running answers have %.0f s to finish", settings.drain)
-    await _first(host.drain(settings.drain), hurry.wait())
-    await host.close()  # before the server: open requests get the error Stopping while their connections are open
+    await _first(models.drain(settings.drain), second_signal.wait())
+    await models.close()  # before the end of the server: clients still get the error Stopping
     server.should_exit = True
     await serving
 
 
 async def _first(*awaitables: Awaitable[object]) -> None:
-    """Wait for the first of several awaitables; cancel the others."""
+    """Wait until the first of several awaitables is done; cancel the others."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

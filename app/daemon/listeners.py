@@ -15,8 +15,8 @@ from .. import paths
 from ..config import Settings
 from ..errors import ConfigError, PortTaken, StorageFailed
 
-UNREAD_SECONDS = 120  # the kernel closes a TCP connection whose peer acknowledges no data for this time
-LONGEST_SOCKET_PATH = 103  # bytes; the limit of macOS, the lowest of all systems
+UNREAD_SECONDS = 120  # the kernel closes a TCP connection if the client acknowledges no data for this time
+MAX_SOCKET_PATH = 103  # bytes; the limit of macOS, which is lower than the limit of Linux
 
 
 def bind_tcp(settings: Settings) -> socket.socket:
@@ -38,7 +38,7 @@ def bind_tcp(settings: Settings) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
-                f"port {port} on {host} is in use{_by_whom(port)}",
+                f"port {port} on {host} is in use{_listening_process(port)}",
                 hint="use another port: setting port, LOCALLLM_PORT or serve --port; 0: any free port",
             ) from None
         raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror}") from None
@@ -48,15 +48,15 @@ def bind_tcp(settings: Settings) -> socket.socket:
 def bind_unix() -> socket.socket:
     """A unix socket in the runtime folder, with mode 0600. The caller must be the `Owner`. Raises StorageFailed."""
     file = paths.socket_file()
-    if len(os.fsencode(file)) > LONGEST_SOCKET_PATH:
+    if len(os.fsencode(file)) > MAX_SOCKET_PATH:
         raise StorageFailed(
-            f"{file}: the path is too long for a socket (maximum: {LONGEST_SOCKET_PATH} bytes)",
+            f"{file}: the path is too long for a socket (maximum: {MAX_SOCKET_PATH} bytes)",
             hint="set LOCALLLM_RUNTIME_DIR to a shorter path",
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        file.unlink(missing_ok=True)  # a killed daemon leaves its file
+        file.unlink(missing_ok=True)  # a daemon that was killed leaves the file of its socket
         listener.bind(str(file))
     except OSError as error:
         listener.close()
@@ -67,7 +67,9 @@ def bind_unix() -> socket.socket:
 
 
 def tcp_key(settings: Settings, address: str) -> str:
-    """The API key that TCP clients must send: the setting, or empty for a loopback address, or a generated key.
+    """The API key that TCP clients must send: the key of the settings, otherwise a generated key.
+
+    Without a key in the settings, a loopback address needs no key (empty).
 
     Raises StorageFailed if the key file cannot be created or is not private.
     """
@@ -94,8 +96,8 @@ def tcp_key(settings: Settings, address: str) -> str:
     return key
 
 
-def _by_whom(port: int) -> str:
-    """The process that listens at the port, as text " by NAME (pid N)"; empty if this user may not see it."""
+def _listening_process(port: int) -> str:
+    """The text " by NAME (pid N)" for the process that listens at the port; empty if the process is not visible."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:

@@ -1,7 +1,7 @@
-"""Makes sure that a user has one daemon: the daemon holds a lock on the pid file. Two files have its pid and port.
+"""Ensures that a user has one daemon: the daemon locks its pid file. The pid file has its pid, another file its port.
 
-Only the lock counts, not the existence of the files: the kernel releases the lock when the process ends, also by a
-crash.
+Only the lock shows that a daemon runs, because the files may outlive it. The kernel releases the lock when the process
+ends, even if it crashes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from ..errors import PortTaken, StorageFailed
 
 
 class Owner:
-    """The lock of the daemon, held until `release`. Raises PortTaken if another process has it, or StorageFailed."""
+    """The lock of the daemon, from the constructor to `release`.
+
+    The constructor raises PortTaken if another process has the lock, and StorageFailed if it cannot open the file.
+    """
 
     def __init__(self) -> None:
         self._pid_file = _pid_file()
@@ -34,7 +37,7 @@ class Owner:
         os.ftruncate(self._lock, 0)
 
     def publish(self, port: int) -> None:
-        """Write pid and port to their files. Call it when the daemon listens."""
+        """Write pid and port of the daemon to their files. Call this method when the daemon listens."""
         self._port_file.write_text(f"{port}\n")
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
@@ -46,7 +49,7 @@ class Owner:
 
 
 def owner_pid() -> int | None:
-    """The pid of the running daemon; 0 while it starts; None if no process has the lock.
+    """The pid of the running daemon; 0 while the daemon starts; None if no daemon runs.
 
     Raises StorageFailed if other users can access the runtime folder.
     """
@@ -76,7 +79,7 @@ def _take(file: Path) -> int:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(descriptor)
-            # The previous owner may have removed the file between open and lock.
+            # A daemon that ended may have removed the file between open and lock.
             if os.path.samestat(os.fstat(descriptor), file.stat()):
                 return descriptor
         except FileNotFoundError:
@@ -88,7 +91,10 @@ def _take(file: Path) -> int:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock the file. Raises BlockingIOError if a daemon has the lock; waits while `owner_pid` of a process tests it."""
+    """Lock the file. Raises BlockingIOError if a daemon has the lock.
+
+    `owner_pid` in another process also locks the file for an instant to test it; this function waits for that.
+    """
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,11 +35,11 @@ from ..frames import AskStats, Cancel, FromWorker, Load, Loading, ModelInfo, Sta
 from .worker_log import copy_output, log_name
 
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.worker")
-STOP_SECONDS = 5.0  # from Shutdown to SIGKILL
-GONE_SECONDS = 10.0  # longest wait for the process after SIGKILL: a driver may delay its end
-WATCH_SECONDS = 5.0  # between two checks of a worker with requests
-LOAD_SECONDS = 300.0  # limit of one stage of a load, with compilation; `Loading.more` extends it
-ANSWER_SECONDS = 30.0  # limit for a reply with statistics; a slow step does not delay it, the engine has its own thread
+STOP_SECONDS = 5.0  # time from the frame Shutdown to SIGKILL
+GONE_SECONDS = 10.0  # maximum wait for the end of the process after SIGKILL: a driver may delay it
+WATCH_SECONDS = 5.0  # time between two checks of a worker that has requests
+LOAD_SECONDS = 300.0  # limit of one stage of a load, including compilation; `Loading.more` extends the limit
+ANSWER_SECONDS = 30.0  # limit for the statistics of a worker; a slow step does not delay them
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,9 @@ log = logging.getLogger(__name__)
 class WorkerProcess:
     """A worker process for one model.
 
-    After its end, expected or not, every open stream has an error, `state` is "over", and `on_over` was called once.
-    A worker that hangs is killed: its load makes no progress, a step takes more than `step_timeout` seconds (0: the
-    limit of the backend), or it does not respond.
+    After the end of the worker, expected or not, every open stream has an error, `state` is "over", and `on_over` was
+    called once. A worker that hangs is killed: if its load makes no progress, a step takes more than `step_timeout`
+    seconds (0: the limit of the backend), or the worker does not respond.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class WorkerProcess:
         self.expected_end: AppError | None = None  # the error for open requests, set when the daemon ends the worker
         self.unfinished = 0  # number of unfinished answers
         self._streams: dict[str, Stream] = {}  # by frame id
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._idle_event = asyncio.Event()
+        self._idle_event.set()
         self._idle_since = time.monotonic()
         self._command = command
         self._log_dir = log_dir
@@ -93,11 +93,11 @@ class WorkerProcess:
 
     @property
     def idle(self) -> float:
-        """Seconds since the last request ended; 0 while it loads or has requests."""
+        """Seconds since the last request ended; 0 while the worker loads or has requests."""
         return 0.0 if self.unfinished or self.state == "loading" else time.monotonic() - self._idle_since
 
     async def start(self) -> ModelInfo:
-        """Start the process and load the model. Raises the error of a failed load, after the end of the process."""
+        """Start the process and load the model. Raises the error of a failed load after the end of the process."""
         daemon_end, worker_end = socket.socketpair()
         with worker_end:
             reader, self._writer = await asyncio.open_connection(sock=daemon_end)
@@ -140,7 +140,7 @@ class WorkerProcess:
             raise failure from None
 
     def open(self, requests: Sequence[Request], weight: int = 1) -> Stream:
-        """Send frames; the stream returns their replies. Raises an AppError if they cannot be sent."""
+        """Send requests; the stream returns the replies. Raises an AppError if the requests cannot be sent."""
         if self.state != "ready" or self._writer is None or self.info is None:
             raise self.end_error
         try:
@@ -153,12 +153,12 @@ class WorkerProcess:
         self._streams |= dict.fromkeys(stream.ids, stream)
         self.unfinished += weight
         if weight:
-            self._quiet.clear()
+            self._idle_event.clear()
         self._writer.write(packed)
         return stream
 
     async def stats(self, seconds: float) -> Stats | None:
-        """The statistics of the worker; None if it is not ready, or does not reply within `seconds`."""
+        """The statistics of the worker; None if the worker is not ready, or does not reply within `seconds`."""
         if self.state != "ready":
             return None
         try:
@@ -167,11 +167,11 @@ class WorkerProcess:
         except (TimeoutError, AppError):
             return None
 
-    async def quiet(self, seconds: float) -> None:
-        """Wait until it has no requests, at most `seconds`."""
+    async def wait_idle(self, seconds: float) -> None:
+        """Wait until the worker has no requests, at most `seconds`."""
         try:
             async with asyncio.timeout(seconds):
-                await self._quiet.wait()
+                await self._idle_event.wait()
         except TimeoutError:
             log.info("%s still has %d requests after %.1f s", self.model, self.unfinished, seconds)
 
@@ -193,13 +193,13 @@ class WorkerProcess:
         """Kill the process; returns after its end, or after GONE_SECONDS."""
         if self._process is not None:
             self._kill_group(self._process.pid)
-            await self.gone()
+            await self.wait_gone()
         self._end(self.end_error)
         for task in self._tasks:
             if task is not asyncio.current_task():
                 await asyncio.wait([task], timeout=STOP_SECONDS)
 
-    async def gone(self) -> None:
+    async def wait_gone(self) -> None:
         """Wait until the process has ended, which frees its device memory; at most GONE_SECONDS."""
         if self._process is not None:
             try:
@@ -209,7 +209,10 @@ class WorkerProcess:
                 log.warning("worker of %s (pid %d) has ended, but its process remains", self.model, self.pid)
 
     async def _watch_load(self, loaded: asyncio.Future[ModelInfo]) -> None:
-        """End the worker if its load hangs. Checks twice, because the daemon itself may have been suspended."""
+        """End the worker if its load hangs.
+
+        Two checks in a row must fail, because a suspend of the machine makes one check fail.
+        """
         while True:
             self._progressed.clear()
             stage = self._stage or Loading(stage="starting")
@@ -233,7 +236,10 @@ class WorkerProcess:
             return False
 
     async def _watch(self, info: ModelInfo) -> None:
-        """Kill the worker if two checks in a row say that it hangs: a suspend of the machine makes one check fail."""
+        """Kill the worker if it hangs.
+
+        Two checks in a row must fail, because a suspend of the machine makes one check fail.
+        """
         limit = self._step_timeout or info.step_seconds
         pause = min(WATCH_SECONDS, limit / 4) if limit else WATCH_SECONDS
         before = ""
@@ -249,14 +255,14 @@ class WorkerProcess:
             before = problem
 
     async def _find_hang(self, limit: float) -> str:
-        """The reason why the worker counts as hung; empty if it does not."""
+        """The reason why the worker counts as hung; empty if the worker works."""
         stats = await self.stats(ANSWER_SECONDS)
         if stats is None:
             return f"it did not respond for {ANSWER_SECONDS:.0f} s"
         return f"a step took more than {limit:g} s" if 0 < limit < stats.step_age else ""
 
     def _close(self, stream: Stream) -> None:
-        """Close a stream: cancel its running requests and forget it."""
+        """Remove a stream and cancel its running requests."""
         if stream.ids[0] not in self._streams:
             return  # the stream is closed, or the worker has ended
         for name in stream.ids:
@@ -266,10 +272,10 @@ class WorkerProcess:
         self.unfinished -= stream.weight
         if stream.weight and not self.unfinished:
             self._idle_since = time.monotonic()
-            self._quiet.set()
+            self._idle_event.set()
 
     async def _read(self, reader: asyncio.StreamReader, loaded: asyncio.Future[ModelInfo]) -> None:
-        """Handle the frames of the worker until its end. `loaded` gets the result of the load."""
+        """Handle the frames of the worker until the worker ends. `loaded` gets the result of the load."""
         error: AppError | None = None
         try:
             while error is None:
@@ -278,7 +284,7 @@ class WorkerProcess:
             pass
         except (msgspec.DecodeError, ValueError) as problem:
             log.error("worker of %s broke the protocol: %s", self.model, problem)
-        # End the requests first: the process may take a while to exit.
+        # End the requests before the process, which may take seconds to exit.
         error = error or self.end_error
         self._end(error)
         if not loaded.done():
@@ -286,7 +292,7 @@ class WorkerProcess:
         await self._reap()
 
     def _handle(self, frame: FromWorker, loaded: asyncio.Future[ModelInfo]) -> AppError | None:
-        """Handle one frame. If no more frames may follow, returns the error for the open requests."""
+        """Handle one frame. If it is the last frame, returns the error for the open requests, otherwise None."""
         match frame:
             case Loading():
                 self._stage = frame
@@ -305,7 +311,7 @@ class WorkerProcess:
                 self.expected_end = frame.fault.error()
                 return self.expected_end
             case frames.Failed() if frame.fault.code == WorkerDied.code:
-                # The worker exits, and must get no more requests until then.
+                # The worker is about to exit and must get no more requests.
                 return self.expected_end or WorkerDied(frame.fault.message, hint=self._log_hint)
             case _:
                 stream = self._streams.get(frame.id)
@@ -314,7 +320,7 @@ class WorkerProcess:
         return None
 
     async def _reap(self) -> None:
-        """Wait for the end of the process, and kill its children."""
+        """Wait for the end of the process, and kill its child processes."""
         assert self._process is not None
         try:
             async with asyncio.timeout(STOP_SECONDS):
@@ -329,14 +335,14 @@ class WorkerProcess:
 
     @staticmethod
     def _kill_group(pid: int) -> None:
-        """Kill the process group of a worker, which has the worker and its child processes."""
-        # No process of the group is left; macOS raises PermissionError for a zombie.
+        """Kill the process group of a worker: the worker and its child processes."""
+        # The error if the group has no process any more; macOS raises PermissionError for a zombie.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
     @property
     def end_error(self) -> AppError:
-        """The error for open requests if the worker has ended or ends now."""
+        """The error for open requests if the worker has ended or is about to end."""
         return self.expected_end or WorkerDied(
             f"the engine process of {self.model} ended unexpectedly; the next request starts a new one",
             hint=self._log_hint,
@@ -358,7 +364,7 @@ class WorkerProcess:
         if self._writer is not None:
             self._writer.close()
         self.unfinished = 0
-        self._quiet.set()
+        self._idle_event.set()
         self._over.set()
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()

@@ -7,24 +7,24 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from ..api.routes import Door, no_route, routes
+from ..api.routes import Address, no_route, routes
 from .guards import Errors, Heads, Hosts, Keys, Origins, Paths, Traced
-from .host import Host
+from .models import LoadedModels
 
 
-def build(host: Host, door: Door) -> ASGIApp:
-    """The ASGI app of a daemon with these models, at this address."""
-    settings = host.settings
+def build(models: LoadedModels, address: Address) -> ASGIApp:
+    """The ASGI app of the daemon."""
+    settings = models.settings
     return Starlette(
-        routes=routes(host, door),
+        routes=routes(models, address),
         middleware=[
             Middleware(Traced),
             Middleware(Errors),
             Middleware(Heads),
             Middleware(Paths),
-            Middleware(Hosts, allowed=(*settings.allowed_hosts, *door.names)),
+            Middleware(Hosts, allowed=(*settings.allowed_hosts, *address.names)),
             Middleware(Origins, allowed=settings.allowed_origins),
-            Middleware(Keys, key=door.key),
+            Middleware(Keys, key=address.key),
         ],
         exception_handlers={HTTPException: no_route},
     )

@@ -8,7 +8,7 @@ import logging.handlers
 import re
 from pathlib import Path
 
-LOG_BYTES = 2**20  # of one log file; a worker has two, the current one and the previous one
+LOG_BYTES = 2**20  # maximum size of a log file; a worker has the current file and the previous file
 READ_BYTES = 2**16  # bytes per read; a longer line is split
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ async def copy_output(output: asyncio.StreamReader, folder: Path, model: str) ->
     If the file cannot be opened, the output is read and dropped, because a full pipe would stop the worker.
     """
     sink = _open_log(folder, model)
-    unfinished = b""  # start of the last line
+    unfinished = b""  # the start of a line whose end has not arrived
     while data := await output.read(READ_BYTES):
         lines, newline, unfinished = (unfinished + data).rpartition(b"\n")
         if newline:

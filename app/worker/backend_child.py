@@ -1,7 +1,7 @@
 """Probes if a backend can run a model: `python -m localllm.app.worker.backend_child BACKEND MODEL FOLDER`.
 
-Prints nothing if it can, and a Fault as JSON if it cannot. This is a process, because the daemon imports no backend:
-some backends start a driver to probe the machine.
+Prints nothing if the backend can run the model, otherwise a Fault as JSON. A separate process probes, because the
+daemon imports no backend: some backends start a driver to probe the machine.
 """
 
 from __future__ import annotations

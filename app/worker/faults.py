@@ -17,7 +17,7 @@ from ..errors import (
 
 
 def app_error(error: Exception) -> AppError | None:
-    """The app's error for an exception; None for an unexpected one, whose text goes to the log, not to a client."""
+    """The app's error for an exception; None for an unexpected exception, whose text must not reach a client."""
     match error:
         case AppError():
             return error

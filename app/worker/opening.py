@@ -16,8 +16,8 @@ from ..chat.template import TemplateRenderer
 from ..chat.tokenizer import ChatTokenizer
 from ..frames import Load, ModelInfo
 
-# Bytes of weights per second that the slowest machine reads and, if necessary, quantises.
-SLOWEST = 20e6
+# Bytes of weights per second that the slowest supported machine reads and, if necessary, quantises.
+MIN_LOAD_RATE = 20e6
 
 Progress = Callable[[str, float, float], None]  # stage, done and more of a Loading frame
 
@@ -36,14 +36,14 @@ class OpenModel:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def grammars(self) -> GrammarCompiler:
-        """The grammar compiler. The first call builds it, which takes a second for a large vocabulary."""
+        """The grammar compiler. The first call creates it, which takes a second for a large vocabulary."""
         with self._lock:
             if self._grammars is None:
                 self._grammars = GrammarCompiler(self.tokenizer, self.runner.spec.vocab_size)
             return self._grammars
 
     def close(self) -> None:
-        """Stop the child processes. The engine closes the runner."""
+        """Stop the child processes of the template renderer and the grammar compiler. The engine closes the runner."""
         self.renderer.close()
         if self._grammars is not None:
             self._grammars.close()
@@ -56,7 +56,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
     tokenizer = ChatTokenizer(files.path, files.eos_ids)
     progress("choosing a backend", 0.05, 0.0)
     choice = backends.choose(load.backend, files)
-    progress(f"loading the weights ({choice.backend.name})", 0.1, files.weight_bytes / SLOWEST)
+    progress(f"loading the weights ({choice.backend.name})", 0.1, files.weight_bytes / MIN_LOAD_RATE)
     runner = choice.backend.open(files, load.options)
     progress("ready", 1.0, 0.0)
     renderer = TemplateRenderer()

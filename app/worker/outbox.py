@@ -8,8 +8,8 @@ import threading
 
 from .. import frames
 
-OUTPUT_HIGH = 4 * 2**20  # unsent bytes above which the engine waits
-STEPS_AHEAD = 64  # steps whose deltas may wait for the event loop
+OUTPUT_HIGH = 4 * 2**20  # bytes; if more output is unsent, the engine waits
+STEPS_AHEAD = 64  # number of steps whose deltas may wait for the event loop
 
 
 class Outbox:
@@ -22,31 +22,31 @@ class Outbox:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._permits = threading.Semaphore(STEPS_AHEAD)
-        self._owed = 0  # permits to return when the output has drained
-        self._open = False  # `enter` does not wait any more
+        self._due = 0  # number of permits to return when the daemon has read the output
+        self._open = False  # True: `enter` never waits
         self._draining: asyncio.Task[None] | None = None
         writer.transport.set_write_buffer_limits(high=OUTPUT_HIGH)
 
     def send(self, *out: frames.Frame) -> None:
-        """Send frames. Call it on the loop."""
+        """Send frames. Must run on the event loop."""
         if out and not self._writer.is_closing():
             self._writer.write(b"".join(frames.pack(frame) for frame in out))
 
     def enter(self) -> None:
-        """Wait for a permit. Call it on the engine's thread, before the deltas of a step go to the loop."""
+        """Wait for a permit. Must run on the engine's thread, before the deltas of a step go to the event loop."""
         if not self._open:
             self._permits.acquire()
 
     def leave(self) -> None:
-        """Return a permit. Call it on the loop, once for each `enter`, after `send` of the step's output."""
-        self._owed += 1
+        """Return a permit. Must run on the event loop, once for each `enter`, after `send` of the step's output."""
+        self._due += 1
         if self._writer.transport.get_write_buffer_size() < OUTPUT_HIGH:
-            self._repay()
+            self._release()
         elif self._draining is None:
-            self._draining = asyncio.get_running_loop().create_task(self._repay_when_drained())
+            self._draining = asyncio.get_running_loop().create_task(self._release_when_drained())
 
-    def let_all_pass(self) -> None:
-        """Let `enter` return at once from now on: the worker ends, and the engine's thread must not wait."""
+    def stop_waiting(self) -> None:
+        """From now on, `enter` returns at once: the worker ends, and the engine's thread must not wait."""
         self._open = True
         self._permits.release()
 
@@ -60,14 +60,14 @@ class Outbox:
     def close(self) -> None:
         self._writer.close()
 
-    def _repay(self) -> None:
-        permits = self._owed
-        self._owed = 0
+    def _release(self) -> None:
+        permits = self._due
+        self._due = 0
         if permits:
             self._permits.release(permits)
 
-    async def _repay_when_drained(self) -> None:
+    async def _release_when_drained(self) -> None:
         with contextlib.suppress(ConnectionError):  # `Worker._read` ends the worker
             await self._writer.drain()
         self._draining = None
-        self._repay()
+        self._release()

@@ -7,7 +7,8 @@ Threads render, tokenize and compile. The engine has its own thread and wakes th
     daemon ◄──frames── loop ◄──────── deltas, one wake-up per step ────┘
 
 Exit codes: 0 after Shutdown or the end of the daemon; 1 if the load or the engine failed, or the last step did not end;
-2 if the daemon broke the protocol. With 1 and 2 it exits at once, because closing a broken device may hang.
+2 if the daemon broke the protocol. With 1 and 2 the worker exits without cleanup, because closing a broken device may
+hang.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from .generation import Generation, prepare
 from .opening import OpenModel, open_model
 from .outbox import Outbox
 
-CLOSE_SECONDS = 10.0  # longest wait for the current step; a running daemon kills the worker earlier
+CLOSE_SECONDS = 10.0  # maximum wait for the current step; a daemon that runs kills the worker earlier
 
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Serves the connection to the daemon. `serve` returns the exit code."""
+    """Loads one model and serves the requests of the daemon."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -59,16 +60,19 @@ class Worker:
         self._engine: Engine | None = None
 
     async def serve(self) -> int:
-        """Load the model, serve requests until the end, and close everything unless the engine failed."""
+        """Serve until the connection ends, close the model, and return the exit code.
+
+        A model whose engine failed stays open, because closing it may hang.
+        """
         self._spawn(self._read())
         code = await self._over
         await self._outbox.flush()
         if self._loading:
-            os._exit(code)  # a thread may read weights for minutes, which nobody needs now
+            os._exit(code)  # a thread may still read weights for minutes
         if self._broken:
             self._outbox.close()
             return code
-        self._outbox.let_all_pass()
+        self._outbox.stop_waiting()
         if self._engine is not None and not await self._closed(self._engine):
             self._outbox.close()
             return 1
@@ -79,8 +83,10 @@ class Worker:
 
     @staticmethod
     async def _closed(engine: Engine) -> bool:
-        """Close the engine; False if its step does not end. The process must exit even then: without a daemon, nobody
-        kills it."""
+        """Close the engine; False if its current step does not end.
+
+        The worker must exit even then: if the daemon has ended, no other process kills the worker.
+        """
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.to_thread(engine.close)
@@ -138,8 +144,8 @@ class Worker:
             engine = Engine(model.runner, on_deltas=self._on_deltas, on_failure=self._on_failure)
             engine.start()
             gc.collect()
-            gc.freeze()  # a full collection scans all imported modules and would delay a step
-        except Exception as error:  # the files of a model may cause any exception
+            gc.freeze()  # otherwise a garbage collection scans all imported modules and delays a step
+        except Exception as error:  # damaged model files may cause any exception
             self._outbox.send(frames.LoadFailed(fault=self._fault(error)))
             self._end(1)
             return
@@ -203,7 +209,7 @@ class Worker:
             self._outbox.send(generation.finished(cancelled=True))
 
     def _on_deltas(self, deltas: Sequence[Delta]) -> None:
-        """Pass the deltas of a step to the loop. Runs on the engine's thread; waits while the daemon does not read."""
+        """Pass the deltas of a step to the event loop. Runs on the engine's thread; may wait until the daemon reads."""
         self._outbox.enter()
         self._loop.call_soon_threadsafe(self._take, deltas)
 
@@ -226,13 +232,13 @@ class Worker:
                     self._engine.cancel(delta.request_id)
                 if not generation.live:
                     del self._running[generation.frame.id]
-                    # A request that this process cancelled is not in `_by_request`: here, the engine closes.
+                    # Cancelled by the engine, which closes: a request that the daemon cancels is not in `_by_request`.
                     out.append(generation.finished(cancelled=delta.finish == "cancelled"))
         self._outbox.send(*out)
         self._outbox.leave()
 
     def _on_failure(self, error: RunnerFailed) -> None:
-        """Fail all requests, after a failure of the engine. The engine's thread calls it."""
+        """Fail all requests after a failure of the engine. Runs on the engine's thread."""
         self._loop.call_soon_threadsafe(self._die, error)
 
     def _die(self, error: RunnerFailed) -> None:
@@ -247,7 +253,7 @@ class Worker:
         self._end(1)
 
     def _fail(self, generation: Generation, error: Exception, out: list[frames.Frame] | None = None) -> None:
-        """End a request with a fault. Sends the frame, or appends it to the unsent frames `out`."""
+        """End a request with a fault. Sends the frame Failed, or appends it to `out`, the frames to send."""
         self._forget(generation)
         failed = frames.Failed(id=generation.frame.id, fault=self._fault(error))
         if out is None:
@@ -256,14 +262,14 @@ class Worker:
             out.append(failed)
 
     def _forget(self, generation: Generation) -> None:
-        """Forget a request and cancel it in the engine; no more frames about it follow."""
+        """Remove a request and cancel it in the engine; no more frames about this request follow."""
         self._running.pop(generation.frame.id, None)
         for name in generation.choices:
             if self._by_request.pop(name, None) is not None and self._engine is not None:
                 self._engine.cancel(name)
 
     def _fault(self, error: Exception) -> Fault:
-        """The fault for the daemon. Logs the traceback of an unexpected error without its text (maybe a prompt)."""
+        """The fault for the daemon. Logs an unexpected error, but not its text, which may contain a prompt."""
         reported = app_error(error)
         if reported is None:
             log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
@@ -282,7 +288,7 @@ class Worker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):  # a bug: a restart is better than a worker that lost a task
+        if isinstance(error, Exception):  # a bug: a new worker is better than one without this task
             self._fault(error)
             self._end(2)
 

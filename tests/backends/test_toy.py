@@ -11,7 +11,7 @@ import pytest
 from localllm import backends
 from localllm.app import doctor
 from localllm.app.config import Settings
-from localllm.app.daemon.host import load_frame
+from localllm.app.daemon.models import load_frame
 from localllm.app.store.catalog import ModelRef
 from localllm.app.worker.opening import open_model
 from localllm.backends import platforms

@@ -103,7 +103,7 @@ def test_a_whole_chat_with_calls(text: str, content: str | None) -> None:
     answer.take(0, Piece(id="a", tool_calls=[ToolCallPiece(index=0, id="c", name="f", arguments='{"a":')]))
     answer.take(0, Piece(id="a", tool_calls=[ToolCallPiece(index=0, arguments="1}")], finish="tool_calls"))
     answer.take(0, Piece(id="a"))
-    whole = json.loads(answer.whole(USAGE))
+    whole = json.loads(answer.document(USAGE))
     (choice,) = whole["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["logprobs"] is None
@@ -124,9 +124,9 @@ def test_a_whole_chat_that_is_empty_has_text() -> None:
     answer = ChatAnswer(HEAD, 2, logprobs=True, usage=False)
     answer.take(1, Piece(id="a", reasoning="h", logprobs=[logprob("t", -1.0)], finish="stop"))
     with pytest.raises(AppError):
-        answer.whole(USAGE)
+        answer.document(USAGE)
     answer.take(0, Piece(id="a", finish="length"))
-    empty, thought = json.loads(answer.whole(USAGE))["choices"]
+    empty, thought = json.loads(answer.document(USAGE))["choices"]
     assert (empty["index"], empty["message"]["content"], empty["finish_reason"]) == (0, "", "length")
     assert "tool_calls" not in empty["message"]
     assert (thought["message"]["reasoning"], thought["message"]["reasoning_content"]) == ("h", "h")
@@ -145,7 +145,7 @@ def test_offsets_go_on_from_piece_to_piece() -> None:
     assert [part["finish_reason"] for part in parts] == [None, "stop"]
     for piece in pieces:
         whole.take(0, piece)
-    (choice,) = json.loads(whole.whole(USAGE))["choices"]
+    (choice,) = json.loads(whole.document(USAGE))["choices"]
     assert choice["text"] == "abéd"
     assert choice["logprobs"] == {
         "tokens": ["ab", "é", "d"],
@@ -187,7 +187,7 @@ def test_what_was_not_asked_for_is_not_told(kind: type[ChatAnswer | CompletionAn
     answer = kind(HEAD, 1, logprobs=False, usage=False)
     answer.take(0, Piece(id="a", text="t", logprobs=[logprob("t", -1.0)]))
     with pytest.raises(AppError, match="without a finish reason"):
-        answer.whole(USAGE)
+        answer.document(USAGE)
     answer.take(0, Piece(id="a", finish="stop"))
-    (choice,) = json.loads(answer.whole(USAGE))["choices"]
+    (choice,) = json.loads(answer.document(USAGE))["choices"]
     assert choice["logprobs"] is None

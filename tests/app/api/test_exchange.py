@@ -207,9 +207,9 @@ ENDS = (Started(id="", prompt_tokens=2), Piece(id="", text="x", finish="stop"), 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_chat_from_its_body_to_its_last_byte(stream: bool) -> None:
-    host = FakeModels(*ENDS)
-    sent, page = await exchanged(host, messages=HI, stream=stream, model="m")
-    ((name, local, requests, weight),) = host.asked
+    models = FakeModels(*ENDS)
+    sent, page = await exchanged(models, messages=HI, stream=stream, model="m")
+    ((name, local, requests, weight),) = models.asked
     assert (name, local, weight, len(requests)) == ("m", False, 1, 1)
     body = sent[1]["body"].removeprefix(b"data: ")
     answer = json.loads(body)
@@ -217,7 +217,7 @@ async def test_a_chat_from_its_body_to_its_last_byte(stream: bool) -> None:
     assert answer["id"] == requests[0].id
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == ("chat.completion.chunk" if stream else "chat.completion")
-    assert len(host.closed) == 1
+    assert len(models.closed) == 1
     assert 'localllm_requests_total{model="m",status="ok"} 1.0' in page
     if not stream:
         assert dict(sent[0]["headers"])[b"content-type"] == b"application/json"
@@ -225,9 +225,11 @@ async def test_a_chat_from_its_body_to_its_last_byte(stream: bool) -> None:
 
 
 async def test_completions_of_several_prompts_weigh_what_they_ask_for() -> None:
-    host = FakeModels(*ENDS[:1], Piece(id="", text="x", finish="stop"), Piece(id="", choice=1, finish="stop"), ENDS[2])
-    sent, _ = await exchanged(host, CompletionBody, local=True, prompt=["a", "b"], n=2)
-    ((name, local, requests, weight),) = host.asked
+    models = FakeModels(
+        *ENDS[:1], Piece(id="", text="x", finish="stop"), Piece(id="", choice=1, finish="stop"), ENDS[2]
+    )
+    sent, _ = await exchanged(models, CompletionBody, local=True, prompt=["a", "b"], n=2)
+    ((name, local, requests, weight),) = models.asked
     assert (name, local, weight, len(requests)) == (None, True, 4, 2)
     answer = json.loads(sent[1]["body"])
     assert answer["id"].startswith("cmpl-")
@@ -252,22 +254,22 @@ async def test_outcomes_are_counted() -> None:
 
 
 async def test_a_client_that_hangs_up_is_counted_as_cancelled() -> None:
-    host = FakeModels(ENDS[0])
+    models = FakeModels(ENDS[0])
     metrics = Metrics()
-    endpoint = exchange.Exchange(host, metrics, ChatBody, "1.2")  # type: ignore[arg-type]
+    endpoint = exchange.Exchange(models, metrics, ChatBody, "1.2")  # type: ignore[arg-type]
     body = json.dumps({"messages": HI, "model": "m"}).encode()
     messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
     read = asyncio.Event()
 
     async def receive() -> Any:
         if len(messages) == 1:
-            await host.opened.wait()
+            await models.opened.wait()
         return messages.pop()
 
     scope = {"headers": [(b"content-type", b"application/json")], "server": ("127.0.0.1", 1)}
     with pytest.raises(ClientGone):
         await endpoint(scope, receive, lambda _: read.wait())  # type: ignore[arg-type]
-    assert len(host.closed) == 1
+    assert len(models.closed) == 1
     assert 'localllm_requests_total{model="m",status="cancelled"} 1.0' in metrics.render({}, {}).decode()
 
 

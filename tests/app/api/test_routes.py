@@ -16,7 +16,7 @@ from msgspec import structs
 from localllm.app import frames
 from localllm.app.api import routes
 from localllm.app.api.admin import LoadedModel
-from localllm.app.api.routes import Door
+from localllm.app.api.routes import Address
 from localllm.app.api.stream import Stream
 from localllm.app.config import Settings, loading
 from localllm.app.daemon.server import build
@@ -31,7 +31,7 @@ READY = SimpleNamespace(model="here", info=INFO)
 LOADING_WORKER = SimpleNamespace(model="coming", info=None)
 
 
-class FakeHost:
+class FakeModels:
     """Knows `here`, which is loaded, and `coming`, which loads; notes what it was asked."""
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class FakeHost:
 
 
 @pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
+def models() -> FakeModels:
+    return FakeModels()
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def stops() -> list[bool]:
 
 
 @pytest.fixture
-async def client(host: FakeHost, stops: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """On the unix socket."""
     config = tmp_path / "config.json"
     config.write_text("{}")
@@ -92,7 +92,7 @@ async def client(host: FakeHost, stops: list[bool], monkeypatch: pytest.MonkeyPa
     ]
     monkeypatch.setattr(routes.catalog, "available", lambda: known)
     monkeypatch.setattr(routes.catalog, "resolve", lambda name: next(model for model in known if model.id == name))
-    app = build(host, Door(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
+    app = build(models, Address(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
 
     async def on_socket(scope: Any, receive: Any, send: Any) -> None:
         await app(scope | {"server": ("/socket", None)}, receive, send)
@@ -111,7 +111,7 @@ async def test_models_as_cards(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models/~/x")).json()["error"]["code"] == "model_not_found"
 
 
-async def test_models_for_our_client(client: httpx.AsyncClient, host: FakeHost) -> None:
+async def test_models_for_our_client(client: httpx.AsyncClient, models: FakeModels) -> None:
     entries = (await client.get("/admin/models")).json()
     assert entries[0] == {
         "id": "here", "bundled": True, "loaded": True, "size": 9, "context": 64, "description": "d",
@@ -119,10 +119,10 @@ async def test_models_for_our_client(client: httpx.AsyncClient, host: FakeHost) 
     assert [entry["loaded"] for entry in entries] == [True, True, False]
     assert [model["id"] for model in (await client.get("/admin/loaded")).json()] == ["other", "here"]
     assert (await client.post("/admin/unload", json={"model": "here"})).json() == {}
-    assert host.asked == [("unload", "here")]
+    assert models.asked == [("unload", "here")]
 
 
-async def test_how_the_daemon_is(client: httpx.AsyncClient, host: FakeHost, stops: list[bool]) -> None:
+async def test_how_the_daemon_is(client: httpx.AsyncClient, models: FakeModels, stops: list[bool]) -> None:
     status = (await client.get("/admin/status")).json()
     assert (status["version"], status["pid"], status["url"], status["stopping"]) == (
         VERSION,
@@ -133,7 +133,7 @@ async def test_how_the_daemon_is(client: httpx.AsyncClient, host: FakeHost, stop
     assert set(status["settings"]) == set(loading(Settings()))
     assert status["settings"]["quant"] == "int8"
     assert (await client.get("/health")).json() == {"status": "ok", "version": VERSION}
-    host.stopping = True
+    models.stopping = True
     assert (await client.get("/health")).json()["status"] == "stopping"
     assert (await client.get("/admin/status")).json()["stopping"]
     page = (await client.get("/metrics")).text
@@ -146,31 +146,31 @@ async def test_how_the_daemon_is(client: httpx.AsyncClient, host: FakeHost, stop
 
 
 @pytest.mark.parametrize(("flag", "sent"), [(None, True), (True, True), (False, False)])
-async def test_tokenizing(client: httpx.AsyncClient, host: FakeHost, flag: bool | None, sent: bool) -> None:
-    host.reply = frames.Tokens(id="t", tokens=[1, 2], pieces=["a", "b"])
+async def test_tokenizing(client: httpx.AsyncClient, models: FakeModels, flag: bool | None, sent: bool) -> None:
+    models.reply = frames.Tokens(id="t", tokens=[1, 2], pieces=["a", "b"])
     said = (await client.post("/tokenize", json={"prompt": "x", "add_special_tokens": flag})).json()
     assert said == {"count": 2, "max_model_len": 32, "tokens": [1, 2], "token_strs": ["a", "b"]}
-    (name, local), frame = host.asked
+    (name, local), frame = models.asked
     assert (name, local) == (None, True)
     assert (frame.prompt, frame.messages, frame.add_special_tokens) == ("x", None, sent)
     await client.post("/tokenize", json={"model": "here", "messages": [{"role": "user", "content": "x"}]})
-    assert host.asked[-1].messages == [{"role": "user", "content": "x"}]
+    assert models.asked[-1].messages == [{"role": "user", "content": "x"}]
 
 
-async def test_detokenizing(client: httpx.AsyncClient, host: FakeHost) -> None:
-    host.reply = frames.Text(id="t", text="ab")
+async def test_detokenizing(client: httpx.AsyncClient, models: FakeModels) -> None:
+    models.reply = frames.Text(id="t", text="ab")
     for tokens in ([], [0, 9]):
         assert (await client.post("/detokenize", json={"tokens": tokens})).json() == {"prompt": "ab"}
-        assert host.asked[-1].tokens == tokens
-    host.reply = frames.Failed(id="t", fault=frames.Fault(code="invalid_request", message="x", param="tokens"))
+        assert models.asked[-1].tokens == tokens
+    models.reply = frames.Failed(id="t", fault=frames.Fault(code="invalid_request", message="x", param="tokens"))
     refused = await client.post("/detokenize", json={"tokens": [10, 0]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
 
 
-async def test_a_load_as_events(client: httpx.AsyncClient, host: FakeHost) -> None:
-    host.goes_on.set()
+async def test_a_load_as_events(client: httpx.AsyncClient, models: FakeModels) -> None:
+    models.goes_on.set()
     loading = await client.post("/admin/load", json={"model": "here", "backend": "cpu", "quant": "int4"})
-    assert host.asked == [("here", {"local": True, "backend": "cpu", "quant": "int4"})]
+    assert models.asked == [("here", {"local": True, "backend": "cpu", "quant": "int4"})]
     progress, model = [json.loads(line[6:]) for line in loading.text.splitlines() if line]
     assert progress == {"stage": "reading", "done": 0.5}
     assert (model["id"], model["pid"]) == ("here", 7)
@@ -180,9 +180,9 @@ async def test_a_load_as_events(client: httpx.AsyncClient, host: FakeHost) -> No
     assert large.status_code == 413
 
 
-async def test_a_load_that_nobody_waits_for(host: FakeHost) -> None:
+async def test_a_load_that_nobody_waits_for(models: FakeModels) -> None:
     """What it holds of the host goes; the load itself is the host's."""
-    events = routes._Load(host, Door())._events(routes.LoadBody(model="here"), True)  # type: ignore[arg-type]
+    events = routes._Load(models, Address())._events(routes.LoadBody(model="here"), True)  # type: ignore[arg-type]
     assert b"reading" in await anext(events)
     await events.aclose()  # type: ignore[attr-defined]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Who is let in: by Host, by Origin, by key, by socket."""
+"""Who is let in: by LoadedModels, by Origin, by key, by socket."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from localllm.app.api.routes import Door
+from localllm.app.api.routes import Address
 from localllm.app.config import Settings
 from localllm.app.daemon import connection as connections
-from localllm.app.daemon.host import Host
+from localllm.app.daemon.models import LoadedModels
 from localllm.app.daemon.server import build
 from localllm.app.store import catalog
 
@@ -24,9 +24,9 @@ KEY = "k" * 40
 ORIGIN = "https://app.example"
 
 
-def app(**door: Any) -> Any:
+def app(**address: Any) -> Any:
     settings = Settings(allowed_hosts=("box.lan",), allowed_origins=(ORIGIN,))
-    return build(Host(settings), Door(**door))
+    return build(LoadedModels(settings), Address(**address))
 
 
 async def ask(

@@ -123,7 +123,7 @@ def test_how_the_server_is_made_and_ended(
                 await asyncio.sleep(0.001)
             steps.append("served")
 
-    class FakeHost:
+    class FakeModels:
         def __init__(self, settings: Settings, command: Any) -> None:
             made["command"] = command
 
@@ -133,26 +133,26 @@ def test_how_the_server_is_made_and_ended(
         async def close(self) -> None:
             steps.append("closed")
 
-    def build(host: FakeHost, door: Any) -> Any:
-        made["door"] = door
+    def build(host: FakeModels, address: Any) -> Any:
+        made["address"] = address
 
     def ready(announcement: lifecycle.Announcement) -> None:
         made["said"] = announcement
         assert owner_pid() == os.getpid()
         assert f":{(folder / 'run' / 'daemon.port').read_text().strip()}" in announcement.url
-        made["door"].stop()
+        made["address"].stop()
 
     monkeypatch.setattr(lifecycle, "_Server", FakeServer)
-    monkeypatch.setattr(lifecycle, "Host", FakeHost)
+    monkeypatch.setattr(lifecycle, "LoadedModels", FakeModels)
     monkeypatch.setattr(lifecycle, "build", build)
     lifecycle.run(Settings(port=0, drain=0.5, **settings), ready, worker_command=("x",))  # type: ignore[arg-type]
     assert steps == [0.5, "closed", "served"]
     assert made["families"] == [socket.AF_INET, socket.AF_UNIX]
     assert made["command"] == ("x",)
-    door, said = made["door"], made["said"]
-    assert (door.url, door.names) == (said.url, (settings.get("host", "127.0.0.1"),))
+    address, said = made["address"], made["said"]
+    assert (address.url, address.names) == (said.url, (settings.get("host", "127.0.0.1"),))
     key_file = str(paths.api_key_file()) if keyed else ""
-    assert (bool(door.key), said.key_file) == ("host" in settings, key_file)
+    assert (bool(address.key), said.key_file) == ("host" in settings, key_file)
     assert str(said).endswith(f"; clients need the API key in {key_file}" if keyed else said.url)
     config = made["config"]
     given = {

@@ -12,7 +12,7 @@ import pytest
 
 from localllm.app import config, frames, paths
 from localllm.app.config import Developer, Settings
-from localllm.app.daemon.host import load_frame
+from localllm.app.daemon.models import load_frame
 from localllm.app.store.catalog import ModelRef
 from localllm.engine.options import LoadOptions
 

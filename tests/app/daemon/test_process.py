@@ -76,12 +76,12 @@ async def test_asking_for_figures_is_no_request(bench: Bench) -> None:
     worker = bench.worker
     worker._idle_since -= 100
     async with worker.open([AskStats(id="a")], weight=0):
-        assert worker._quiet.is_set()
+        assert worker._idle_event.is_set()
         assert worker.unfinished == 0
     assert worker.idle >= 100
     async with worker.open([Generate(id="b")]):
-        assert (worker.unfinished, worker._quiet.is_set()) == (1, False)
-    assert worker._quiet.is_set()
+        assert (worker.unfinished, worker._idle_event.is_set()) == (1, False)
+    assert worker._idle_event.is_set()
     assert worker.idle < 50
 
 
@@ -108,7 +108,12 @@ async def test_the_end_is_told_once_to_all(bench: Bench) -> None:
     worker._end(WorkerDied("first"))
     worker._end(WorkerDied("second"))
     assert bench.over == [worker]
-    assert (worker.state, worker.unfinished, worker._quiet.is_set(), worker._over.is_set()) == ("over", 0, True, True)
+    assert (worker.state, worker.unfinished, worker._idle_event.is_set(), worker._over.is_set()) == (
+        "over",
+        0,
+        True,
+        True,
+    )
     for stream in streams:
         with pytest.raises(WorkerDied, match="first"):
             await stream.take()
@@ -288,7 +293,7 @@ async def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pyt
     await worker.start()
     running = worker.open([Generate(id="a", prompt="hang")])
     await running.started()
-    await worker.quiet(0.01)
+    await worker.wait_idle(0.01)
     assert worker.state == "ready"
     await worker.stop(Stopping("it was unloaded"))
     assert worker._process is not None
@@ -406,9 +411,9 @@ async def test_its_process_is_waited_for_but_not_for_ever(bench: Bench, monkeypa
     """A driver may hold a process that was killed."""
     ended = asyncio.Event()
     process_of_it: Any = SimpleNamespace(pid=0, wait=ended.wait)
-    await bench.worker.gone()
+    await bench.worker.wait_gone()
     bench.worker._process = process_of_it
-    waiting = asyncio.create_task(bench.worker.gone())
+    waiting = asyncio.create_task(bench.worker.wait_gone())
     await asyncio.sleep(0.01)
     assert not waiting.done()
     ended.set()
@@ -416,5 +421,5 @@ async def test_its_process_is_waited_for_but_not_for_ever(bench: Bench, monkeypa
     ended.clear()
     monkeypatch.setattr(process, "GONE_SECONDS", 0.01)
     async with asyncio.timeout(10):
-        await bench.worker.gone()
+        await bench.worker.wait_gone()
     bench.worker._process = None

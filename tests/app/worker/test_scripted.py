@@ -435,7 +435,7 @@ async def test_the_engine_is_a_fixed_number_of_steps_ahead() -> None:
     thread.start()
     await asyncio.to_thread(thread.join, 0.2)
     assert (ahead, thread.is_alive()) == (outbox.STEPS_AHEAD, True)
-    box.let_all_pass()
+    box.stop_waiting()
     await asyncio.to_thread(thread.join)
     writer.close()
     await writer.wait_closed()

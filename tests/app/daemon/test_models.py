@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from localllm.app import paths
-from localllm.app.daemon import host, process
-from localllm.app.daemon.host import CHECK
+from localllm.app.daemon import models, process
+from localllm.app.daemon.models import CHECK
 from localllm.app.errors import NoBackend
 from localllm.app.frames import Load
 from localllm.app.store import catalog
@@ -112,9 +112,9 @@ def test_a_backend_is_checked_in_a_process_of_its_own(backend: str, code: str) -
 )
 def test_looking_at_a_backend_may_end_badly(monkeypatch: pytest.MonkeyPatch, script: str, told: str) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
-    monkeypatch.setattr(host, "CHECK", (sys.executable, "-c", script))
-    monkeypatch.setattr(host, "CHECK_SECONDS", 1.0)
-    looked = host.check_backend("hip", catalog.resolve("guide"))
+    monkeypatch.setattr(models, "CHECK", (sys.executable, "-c", script))
+    monkeypatch.setattr(models, "CHECK_SECONDS", 1.0)
+    looked = models.check_backend("hip", catalog.resolve("guide"))
     if not told:
         asyncio.run(looked)
         return

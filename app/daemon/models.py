@@ -1,4 +1,4 @@
-"""Manages the loaded models: one worker process per model, started at the first request, stopped when idle."""
+"""Manages the loaded models. Each has a worker process, which starts at the first request and stops when idle."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .process import COMMAND, WorkerProcess, worker_environment
 
 STOPPING = "the daemon is stopping"
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
-CHECK_SECONDS = 60.0  # limit of a backend's probe: a broken driver may never return
-STATS_SECONDS = 1.0  # limit for a worker to send its statistics; after it, they are omitted
+CHECK_SECONDS = 60.0  # limit for the probe of a backend: a call into a broken driver may never return
+STATS_SECONDS = 1.0  # limit for the statistics of a worker; later statistics are ignored
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Entry:
     unloading: asyncio.Task[None] | None = None
 
 
-class Host:
+class LoadedModels:
     """The loaded models. `deaths` counts the workers that ended unexpectedly, by model."""
 
     def __init__(self, settings: Settings, *, command: Sequence[str] = COMMAND, log_dir: Path | None = None) -> None:
@@ -54,7 +54,7 @@ class Host:
         self._entries: dict[str, _Entry] = {}
         # Workers that have ended. Their processes may still exist and use memory; the next load waits for them.
         self._ended: list[WorkerProcess] = []
-        self._load_lock = asyncio.Lock()  # one load at a time: two would plan with the same free memory
+        self._load_lock = asyncio.Lock()  # one load at a time: two loads would both count on the same free memory
         self._idle_task: asyncio.Task[None] | None = None
 
     async def worker(
@@ -66,9 +66,9 @@ class Host:
         quant: Quant | None = None,
         progress: Progress | None = None,
     ) -> WorkerProcess:
-        """The ready worker of a model, started if necessary. Concurrent calls wait for the same worker.
+        """The ready worker of a model. Starts the worker if necessary; concurrent calls wait for the same worker.
 
-        `local`: the request came over the unix socket and may name a folder. Raises ModelNotFound, the error of a
+        `local`: the client uses the unix socket and may name a folder. Raises ModelNotFound, the error of a
         failed load, Stopping, or InvalidRequest if the model is busy with another backend or quant.
         """
         ref = await self._resolve(name, local)
@@ -98,11 +98,11 @@ class Host:
     async def open(
         self, name: str | None, requests: Sequence[Request], *, weight: int = 1, local: bool = False
     ) -> Stream:
-        """Send requests to a model, which is loaded if necessary; the stream returns the replies.
+        """Load the model if necessary and send requests to it. The stream returns the replies.
 
-        `name`: None stands for the only loaded model. `weight`: number of answers. `local`: see `worker`.
-        Raises the errors of `worker`, InvalidRequest if `weight` exceeds the setting max_queue, and Overloaded if it
-        does with the unfinished answers of the worker.
+        `name`: None selects the only loaded model. `weight`: number of answers to the requests. `local`: see `worker`.
+        Raises the errors of `worker`; InvalidRequest if `weight` exceeds the setting max_queue; Overloaded if `weight`
+        and the unfinished answers of the worker together exceed max_queue.
         """
         self._refuse_when_stopping()
         limit = self.settings.max_queue
@@ -147,7 +147,7 @@ class Host:
         return entry.worker if entry else None
 
     async def stats(self) -> list[tuple[WorkerProcess, Stats | None]]:
-        """Every worker and its statistics; None while it loads or does not respond."""
+        """Every worker and its statistics; the statistics are None while the worker loads or does not respond."""
         workers = [entry.worker for entry in self._entries.values()]
         stats = await asyncio.gather(*(worker.stats(STATS_SECONDS) for worker in workers))
         return list(zip(workers, stats, strict=True))
@@ -161,8 +161,10 @@ class Host:
         ]
 
     async def unload(self, name: str) -> None:
-        """Stop the worker of a model. Its requests have `drain` seconds to finish. Raises ModelNotFound if it is not
-        loaded."""
+        """Stop the worker of a model; its requests have `drain` seconds to finish.
+
+        Raises ModelNotFound if the model is not loaded.
+        """
         entry = self._entries.get(name)
         if entry is None:
             loaded = ", ".join(self._entries) or "none"
@@ -170,9 +172,9 @@ class Host:
         await asyncio.shield(self._unload_task(entry, self.settings.drain))
 
     async def drain(self, seconds: float) -> None:
-        """Accept no more requests; returns when none is running, or after `seconds`."""
+        """Refuse new requests from now on; returns when no request is running, or after `seconds`."""
         self.stopping = True
-        await asyncio.gather(*(entry.worker.quiet(seconds) for entry in self._entries.values()))
+        await asyncio.gather(*(entry.worker.wait_idle(seconds) for entry in self._entries.values()))
 
     async def close(self) -> None:
         """Stop all workers; running requests get the error Stopping."""
@@ -201,7 +203,7 @@ class Host:
             step_timeout=settings.step_timeout,
         )
         loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
-        # Read the exception, so that asyncio does not log it if no caller waits any more.
+        # Read the exception: if no caller waits for the load any more, asyncio would log it as forgotten.
         loading.add_done_callback(lambda task: task.exception())
         entry = self._entries[ref.id] = _Entry(ref, worker, loading)
         if self._idle_task is None and settings.idle_unload:
@@ -210,11 +212,11 @@ class Host:
 
     async def _load(self, worker: WorkerProcess) -> None:
         async with self._load_lock:
-            if worker.state == "over":  # unloaded while it waited for the lock
+            if worker.state == "over":  # the model was unloaded while this task waited for the lock
                 raise worker.end_error
             ended = self._ended
             self._ended = []
-            await asyncio.gather(*(other.gone() for other in ended))
+            await asyncio.gather(*(other.wait_gone() for other in ended))
             log.info("loading %s", worker.model)
             info = await worker.start()
         log.info("loaded %s on %s (%s): %s", worker.model, info.backend, info.device, info.reason)
@@ -222,14 +224,14 @@ class Host:
             log.warning("%s: %s", worker.model, warning)
 
     def _unload_task(self, entry: _Entry, drain: float) -> asyncio.Task[None]:
-        """The task that unloads the model of an entry. The first call starts it; new requests wait for its end."""
+        """The task that unloads the model of an entry; the first call starts it. New requests wait for this task."""
         if entry.unloading is None:
             log.info("unloading %s", entry.worker.model)
             entry.unloading = asyncio.create_task(self._unload(entry.worker, drain))
         return entry.unloading
 
     async def _unload(self, worker: WorkerProcess, drain: float) -> None:
-        await worker.quiet(drain)
+        await worker.wait_idle(drain)
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
     def _over(self, worker: WorkerProcess) -> None:
@@ -249,9 +251,9 @@ class Host:
 
 
 def _difference(worker: WorkerProcess, backend: str | None, quant: Quant | None) -> InvalidRequest | None:
-    """The error if a loaded model is busy with another backend or quant than the requested one; None if they agree.
+    """The error for a request that needs another backend or quant than the loaded model has.
 
-    None also if the worker has ended.
+    None if the loaded model fits the request, or its worker has ended.
     """
     info = worker.info
     if info is None:
@@ -266,8 +268,11 @@ def _difference(worker: WorkerProcess, backend: str | None, quant: Quant | None)
 
 
 async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
-    """Raises the load error of a worker if the backend cannot run the model, and NoBackend if the probe process crashes
-    or hangs."""
+    """Probe in a child process if a backend can run a model.
+
+    Raises the error that a load would raise if the backend cannot run the model, and NoBackend if the child process
+    crashes or hangs.
+    """
     process = await asyncio.create_subprocess_exec(
         *CHECK,
         backend,
@@ -285,9 +290,9 @@ async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
     except TimeoutError:
         raise NoBackend(f"cannot probe backend {backend}: no result within {CHECK_SECONDS:g} s") from None
     finally:
-        if process.returncode is None:  # it hangs, or this task was cancelled
+        if process.returncode is None:  # the probe hangs, or this task was cancelled
             process.kill()
-            with suppress(TimeoutError):  # a driver may delay its end
+            with suppress(TimeoutError):  # a driver may delay the end of the process
                 async with asyncio.timeout(1.0):
                     await process.communicate()
     if output:
@@ -303,7 +308,7 @@ def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, q
 
 
 def load_options(settings: Settings, model: Path, quant: Quant) -> LoadOptions:
-    """The load options for a runner. 0 in the settings means automatic and becomes None."""
+    """The load options for a runner. The value 0 of a setting means automatic; the options have None instead."""
     return LoadOptions(
         context=settings.context or None,
         cache_bytes=settings.cache_mib * 2**20 or None,
