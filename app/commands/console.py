@@ -30,16 +30,15 @@ def run_command(command: click.Command, args: list[str]) -> int:
 
 
 def _app_error(error: click.ClickException | AppError | OSError) -> AppError:
-    match error:
-        case AppError():
-            return error
-        case click.UsageError():
-            command = error.ctx.command_path if error.ctx else "localllm"
-            return InvalidRequest(error.format_message(), hint=f"see {command} --help")
-        case click.ClickException():
-            return InvalidRequest(error.format_message())
-        case _:
-            return StorageFailed(str(error))
+    if isinstance(error, AppError):
+        return error
+    if isinstance(error, OSError):
+        return StorageFailed(str(error))
+    hint = ""
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx else "localllm"
+        hint = f"see {command} --help"
+    return InvalidRequest(error.format_message(), hint=hint)
 
 
 def report(error: AppError, as_json: bool) -> int:

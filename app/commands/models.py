@@ -19,21 +19,26 @@ def list_models(as_json: bool) -> int:
     config.load()
     models = catalog.available()
     if as_json:
-        entries = [
-            {
-                "id": model.id,
-                "bundled": model.bundled,
-                "size": model.size,
-                "packed": model.packed,
-                "context": model.context,
-                "revision": model.revision,
-                "path": str(model.path),
-                "description": model.description,
-            }
-            for model in models
-        ]
-        click.echo(json.dumps(entries, indent=2))
-        return 0
+        click.echo(json.dumps([_for_json(model) for model in models], indent=2))
+    else:
+        _print(models)
+    return 0
+
+
+def _for_json(model: catalog.ModelRef) -> dict[str, object]:
+    return {
+        "id": model.id,
+        "bundled": model.bundled,
+        "size": model.size,
+        "packed": model.packed,
+        "context": model.context,
+        "revision": model.revision,
+        "path": str(model.path),
+        "description": model.description,
+    }
+
+
+def _print(models: list[catalog.ModelRef]) -> None:
     header = ["MODEL", "SIZE", "CONTEXT", "DESCRIPTION"]
     rows = [[model.id, size(model.size), str(model.context or "?"), model.description] for model in models]
     packed = [size(model.packed) if model.packed else "" for model in models]
@@ -46,7 +51,6 @@ def list_models(as_json: bool) -> int:
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
         say("for a larger model: localllm pull org/repo, for example Qwen/Qwen3-0.6B")
-    return 0
 
 
 def pull(name: str) -> int:

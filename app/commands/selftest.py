@@ -35,6 +35,13 @@ class Check:
     ok: bool
     details: str = ""  # number of checked answers, or the difference to the expected answer
 
+    @property
+    def line(self) -> str:
+        """The result as one line of the report."""
+        state = "ok    " if self.ok else "FAILED"
+        details = f": {self.details}" if self.details else ""
+        return f"  {state}  {self.name}{details}"
+
 
 @dataclass(slots=True)
 class Report:
@@ -60,16 +67,17 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({**asdict(report), "ok": report.ok}, indent=2))
     else:
-        click.echo(
-            f"{report.backend} on {report.device} ({report.dtype}), localllm {report.localllm}, {report.machine}"
-        )
-        for name, value in report.features.items():
-            click.echo(f"  {name}: {value}")
-        for check in report.checks:
-            details = f": {check.details}" if check.details else ""
-            click.echo(f"  {'ok    ' if check.ok else 'FAILED'}  {check.name}{details}")
-        click.echo("all checks passed" if report.ok else "some checks failed: please report this output")
+        _print(report)
     return 0 if report.ok else 1
+
+
+def _print(report: Report) -> None:
+    click.echo(f"{report.backend} on {report.device} ({report.dtype}), localllm {report.localllm}, {report.machine}")
+    for name, value in report.features.items():
+        click.echo(f"  {name}: {value}")
+    for check in report.checks:
+        click.echo(check.line)
+    click.echo("all checks passed" if report.ok else "some checks failed: please report this output")
 
 
 async def _selftest(backend: str | None, quant: str | None) -> Report:

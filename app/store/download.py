@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +85,9 @@ def _progress_bar(title: str) -> type[tqdm]:
 
 def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
     """The files to download, weights last. Raises ModelUnusable if there are no safetensors weights."""
-    files = sorted(files, key=lambda file: file.name)
+    files = sorted(files, key=attrgetter("name"))
     names = {file.name for file in files}
-    weights = [file for file in files if _fits(file.name, WEIGHTS)]
+    weights = _matching(files, WEIGHTS)
     if not weights:
         raise ModelUnusable(f"{repo} {_problem(names)}", hint=OTHER_REPO)
     if "config.json" not in names:
@@ -96,23 +97,27 @@ def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
         raise ModelUnusable(problem, hint=OTHER_REPO)
     # Some repos also have a copy of the weights under another name; config.json describes `model*.safetensors`.
     weights = [file for file in weights if file.name.startswith("model")] or weights
-    small = [file for file in files if _fits(file.name, *SMALL)]
-    return small + weights
+    return _matching(files, *SMALL) + weights
 
 
-def _fits(name: str, *patterns: str) -> bool:
-    """True if a name matches one of the patterns. A pattern matches only names with the same number of folders."""
-    patterns_of_depth = [pattern for pattern in patterns if pattern.count("/") == name.count("/")]
-    return any(fnmatch(name, pattern) for pattern in patterns_of_depth)
+def _matching(files: list[RemoteFile], *patterns: str) -> list[RemoteFile]:
+    """The files that match one of the patterns. A pattern matches only names with the same number of folders."""
+    matches = []
+    for file in files:
+        depth = file.name.count("/")
+        if any(fnmatch(file.name, pattern) and pattern.count("/") == depth for pattern in patterns):
+            matches.append(file)
+    return matches
 
 
 def _problem(names: set[str]) -> str:
     """The reason why a repo without safetensors weights is unusable."""
-    pickles = sorted(name for name in names if name.endswith(UNSAFE))
-    if pickles:
-        return f"has only pickle weights ({pickles[0]}); loading them would run code from the repo"
-    if any(name.endswith(".gguf") for name in names):
-        return "has only GGUF weights, which this version does not support"
+    for name in sorted(names):
+        if name.endswith(UNSAFE):
+            return f"has only pickle weights ({name}); loading them would run code from the repo"
+    for name in names:
+        if name.endswith(".gguf"):
+            return "has only GGUF weights, which this version does not support"
     return "has no safetensors weights"
 
 

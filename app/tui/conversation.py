@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, Literal
 
 from .text import one_line
@@ -102,9 +101,9 @@ class Conversation:
         messages = []
         if self.system.strip():
             messages.append({"role": "system", "content": self.system})
-        for message, reply in zip_longest(path, path[1:]):
-            has_empty_answer = reply is not None and not reply.content
-            is_omitted = has_empty_answer if message.role == "user" else not message.content
-            if not is_omitted:
+        omitted = {message.index for message in path if message.role == "assistant" and not message.content}
+        omitted |= {self.messages[index].parent for index in omitted}
+        for message in path:
+            if message.index not in omitted:
                 messages.append({"role": message.role, "content": message.content})
         return messages

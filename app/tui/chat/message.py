@@ -15,6 +15,11 @@ from .streaming import StreamingMarkdown
 
 MAX_CHARACTERS = 60_000  # limit of a question on the screen; copy and export use the complete text
 _ENDS = {"stopped": "stopped", "length": "stopped at the length limit", "tool_calls": "called a tool"}
+_ENDS_WITHOUT_TEXT = _ENDS | {
+    "": "…",
+    "stop": "empty answer",
+    "stopped": "stopped before the first token; later requests omit this message",
+}
 
 
 class MessageView(Vertical, can_focus=True):
@@ -132,11 +137,8 @@ class MessageView(Vertical, can_focus=True):
         message = self.message
         if message.role == "user":
             return ""
-        if not message.finish:
-            return "" if message.content else "…"
         if message.finish == "failed":
             omitted = "" if message.content else " Later requests omit this message."
             return f"{message.error}\nCtrl+R tries again.{omitted}"
-        if message.finish == "stopped" and not message.content:
-            return "stopped before the first token; later requests omit this message"
-        return _ENDS.get(message.finish, "" if message.content else "empty answer")
+        notes = _ENDS if message.content else _ENDS_WITHOUT_TEXT
+        return notes.get(message.finish, "")

@@ -13,6 +13,8 @@ from ..text import clean, is_long
 
 _MARK = re.compile(r"\[paste (\d+): [^\]]*\]")
 
+NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
+
 
 class Prompt(TextArea):
     class Submitted(Message):
@@ -58,20 +60,23 @@ class Prompt(TextArea):
         return _MARK.sub(self._paste_text, self.text)
 
     async def _on_key(self, event: events.Key) -> None:
+        messages = self._key_messages()
         if event.key == "enter":
             self.post_message(self.Submitted(self.full_text()))
-        elif event.key in ("shift+enter", "ctrl+j", "alt+enter"):
+        elif event.key in NEW_LINE_KEYS:
             self.insert("\n")
-        elif self.has_hints and event.key in ("up", "down"):
-            self.post_message(self.HintMoved(-1 if event.key == "up" else 1))
-        elif self.has_hints and event.key == "tab":
-            self.post_message(self.HintAccepted())
-        elif event.key == "up" and not self.text:
-            self.post_message(self.Left())
+        elif event.key in messages:
+            self.post_message(messages[event.key])
         else:
             return
         event.stop()
         event.prevent_default()
+
+    def _key_messages(self) -> dict[str, Message]:
+        """The message of each key that moves to the completions or to the messages."""
+        if self.has_hints:
+            return {"up": self.HintMoved(-1), "down": self.HintMoved(1), "tab": self.HintAccepted()}
+        return {} if self.text else {"up": self.Left()}
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.stop()

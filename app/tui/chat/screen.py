@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from textual import on, work
@@ -312,25 +313,34 @@ class ChatScreen(Screen[None]):
 
     @on(MessageView.Requested)
     def _run_action(self, event: MessageView.Requested) -> None:
-        message = event.message
-        messages = self.query_one(Messages)
-        match event.action:
-            case "up":
-                messages.step(message, -1)
-            case "down" if not messages.step(message, 1):
-                self.query_one(Prompt).focus()
-            case "earlier":
-                self.action_alternative(-1, message)
-            case "later":
-                self.action_alternative(1, message)
-            case "regenerate":
-                self.action_regenerate(message)
-            case "edit" if message.role == "user" and not self._is_busy():
-                self.edit(message)
-            case "copy":
-                self.copy(message.content, "The message")
-            case "copy_code":
-                self.execute(commands.Call("copy", "code"), message=message)
+        actions: dict[str, Callable[[Message], object]] = {
+            "up": self._focus_previous,
+            "down": self._focus_next,
+            "earlier": partial(self.action_alternative, -1),
+            "later": partial(self.action_alternative, 1),
+            "regenerate": self.action_regenerate,
+            "edit": self._edit_question,
+            "copy": self._copy_message,
+            "copy_code": self._copy_code,
+        }
+        actions[event.action](event.message)
+
+    def _focus_previous(self, message: Message) -> None:
+        self.query_one(Messages).step(message, -1)
+
+    def _focus_next(self, message: Message) -> None:
+        if not self.query_one(Messages).step(message, 1):
+            self.query_one(Prompt).focus()
+
+    def _edit_question(self, message: Message) -> None:
+        if message.role == "user" and not self._is_busy():
+            self.edit(message)
+
+    def _copy_message(self, message: Message) -> None:
+        self.copy(message.content, "The message")
+
+    def _copy_code(self, message: Message) -> None:
+        self.execute(commands.Call("copy", "code"), message=message)
 
     def action_back(self) -> None:
         """Handle Esc: close the completions, cancel editing, or stop the answer."""

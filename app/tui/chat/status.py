@@ -28,21 +28,25 @@ class Figures:
         segments = [(0, self.state), (1, "not saved" if self.unsaved else "")]
         if self.running is not None:
             segments += _model_segments(self.running)
-        if self.rate:
-            segments.append((2, f"{self.rate:.1f} tok/s"))
+        segments.append((2, self._rate_text()))
         if self.answer is not None:
             segments += self._answer_segments(self.answer)
         elif self.context:
             segments.append((6, f"context {self.context:,}"))
         return [segment for segment in segments if segment[1]]
 
+    def _rate_text(self) -> str:
+        """The rate of the running answer, or of the last one."""
+        rate = self.rate
+        if self.answer is not None and not rate:
+            rate = self.answer.tokens_per_second
+        return f"{rate:.1f} tok/s" if rate else ""
+
     def _answer_segments(self, answer: Message) -> list[Segment]:
         first = f"{answer.ttft * 1000:.0f} ms" if answer.ttft < 1 else f"{answer.ttft:.1f} s"
         used = f"{answer.prompt_tokens + answer.completion_tokens:,}"
         limit = f"/{self.context:,}" if self.context else ""
-        rate = 0.0 if self.rate else answer.tokens_per_second
         return [
-            (2, f"{rate:.1f} tok/s" if rate else ""),
             (4, f"first {first}"),
             (3, f"context {used}{limit}"),
             (5, f"cached {answer.cached_tokens / answer.prompt_tokens:.0%}"),
