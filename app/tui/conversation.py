@@ -101,8 +101,10 @@ class Conversation:
         messages = []
         if self.system.strip():
             messages.append({"role": "system", "content": self.system})
-        omitted = {message.index for message in path if message.role == "assistant" and not message.content}
-        omitted |= {self.messages[index].parent for index in omitted}
+        omitted: set[int | None] = set()
+        for message in path:
+            if message.role == "assistant" and not message.content:
+                omitted |= {message.parent, message.index}
         for message in path:
             if message.index not in omitted:
                 messages.append({"role": message.role, "content": message.content})
