@@ -32,12 +32,12 @@ TABLE = {
 }
 
 
-def test_every_error_keeps_its_numbers() -> None:
+def test_every_error_has_its_codes() -> None:
     kinds = {code: kind for code, kind in errors.BY_CODE.items() if kind.__module__ == errors.__name__}
     assert {code: (kind.status, kind.type, kind.exit_code) for code, kind in kinds.items()} == TABLE
 
 
-def test_an_error_carries_what_mends_it() -> None:
+def test_error_has_hint_param_and_numbers() -> None:
     error = errors.ContextTooLong("too long", hint="less", param="messages", n_ctx=4)
     assert (str(error), error.message, error.hint, error.param, error.numbers) == (
         "too long",

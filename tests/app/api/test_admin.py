@@ -7,7 +7,7 @@ import msgspec
 from localllm.app.api.admin import LoadedModel, ModelEntry, Status
 
 
-def test_a_loading_model_has_no_figures_yet() -> None:
+def test_loading_model_has_default_numbers() -> None:
     model = LoadedModel(id="m", state="loading", pid=7)
     rest = {name: value for name, value in msgspec.to_builtins(model).items() if name not in ("id", "state", "pid")}
     texts = ("backend", "device", "dtype", "quant")
@@ -21,11 +21,11 @@ def test_a_loading_model_has_no_figures_yet() -> None:
     }
 
 
-def test_a_model_on_disk_is_not_loaded() -> None:
+def test_model_entry_defaults() -> None:
     entry = msgspec.to_builtins(ModelEntry(id="m"))
     assert entry == {"id": "m", "bundled": False, "loaded": False, "size": 0, "context": 0, "description": ""}
 
 
-def test_a_daemon_that_answers_is_not_stopping() -> None:
+def test_status_defaults() -> None:
     status = msgspec.to_builtins(Status(version="1", pid=7, url="u"))
     assert status == {"version": "1", "pid": 7, "url": "u", "stopping": False, "settings": {}}

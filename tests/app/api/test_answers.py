@@ -34,7 +34,7 @@ def test_line_breaks_of_some_clients_are_escaped() -> None:
     assert len(data.decode().splitlines()) == 2
 
 
-def test_a_streamed_chat() -> None:
+def test_streamed_chat() -> None:
     answer = ChatAnswer(HEAD, 2, logprobs=False, usage=True)
     role = {"role": "assistant", "content": ""}
     assert [chunk["choices"] for chunk in told(answer.opening())] == [
@@ -61,7 +61,7 @@ def test_a_streamed_chat() -> None:
     assert closing.endswith(b"\n\ndata: [DONE]\n\n")
 
 
-def test_a_token_without_text_is_told_where_log_probabilities_are_wanted() -> None:
+def test_token_without_text_has_an_event_if_logprobs_are_requested() -> None:
     answer = ChatAnswer(HEAD, 1, logprobs=True, usage=False)
     entry = logprob("t", -math.inf, logprob("u", -math.inf))
     (chunk,) = told(answer.part(0, Piece(id="a", logprobs=[entry])))
@@ -81,7 +81,7 @@ def test_a_token_without_text_is_told_where_log_probabilities_are_wanted() -> No
     assert answer.closing(USAGE) == b"data: [DONE]\n\n"
 
 
-def test_streamed_calls_have_their_name_once() -> None:
+def test_streamed_call_has_its_name_once() -> None:
     answer = ChatAnswer(HEAD, 1, logprobs=False, usage=False)
     pieces = [
         ToolCallPiece(index=1, id="c", name="f"),
@@ -97,7 +97,7 @@ def test_streamed_calls_have_their_name_once() -> None:
 
 
 @pytest.mark.parametrize(("text", "content"), [("", None), ("hi", "hi")])
-def test_a_whole_chat_with_calls(text: str, content: str | None) -> None:
+def test_chat_document_with_tool_calls(text: str, content: str | None) -> None:
     answer = ChatAnswer(HEAD, 1, logprobs=True, usage=False)
     answer.take(0, Piece(id="a", text=text, tool_calls=[ToolCallPiece(index=1, id="d", name="g", arguments="{}")]))
     answer.take(0, Piece(id="a", tool_calls=[ToolCallPiece(index=0, id="c", name="f", arguments='{"a":')]))
@@ -120,7 +120,7 @@ def test_a_whole_chat_with_calls(text: str, content: str | None) -> None:
     assert whole["usage"]["total_tokens"] == 3
 
 
-def test_a_whole_chat_that_is_empty_has_text() -> None:
+def test_empty_chat_document_has_text() -> None:
     answer = ChatAnswer(HEAD, 2, logprobs=True, usage=False)
     answer.take(1, Piece(id="a", reasoning="h", logprobs=[logprob("t", -1.0)], finish="stop"))
     with pytest.raises(AppError):
@@ -133,7 +133,7 @@ def test_a_whole_chat_that_is_empty_has_text() -> None:
     assert [entry["token"] for entry in thought["logprobs"]["content"]] == ["t"]
 
 
-def test_offsets_go_on_from_piece_to_piece() -> None:
+def test_text_offsets_continue_over_pieces() -> None:
     pieces = [
         Piece(id="a", text="ab", logprobs=[logprob("ab", -1.0, logprob("c", -2.0))]),
         Piece(id="a", text="éd", logprobs=[logprob("é", -math.inf), logprob("d", -3.0)], finish="stop"),
@@ -155,7 +155,7 @@ def test_offsets_go_on_from_piece_to_piece() -> None:
     }
 
 
-def test_a_streamed_completion_tells_only_news() -> None:
+def test_streamed_completion_skips_empty_pieces() -> None:
     answer = CompletionAnswer(HEAD, 1, logprobs=False, usage=True)
     assert answer.part(0, Piece(id="a", tokens=1)) == b""
     (chunk,) = told(answer.part(0, Piece(id="a", text="x")))
@@ -167,7 +167,7 @@ def test_a_streamed_completion_tells_only_news() -> None:
     assert (last["choices"], last["usage"]["prompt_tokens"]) == ([], 1)
 
 
-def test_an_error_as_an_event() -> None:
+def test_error_event() -> None:
     (error,) = told(error_event(ContextTooLong("too long", hint="less", param="messages", n_ctx=4)))
     assert error == {
         "error": {
@@ -183,7 +183,7 @@ def test_an_error_as_an_event() -> None:
 
 
 @pytest.mark.parametrize("kind", [ChatAnswer, CompletionAnswer])
-def test_what_was_not_asked_for_is_not_told(kind: type[ChatAnswer | CompletionAnswer]) -> None:
+def test_answer_has_no_fields_that_were_not_requested(kind: type[ChatAnswer | CompletionAnswer]) -> None:
     answer = kind(HEAD, 1, logprobs=False, usage=False)
     answer.take(0, Piece(id="a", text="t", logprobs=[logprob("t", -1.0)]))
     with pytest.raises(AppError, match="without a finish reason"):

@@ -52,7 +52,7 @@ async def read(client: Client, *headers: tuple[bytes, bytes]) -> Small:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_parts_are_one_body(size: int) -> None:
+async def test_chunks_are_joined(size: int) -> None:
     whole = b'{"text": "abcdefghij"}'
     client = Client(*(whole[start : start + size] for start in range(0, len(whole), size)))
     assert (await read(client)).text == "abcdefghij"
@@ -68,7 +68,7 @@ async def test_parts_are_one_body(size: int) -> None:
         (b"content-encoding", b"br", False),
     ],
 )
-async def test_plain_json_only(header: bytes, value: bytes, good: bool) -> None:
+async def test_only_uncompressed_json_is_accepted(header: bytes, value: bytes, good: bool) -> None:
     if good:
         assert (await read(Client(b"{}"), (header, value))) == Small()
     else:
@@ -76,7 +76,7 @@ async def test_plain_json_only(header: bytes, value: bytes, good: bool) -> None:
             await read(Client(b"{}"), (header, value))
 
 
-async def test_of_a_body_that_is_too_large_a_little_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_body_is_discarded_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that its sender reads the answer. One that waits to be told to send is told at once."""
     monkeypatch.setattr(bodies, "MAX_DISCARDED", 300)
     length = (b"content-length", b"%d" % (LIMIT + 1))
@@ -99,7 +99,7 @@ async def test_of_a_body_that_is_too_large_a_little_goes_by(monkeypatch: pytest.
     assert await parts_read(Client(part, then="silence"), length) == 1
 
 
-async def test_a_client_that_goes_or_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_disconnects_or_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClientGone):
         await read(Client(b"{", then="gone"))
     monkeypatch.setattr(bodies, "READ_SECONDS", 0.01)
@@ -116,7 +116,7 @@ def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:
 
 
 @pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": 1, "b": value}])
-def test_depth(wrap: Callable[[Any], Any]) -> None:
+def test_depth_limit(wrap: Callable[[Any], Any]) -> None:
     check_depth(nested(bodies.MAX_DEPTH, wrap), "p")
     with pytest.raises(InvalidRequest, match="64 levels") as refused:
         check_depth(nested(bodies.MAX_DEPTH + 1, wrap), "p")
@@ -136,7 +136,7 @@ def test_depth(wrap: Callable[[Any], Any]) -> None:
         (b"{", InvalidRequest, None, "", "the body is not valid JSON"),
     ],
 )
-def test_a_mistake_has_its_place(text: bytes, kind: type[AppError], param: str | None, hint: str, words: str) -> None:
+def test_error_names_the_field(text: bytes, kind: type[AppError], param: str | None, hint: str, words: str) -> None:
     with pytest.raises(kind) as refused:
         decode(text, Small)
     assert type(refused.value) is kind

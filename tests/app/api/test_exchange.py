@@ -30,7 +30,7 @@ def tally(*frames: Any, requests: tuple[Generate, ...] = (Generate(id="a"),)) ->
     return exchange._Tally(list(requests), stream, Metrics().watch("m"))
 
 
-async def test_choices_of_several_prompts_are_counted_on_and_their_cost_is_added() -> None:
+async def test_choices_of_several_prompts_are_numbered_and_their_tokens_added() -> None:
     two = (Generate(id="a", n=2), Generate(id="b", n=2))
     pieces = [Piece(id="a", choice=1, tokens=1), Piece(id="b", choice=1, tokens=1)]
     made = tally(*pieces, requests=two)
@@ -43,7 +43,7 @@ async def test_choices_of_several_prompts_are_counted_on_and_their_cost_is_added
     assert usage.prompt_tokens_details.cached_tokens == 22
 
 
-async def test_an_end_alone_is_nothing_to_tell() -> None:
+async def test_finished_frame_alone_gives_no_pieces() -> None:
     two = (Generate(id="a"), Generate(id="b"))
     made = tally(Finished(id="a"), requests=two)
     taking = asyncio.create_task(made.take())
@@ -54,7 +54,7 @@ async def test_an_end_alone_is_nothing_to_tell() -> None:
     assert await taking == [(1, piece)]
 
 
-async def test_what_the_engine_gave_up_is_an_error() -> None:
+async def test_request_cancelled_by_the_engine_is_an_error() -> None:
     with pytest.raises(Stopping):
         await tally(Finished(id="a", cancelled=True)).take()
 
@@ -70,7 +70,7 @@ async def streamed(made: exchange._Tally) -> tuple[str, list[dict[str, Any]]]:
     return await exchange._stream(answer, made, send), sent
 
 
-async def test_a_stream_that_ends_well() -> None:
+async def test_complete_stream() -> None:
     outcome, (start, *parts) = await streamed(
         tally(Piece(id="a", text="x"), Piece(id="a", finish="stop"), Finished(id="a"))
     )
@@ -83,7 +83,7 @@ async def test_a_stream_that_ends_well() -> None:
     assert all(part["body"] for part in parts)
 
 
-async def test_nothing_is_sent_for_a_piece_without_news() -> None:
+async def test_empty_piece_sends_nothing() -> None:
     made = tally(Piece(id="a", tokens=1))
     streaming = asyncio.create_task(streamed(made))
     await asyncio.sleep(0)
@@ -95,7 +95,7 @@ async def test_nothing_is_sent_for_a_piece_without_news() -> None:
 
 
 @pytest.mark.parametrize("finish", [None, "stop"])
-async def test_a_stream_that_breaks(finish: Any) -> None:
+async def test_error_ends_a_stream(finish: Any) -> None:
     made = tally(Piece(id="a", text="x", finish=finish))
     made._stream.fail(WorkerDied("gone"))
     outcome, (_, *parts) = await streamed(made)
@@ -105,13 +105,13 @@ async def test_a_stream_that_breaks(finish: Any) -> None:
     assert not any(b"[DONE]" in part["body"] for part in parts)
 
 
-async def test_an_end_without_a_reason_is_an_error_of_the_stream() -> None:
+async def test_stream_without_a_finish_reason_is_an_error() -> None:
     outcome, (*_, last) = await streamed(tally(Piece(id="a", text="x"), Finished(id="a")))
     assert (outcome, last["more_body"]) == ("internal_error", False)
     assert b"without a finish reason" in last["body"]
 
 
-async def test_work_goes_on_while_the_client_is_there() -> None:
+async def test_disconnect_cancels_the_work() -> None:
     messages: asyncio.Queue[Any] = asyncio.Queue()
     messages.put_nowait({"type": "http.request"})
     done = asyncio.Event()
@@ -206,7 +206,7 @@ ENDS = (Started(id="", prompt_tokens=2), Piece(id="", text="x", finish="stop"), 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_from_its_body_to_its_last_byte(stream: bool) -> None:
+async def test_chat_from_body_to_response(stream: bool) -> None:
     models = FakeModels(*ENDS)
     sent, page = await exchanged(models, messages=HI, stream=stream, model="m")
     ((name, local, requests, weight),) = models.asked
@@ -224,7 +224,7 @@ async def test_a_chat_from_its_body_to_its_last_byte(stream: bool) -> None:
         assert answer["choices"][0]["message"]["content"] == "x"
 
 
-async def test_completions_of_several_prompts_weigh_what_they_ask_for() -> None:
+async def test_weight_counts_prompts_times_choices() -> None:
     models = FakeModels(
         *ENDS[:1], Piece(id="", text="x", finish="stop"), Piece(id="", choice=1, finish="stop"), ENDS[2]
     )
@@ -237,7 +237,7 @@ async def test_completions_of_several_prompts_weigh_what_they_ask_for() -> None:
     assert [choice["text"] for choice in answer["choices"]] == ["x", "", "x", ""]
 
 
-async def test_outcomes_are_counted() -> None:
+async def test_metrics_count_outcomes() -> None:
     failing = Failed(id="", fault=Fault(code="context_length_exceeded", message="too long"))
     for stream in (False, True):
         (error,), page = await exchanged(FakeModels(failing), messages=HI, model="m", stream=stream)
@@ -253,7 +253,7 @@ async def test_outcomes_are_counted() -> None:
     assert error.code == "request_too_large"
 
 
-async def test_a_client_that_hangs_up_is_counted_as_cancelled() -> None:
+async def test_disconnect_counts_as_cancelled() -> None:
     models = FakeModels(ENDS[0])
     metrics = Metrics()
     endpoint = exchange.Exchange(models, metrics, ChatBody, "1.2")  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ async def test_a_client_that_hangs_up_is_counted_as_cancelled() -> None:
     assert 'localllm_requests_total{model="m",status="cancelled"} 1.0' in metrics.render({}, {}).decode()
 
 
-async def test_keep_alives_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.01)
     made = tally()
     streaming = asyncio.create_task(streamed(made))

@@ -9,7 +9,7 @@ from localllm.app.api.metrics import Metrics
 from localllm.app.frames import Piece, Stats
 
 
-def test_an_answer_is_timed_by_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_measures_times_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two choices: one first piece, then the time between those of each choice, shared among a piece's tokens."""
     clock = iter([10.0, 12.0, 13.0, 17.0, 40.0])
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
@@ -34,7 +34,7 @@ def test_an_answer_is_timed_by_its_pieces(monkeypatch: pytest.MonkeyPatch) -> No
         assert f"localllm_{line}\n" in page, line
 
 
-def test_figures_of_workers_stand_under_their_own_names() -> None:
+def test_worker_statistics_have_their_own_metrics() -> None:
     figures = {name: float(number) for number, name in enumerate([*metrics._GAUGES, *metrics._COUNTERS], 1)}
     page = Metrics().render({"m": Stats(id="a", **figures)}, {"n": 3}).decode()
     for name, value in figures.items():

@@ -113,7 +113,7 @@ def test_chat_field_reaches_the_worker(body: dict[str, Any], field: str, value: 
         ("guided_choice", [["x"], ["x"] * 1024], [[], ["x"] * 1025]),
     ],
 )
-def test_ranges_end_where_they_should(name: str, good: list[Any], bad: list[Any]) -> None:
+def test_limits_of_ranges(name: str, good: list[Any], bad: list[Any]) -> None:
     for value in good:
         chat(**{name: value})
     for value in bad:
@@ -124,7 +124,7 @@ def test_ranges_end_where_they_should(name: str, good: list[Any], bad: list[Any]
 
 
 @pytest.mark.parametrize(("size", "good"), [(1, True), (64, True), (0, False), (65, False)])
-def test_names_of_tools(size: int, good: bool) -> None:
+def test_tool_name_pattern(size: int, good: bool) -> None:
     tool = {"type": "function", "function": {"name": ("aZ9_.-" * 11)[:size]}}
     if good:
         assert chat(tools=[tool]).tools == [tool]
@@ -146,7 +146,7 @@ def test_names_of_tools(size: int, good: bool) -> None:
         ("user", {"add_generation_prompt": False}, False),
     ],
 )
-def test_the_last_message_is_gone_on_with(last: str, more: dict[str, bool], good: bool) -> None:
+def test_continue_final_message(last: str, more: dict[str, bool], good: bool) -> None:
     messages = [{"role": last, "content": "x"}]
     if good:
         assert chat(messages=messages, **more).continue_final_message is bool(more.get("continue_final_message"))
@@ -158,7 +158,7 @@ def test_the_last_message_is_gone_on_with(last: str, more: dict[str, bool], good
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("usage", [None, False, True])
-def test_usage_is_a_stream_s_option(stream: bool, usage: bool | None) -> None:
+def test_stream_options_need_a_stream(stream: bool, usage: bool | None) -> None:
     body = decode(
         json.dumps({"messages": HI, "stream": stream, "stream_options": {"include_usage": usage}}).encode(), ChatBody
     )
@@ -171,7 +171,7 @@ def test_usage_is_a_stream_s_option(stream: bool, usage: bool | None) -> None:
     assert not decode(b'{"messages":[]}'.replace(b"[]", json.dumps(HI).encode()), ChatBody).wants_usage
 
 
-def test_what_an_assistant_said_may_come_back_whole() -> None:
+def test_assistant_message_accepts_all_reply_fields() -> None:
     said = {"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b", "annotations": []}
     frame = chat(messages=[said])
     assert frame.messages == [{"role": "assistant", "content": "x", "reasoning_content": "b"}]
@@ -180,7 +180,7 @@ def test_what_an_assistant_said_may_come_back_whole() -> None:
             chat(messages=[{"role": "assistant", "content": "x"} | more])
 
 
-def test_named_tool() -> None:
+def test_named_tool_is_forced() -> None:
     choice = {"type": "function", "function": {"name": "add"}}
     frame = chat(tools=[OTHER_TOOL, TOOL], tool_choice=choice)
     assert (frame.tools, frame.forced_tools) == ([OTHER_TOOL, TOOL], [TOOL])
@@ -291,24 +291,24 @@ def test_chat_refuses_by_name(body: dict[str, Any], code: str, param: str) -> No
     assert param.split("[")[0] in refused.value.message or refused.value.code == "invalid_request"
 
 
-def test_a_typo_gets_the_near_name() -> None:
+def test_typo_gets_a_suggestion() -> None:
     with pytest.raises(InvalidRequest) as refused:
         chat(temprature=1)
     assert refused.value.hint == "did you mean 'temperature'?"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"a"', b'{"messages":"\\ud800"}', b"{}x"])
-def test_what_is_no_json_object(body: bytes) -> None:
+def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         decode(body, ChatBody)
 
 
-def test_json_nested_without_end() -> None:
+def test_deeply_nested_json_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         decode(b'{"guided_json":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", ChatBody)
 
 
-def test_messages_keep_what_templates_read() -> None:
+def test_messages_are_converted_for_frames() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{"}}
     frame = chat(
         messages=[
@@ -351,7 +351,7 @@ def test_messages_keep_what_templates_read() -> None:
         ([1] * 200, [[1] * 200]),
     ],
 )
-def test_prompts(prompt: Any, prompts: list[Any]) -> None:
+def test_forms_of_prompt(prompt: Any, prompts: list[Any]) -> None:
     frames = completion(prompt=prompt)
     assert [frame.prompt for frame in frames] == prompts
     assert len({frame.id for frame in frames}) == len(prompts)
@@ -384,7 +384,7 @@ def test_completion_refuses_by_name(body: dict[str, Any], code: str, param: str)
     assert (refused.value.code, refused.value.param) == (code, param)
 
 
-def test_every_sampling_field_of_the_frame_can_be_asked_for() -> None:
+def test_every_field_of_generate_has_a_request_field() -> None:
     """A new field of Generate must be reachable over HTTP, or be listed here as not of the client."""
     not_sampling = {"id", "messages", "prompt", "echo"}
     asked = chat(

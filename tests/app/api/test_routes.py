@@ -101,7 +101,7 @@ async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.Monk
         yield made
 
 
-async def test_models_as_cards(client: httpx.AsyncClient) -> None:
+async def test_models_route(client: httpx.AsyncClient) -> None:
     cards = {card["id"]: card for card in (await client.get("/v1/models")).json()["data"]}
     same = {"object": "model", "created": 1000, "owned_by": "localllm"}
     assert cards["here"] == same | {"id": "here", "loaded": True, "max_model_len": 32}
@@ -111,7 +111,7 @@ async def test_models_as_cards(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models/~/x")).json()["error"]["code"] == "model_not_found"
 
 
-async def test_models_for_our_client(client: httpx.AsyncClient, models: FakeModels) -> None:
+async def test_admin_models_route(client: httpx.AsyncClient, models: FakeModels) -> None:
     entries = (await client.get("/admin/models")).json()
     assert entries[0] == {
         "id": "here", "bundled": True, "loaded": True, "size": 9, "context": 64, "description": "d",
@@ -122,7 +122,7 @@ async def test_models_for_our_client(client: httpx.AsyncClient, models: FakeMode
     assert models.asked == [("unload", "here")]
 
 
-async def test_how_the_daemon_is(client: httpx.AsyncClient, models: FakeModels, stops: list[bool]) -> None:
+async def test_status_health_and_metrics(client: httpx.AsyncClient, models: FakeModels, stops: list[bool]) -> None:
     status = (await client.get("/admin/status")).json()
     assert (status["version"], status["pid"], status["url"], status["stopping"]) == (
         VERSION,
@@ -146,7 +146,7 @@ async def test_how_the_daemon_is(client: httpx.AsyncClient, models: FakeModels, 
 
 
 @pytest.mark.parametrize(("flag", "sent"), [(None, True), (True, True), (False, False)])
-async def test_tokenizing(client: httpx.AsyncClient, models: FakeModels, flag: bool | None, sent: bool) -> None:
+async def test_tokenize_route(client: httpx.AsyncClient, models: FakeModels, flag: bool | None, sent: bool) -> None:
     models.reply = frames.Tokens(id="t", tokens=[1, 2], pieces=["a", "b"])
     said = (await client.post("/tokenize", json={"prompt": "x", "add_special_tokens": flag})).json()
     assert said == {"count": 2, "max_model_len": 32, "tokens": [1, 2], "token_strs": ["a", "b"]}
@@ -157,7 +157,7 @@ async def test_tokenizing(client: httpx.AsyncClient, models: FakeModels, flag: b
     assert models.asked[-1].messages == [{"role": "user", "content": "x"}]
 
 
-async def test_detokenizing(client: httpx.AsyncClient, models: FakeModels) -> None:
+async def test_detokenize_route(client: httpx.AsyncClient, models: FakeModels) -> None:
     models.reply = frames.Text(id="t", text="ab")
     for tokens in ([], [0, 9]):
         assert (await client.post("/detokenize", json={"tokens": tokens})).json() == {"prompt": "ab"}
@@ -167,7 +167,7 @@ async def test_detokenizing(client: httpx.AsyncClient, models: FakeModels) -> No
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
 
 
-async def test_a_load_as_events(client: httpx.AsyncClient, models: FakeModels) -> None:
+async def test_load_route_sends_events(client: httpx.AsyncClient, models: FakeModels) -> None:
     models.goes_on.set()
     loading = await client.post("/admin/load", json={"model": "here", "backend": "cpu", "quant": "int4"})
     assert models.asked == [("here", {"local": True, "backend": "cpu", "quant": "int4"})]
@@ -180,7 +180,7 @@ async def test_a_load_as_events(client: httpx.AsyncClient, models: FakeModels) -
     assert large.status_code == 413
 
 
-async def test_a_load_that_nobody_waits_for(models: FakeModels) -> None:
+async def test_disconnect_ends_the_events_of_a_load(models: FakeModels) -> None:
     """What it holds of the host goes; the load itself is the host's."""
     events = routes._Load(models, Address())._events(routes.LoadBody(model="here"), True)  # type: ignore[arg-type]
     assert b"reading" in await anext(events)
@@ -189,7 +189,7 @@ async def test_a_load_that_nobody_waits_for(models: FakeModels) -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_unknown_routes_are_named(client: httpx.AsyncClient) -> None:
+async def test_unknown_route_error_names_the_route(client: httpx.AsyncClient) -> None:
     unknown = (await client.get("/nowhere/" + "x" * 300)).json()["error"]
     assert unknown["code"] == "route_not_found"
     assert len(unknown["message"]) < 250

@@ -20,7 +20,7 @@ def made(*names: str) -> tuple[Stream, list[Stream]]:
     return Stream(model_info(), names, len(names), closed.append), closed
 
 
-async def test_it_has_started_once_every_frame_was_accepted() -> None:
+async def test_started_waits_for_every_frame() -> None:
     both, closed = made("a", "b")
     starting = asyncio.create_task(both.started())
     both.put(Started(id="a", prompt_tokens=2))
@@ -31,7 +31,7 @@ async def test_it_has_started_once_every_frame_was_accepted() -> None:
     assert (both.prompt_tokens, both.running, closed) == (5, {"a", "b"}, [])
 
 
-async def test_it_has_started_once_there_is_something_to_read() -> None:
+async def test_started_ends_at_the_first_reply() -> None:
     """An error that comes after it ends the answer; it does not take the place of one."""
     both, _ = made("a", "b")
     piece = Piece(id="a", text="x")
@@ -44,7 +44,7 @@ async def test_it_has_started_once_there_is_something_to_read() -> None:
     assert both.running == {"a"}
 
 
-async def test_an_answer_without_a_start_ends_too() -> None:
+async def test_reply_without_a_start_ends_the_stream() -> None:
     one, _ = made("a")
     one.put(Finished(id="a", cancelled=True))
     await one.started()
@@ -53,7 +53,7 @@ async def test_an_answer_without_a_start_ends_too() -> None:
     assert await one.take() == []
 
 
-async def test_a_reader_waits_until_there_is_something() -> None:
+async def test_take_waits_for_a_reply() -> None:
     one, _ = made("a")
     for frame in (Piece(id="a", text="x"), Finished(id="a")):
         reading = asyncio.create_task(one.take())
@@ -65,7 +65,7 @@ async def test_a_reader_waits_until_there_is_something() -> None:
         assert await reading == [frame]
 
 
-async def test_an_error_wakes_who_waits() -> None:
+async def test_error_wakes_the_reader() -> None:
     one, _ = made("a")
     waiting = [asyncio.create_task(one.take()), asyncio.create_task(one.started())]
     await asyncio.sleep(0)
@@ -75,7 +75,7 @@ async def test_an_error_wakes_who_waits() -> None:
             await asyncio.wait_for(task, 5)
 
 
-async def test_the_first_error_counts() -> None:
+async def test_first_error_is_raised() -> None:
     one, _ = made("a")
     one.fail(ModelNotFound("first"))
     one.fail(WorkerDied("second"))
@@ -84,7 +84,7 @@ async def test_the_first_error_counts() -> None:
             await reading
 
 
-async def test_what_is_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_replies_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces, their log-probabilities and the likeliest tokens of each count; what was read does not."""
     monkeypatch.setattr(stream, "MAX_UNREAD", 8)
     top = PieceLogprob(token="t", id=1, bytes=[], logprob=-1.0)
@@ -105,7 +105,7 @@ async def test_what_is_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         await one.take()
 
 
-async def test_leaving_it_closes_it() -> None:
+async def test_exit_closes_the_stream() -> None:
     one, closed = made("a")
     async with one:
         assert closed == []

@@ -65,7 +65,7 @@ def test_streamed_chat(client: openai.OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_usage_comes_only_when_asked_for(client: openai.OpenAI) -> None:
+def test_stream_has_usage_only_if_requested(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model=MODEL, messages=say("echo a"), stream=True))
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
@@ -87,7 +87,7 @@ def test_structured_output(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.parsed == Sum(total=4)
 
 
-def test_the_schema_reaches_the_worker(client: openai.OpenAI) -> None:
+def test_schema_reaches_the_worker(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"total": {"type": "integer"}}}
     answer = client.chat.completions.create(
         model=MODEL,
@@ -106,7 +106,7 @@ def test_extra_parameters_reach_the_worker(client: openai.OpenAI) -> None:
     assert told["response_format"] == {"kind": "regex", "regex": "a+"}
 
 
-def test_n(client: openai.OpenAI) -> None:
+def test_n_gives_several_choices(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=say("echo a"), n=3)
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "a "), (1, "a "), (2, "a ")]
     chunks = list(client.chat.completions.create(model=MODEL, messages=say("echo a"), n=2, stream=True))
@@ -163,7 +163,7 @@ def test_streamed_tool_calls(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_reasoning_has_both_names(daemon: Daemon) -> None:
+def test_reasoning_has_both_field_names(daemon: Daemon) -> None:
     message = daemon.chat("think").json()["choices"][0]["message"]
     assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("hm so", "hm so", "done")
     deltas = [event["choices"][0]["delta"] for event in events(daemon.chat("think", stream=True))]
@@ -177,7 +177,7 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_line_breaks_do_not_break_events(daemon: Daemon) -> None:
+def test_unusual_line_breaks_do_not_split_events(daemon: Daemon) -> None:
     response = daemon.chat("breaks", stream=True)
     text = "".join(event["choices"][0]["delta"].get("content", "") for event in events(response))
     assert text == "a\u2028b\u2029c\x85d\x0be\r\nf\n\ng"
@@ -234,7 +234,7 @@ def test_unknown_model(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_context_overflow_is_a_real_400(client: openai.OpenAI, stream: bool) -> None:
+def test_context_overflow_has_status_400(client: openai.OpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model=MODEL, messages=say("refuse"), stream=stream)
     assert refused.value.code == "context_length_exceeded"
@@ -243,7 +243,7 @@ def test_context_overflow_is_a_real_400(client: openai.OpenAI, stream: bool) -> 
     assert (body["n_prompt_tokens"], body["n_ctx"]) == (99, 64)
 
 
-def test_error_in_the_middle_of_a_stream(client: openai.OpenAI, daemon: Daemon) -> None:
+def test_error_after_the_start_of_a_stream_is_an_event(client: openai.OpenAI, daemon: Daemon) -> None:
     stream = client.chat.completions.create(model=MODEL, messages=say("fail"), stream=True)
     assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "one "]
     with pytest.raises(openai.APIError, match="a step failed"):
@@ -256,13 +256,13 @@ def test_error_in_the_middle_of_a_stream(client: openai.OpenAI, daemon: Daemon) 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("words", "code"), [("silent", "internal_error"), ("stopped", "server_stopping")])
-def test_an_answer_without_an_end_is_an_error(daemon: Daemon, words: str, code: str, stream: bool) -> None:
+def test_answer_without_a_finish_reason_is_an_error(daemon: Daemon, words: str, code: str, stream: bool) -> None:
     response = daemon.chat(words, stream=stream)
     text = response.text.rpartition("data: ")[2] if stream else response.text
     assert json.loads(text)["error"]["code"] == code
 
 
-def test_model_may_be_left_out_while_one_is_loaded(daemon: Daemon) -> None:
+def test_model_is_optional_if_one_is_loaded(daemon: Daemon) -> None:
     daemon.chat("echo a")
     url = f"{daemon.url}/v1/chat/completions"
     assert httpx.post(url, json={"messages": say("echo a")}).json()["model"] == MODEL
@@ -274,7 +274,7 @@ def test_model_may_be_left_out_while_one_is_loaded(daemon: Daemon) -> None:
         assert client.post("/admin/unload", json={"model": "test/other"}).status_code == 200
 
 
-def test_tokenize_and_back(daemon: Daemon) -> None:
+def test_tokenize_and_detokenize(daemon: Daemon) -> None:
     reply = httpx.post(f"{daemon.url}/v1/tokenize", json={"model": MODEL, "prompt": "one three"}).json()
     assert reply == {"count": 2, "max_model_len": 64, "tokens": [3, 5], "token_strs": ["one", "three"]}
     reply = httpx.post(f"{daemon.url}/tokenize", json={"model": MODEL, "messages": say("one")}).json()
@@ -292,7 +292,7 @@ def test_tokenize_and_back(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1//chat/completions", "//v1/chat/completions/"])
-def test_other_spellings_of_a_path(daemon: Daemon, path: str) -> None:
+def test_path_with_extra_slashes_is_accepted(daemon: Daemon, path: str) -> None:
     body = {"model": MODEL, "messages": say("echo a")}
     assert httpx.post(daemon.url + path, json=body).json()["choices"][0]["message"]["content"] == "a "
 
@@ -322,7 +322,7 @@ def test_metrics(daemon: Daemon) -> None:
     assert float(figures[f'localllm_requests_total{{model="{MODEL}",status="ok"}}']) >= 1
 
 
-def test_openapi_describes_what_is_sent(daemon: Daemon) -> None:
+def test_openapi_describes_the_replies(daemon: Daemon) -> None:
     document = httpx.get(f"{daemon.url}/openapi.json").json()
     assert document["openapi"].startswith("3.1")
 

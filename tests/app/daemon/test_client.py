@@ -48,7 +48,7 @@ async def answer(client: Client, words: str, **parameters: Any) -> list[Any]:
     return [event async for event in client.chat(MODEL, say(words), **parameters)]
 
 
-async def test_an_answer_as_events(client: Client) -> None:
+async def test_chat_yields_events(client: Client) -> None:
     *pieces, done = await answer(client, "echo a b")
     assert pieces == [TextPiece("a "), TextPiece("b ")]
     assert isinstance(done, Done)
@@ -57,9 +57,7 @@ async def test_an_answer_as_events(client: Client) -> None:
     assert 0 < done.ttft <= done.seconds
 
 
-async def test_the_rate_is_the_daemons_however_late_the_pieces_are_read(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_decode_rate_does_not_depend_on_the_reader(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def all_at_once(path: str, body: object) -> AsyncIterator[dict[str, Any]]:
         usage = {"prompt_tokens": 3, "completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}}
         yield {"choices": [{"delta": {"content": "a b"}, "finish_reason": "stop"}]}
@@ -70,7 +68,7 @@ async def test_the_rate_is_the_daemons_however_late_the_pieces_are_read(
     assert done.seconds - done.ttft == pytest.approx(1e-9, rel=0.01)
 
 
-async def test_usage_tells_how_long_the_pieces_took(client: Client) -> None:
+async def test_usage_has_the_decode_time(client: Client) -> None:
     done = (await answer(client, "slow 5"))[-1]
     assert done.seconds - done.ttft >= 4 * 0.015, "20 ms apart"
     (one_piece_done,) = (await answer(client, "echo a"))[-1:]
@@ -95,12 +93,12 @@ async def test_text_passes_unchanged(client: Client) -> None:
     assert "".join(piece.text for piece in pieces) == "".join(f"{number} " for number in range(3000))
 
 
-async def test_complete(client: Client) -> None:
+async def test_complete_yields_events(client: Client) -> None:
     events = [event async for event in client.complete(MODEL, "echo a b", max_tokens=5)]
     assert events[:-1] == [TextPiece("a "), TextPiece("b ")]
 
 
-async def test_closing_the_iterator_cancels(client: Client, daemon: Daemon) -> None:
+async def test_closing_the_iterator_cancels_the_request(client: Client, daemon: Daemon) -> None:
     async with aclosing(client.chat(MODEL, say("slow 100000"))) as events:  # type: ignore[type-var]
         async for _ in events:
             break
@@ -108,7 +106,7 @@ async def test_closing_the_iterator_cancels(client: Client, daemon: Daemon) -> N
     wait_until(lambda: running(daemon) == 0)
 
 
-async def test_errors_come_back_as_themselves(client: Client) -> None:
+async def test_errors_have_the_class_that_they_have_in_the_daemon(client: Client) -> None:
     with pytest.raises(ContextTooLong) as overflow:
         await answer(client, "refuse")
     assert overflow.value.numbers == {"n_prompt_tokens": 99, "n_ctx": 64}
@@ -140,7 +138,7 @@ async def test_models_load_and_unload(client: Client) -> None:
     assert "test/slow" not in {model.id for model in await client.loaded()}
 
 
-async def test_a_relative_folder_is_found(client: Client, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_relative_folder_is_resolved(client: Client, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = daemon.folder / "hub" / "models--test--echo" / "snapshots" / "0123456789abcdef"
     monkeypatch.chdir(snapshot.parent)
     loaded = await client.load(f"./{snapshot.name}")
@@ -148,7 +146,7 @@ async def test_a_relative_folder_is_found(client: Client, daemon: Daemon, monkey
     await client.unload(f"./{snapshot.name}")
 
 
-async def test_start_on_demand_and_shutdown(short_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_starts_and_stops_the_daemon(short_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder: Path = short_folder()
     for name, value in environment(folder).items():
         monkeypatch.setenv(name, value)
@@ -165,7 +163,7 @@ async def test_start_on_demand_and_shutdown(short_folder: Any, monkeypatch: pyte
     assert not list((folder / "run").iterdir())
 
 
-async def test_another_version_is_said(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_daemon_of_another_version_is_reported(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "VERSION", "99.0")
     with pytest.raises(DaemonUnreachable, match=rf"is localllm {VERSION}, this program is 99.0") as mismatch:
         await Client.connect(Settings())
@@ -176,7 +174,7 @@ async def test_another_version_is_said(client: Client, monkeypatch: pytest.Monke
     assert len(told) == 1
 
 
-async def test_settings_that_the_running_daemon_does_not_have_are_said(client: Client) -> None:
+async def test_settings_that_differ_from_the_daemon_are_reported(client: Client) -> None:
     async def said(**settings: Any) -> list[str]:
         told: list[str] = []
         async with await Client.connect(Settings(**settings), on_status=told.append):
@@ -189,7 +187,7 @@ async def test_settings_that_the_running_daemon_does_not_have_are_said(client: C
     assert "localllm stop" in words
 
 
-async def test_a_daemon_that_dies_in_the_middle(short_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_daemon_death_during_an_answer_is_an_error(short_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(short_folder())
     monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", daemon.env["LOCALLLM_RUNTIME_DIR"])
     try:
@@ -207,7 +205,7 @@ async def test_a_daemon_that_dies_in_the_middle(short_folder: Any, monkeypatch: 
         daemon.stop()
 
 
-async def test_a_stranger_at_the_port_is_said(short_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_port_of_another_program_is_reported(short_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(short_folder()).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(background, "start", lambda _: (_ for _ in ()).throw(clients.PortTaken("port 1 is taken")))
@@ -264,7 +262,7 @@ ANSWER = b"".join(
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-async def test_events_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+async def test_events_split_at_any_byte_are_joined(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     client, asked = answering(monkeypatch, [ANSWER[start : start + size] for start in range(0, len(ANSWER), size)])
     *pieces, done = [event async for event in client.chat("m", say("hi"), top_k=3)]
     assert pieces == [ReasoningPiece("h"), TextPiece("é"), ToolCall(id="c", name="f", arguments="{}")]
@@ -284,7 +282,7 @@ async def test_events_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch, size
     await client.close()
 
 
-async def test_an_answer_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_incomplete_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     piece = event(choices=[{"delta": {"content": "x"}, "finish_reason": None}])
     client, _ = answering(monkeypatch, [piece])
     with pytest.raises(DaemonUnreachable, match="in the middle of the answer"):
@@ -299,7 +297,7 @@ async def test_an_answer_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}"])
-async def test_an_answer_of_something_else(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+async def test_response_of_another_program_is_an_error(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
     client, asked = answering(monkeypatch, [body], status=400)
     for asking in (client.models(), client.unload("m"), client.load("m")):
         with pytest.raises(DaemonUnreachable, match="does not understand"):
@@ -308,7 +306,7 @@ async def test_an_answer_of_something_else(monkeypatch: pytest.MonkeyPatch, body
     assert json.loads(asked[1][3]) == {"model": "m"}
 
 
-def test_the_rate_is_that_of_the_tokens_after_the_first() -> None:
+def test_decode_rate_excludes_the_first_token() -> None:
     usage = clients.Usage(completion_tokens=5)
     assert Done(finish="stop", usage=usage, ttft=1.0, seconds=3.0).tokens_per_second == 2.0
     assert Done(finish="stop", usage=usage, ttft=3.0, seconds=3.0).tokens_per_second == 0.0
@@ -363,7 +361,7 @@ async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None
     return said, "", []
 
 
-async def test_a_daemon_that_is_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+async def test_client_waits_for_a_daemon_that_starts(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     monkeypatch.setattr(clients, "owner_pid", Owners(0))
     assert await connecting(monkeypatch, [None, None, status()], start=False) == ([], "", [])
     said, error, closed = await connecting(monkeypatch, [None], start=False)
@@ -375,7 +373,7 @@ async def test_a_daemon_that_is_starting_is_waited_for(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("start", [False, True])
-async def test_without_a_daemon(monkeypatch: pytest.MonkeyPatch, quick: None, start: bool) -> None:
+async def test_connect_without_a_daemon(monkeypatch: pytest.MonkeyPatch, quick: None, start: bool) -> None:
     started: list[Settings] = []
     monkeypatch.setattr(background, "start", started.append)
     monkeypatch.setattr(clients, "owner_pid", Owners(None, 7))
@@ -387,7 +385,7 @@ async def test_without_a_daemon(monkeypatch: pytest.MonkeyPatch, quick: None, st
 
 
 @pytest.mark.parametrize("start", [False, True])
-async def test_a_daemon_of_another_version(monkeypatch: pytest.MonkeyPatch, start: bool) -> None:
+async def test_connect_to_a_daemon_of_another_version(monkeypatch: pytest.MonkeyPatch, start: bool) -> None:
     monkeypatch.setattr(clients, "owner_pid", Owners(7))
     said, error, closed = await connecting(monkeypatch, [status("0.0.0")], start=start)
     words = f"the running daemon is localllm 0.0.0, this program is {VERSION}"
@@ -409,7 +407,7 @@ async def test_a_daemon_of_another_version(monkeypatch: pytest.MonkeyPatch, star
         ({"port": 1}, {"quant": "int8"}, ""),
     ],
 )
-async def test_settings_of_ours_that_a_daemon_has_not(
+async def test_connect_reports_only_settings_that_are_set(
     monkeypatch: pytest.MonkeyPatch, ours: dict[str, Any], theirs: dict[str, Any], words: str
 ) -> None:
     monkeypatch.setattr(clients, "owner_pid", Owners(7))
@@ -421,7 +419,7 @@ async def test_settings_of_ours_that_a_daemon_has_not(
     assert said == [], "who does not start it does not mind"
 
 
-async def test_an_end_is_waited_for(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+async def test_shutdown_waits_for_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     client, asked = answering(monkeypatch, [b"{}"], status=202)
     client._settings = Settings(drain=0.0)
     monkeypatch.setattr(clients, "owner_pid", Owners(7, 7, 0, None))
@@ -435,7 +433,7 @@ async def test_an_end_is_waited_for(monkeypatch: pytest.MonkeyPatch, quick: None
     await client.close()
 
 
-async def test_progress_of_a_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_load_reports_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     loaded = {"id": "m", "state": "ready", "pid": 7}
     client, asked = answering(monkeypatch, [event(stage="reading", done=0.5), event(**loaded)])
@@ -448,7 +446,7 @@ async def test_progress_of_a_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     await client.close()
 
 
-async def test_an_error_keeps_its_numbers_and_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_keeps_numbers_and_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"message": "m", "type": "t", "param": "p", "code": "context_length_exceeded", "hint": "h", "n_ctx": 4}
     for status in (400, 503):
         client, _ = answering(monkeypatch, [json.dumps({"error": body}).encode()], status=status)
@@ -461,7 +459,7 @@ async def test_an_error_keeps_its_numbers_and_hint(monkeypatch: pytest.MonkeyPat
     assert await client.models() == []
 
 
-async def test_a_plain_text_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_complete_sends_a_plain_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [
         event(choices=[{"text": "a", "finish_reason": None}]),
         event(choices=[{"text": "", "finish_reason": "length"}]),

@@ -94,7 +94,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_head_is_timed_until_it_is_there(timers: Timers) -> None:
+async def test_timer_runs_until_the_head_is_complete(timers: Timers) -> None:
     """The body, the answer and the pause before the next request are not."""
     transport = Transport()
     one = connected(transport)
@@ -116,7 +116,7 @@ async def test_a_head_is_timed_until_it_is_there(timers: Timers) -> None:
     assert timers.of_heads == 0
 
 
-async def test_a_head_that_begins_beside_a_body_is_timed_too(timers: Timers) -> None:
+async def test_timer_starts_for_a_head_that_follows_a_body(timers: Timers) -> None:
     one = connected(Transport())
     one.data_received(HEAD + b"ab" + HEAD[:10])
     await settled()
@@ -125,7 +125,7 @@ async def test_a_head_that_begins_beside_a_body_is_timed_too(timers: Timers) -> 
 
 
 @pytest.mark.parametrize(("other", "dropped"), [(0, False), (1, True)])
-async def test_the_socket_is_for_its_user(
+async def test_socket_refuses_other_users(
     timers: Timers, monkeypatch: pytest.MonkeyPatch, other: int, dropped: bool
 ) -> None:
     monkeypatch.setattr(connections, "peer_uid", lambda _: os.getuid() + other)
@@ -137,7 +137,7 @@ async def test_the_socket_is_for_its_user(
     assert timers.of_heads == 0
 
 
-async def test_what_is_no_http_is_answered_in_our_shape(timers: Timers) -> None:
+async def test_malformed_http_gets_an_openai_error(timers: Timers) -> None:
     transport = Transport()
     connected(transport).data_received(b"nonsense\r\n\r\n")
     head, _, body = transport.written.partition(b"\r\n\r\n")
@@ -148,7 +148,7 @@ async def test_what_is_no_http_is_answered_in_our_shape(timers: Timers) -> None:
     assert transport.closed
 
 
-async def test_an_answer_that_began_is_not_followed_by_an_error(timers: Timers) -> None:
+async def test_no_error_follows_a_response_that_has_begun(timers: Timers) -> None:
     transport = Transport()
     one = connected(transport)
     one.data_received(HEAD + b"ab")

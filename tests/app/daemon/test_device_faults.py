@@ -115,7 +115,7 @@ def breaking(
         ("killed", "ended unexpectedly"),
     ],
 )
-def test_a_device_that_breaks_costs_its_requests_and_a_new_worker(
+def test_broken_device_ends_its_requests_and_its_worker(
     breaking: Callable[..., Breaking], place: Place, kind: str, says: str
 ) -> None:
     if place.backend == "cpu" and kind in ("assertion", "crashed", "killed"):
@@ -137,7 +137,7 @@ def test_a_device_that_breaks_costs_its_requests_and_a_new_worker(
     assert httpx.get(f"{run.daemon.url}/health").json()["status"] == "ok"
 
 
-def test_a_step_without_memory_costs_its_requests_alone(breaking: Callable[..., Breaking]) -> None:
+def test_step_out_of_memory_ends_only_its_requests(breaking: Callable[..., Breaking]) -> None:
     run = breaking()
     before, pid = run.told("hello"), run.pid
     for _ in range(3):  # a step in between that goes well is forgiven all before
@@ -150,7 +150,7 @@ def test_a_step_without_memory_costs_its_requests_alone(breaking: Callable[..., 
     assert deaths(run.daemon) == 0
 
 
-def test_many_crashes_leave_nothing_behind(breaking: Callable[..., Breaking], place: Place) -> None:
+def test_many_crashes_leave_no_processes_or_files(breaking: Callable[..., Breaking], place: Place) -> None:
     """Twenty, five at a time: what the GPU has free comes back, and no daemon grows."""
     if place.backend == "cpu":
         pytest.skip("about a GPU's memory")

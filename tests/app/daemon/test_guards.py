@@ -61,7 +61,7 @@ async def ask(
         "192.168.7.7:11811",
     ],
 )  # fmt: skip
-async def test_hosts_let_in(host: str) -> None:
+async def test_accepted_hosts(host: str) -> None:
     assert (await ask(headers=[("Host", host)], server=("192.168.7.7", 11811))).status_code == 200
 
 
@@ -73,14 +73,14 @@ async def test_hosts_let_in(host: str) -> None:
         "2130706433", "box.lan.", "a b", "localhost/", "lоcalhost".encode().decode("latin-1"),
     ],
 )  # fmt: skip
-async def test_hosts_refused(host: str) -> None:
+async def test_refused_hosts(host: str) -> None:
     response = await ask(headers=[("Host", host)], server=("192.168.7.7", 11811))
     assert response.status_code == 403
     assert response.json()["error"]["code"] == "forbidden"
     assert (await ask(headers=[("Host", host)], server=("/run/daemon.sock", None))).status_code == 200
 
 
-async def test_an_ipv4_client_of_an_ipv6_socket() -> None:
+async def test_ipv4_client_of_an_ipv6_socket_is_accepted() -> None:
     """A socket for both sees its own address as ::ffff:192.168.7.7, and the client names 192.168.7.7."""
     for server in ("::ffff:192.168.7.7", "::ffff:192.168.7.7%eth0"):
         assert (await ask(headers=[("Host", "192.168.7.7:11811")], server=(server, 11811))).status_code == 200
@@ -89,7 +89,7 @@ async def test_an_ipv4_client_of_an_ipv6_socket() -> None:
 
 
 @pytest.mark.parametrize("part", ["path", "query", "name", "value", "many"])
-async def test_every_part_of_a_head_counts(part: str) -> None:
+async def test_head_limit_counts_path_query_and_headers(part: str) -> None:
     async def status(size: int) -> int:
         text = "x" * size
         headers = {"name": [(text, "1")], "value": [("X-Long", text)], "many": [("X", "y")] * (size // 6)}
@@ -135,7 +135,7 @@ async def test_preflight() -> None:
     assert "access-control-allow-origin" not in foreign.headers
 
 
-async def test_a_listed_page_can_read_why_it_was_refused() -> None:
+async def test_allowed_origin_can_read_errors() -> None:
     response = await ask("/v1/models", headers=[("Origin", ORIGIN)], key=KEY)
     assert response.status_code == 401
     assert response.headers["access-control-allow-origin"] == ORIGIN
@@ -169,7 +169,7 @@ async def test_keys(headers: list[tuple[str, Any]], status: int) -> None:
         assert KEY not in response.text
 
 
-async def test_every_route_but_health_asks_for_the_key() -> None:
+async def test_every_route_but_health_requires_the_key() -> None:
     routes = [route for route in app(key=KEY).routes if isinstance(route, Route)]
     assert len(routes) > 15
     for route in routes:
@@ -182,7 +182,7 @@ async def test_every_route_but_health_asks_for_the_key() -> None:
     assert (await ask("http://localhost//health//", key=KEY)).status_code == 200
 
 
-async def test_admin_is_for_the_socket_or_the_key() -> None:
+async def test_admin_needs_the_socket_or_the_key() -> None:
     routes = [route for route in app().routes if isinstance(route, Route) and route.path.startswith("/admin")]
     assert len(routes) == 6
     for route in routes:
@@ -194,7 +194,7 @@ async def test_admin_is_for_the_socket_or_the_key() -> None:
     assert (await ask("/admin/status", key=KEY, server=("/run/daemon.sock", None))).status_code == 200
 
 
-async def test_a_bug_of_ours_is_a_500_without_detail(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_exception_is_a_500_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list[Any]:
         raise RuntimeError("secret of the house")
 
@@ -216,7 +216,7 @@ def test_socket_and_folder_are_private(daemon: Any) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_another_user_is_dropped_at_the_socket(daemon: Any) -> None:
+def test_connection_of_another_user_is_closed(daemon: Any) -> None:
     reading, writing = os.pipe()
     daemon.socket.chmod(0o666)
     daemon.socket.parent.chmod(0o755)
@@ -240,7 +240,7 @@ def test_another_user_is_dropped_at_the_socket(daemon: Any) -> None:
         assert said.read() in {b"RemoteProtocolError", b"ReadError"}
 
 
-def test_peer_uid_reads_both_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_uid_reads_the_linux_and_bsd_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
     class FakeSocket:
         def getsockopt(self, level: int, option: int, size: int) -> bytes:
             return struct.pack("3i", 7, 501, 20) if size == 12 else struct.pack("II", 0, 501) + bytes(size - 8)
@@ -250,7 +250,7 @@ def test_peer_uid_reads_both_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connections.peer_uid(FakeSocket()) == 501  # type: ignore[arg-type]
 
 
-def test_beyond_loopback_a_key_is_made_and_asked_for(start_daemon: Callable[..., Any]) -> None:
+def test_address_beyond_loopback_generates_and_requires_a_key(start_daemon: Callable[..., Any]) -> None:
     daemon = start_daemon(host="0.0.0.0")
     key_file: Path = daemon.folder / "data" / "localllm" / "api-key"
     key = key_file.read_text().strip()
@@ -265,7 +265,7 @@ def test_beyond_loopback_a_key_is_made_and_asked_for(start_daemon: Callable[...,
     assert str(key_file) in daemon.log
 
 
-def test_a_key_file_others_can_read_is_refused(
+def test_key_file_that_others_can_read_is_refused(
     start_daemon: Callable[..., Any], short_folder: Callable[[], Path]
 ) -> None:
     folder = short_folder()
@@ -278,7 +278,7 @@ def test_a_key_file_others_can_read_is_refused(
     assert refused.process.wait(10) == 11
 
 
-def test_a_key_that_is_set_is_asked_for_on_loopback_too(start_daemon: Callable[..., Any]) -> None:
+def test_configured_key_is_required_on_loopback(start_daemon: Callable[..., Any]) -> None:
     daemon = start_daemon(api_key="söcret")
     assert httpx.get(f"{daemon.url}/v1/models").status_code == 401
     assert httpx.get(f"{daemon.url}/v1/models", headers={"X-Api-Key": "söcret".encode()}).status_code == 200

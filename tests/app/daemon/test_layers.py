@@ -70,7 +70,7 @@ KINDS = [kind for kind in errors.BY_CODE.values() if kind.__module__ == errors._
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_headers_tell_whether_to_try_again(kind: type[AppError]) -> None:
+def test_error_headers_say_if_the_client_should_retry(kind: type[AppError]) -> None:
     headers = error_response(kind("x"), {"x-more": "1"}).headers
     assert headers.get("retry-after") == ("1" if kind in RETRIED else None)
     final = kind.status >= 500 and kind not in RETRIED | {errors.WorkerDied}
@@ -94,7 +94,7 @@ def test_headers_tell_whether_to_try_again(kind: type[AppError]) -> None:
         ([], False),
     ],
 )
-async def test_a_request_id_is_the_client_s_where_it_is_sane(given: list[bytes], kept: bool) -> None:
+async def test_valid_request_id_of_the_client_is_used(given: list[bytes], kept: bool) -> None:
     layer = guards.Traced(Inner())
     _, headers, _ = await through(layer, request(*((b"x-request-id", value) for value in given)))
     if kept:
@@ -105,7 +105,7 @@ async def test_a_request_id_is_the_client_s_where_it_is_sane(given: list[bytes],
 
 @pytest.mark.parametrize("error", [ClientGone(), InvalidRequest("bad"), RuntimeError("secret")])
 @pytest.mark.parametrize("late", [False, True])
-async def test_an_error_is_answered_once(error: Exception, late: bool) -> None:
+async def test_error_gets_one_response(error: Exception, late: bool) -> None:
     """Not when a response began, and not for a client that is gone."""
     status, _, body = await through(guards.Errors(Inner(error, late=late)), request())
     if late:
@@ -117,7 +117,7 @@ async def test_an_error_is_answered_once(error: Exception, late: bool) -> None:
         assert b"secret" not in body
 
 
-async def test_a_head_of_exactly_the_limit_is_taken() -> None:
+async def test_head_at_the_limit_is_accepted() -> None:
     """Path, query, and each header with the four bytes around it."""
 
     async def taken(size: int) -> bool:
@@ -135,14 +135,14 @@ async def test_a_head_of_exactly_the_limit_is_taken() -> None:
 @pytest.mark.parametrize(
     ("path", "seen"), [("/a/", "/a"), ("//a///b//", "/a/b"), ("/", "/"), ("///", "/"), ("/a", "/a")]
 )
-async def test_slashes(path: str, seen: str) -> None:
+async def test_extra_slashes_are_removed(path: str, seen: str) -> None:
     inner = Inner()
     await through(guards.Paths(inner), request(path=path))
     assert inner.scopes[0]["path"] == seen
 
 
 @pytest.mark.parametrize("allowed", ["box.lan", "BOX.lan", "[fd00::1]"])
-async def test_allowed_hosts_are_taken_as_people_write_them(allowed: str) -> None:
+async def test_allowed_hosts_ignore_case_and_brackets(allowed: str) -> None:
     layer = guards.Hosts(Inner(), [allowed])
     host = b"[FD00::1]:80" if allowed.startswith("[") else b"Box.LAN:12345"
     assert (await through(layer, request((b"host", host))))[0] == 200
@@ -152,7 +152,7 @@ async def test_allowed_hosts_are_taken_as_people_write_them(allowed: str) -> Non
 
 
 @pytest.mark.parametrize("allowed", ["https://app.example/", "HTTPS://App.example"])
-async def test_allowed_origins_are_taken_as_people_write_them(allowed: str) -> None:
+async def test_allowed_origins_ignore_case_and_trailing_slash(allowed: str) -> None:
     layer = guards.Origins(Inner(), [allowed])
     status, headers, _ = await through(layer, request((b"origin", ORIGIN)))
     assert (status, headers["access-control-allow-origin"], headers["vary"]) == (200, ORIGIN.decode(), "Origin")
@@ -161,7 +161,7 @@ async def test_allowed_origins_are_taken_as_people_write_them(allowed: str) -> N
 
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
 @pytest.mark.parametrize("asks", [True, False])
-async def test_only_a_preflight_is_answered_here(method: str, asks: bool) -> None:
+async def test_origins_answers_only_a_preflight(method: str, asks: bool) -> None:
     inner = Inner()
     headers = [(b"origin", ORIGIN), *([PREFLIGHT] if asks else [])]
     status, sent, _ = await through(guards.Origins(inner, [ORIGIN.decode()]), request(*headers, method=method))
@@ -171,7 +171,7 @@ async def test_only_a_preflight_is_answered_here(method: str, asks: bool) -> Non
     assert sent.get("access-control-max-age") == ("600" if answered else None)
 
 
-async def test_web_pages_matter_at_the_port_only() -> None:
+async def test_origin_is_not_checked_on_the_socket() -> None:
     layer = guards.Origins(Inner(), [])
     scope = request((b"origin", b"https://evil.example"))
     with pytest.raises(Forbidden):
@@ -182,7 +182,7 @@ async def test_web_pages_matter_at_the_port_only() -> None:
 
 
 @pytest.mark.parametrize("value", [b"Bearer  key ", b"BEARER key"])
-async def test_a_key_may_have_spaces_around_it(value: bytes) -> None:
+async def test_bearer_key_may_have_surrounding_spaces(value: bytes) -> None:
     layer = guards.Keys(Inner(), "key")
     assert (await through(layer, request((b"authorization", value))))[0] == 200
     with pytest.raises(Unauthorized, match="wrong"):

@@ -43,7 +43,7 @@ def folder(short_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) ->
         os.kill(pid, signal.SIGKILL)
 
 
-def test_sigterm_lets_running_answers_end(start_daemon: Start) -> None:
+def test_sigterm_waits_for_running_answers(start_daemon: Start) -> None:
     daemon = start_daemon(drain=30.0)
     daemon.chat("echo a")
     with ThreadPoolExecutor(2) as pool:
@@ -62,7 +62,7 @@ def test_sigterm_lets_running_answers_end(start_daemon: Start) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_outlasts_the_drain_gets_a_typed_error(start_daemon: Start, stream: bool) -> None:
+def test_answer_longer_than_the_drain_gets_an_error(start_daemon: Start, stream: bool) -> None:
     daemon = start_daemon(drain=0.2)
     daemon.chat("echo a")
     with ThreadPoolExecutor(1) as pool:
@@ -74,7 +74,7 @@ def test_what_outlasts_the_drain_gets_a_typed_error(start_daemon: Start, stream:
     assert (error["code"], error["message"]) == ("server_stopping", "the daemon is stopping")
 
 
-def test_a_second_signal_does_not_wait(start_daemon: Start) -> None:
+def test_second_signal_stops_at_once(start_daemon: Start) -> None:
     daemon = start_daemon(drain=600.0)
     daemon.chat("echo a")
     with ThreadPoolExecutor(1) as pool:
@@ -87,7 +87,7 @@ def test_a_second_signal_does_not_wait(start_daemon: Start) -> None:
     assert daemon.process.wait(10) == 0
 
 
-def test_a_daemon_that_is_killed_takes_its_workers_along(start_daemon: Start) -> None:
+def test_killed_daemon_ends_its_workers(start_daemon: Start) -> None:
     daemon = start_daemon()
     daemon.chat("echo a")
     pid = daemon.loaded()["test/echo"]["pid"]
@@ -102,7 +102,7 @@ def test_a_daemon_that_is_killed_takes_its_workers_along(start_daemon: Start) ->
 @pytest.mark.parametrize(
     ("settings", "keyed"), [({}, False), ({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "api_key": "mine"}, False)]
 )
-def test_how_the_server_is_made_and_ended(
+def test_server_setup_and_shutdown_order(
     folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], keyed: bool
 ) -> None:
     """Without a server: it is set up, announced once it listens, and ended after the host."""
@@ -173,7 +173,7 @@ def test_how_the_server_is_made_and_ended(
     assert owner_pid() is None
 
 
-def test_of_a_start_that_fails_the_last_lines_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_reports_the_last_lines_of_output(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(script: str) -> str:
         monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", script))
         with pytest.raises(DaemonUnreachable) as caught:
@@ -185,7 +185,7 @@ def test_of_a_start_that_fails_the_last_lines_are_told(folder: Path, monkeypatch
     assert refused("") == "the daemon exited during its start"
 
 
-def test_a_background_daemon_tells_its_own_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_start_raises_the_error_of_the_daemon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import os, sys; fd = int(sys.argv[2]); sys.stdin.read();"
         'os.write(fd, b\'{"code":"port_taken","message":"m","hint":"h","numbers":{"port":7}}\')'
@@ -196,7 +196,7 @@ def test_a_background_daemon_tells_its_own_error(folder: Path, monkeypatch: pyte
     assert (caught.value.message, caught.value.hint, caught.value.numbers) == ("m", "h", {"port": 7})
 
 
-def test_who_lost_the_race_for_the_files_leaves_no_lock(folder: Path) -> None:
+def test_owner_that_loses_the_race_releases_its_locks(folder: Path) -> None:
     """The second finds the file of the first gone, and makes one that the third sees."""
     first = Owner()
     first.release()
@@ -213,7 +213,7 @@ def test_who_lost_the_race_for_the_files_leaves_no_lock(folder: Path) -> None:
     (folder / "run" / "daemon.pid").unlink()
 
 
-def test_two_daemons(start_daemon: Start) -> None:
+def test_second_daemon_is_refused(start_daemon: Start) -> None:
     first = start_daemon()
     second = start_daemon(first.folder)
     assert second.said.startswith("port_taken")
@@ -223,7 +223,7 @@ def test_two_daemons(start_daemon: Start) -> None:
     assert int((first.folder / "run" / "daemon.pid").read_text()) == first.pid
 
 
-def test_a_taken_port_is_named_with_its_holder(start_daemon: Start) -> None:
+def test_port_in_use_error_names_the_process(start_daemon: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         refused = start_daemon(port=port)
@@ -245,7 +245,7 @@ def test_ipv6_loopback_needs_no_key(start_daemon: Start) -> None:
     assert httpx.get(f"{daemon.url}/v1/models").status_code == 200
 
 
-def test_owner_files(folder: Path) -> None:
+def test_owner_writes_pid_and_port(folder: Path) -> None:
     assert owner_pid() is None
     owner = Owner()
     owner.publish(7)
@@ -262,7 +262,7 @@ def test_owner_files(folder: Path) -> None:
     Owner().release()
 
 
-def test_who_asks_whether_a_daemon_runs_does_not_keep_one_from_starting(folder: Path) -> None:
+def test_owner_pid_does_not_block_a_start(folder: Path) -> None:
     Owner().release()
     file = folder / "run" / "daemon.pid"
     file.touch()
@@ -274,7 +274,7 @@ def test_who_asks_whether_a_daemon_runs_does_not_keep_one_from_starting(folder: 
         starting.result().release()
 
 
-def test_many_want_to_be_the_owner(folder: Path) -> None:
+def test_one_of_many_processes_becomes_the_owner(folder: Path) -> None:
     code = (
         "import os\n"
         "from localllm.app.daemon.owner import Owner\n"
@@ -297,7 +297,7 @@ def test_many_want_to_be_the_owner(folder: Path) -> None:
     assert sum(int(out) for out, _ in said) > 0
 
 
-def test_start_in_the_background(folder: Path) -> None:
+def test_background_start(folder: Path) -> None:
     background.start(Settings(port=0))
     pid = owner_pid()
     assert pid
@@ -311,7 +311,7 @@ def test_start_in_the_background(folder: Path) -> None:
     assert "is listening at" in (folder / "state" / "localllm" / "log" / "daemon.log").read_text()
 
 
-def test_a_background_start_that_fails_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_background_start_reports_the_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.invalid"):
         background.start(Settings(host="nowhere.invalid"))
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(PortTaken, match="is in use"):
@@ -325,7 +325,7 @@ def test_a_background_start_that_fails_says_why(folder: Path, monkeypatch: pytes
         background.start(Settings())
 
 
-def test_a_runtime_folder_others_may_enter_is_refused(
+def test_runtime_folder_that_others_can_enter_is_refused(
     start_daemon: Start, short_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = short_folder()
@@ -338,13 +338,13 @@ def test_a_runtime_folder_others_may_enter_is_refused(
         owner_pid()
 
 
-def test_a_path_too_long_for_a_socket(start_daemon: Start, folder: Path) -> None:
+def test_socket_path_that_is_too_long_is_refused(start_daemon: Start, folder: Path) -> None:
     refused = start_daemon(folder, env={"LOCALLLM_RUNTIME_DIR": str(folder / ("x" * 120))})
     assert refused.said.startswith("storage_failed")
     assert "LOCALLLM_RUNTIME_DIR" in refused.said
 
 
-def test_the_daemon_imports_no_tensor_library() -> None:
+def test_daemon_imports_no_tensor_library() -> None:
     code = (
         "import sys, localllm.app.daemon.__main__, localllm.app.client, localllm.app.daemon.background\n"
         "print([name for name in ('torch', 'numpy', 'transformers', 'textual') if name in sys.modules])"

@@ -34,14 +34,14 @@ def runtime(short_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::1%lo"])
-def test_no_key_on_loopback_unless_one_is_set(key_file: Path, address: str) -> None:
+def test_loopback_needs_no_key(key_file: Path, address: str) -> None:
     assert tcp_key(Settings(), address) == ""
     assert tcp_key(Settings(api_key="mine"), address) == "mine"
     assert not key_file.exists()
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.1", "fe80::1%eth0"])
-def test_a_key_beyond_it(key_file: Path, address: str) -> None:
+def test_other_addresses_need_a_key(key_file: Path, address: str) -> None:
     assert tcp_key(Settings(api_key="mine"), address) == "mine"
     assert not key_file.exists()
     key = tcp_key(Settings(), address)
@@ -53,7 +53,7 @@ def test_a_key_beyond_it(key_file: Path, address: str) -> None:
 @pytest.mark.parametrize(
     ("text", "mode"), [(b"key", 0o640), (b"key", 0o604), (b"key", 0o601), (b" \n", 0o600), (b"k\xc3\xa9y", 0o600)]
 )
-def test_a_key_file_that_is_not_private_or_holds_none(key_file: Path, text: bytes, mode: int) -> None:
+def test_key_file_that_is_not_private_or_is_empty_is_refused(key_file: Path, text: bytes, mode: int) -> None:
     key_file.parent.mkdir()
     key_file.write_bytes(text)
     key_file.chmod(mode)
@@ -62,20 +62,20 @@ def test_a_key_file_that_is_not_private_or_holds_none(key_file: Path, text: byte
     assert key_file.read_bytes() == text
 
 
-def test_a_key_file_of_somebody_else(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_file_of_another_user_is_refused(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tcp_key(Settings(), "0.0.0.0")
     monkeypatch.setattr(listeners.os, "getuid", lambda: key_file.stat().st_uid + 1)
     with pytest.raises(StorageFailed, match="must be your file"):
         tcp_key(Settings(), "0.0.0.0")
 
 
-def test_a_key_that_cannot_be_kept(key_file: Path) -> None:
+def test_key_that_cannot_be_written_is_an_error(key_file: Path) -> None:
     key_file.parent.write_text("no folder")
     with pytest.raises(StorageFailed):
         tcp_key(Settings(), "0.0.0.0")
 
 
-def test_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bind_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     with bind_tcp(Settings(port=0)) as listener:
         port = listener.getsockname()[1]
         assert port
@@ -89,7 +89,7 @@ def test_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
             bind_tcp(Settings(host=host, port=0))
 
 
-def test_the_unix_socket(runtime: Path) -> None:
+def test_bind_unix(runtime: Path) -> None:
     before = os.umask(0o022)
     try:
         for _ in range(2):  # the second takes the place of what the first left
@@ -102,7 +102,7 @@ def test_the_unix_socket(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "taken"), [(103, True), (104, False)])
-def test_how_long_the_path_of_a_socket_may_be(
+def test_maximum_length_of_a_socket_path(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, length: int, taken: bool
 ) -> None:
     runtime.mkdir()
@@ -115,7 +115,7 @@ def test_how_long_the_path_of_a_socket_may_be(
         bind_unix()
 
 
-def test_an_owner_that_is_starting_has_no_pid_yet(runtime: Path) -> None:
+def test_starting_owner_has_pid_0(runtime: Path) -> None:
     Owner().release()
     (runtime / "daemon.pid").write_text("4711\n")  # of one that was killed
     owner = Owner()

@@ -67,18 +67,18 @@ def test_each_setting_reaches_the_worker(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEVELOPER)
-def test_each_variable_of_a_developer_reaches_the_worker(name: str) -> None:
+def test_each_developer_variable_reaches_the_worker(name: str) -> None:
     value, expected = DEVELOPER[name]
     settings = Settings(developer=Developer(**{name: value}))
     assert changed(received(load_frame(REF, settings, None, None)).options) == expected
 
 
-def test_no_setting_is_left_out() -> None:
+def test_every_setting_is_tested() -> None:
     assert set(CHANGES) == set(config.LOADING)
     assert set(DEVELOPER) == set(Developer.__struct_fields__)
 
 
-def test_defaults_are_the_options_of_a_runner_and_the_folders_of_this_program() -> None:
+def test_default_settings_give_default_options() -> None:
     frame = received(load_frame(REF, Settings(), None, None))
     folders = {
         "packed_dir": paths.packed_dir(REF.path),
@@ -88,13 +88,13 @@ def test_defaults_are_the_options_of_a_runner_and_the_folders_of_this_program() 
     assert frame == frames.Load(model="some/model", path="/models/some", options=LoadOptions(**folders))
 
 
-def test_a_request_comes_before_the_settings() -> None:
+def test_request_precedes_the_settings() -> None:
     frame = load_frame(REF, Settings(quant="int8", backend="cpu"), "mlx", "int4")
     assert (frame.options.quant, frame.backend) == ("int4", "mlx")
 
 
 @pytest.mark.parametrize("wrong", [{"quant": "int3"}, {"context": "long"}, {"packed_dir": 3}])
-def test_options_of_another_kind_are_refused(wrong: dict[str, Any]) -> None:
+def test_options_of_the_wrong_type_are_refused(wrong: dict[str, Any]) -> None:
     frame = frames.Load(model="m", path="/", options=LoadOptions(**wrong))
     with pytest.raises((msgspec.ValidationError, NotImplementedError)):
         received(frame)

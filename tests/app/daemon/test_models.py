@@ -43,7 +43,7 @@ def worker_pids(daemon: Daemon) -> list[int]:
     return [child.pid for child in psutil.Process(daemon.pid).children(recursive=True)]
 
 
-def test_those_who_ask_together_share_one_load(daemon: Daemon) -> None:
+def test_concurrent_requests_share_one_load(daemon: Daemon) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: daemon.chat("echo a", model="test/slow"), range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8
@@ -52,7 +52,7 @@ def test_those_who_ask_together_share_one_load(daemon: Daemon) -> None:
     assert unload(daemon, "test/slow") == 200
 
 
-def test_load_tells_how_it_goes(daemon: Daemon) -> None:
+def test_load_reports_progress(daemon: Daemon) -> None:
     *progress, model = load(daemon, "test/slow")
     assert [step["done"] for step in progress] == [0, 0.25, 0.5, 0.75]
     assert progress[0]["stage"] == "reading weights"
@@ -63,18 +63,18 @@ def test_load_tells_how_it_goes(daemon: Daemon) -> None:
     assert unload(daemon, "test/slow") == 404
 
 
-def test_the_log_has_the_backend_and_its_reason(daemon: Daemon) -> None:
+def test_log_has_the_backend_and_the_reason(daemon: Daemon) -> None:
     load(daemon, "test/echo")
     wait_until(lambda: "loaded test/echo on cpu (fake): it is a test" in daemon.log)
 
 
-def test_load_tells_what_could_be_better(daemon: Daemon) -> None:
+def test_load_reports_warnings(daemon: Daemon) -> None:
     assert load(daemon, "test/other")[-1]["warnings"] == ["no memory for this"]
     assert load(daemon, "test/echo")[-1]["warnings"] == []
     unload(daemon, "test/other")
 
 
-def test_asking_for_another_backend_loads_anew(daemon: Daemon) -> None:
+def test_request_for_another_backend_reloads(daemon: Daemon) -> None:
     first = load(daemon, "test/other")[-1]
     second = load(daemon, "test/other", backend="cuda")[-1]
     assert (first["backend"], second["backend"]) == ("cpu", "cuda")
@@ -83,7 +83,7 @@ def test_asking_for_another_backend_loads_anew(daemon: Daemon) -> None:
     unload(daemon, "test/other")
 
 
-def test_a_backend_that_cannot_be_used_unloads_nothing(daemon: Daemon) -> None:
+def test_unusable_backend_does_not_unload_the_model(daemon: Daemon) -> None:
     first = load(daemon, "test/other")[-1]
     error = load(daemon, "test/other", backend="npu")[-1]["error"]
     assert (error["code"], error["message"]) == ("backend_unavailable", "backend npu cannot be used")
@@ -94,7 +94,7 @@ def test_a_backend_that_cannot_be_used_unloads_nothing(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("backend", "code"), [("cpu", ""), ("npu", "backend_unavailable"), ("cpv", "backend_unavailable")]
 )
-def test_a_backend_is_checked_in_a_process_of_its_own(backend: str, code: str) -> None:
+def test_backend_is_probed_in_a_child_process(backend: str, code: str) -> None:
     done = subprocess.run([*CHECK, backend, "guide", str(paths.guide_dir())], capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     said = json.loads(done.stdout or b"{}")
@@ -110,7 +110,7 @@ def test_a_backend_is_checked_in_a_process_of_its_own(backend: str, code: str) -
         ("import os; assert 'LOCALLLM_API_KEY' not in os.environ", ""),
     ],
 )
-def test_looking_at_a_backend_may_end_badly(monkeypatch: pytest.MonkeyPatch, script: str, told: str) -> None:
+def test_probe_that_hangs_or_crashes_is_an_error(monkeypatch: pytest.MonkeyPatch, script: str, told: str) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     monkeypatch.setattr(models, "CHECK", (sys.executable, "-c", script))
     monkeypatch.setattr(models, "CHECK_SECONDS", 1.0)
@@ -122,7 +122,7 @@ def test_looking_at_a_backend_may_end_badly(monkeypatch: pytest.MonkeyPatch, scr
         asyncio.run(looked)
 
 
-def test_options_of_the_call_that_loaded_a_model_are_told(daemon: Daemon) -> None:
+def test_loaded_model_reports_its_load_options(daemon: Daemon) -> None:
     assert load(daemon, "test/other")[-1]["options"] == []
     load(daemon, "test/other", quant="int8", backend="cuda")
     assert load(daemon, "test/other")[-1]["options"] == ["--backend cuda", "--quant int8"]
@@ -130,7 +130,7 @@ def test_options_of_the_call_that_loaded_a_model_are_told(daemon: Daemon) -> Non
     unload(daemon, "test/other")
 
 
-def test_asking_for_another_quant_loads_anew(daemon: Daemon) -> None:
+def test_request_for_another_quant_reloads(daemon: Daemon) -> None:
     first = load(daemon, "test/other")[-1]
     second = load(daemon, "test/other", quant="int8")[-1]
     assert (first["quant"], second["quant"]) == ("", "int8")
@@ -144,7 +144,7 @@ def test_asking_for_another_quant_loads_anew(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(("asked", "how"), [({"backend": "cuda"}, "on cpu"), ({"quant": "int8"}, "with quant none")])
-def test_a_busy_model_is_not_loaded_anew(daemon: Daemon, asked: dict[str, str], how: str) -> None:
+def test_busy_model_is_not_reloaded(daemon: Daemon, asked: dict[str, str], how: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer, end = until(pool, daemon, model="test/other")
         try:
@@ -159,7 +159,7 @@ def test_a_busy_model_is_not_loaded_anew(daemon: Daemon, asked: dict[str, str], 
 
 
 @pytest.mark.parametrize(("model", "status", "code"), [("broken", 422, "model_unusable"), ("dies", 500, "worker_died")])
-def test_a_load_that_fails_says_why(daemon: Daemon, model: str, status: int, code: str) -> None:
+def test_failed_load_reports_the_error(daemon: Daemon, model: str, status: int, code: str) -> None:
     before = set(worker_pids(daemon))
     answer = daemon.chat("echo a", model=f"test/{model}", stream=True)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
@@ -169,7 +169,7 @@ def test_a_load_that_fails_says_why(daemon: Daemon, model: str, status: int, cod
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_killed_worker_is_an_error_within_a_second_and_then_replaced(daemon: Daemon, stream: bool) -> None:
+def test_killed_worker_is_replaced(daemon: Daemon, stream: bool) -> None:
     daemon.chat("echo a")
     pid = daemon.loaded()["test/echo"]["pid"]
     with ThreadPoolExecutor(4) as pool:
@@ -191,7 +191,7 @@ def test_a_killed_worker_is_an_error_within_a_second_and_then_replaced(daemon: D
     wait_until(lambda: f"worker of test/echo (pid {pid}) ended: SIGKILL" in daemon.log)
 
 
-def test_a_worker_that_crashes_over_a_request(daemon: Daemon) -> None:
+def test_worker_that_crashes_during_a_request_is_replaced(daemon: Daemon) -> None:
     answer = daemon.chat("crash", stream=True)
     *_, piece, error = events(answer.text)
     assert piece["choices"][0]["delta"]["content"] == "one "
@@ -199,14 +199,14 @@ def test_a_worker_that_crashes_over_a_request(daemon: Daemon) -> None:
     assert daemon.chat("echo a").status_code == 200
 
 
-def test_a_worker_that_breaks_the_protocol_is_given_up(daemon: Daemon) -> None:
+def test_worker_that_breaks_the_protocol_is_replaced(daemon: Daemon) -> None:
     answer = daemon.chat("garbage")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "worker_died")
     assert "broke the protocol" in daemon.log
     assert daemon.chat("echo a").status_code == 200
 
 
-def test_a_hanging_worker_does_not_hold_the_others(daemon: Daemon) -> None:
+def test_hanging_worker_does_not_delay_other_models(daemon: Daemon) -> None:
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(daemon.chat, "hang", model="test/stubborn")
         wait_until(lambda: daemon.loaded().get("test/stubborn", {}).get("requests") == 1)
@@ -219,7 +219,7 @@ def test_a_hanging_worker_does_not_hold_the_others(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_worker_whose_step_never_ends_is_replaced(start_daemon: Callable[..., Daemon], stream: bool) -> None:
+def test_worker_with_an_endless_step_is_replaced(start_daemon: Callable[..., Daemon], stream: bool) -> None:
     daemon = start_daemon(step_timeout=1.0)
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(daemon.chat, "slow 100000")
@@ -237,7 +237,7 @@ def test_a_worker_whose_step_never_ends_is_replaced(start_daemon: Callable[..., 
     assert "hangs" in daemon.log
 
 
-def test_a_worker_that_says_nothing_is_replaced(start_daemon: Callable[..., Daemon]) -> None:
+def test_worker_that_does_not_respond_is_replaced(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(env={"TEST_WATCH_SECONDS": "0.1", "TEST_ANSWER_SECONDS": "2"})
     error = events(daemon.chat("freeze 3600", stream=True).text)[-1]["error"]
     assert (error["code"], "it did not respond" in error["message"]) == ("worker_died", True)
@@ -248,7 +248,7 @@ def test_a_worker_that_says_nothing_is_replaced(start_daemon: Callable[..., Daem
 PATIENCE = {"TEST_LOAD_SECONDS": "2.5", "TEST_WATCH_SECONDS": "0.1"}
 
 
-def test_a_worker_whose_load_never_ends_is_replaced(start_daemon: Callable[..., Daemon]) -> None:
+def test_worker_with_an_endless_load_is_replaced(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(env=PATIENCE)
     wait = snapshot(daemon, "slow") / "wait"
     wait.touch()
@@ -268,7 +268,7 @@ def test_a_worker_whose_load_never_ends_is_replaced(start_daemon: Callable[..., 
 
 
 @pytest.mark.parametrize("says", ["telling", "long"])
-def test_a_load_that_takes_long_is_left_alone(start_daemon: Callable[..., Daemon], says: str) -> None:
+def test_announced_long_load_is_not_killed(start_daemon: Callable[..., Daemon], says: str) -> None:
     daemon = start_daemon(env=PATIENCE)
     wait = snapshot(daemon, "slow") / "wait"
     wait.write_text(says)
@@ -280,7 +280,7 @@ def test_a_load_that_takes_long_is_left_alone(start_daemon: Callable[..., Daemon
         assert asking.result().status_code == 200
 
 
-async def test_a_load_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_load_is_checked_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A daemon that was itself stopped finds the time over before it has read what the worker says."""
     monkeypatch.setattr(process, "LOAD_SECONDS", 0.02)
     ended: list[process.WorkerProcess] = []
@@ -295,7 +295,7 @@ async def test_a_load_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert ended == []
 
 
-def test_what_does_not_hang_is_left_alone(start_daemon: Callable[..., Daemon]) -> None:
+def test_slow_worker_is_not_killed(start_daemon: Callable[..., Daemon]) -> None:
     """A long step of a backend that knows no longest one, and a worker that misses one look."""
     daemon = start_daemon(env={"TEST_WATCH_SECONDS": "0.05", "TEST_ANSWER_SECONDS": "3"})
     assert daemon.chat("freeze 4").status_code == 200
@@ -309,7 +309,7 @@ def test_what_does_not_hang_is_left_alone(start_daemon: Callable[..., Daemon]) -
     assert deaths(daemon) == 0
 
 
-def test_the_next_worker_waits_until_the_process_before_is_gone(daemon: Daemon) -> None:
+def test_next_worker_waits_for_the_end_of_the_previous_process(daemon: Daemon) -> None:
     """It may hold the device's memory until then."""
     daemon.chat("echo a")
     pid = daemon.loaded()["test/echo"]["pid"]
@@ -319,7 +319,7 @@ def test_the_next_worker_waits_until_the_process_before_is_gone(daemon: Daemon) 
     assert not psutil.pid_exists(pid)
 
 
-def test_keep_alives_while_nothing_comes(start_daemon: Callable[..., Daemon]) -> None:
+def test_stream_sends_keep_alives(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(env={"TEST_KEEP_ALIVE_SECONDS": "0.1"})
     body = {"model": "test/echo", "messages": [{"role": "user", "content": "hang"}], "stream": True}
     with httpx.stream("POST", f"{daemon.url}/v1/chat/completions", json=body, timeout=10) as response:
@@ -329,7 +329,7 @@ def test_keep_alives_while_nothing_comes(start_daemon: Callable[..., Daemon]) ->
     assert heard[2] == heard[4] == ": keep-alive"
 
 
-def test_an_idle_model_is_unloaded_and_a_busy_one_is_not(start_daemon: Callable[..., Daemon]) -> None:
+def test_idle_model_is_unloaded_and_busy_model_is_not(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(idle_unload=0.3)
     with ThreadPoolExecutor(1) as pool:
         running, end = until(pool, daemon)
@@ -343,12 +343,12 @@ def test_an_idle_model_is_unloaded_and_a_busy_one_is_not(start_daemon: Callable[
     assert daemon.chat("echo a").status_code == 200
 
 
-def test_when_an_idle_model_will_be_unloaded(daemon: Daemon) -> None:
+def test_loaded_model_reports_the_time_to_its_unload(daemon: Daemon) -> None:
     daemon.chat("echo a")
     assert 0 < daemon.loaded()["test/echo"]["unload_in"] <= 900
 
 
-def test_a_full_queue_is_429_with_retry_after(start_daemon: Callable[..., Daemon]) -> None:
+def test_full_queue_is_429_with_retry_after(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(max_queue=2)
     daemon.chat("echo a")
     never = daemon.chat("echo a", n=3)  # trying again would not help
@@ -364,7 +364,7 @@ def test_a_full_queue_is_429_with_retry_after(start_daemon: Callable[..., Daemon
     assert daemon.chat("echo a").status_code == 200
 
 
-def test_only_our_own_client_may_name_a_folder(daemon: Daemon) -> None:
+def test_only_a_client_on_the_socket_may_name_a_folder(daemon: Daemon) -> None:
     folder = snapshot(daemon, "echo")
     assert load(daemon, str(folder))[-1]["id"] == str(folder)
     assert daemon.chat("echo a", model=str(folder)).status_code == 404  # not even now that it is loaded
@@ -374,20 +374,20 @@ def test_only_our_own_client_may_name_a_folder(daemon: Daemon) -> None:
     assert unload(daemon, str(folder)) == 200
 
 
-def test_the_worker_never_sees_the_key(start_daemon: Callable[..., Daemon]) -> None:
+def test_worker_environment_has_no_api_key(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(env={"LOCALLLM_API_KEY": "secret"})
     daemon.chat("echo a")
     (pid,) = worker_pids(daemon)
     assert "LOCALLLM_API_KEY" not in psutil.Process(pid).environ()
 
 
-def test_ctrl_c_at_the_terminal_is_for_the_daemon_alone(daemon: Daemon) -> None:
+def test_ctrl_c_does_not_reach_the_worker(daemon: Daemon) -> None:
     daemon.chat("echo a")
     pid = daemon.loaded()["test/echo"]["pid"]
     assert os.getpgid(pid) == pid != os.getpgid(daemon.pid)
 
 
-def test_a_model_unloaded_while_it_loads(daemon: Daemon) -> None:
+def test_unload_during_a_load(daemon: Daemon) -> None:
     with ThreadPoolExecutor(1) as pool:
         wait = snapshot(daemon, "slow") / "wait"
         wait.touch()
@@ -403,7 +403,7 @@ def test_a_model_unloaded_while_it_loads(daemon: Daemon) -> None:
     assert unload(daemon, "test/slow") == 200
 
 
-def test_an_answer_that_outlasts_the_drain_of_an_unload_learns_why(start_daemon: Callable[..., Daemon]) -> None:
+def test_answer_longer_than_the_drain_of_an_unload_gets_an_error(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(drain=0.2)
     daemon.chat("echo a")
     with ThreadPoolExecutor(1) as pool:
@@ -413,7 +413,7 @@ def test_an_answer_that_outlasts_the_drain_of_an_unload_learns_why(start_daemon:
         assert "test/echo was unloaded" in running.result().text
 
 
-def test_who_comes_while_a_model_leaves_gets_it_anew(start_daemon: Callable[..., Daemon]) -> None:
+def test_request_during_an_unload_loads_the_model_again(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(drain=30.0)
     daemon.chat("echo a")
     pid = daemon.loaded()["test/echo"]["pid"]
@@ -432,7 +432,7 @@ def test_who_comes_while_a_model_leaves_gets_it_anew(start_daemon: Callable[...,
     assert daemon.loaded()["test/echo"]["pid"] != pid
 
 
-def test_a_worker_cannot_fill_the_disk_with_its_log(daemon: Daemon) -> None:
+def test_log_of_a_worker_has_a_limited_size(daemon: Daemon) -> None:
     assert daemon.chat("noise").status_code == 200
     logs = daemon.folder / "state" / "localllm" / "log"
     newest = logs / "worker-test--echo.log"
@@ -444,7 +444,7 @@ def test_a_worker_cannot_fill_the_disk_with_its_log(daemon: Daemon) -> None:
     assert sum(file.stat().st_size for file in logs.glob("worker-test--echo.log*")) < 2 * 2**20 + 2**17
 
 
-def test_many_crashes_leave_nothing_behind(start_daemon: Callable[..., Daemon]) -> None:
+def test_many_crashes_leave_no_processes_or_files(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon()
     process = psutil.Process(daemon.pid)
 
@@ -463,7 +463,7 @@ def test_many_crashes_leave_nothing_behind(start_daemon: Callable[..., Daemon]) 
     assert daemon.chat("echo a").status_code == 200
 
 
-def test_hundreds_of_requests_leave_nothing_behind(daemon: Daemon) -> None:
+def test_many_requests_leave_no_tasks_or_files(daemon: Daemon) -> None:
     process = psutil.Process(daemon.pid)
 
     def burst() -> None:

@@ -112,7 +112,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looked
 
 
-async def test_a_model_is_loaded_once(made: list[FakeWorker], checked: list[str]) -> None:
+async def test_model_is_loaded_once(made: list[FakeWorker], checked: list[str]) -> None:
     models = LoadedModels(Settings(step_timeout=3.0))
     first = await models.worker("a")
     for asked in ({}, {"backend": "auto"}, {"backend": "cpu"}, {"quant": "none"}):
@@ -124,7 +124,7 @@ async def test_a_model_is_loaded_once(made: list[FakeWorker], checked: list[str]
 
 
 @pytest.mark.parametrize(("asked", "looked"), [({"backend": "cuda"}, ["cuda"]), ({"quant": "int8"}, [])])
-async def test_another_way_of_loading_ends_the_one_before(
+async def test_reload_ends_the_previous_worker(
     made: list[FakeWorker], checked: list[str], asked: Any, looked: list[str]
 ) -> None:
     models = LoadedModels(Settings())
@@ -145,7 +145,7 @@ async def test_another_way_of_loading_ends_the_one_before(
     await models.close()
 
 
-async def test_a_worker_has_at_most_max_queue_requests(made: list[FakeWorker]) -> None:
+async def test_worker_has_at_most_max_queue_requests(made: list[FakeWorker]) -> None:
     models = LoadedModels(Settings(max_queue=3))
     with pytest.raises(InvalidRequest) as refused:
         await models.open("a", [], weight=4)
@@ -165,7 +165,7 @@ async def test_a_worker_has_at_most_max_queue_requests(made: list[FakeWorker]) -
     await models.close()
 
 
-async def test_a_request_loads_its_model(made: list[FakeWorker]) -> None:
+async def test_request_loads_its_model(made: list[FakeWorker]) -> None:
     models = LoadedModels(Settings())
     requests: Any = [Generate(id="r")]
     assert await models.open("a", requests, weight=1) == requests
@@ -178,7 +178,7 @@ async def test_a_request_loads_its_model(made: list[FakeWorker]) -> None:
     await models.close()
 
 
-async def test_the_only_model(made: list[FakeWorker]) -> None:
+async def test_request_without_a_name_uses_the_only_model(made: list[FakeWorker]) -> None:
     models = LoadedModels(Settings())
     with pytest.raises(InvalidRequest, match="none"):
         await models.open(None, [])
@@ -202,7 +202,7 @@ async def test_the_only_model(made: list[FakeWorker]) -> None:
     assert str(made[0].expected_end) == loaded_models.STOPPING
 
 
-async def test_who_unloads_a_model_that_leaves_waits_for_its_end(made: list[FakeWorker]) -> None:
+async def test_second_unload_waits_for_the_first(made: list[FakeWorker]) -> None:
     models = LoadedModels(Settings(drain=2.0))
     await models.worker("a")
     await asyncio.gather(models.unload("a"), models.unload("a"), models.close())
@@ -210,7 +210,7 @@ async def test_who_unloads_a_model_that_leaves_waits_for_its_end(made: list[Fake
     assert models.find("a") is None
 
 
-async def test_paths_are_for_our_own_client(made: list[FakeWorker]) -> None:
+async def test_only_a_local_client_may_name_a_path(made: list[FakeWorker]) -> None:
     models = LoadedModels(Settings())
     for name in ("/a", "./a", "~"):
         with pytest.raises(ModelNotFound):
@@ -219,7 +219,7 @@ async def test_paths_are_for_our_own_client(made: list[FakeWorker]) -> None:
     await models.close()
 
 
-async def test_what_is_said_of_a_loaded_model(made: list[FakeWorker]) -> None:
+async def test_description_of_a_loaded_model(made: list[FakeWorker]) -> None:
     models = LoadedModels(Settings(idle_unload=100.0))
     await models.worker("a")
     (worker,) = made
@@ -279,7 +279,7 @@ async def test_idle_models_are_unloaded(
     assert models._idle_task.cancelled()
 
 
-async def test_a_death_is_counted_and_the_next_waits_for_the_process(made: list[FakeWorker]) -> None:
+async def test_unexpected_end_is_counted_and_delays_the_next_load(made: list[FakeWorker]) -> None:
     """Not where it was told to end, nor where it never was ready."""
     models = LoadedModels(Settings())
     for _ in range(2):
@@ -306,7 +306,7 @@ async def test_a_death_is_counted_and_the_next_waits_for_the_process(made: list[
     await asyncio.gather(loading, return_exceptions=True)
 
 
-async def test_models_load_one_after_the_other(made: list[FakeWorker]) -> None:
+async def test_models_load_one_at_a_time(made: list[FakeWorker]) -> None:
     FakeWorker.wait.clear()
     models = LoadedModels(Settings())
     first, second = (asyncio.create_task(models.worker(name)) for name in ("a", "b"))
@@ -322,7 +322,7 @@ async def test_models_load_one_after_the_other(made: list[FakeWorker]) -> None:
     await models.close()
 
 
-async def test_a_daemon_that_stops(made: list[FakeWorker]) -> None:
+async def test_drain_refuses_new_requests(made: list[FakeWorker]) -> None:
     models = LoadedModels(Settings())
     await models.worker("a")
     await models.drain(3.0)
@@ -335,7 +335,7 @@ async def test_a_daemon_that_stops(made: list[FakeWorker]) -> None:
     await models.close()
 
 
-async def test_progress_is_told_to_who_wants_it(made: list[FakeWorker]) -> None:
+async def test_progress_reaches_the_listener(made: list[FakeWorker]) -> None:
     def tell(stage: str, done: float) -> None: ...
 
     models = LoadedModels(Settings())

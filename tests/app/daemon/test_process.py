@@ -56,7 +56,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         await writer.wait_closed()
 
 
-async def test_leaving_a_stream_cancels_what_still_runs(bench: Bench) -> None:
+async def test_closing_a_stream_cancels_running_requests(bench: Bench) -> None:
     worker = bench.worker
     async with worker.open([Generate(id="a"), Generate(id="b")], weight=2) as stream:
         assert [frame.id for frame in (await bench.sent(), await bench.sent()) if isinstance(frame, Generate)] == [
@@ -71,7 +71,7 @@ async def test_leaving_a_stream_cancels_what_still_runs(bench: Bench) -> None:
     assert worker.unfinished == 0, "closed once"
 
 
-async def test_asking_for_figures_is_no_request(bench: Bench) -> None:
+async def test_statistics_do_not_count_as_a_request(bench: Bench) -> None:
     """One who looks at /metrics every second would keep a model loaded for ever."""
     worker = bench.worker
     worker._idle_since -= 100
@@ -93,7 +93,7 @@ async def test_asking_for_figures_is_no_request(bench: Bench) -> None:
         (Generate(id="a", prompt="x" * 100), BodyTooLarge),
     ],
 )
-async def test_what_cannot_be_sent_is_refused_and_held_by_nobody(
+async def test_request_that_cannot_be_sent_is_refused(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, frame: Generate, error: type[Exception]
 ) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME", 100)
@@ -102,7 +102,7 @@ async def test_what_cannot_be_sent_is_refused_and_held_by_nobody(
     assert (bench.worker.unfinished, bench.worker._streams) == (0, {})
 
 
-async def test_the_end_is_told_once_to_all(bench: Bench) -> None:
+async def test_end_fails_all_streams_once(bench: Bench) -> None:
     worker = bench.worker
     streams = [worker.open([Generate(id=name)]) for name in "ab"]
     worker._end(WorkerDied("first"))
@@ -125,7 +125,7 @@ async def test_the_end_is_told_once_to_all(bench: Bench) -> None:
         worker.open([Generate(id="c")])
 
 
-async def test_a_process_that_cannot_be_started(tmp_path: Path) -> None:
+async def test_process_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     over: list[WorkerProcess] = []
     worker = WorkerProcess(
         Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append, command=[str(tmp_path / "none")]
@@ -144,7 +144,7 @@ async def test_a_process_that_cannot_be_started(tmp_path: Path) -> None:
         (2.0, None, "it did not respond for 30 s"),
     ],
 )
-async def test_how_it_hangs(
+async def test_reasons_for_a_hang(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: float, stats: float | None, says: str
 ) -> None:
     async def told(_: float) -> Stats | None:
@@ -160,7 +160,7 @@ async def test_how_it_hangs(
     [("hx" * 4, 1, False), ("xhh", 1, True), ("hhh", 0, False)],
     ids=["by turns", "two", "idle"],
 )
-async def test_it_is_ended_after_two_looks_in_a_row(
+async def test_worker_is_killed_after_two_failed_checks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, looks: str, held: int, over: bool
 ) -> None:
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.001)
@@ -180,9 +180,7 @@ async def test_it_is_ended_after_two_looks_in_a_row(
     assert bool(bench.over) == over
 
 
-async def test_a_load_that_says_nothing_is_ended_with_its_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_load_without_progress_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "LOAD_SECONDS", 0.01)
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.01)
     over: list[WorkerProcess] = []
@@ -204,7 +202,7 @@ async def test_a_load_that_says_nothing_is_ended_with_its_stage(
 
 
 @pytest.mark.parametrize(("setting", "own", "limit"), [(0.0, 7.0, 7.0), (3.0, 7.0, 3.0), (0.0, 0.0, 0.0)])
-async def test_how_long_a_step_may_take(
+async def test_step_limit_is_the_setting_or_the_backend_s(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, setting: float, own: float, limit: float
 ) -> None:
     """The setting, else what the backend says. It is looked at often enough to notice."""
@@ -234,7 +232,7 @@ def worker_of(folder: Path, model: str, over: list[WorkerProcess]) -> WorkerProc
     return WorkerProcess(load, log_dir=folder, on_over=over.append, command=[sys.executable, str(fake)])
 
 
-async def test_from_start_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_use_and_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, "slow", over)
     told: list[float] = []
@@ -273,7 +271,7 @@ async def test_from_start_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("model", "error"), [("broken", ModelUnusable), ("dies", WorkerDied)])
-async def test_a_load_that_fails_leaves_no_process(tmp_path: Path, model: str, error: type[Exception]) -> None:
+async def test_failed_load_leaves_no_process(tmp_path: Path, model: str, error: type[Exception]) -> None:
     over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, model, over)
     with pytest.raises(error):
@@ -286,7 +284,7 @@ async def test_a_load_that_fails_leaves_no_process(tmp_path: Path, model: str, e
     assert over == [worker]
 
 
-async def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STOP_SECONDS", 0.1)
     over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, "stubborn", over)
@@ -303,7 +301,7 @@ async def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pyt
     assert over == [worker]
 
 
-async def test_what_a_worker_started_goes_with_it(tmp_path: Path) -> None:
+async def test_child_processes_end_with_the_worker(tmp_path: Path) -> None:
     over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, "echo", over)
     fake = worker._command[1]
@@ -323,7 +321,7 @@ async def test_what_a_worker_started_goes_with_it(tmp_path: Path) -> None:
         worker.open([Generate(id="a")])
 
 
-def test_the_key_of_the_clients_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_environment_has_no_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     assert {**process.worker_environment(), "LOCALLLM_API_KEY": "secret"} == dict(os.environ)
     assert "LOCALLLM_API_KEY" not in process.worker_environment()
@@ -341,7 +339,7 @@ READ_ENDS = {
 
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("name", READ_ENDS)
-async def test_how_reading_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, stopped: bool) -> None:
+async def test_last_frames_of_a_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, stopped: bool) -> None:
     """What open requests are told: why it was stopped, else what the worker said, else that it is gone."""
     sent, words = READ_ENDS[name]
     worker = bench.worker
@@ -374,7 +372,7 @@ async def test_how_reading_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch, n
     assert (worker.expected_end is not None) == (stopped or name == "refused"), "else its end is logged as an error"
 
 
-async def test_a_load_as_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_frames_of_a_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = bench.worker
     worker.state = "loading"
     told: list[tuple[str, float]] = []
@@ -407,7 +405,7 @@ async def test_a_load_as_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert bench.over == [worker], "told once"
 
 
-async def test_its_process_is_waited_for_but_not_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_for_the_process_has_a_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver may hold a process that was killed."""
     ended = asyncio.Event()
     process_of_it: Any = SimpleNamespace(pid=0, wait=ended.wait)

@@ -115,11 +115,11 @@ def test_bad_bytes_get_a_typed_error(daemon: Daemon, name: str) -> None:
     jsonschema.validate(body, ERROR_SCHEMA)
 
 
-def test_wrong_method_says_which_is_right(daemon: Daemon) -> None:
+def test_wrong_method_error_names_the_right_one(daemon: Daemon) -> None:
     assert httpx.get(daemon.url + CHAT).headers["allow"] == "POST"
 
 
-def test_nul_and_repeated_names_are_json(daemon: Daemon) -> None:
+def test_nul_and_repeated_names_in_json(daemon: Daemon) -> None:
     status, body = talk(daemon, post(chat_body(messages=[{"role": "user", "content": "echo a\0b"}])))
     assert (status, body["choices"][0]["message"]["content"]) == (200, "a\0b ")
     again = chat_body()[:-1] + b', "max_tokens": 2, "max_tokens": 1}'  # the last one counts, as in most readers
@@ -127,7 +127,7 @@ def test_nul_and_repeated_names_are_json(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("chunks", [0, 7])
-def test_a_body_of_exactly_the_limit_is_taken(daemon: Daemon, chunks: int) -> None:
+def test_body_at_the_limit_is_accepted(daemon: Daemon, chunks: int) -> None:
     body = chat_body().ljust(2**20)
     sent = post(body)
     if chunks:
@@ -139,7 +139,7 @@ def test_a_body_of_exactly_the_limit_is_taken(daemon: Daemon, chunks: int) -> No
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "a ")
 
 
-def test_chunked_body_over_the_limit_ends_while_it_is_read(daemon: Daemon) -> None:
+def test_chunked_body_over_the_limit_is_refused_early(daemon: Daemon) -> None:
     head = post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     with socket.create_connection(("127.0.0.1", daemon.port), timeout=20) as connection:
         connection.sendall(head)
@@ -151,7 +151,7 @@ def test_chunked_body_over_the_limit_ends_while_it_is_read(daemon: Daemon) -> No
         assert sent < 2**25  # it never took it all
 
 
-def test_half_a_request_does_not_keep_others_waiting(daemon: Daemon) -> None:
+def test_incomplete_request_does_not_delay_others(daemon: Daemon) -> None:
     half = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(20)]
     for number, connection in enumerate(half):
         connection.sendall(post(chat_body())[: 20 + 10 * number])
@@ -162,7 +162,7 @@ def test_half_a_request_does_not_keep_others_waiting(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"])
-def test_a_head_that_never_ends_is_dropped(start_daemon: Callable[..., Daemon], sent: bytes) -> None:
+def test_incomplete_head_is_dropped(start_daemon: Callable[..., Daemon], sent: bytes) -> None:
     daemon = start_daemon(env={"TEST_HEAD_SECONDS": "0.3"})
     with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
         connection.sendall(sent)
@@ -171,7 +171,7 @@ def test_a_head_that_never_ends_is_dropped(start_daemon: Callable[..., Daemon], 
     assert daemon.chat("echo a").status_code == 200
 
 
-def test_only_a_head_has_to_hurry(start_daemon: Callable[..., Daemon]) -> None:
+def test_idle_connection_has_no_head_timeout(start_daemon: Callable[..., Daemon]) -> None:
     """Not an answer, and not the next request of a connection that is kept."""
     daemon = start_daemon(env={"TEST_HEAD_SECONDS": "0.3"})
     daemon.chat("echo a")
@@ -206,7 +206,7 @@ def running(daemon: Daemon) -> int:
 
 @pytest.mark.parametrize("how", ["close", "reset", "shutdown"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_worker_stops_when_the_client_hangs_up(daemon: Daemon, stream: bool, how: str) -> None:
+def test_worker_stops_when_the_client_disconnects(daemon: Daemon, stream: bool, how: str) -> None:
     daemon.chat("echo a")
     body = chat_body(messages=[{"role": "user", "content": "slow 100000"}], stream=stream)
     connection = socket.create_connection(("127.0.0.1", daemon.port))
@@ -224,7 +224,7 @@ def test_worker_stops_when_the_client_hangs_up(daemon: Daemon, stream: bool, how
     connection.close()
 
 
-def test_client_that_hangs_up_at_any_byte(daemon: Daemon) -> None:
+def test_client_disconnects_at_any_byte(daemon: Daemon) -> None:
     daemon.chat("echo a")
     whole = post(chat_body(messages=[{"role": "user", "content": "slow 50"}], stream=True))
     choose = random.Random(7)
@@ -239,7 +239,7 @@ def test_client_that_hangs_up_at_any_byte(daemon: Daemon) -> None:
     assert daemon.chat("echo a").status_code == 200
 
 
-def test_slow_reader_is_given_up_and_others_go_on(daemon: Daemon) -> None:
+def test_slow_reader_is_cancelled_and_others_continue(daemon: Daemon) -> None:
     daemon.chat("echo a")
     body = chat_body(messages=[{"role": "user", "content": "loud 20000"}], stream=True, logprobs=True, top_logprobs=20)
     with socket.socket() as connection:
@@ -299,7 +299,7 @@ def mutate(choose: random.Random, value: Any) -> Any:
     return mutations(choose)
 
 
-def test_six_hundred_strange_bodies(daemon: Daemon) -> None:
+def test_random_bodies_get_a_valid_response(daemon: Daemon) -> None:
     choose = random.Random(20261121)
     daemon.chat("echo a")
     accepted = 0

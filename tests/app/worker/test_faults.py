@@ -21,7 +21,7 @@ from localllm.engine import errors as engine
         (ModelNotFound("no"), "model_not_found", {}),
     ],
 )
-def test_every_error_of_ours_has_its_word(error: Exception, code: str, numbers: dict[str, int]) -> None:
+def test_every_engine_error_has_an_app_error(error: Exception, code: str, numbers: dict[str, int]) -> None:
     found = app_error(error)
     assert found is not None
     assert (found.code, found.numbers) == (code, numbers)
@@ -29,6 +29,6 @@ def test_every_error_of_ours_has_its_word(error: Exception, code: str, numbers: 
     assert found.hint == "because" or "because" not in str(vars(error))
 
 
-def test_others_have_none() -> None:
+def test_other_exceptions_have_no_app_error() -> None:
     assert app_error(KeyError("the prompt")) is None
     assert type(internal_error()) is AppError

@@ -42,7 +42,7 @@ def ids(count: int) -> list[int]:
     return [5] * count
 
 
-def test_choices_differ_in_name_and_seed_alone(model: OpenModel) -> None:
+def test_choices_differ_only_in_id_and_seed(model: OpenModel) -> None:
     made = prepare(Generate(id="a", prompt=ids(3), n=2, seed=7, max_tokens=9, stop_ids=[4]), model)
     first, second = made.requests
     assert (first.id, second.id) == ("a/0", "a/1")
@@ -53,13 +53,13 @@ def test_choices_differ_in_name_and_seed_alone(model: OpenModel) -> None:
     assert made.live == ["a/0", "a/1"]
 
 
-def test_the_end_of_sequence_may_be_ignored_but_not_what_is_asked_for(model: OpenModel) -> None:
+def test_ignore_eos_keeps_requested_stop_ids(model: OpenModel) -> None:
     (request,) = prepare(Generate(id="a", prompt=ids(1), ignore_eos=True, stop_ids=[4]), model).requests
     assert request.stop_ids == {4}
 
 
 @pytest.mark.parametrize(("pages", "room"), [(100, 256), (2, 32)])
-def test_an_answer_without_a_limit_takes_what_is_left(
+def test_answer_without_a_limit_may_use_the_rest_of_the_context(
     model: OpenModel, monkeypatch: pytest.MonkeyPatch, pages: int, room: int
 ) -> None:
     """Of the context, or of a cache that is smaller."""
@@ -82,7 +82,9 @@ def test_an_answer_without_a_limit_takes_what_is_left(
         ({"prompt": [5], "max_tokens": 0}, InvalidRequest, "max_tokens"),
     ],
 )
-def test_refused_by_name(model: OpenModel, asked: dict[str, Any], kind: type[InvalidRequest], param: str) -> None:
+def test_refusal_has_the_parameter(
+    model: OpenModel, asked: dict[str, Any], kind: type[InvalidRequest], param: str
+) -> None:
     with pytest.raises(kind) as caught:
         prepare(Generate(id="a", **asked), model)
     assert (type(caught.value), caught.value.param) == (kind, param)
@@ -96,7 +98,7 @@ def test_tools_are_in_the_prompt(model: OpenModel) -> None:
     assert (request.grammar, request.max_tokens) == (None, 256 - len(generation.prompt.ids))
 
 
-def test_what_it_cost(model: OpenModel) -> None:
+def test_finished_frame_counts_tokens(model: OpenModel) -> None:
     made = prepare(Generate(id="a", prompt=ids(3), n=2, max_tokens=9), model)
     made.take(Delta("a/0", (6, 7), finish="length", cached=3))
     made.take(Delta("a/1", (6,), cached=2))

@@ -61,12 +61,12 @@ def opened(
     return model, received[0], told
 
 
-def test_the_options_reach_the_runner_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_reach_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = LoadOptions(context=5, quant="int4", packed_dir=tmp_path)
     assert opened(tmp_path, monkeypatch, options)[1] is options
 
 
-def test_what_is_said_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, told = opened(tmp_path, monkeypatch)
     info = model.info
     assert (info.model, info.backend, info.device) == ("m", "b", "d")
@@ -85,7 +85,7 @@ def test_what_is_said_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert told[-1][1] == 1.0
 
 
-def test_closing_it_ends_its_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_ends_the_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = opened(tmp_path, monkeypatch)[0]
     assert model.renderer.render("a", {}) == "a"
     child = model.renderer._child._child

@@ -140,12 +140,12 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     gc.unfreeze()
 
 
-async def test_what_was_loaded_is_not_looked_through_again(bench: Bench) -> None:
+async def test_loaded_objects_are_frozen_for_garbage_collection(bench: Bench) -> None:
     """By Python's garbage collector, during a step."""
     assert gc.get_freeze_count() > 10_000
 
 
-async def test_canned_tool_calls(bench: Bench) -> None:
+async def test_tool_calls_of_a_scripted_engine(bench: Bench) -> None:
     name = await bench.started(tools=[TOOL])
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
     await bench.say(f"{name}/0", f"<think>hm</think>Look: {call}\n{call}<|im_end|>", "stop")
@@ -162,7 +162,7 @@ async def test_canned_tool_calls(bench: Bench) -> None:
     assert bench.engine.cancelled == []
 
 
-async def test_what_ends_early_is_cancelled_in_the_engine(bench: Bench) -> None:
+async def test_answer_that_ends_early_is_cancelled_in_the_engine(bench: Bench) -> None:
     name = await bench.started(n=2, stop=["STOP"])
     await bench.say(f"{name}/0", "one STOP two")
     await bench.say(f"{name}/1", "three", "length", cached=3)
@@ -175,7 +175,7 @@ async def test_what_ends_early_is_cancelled_in_the_engine(bench: Bench) -> None:
     assert await bench.served == 0
 
 
-async def test_a_failed_request_fails_alone(bench: Bench) -> None:
+async def test_failed_request_fails_alone(bench: Bench) -> None:
     name = await bench.started(n=2)
     other = await bench.started()
     await bench.say(f"{name}/0", "ab")
@@ -189,7 +189,7 @@ async def test_a_failed_request_fails_alone(bench: Bench) -> None:
     assert isinstance((await bench.until_end(other))[-1], Finished)
 
 
-async def test_a_step_without_memory_fails_its_requests_and_no_others(bench: Bench) -> None:
+async def test_step_out_of_memory_fails_only_its_requests(bench: Bench) -> None:
     name, other = await bench.started(n=2), await bench.started()
     await bench.say(f"{name}/0", "ab")
     lost = Delta(f"{name}/1", (), finish="no_memory", error="the step failed: CUDA out of memory")
@@ -203,7 +203,7 @@ async def test_a_step_without_memory_fails_its_requests_and_no_others(bench: Ben
     assert isinstance((await bench.until_end(other))[-1], Finished)
 
 
-async def test_an_error_of_ours_fails_one_request(
+async def test_unexpected_exception_fails_one_request(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = await bench.started()
@@ -220,14 +220,14 @@ async def test_an_error_of_ours_fails_one_request(
     assert isinstance((await bench.until_end(other))[-1], Finished)
 
 
-async def test_a_refused_submission(bench: Bench) -> None:
+async def test_refused_submission(bench: Bench) -> None:
     bench.engine.refuse = RunnerFailed("gone")
     bench.send(Generate(id="x", messages=HI, n=2))
     (failed,) = await bench.until_end("x")
     assert failed.fault.code == "worker_died"
 
 
-async def test_a_failing_engine_takes_the_worker_with_it(bench: Bench) -> None:
+async def test_failed_engine_ends_the_worker(bench: Bench) -> None:
     names = [await bench.started() for _ in range(3)]
     await asyncio.to_thread(bench.engine.on_failure, RunnerFailed("device lost"))
     failed = [await bench.read() for _ in names]
@@ -236,7 +236,7 @@ async def test_a_failing_engine_takes_the_worker_with_it(bench: Bench) -> None:
     assert await asyncio.wait_for(bench.served, 20) == 1
 
 
-async def test_the_last_words_go_out_before_it_leaves(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_last_frames_are_sent_before_the_exit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing does afterwards: the process ends without closing anything."""
     flushed, flush = [], outbox.Outbox.flush
 
@@ -250,7 +250,7 @@ async def test_the_last_words_go_out_before_it_leaves(bench: Bench, monkeypatch:
     assert flushed == [True]
 
 
-async def test_a_load_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exit_during_a_load_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     class Left(Exception):
         pass
 
@@ -281,7 +281,7 @@ async def test_a_load_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPa
         await end.wait_closed()
 
 
-async def test_a_step_that_never_ends_does_not_keep_the_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_step_does_not_prevent_the_exit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the daemon was killed, nobody is left who would end it."""
     monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.1)
     ends = threading.Event()
@@ -291,7 +291,7 @@ async def test_a_step_that_never_ends_does_not_keep_the_worker(bench: Bench, mon
     ends.set()
 
 
-async def test_a_daemon_that_does_not_read_makes_the_engine_wait(bench: Bench) -> None:
+async def test_engine_waits_for_a_daemon_that_does_not_read(bench: Bench) -> None:
     name = await bench.started(ignore_eos=True)
     (token,) = bench.tokenizer.encode("a", add_special_tokens=False)
     steps, total = 0, 3000
@@ -317,7 +317,7 @@ async def test_a_daemon_that_does_not_read_makes_the_engine_wait(bench: Bench) -
 
 
 @pytest.mark.parametrize("sent", [Generate(id="r0", prompt="x"), frames.Load(model="m", path="x")])
-async def test_a_daemon_that_breaks_the_protocol_is_left(bench: Bench, sent: frames.Frame) -> None:
+async def test_broken_protocol_ends_the_worker(bench: Bench, sent: frames.Frame) -> None:
     """An id that is in use, and a second model."""
     await bench.started()
     bench.send(sent)
@@ -325,7 +325,7 @@ async def test_a_daemon_that_breaks_the_protocol_is_left(bench: Bench, sent: fra
     bench.engine.closed = False  # it was, in good order; the engine is not what broke
 
 
-async def test_a_bug_of_ours_beside_a_request_ends_the_worker(
+async def test_exception_outside_a_request_ends_the_worker(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Better restarted than half alive."""
@@ -336,7 +336,7 @@ async def test_a_bug_of_ours_beside_a_request_ends_the_worker(
     bench.engine.closed = False
 
 
-async def test_what_is_cancelled_while_it_is_prepared_never_starts(
+async def test_request_cancelled_during_its_preparation_never_starts(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, prepare = threading.Event(), worker.prepare
@@ -361,7 +361,7 @@ async def test_what_is_cancelled_while_it_is_prepared_never_starts(
     assert isinstance(await bench.read(), frames.Stats), "ended once"
 
 
-async def test_what_is_being_prepared_is_lost_with_the_engine(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_failure_fails_requests_in_preparation(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(worker, "prepare", lambda *_: goes_on.wait(20))
     bench.send(Generate(id="a", prompt="x"))
@@ -375,7 +375,7 @@ async def test_what_is_being_prepared_is_lost_with_the_engine(bench: Bench, monk
 
 
 @pytest.mark.parametrize("prompt", ["<|im_start|>hi", [5, 6]])
-async def test_echo_comes_first(bench: Bench, prompt: str | list[int]) -> None:
+async def test_echo_is_the_first_piece(bench: Bench, prompt: str | list[int]) -> None:
     name = await bench.started(prompt=prompt, echo=True, n=2)
     text = prompt if isinstance(prompt, str) else bench.tokenizer.decode(prompt)
     for choice in (0, 1):
@@ -383,7 +383,7 @@ async def test_echo_comes_first(bench: Bench, prompt: str | list[int]) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
-async def test_a_token_that_there_is_not_has_no_text(bench: Bench, token: int) -> None:
+async def test_detokenize_refuses_an_unknown_token(bench: Bench, token: int) -> None:
     bench.send(frames.Detokenize(id="a", tokens=[5, token]))
     failed = await bench.read()
     assert (failed.fault.code, failed.fault.param) == ("invalid_request", "tokens")
@@ -392,7 +392,7 @@ async def test_a_token_that_there_is_not_has_no_text(bench: Bench, token: int) -
     assert isinstance(await bench.read(), frames.Text)
 
 
-async def test_an_engine_that_closes_says_so(bench: Bench) -> None:
+async def test_closing_engine_cancels_its_requests(bench: Bench) -> None:
     name = await bench.started(n=2)
     for choice in (0, 1):
         await asyncio.to_thread(bench.engine.on_deltas, [Delta(f"{name}/{choice}", (), finish="cancelled")])
@@ -401,7 +401,7 @@ async def test_an_engine_that_closes_says_so(bench: Bench) -> None:
     assert bench.engine.cancelled == []
 
 
-async def test_the_loop_stays_responsive_while_a_template_hangs(bench: Bench) -> None:
+async def test_event_loop_responds_while_a_template_hangs(bench: Bench) -> None:
     templates = bench.tokenizer.templates
     templates["default"] = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     bench.send(Generate(id="slow", messages=HI))
@@ -415,7 +415,7 @@ async def test_the_loop_stays_responsive_while_a_template_hangs(bench: Bench) ->
     assert time.monotonic() > began
 
 
-async def test_the_engine_is_a_fixed_number_of_steps_ahead() -> None:
+async def test_engine_is_a_fixed_number_of_steps_ahead() -> None:
     """Also after steps whose output is on its way."""
     ours, theirs = socket.socketpair()
     _, writer = await asyncio.open_connection(sock=ours)
@@ -442,7 +442,7 @@ async def test_the_engine_is_a_fixed_number_of_steps_ahead() -> None:
     theirs.close()
 
 
-async def test_the_worker_waits_until_its_last_byte_is_out() -> None:
+async def test_flush_waits_for_the_last_byte() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     _, writer = await asyncio.open_connection(sock=ours)

@@ -76,7 +76,7 @@ def one(worker: WorkerProcess, **asked: Any) -> Result:
     return result
 
 
-def test_what_it_says_of_itself(folder: Path) -> None:
+def test_model_info(folder: Path) -> None:
     worker = WorkerProcess()
     info = worker.load(folder, context=128, cache_bytes=2**20).info
     assert (info.model, info.backend, info.vocab, info.context) == ("tiny", "cpu", VOCAB, 128)
@@ -90,7 +90,7 @@ def test_what_it_says_of_itself(folder: Path) -> None:
     assert worker.close()[0] == 0
 
 
-def test_the_more_weights_the_longer_a_load_may_take(folder: Path) -> None:
+def test_load_limit_grows_with_the_weights(folder: Path) -> None:
     worker, told = WorkerProcess(), list[frames.Loading]()
     worker.send(
         frames.Load(model="tiny", path=str(folder), backend="cpu", options=LoadOptions(threads=1, cache_bytes=2**20))
@@ -104,7 +104,7 @@ def test_the_more_weights_the_longer_a_load_may_take(folder: Path) -> None:
     worker.close()
 
 
-def test_weights_are_made_smaller_when_asked(folder: Path) -> None:
+def test_quant_option_quantises_the_weights(folder: Path) -> None:
     worker = WorkerProcess()
     info = worker.load(folder, cache_bytes=2**20, quant="int8").info
     assert info.quant == "int8"
@@ -114,7 +114,7 @@ def test_weights_are_made_smaller_when_asked(folder: Path) -> None:
     assert worker.close()[0] == 0
 
 
-def test_ops_go_back_to_their_references(folder: Path) -> None:
+def test_reference_ops_option(folder: Path) -> None:
     worker = WorkerProcess()
     worker.load(folder, cache_bytes=2**20, reference_ops=("all",))
     assert one(worker, temperature=0.0, max_tokens=8).end.completion_tokens == 8
@@ -122,7 +122,7 @@ def test_ops_go_back_to_their_references(folder: Path) -> None:
     assert worker.close()[0] == 0
 
 
-def test_an_op_there_is_not_is_refused_by_name(folder: Path) -> None:
+def test_unknown_op_is_refused_by_name(folder: Path) -> None:
     worker = WorkerProcess()
     refused = worker.load(folder, reference_ops=("nrm.rms",))
     assert isinstance(refused, frames.LoadFailed)
@@ -131,7 +131,7 @@ def test_an_op_there_is_not_is_refused_by_name(folder: Path) -> None:
     worker.close()
 
 
-def test_an_attention_there_is_not_is_refused_by_name(folder: Path) -> None:
+def test_unknown_attention_is_refused_by_name(folder: Path) -> None:
     worker = WorkerProcess()
     refused = worker.load(folder, attention="flashinfer", backend="cpu")
     assert isinstance(refused, frames.LoadFailed)
@@ -140,7 +140,7 @@ def test_an_attention_there_is_not_is_refused_by_name(folder: Path) -> None:
     worker.close()
 
 
-def test_a_chat(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
+def test_chat(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     result = one(worker, temperature=0.0, max_tokens=24, logprobs=0)
     prompt = tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
     assert result.started == Started(id=result.end.id, prompt_tokens=len(prompt))
@@ -188,7 +188,7 @@ def test_text_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
     assert worker.close()[0] == 0
 
 
-def test_text_equals_the_whole_decoding(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
+def test_text_equals_the_decoding_of_all_tokens(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     results = worker.generate(*(ask(prompt="x", seed=seed, max_tokens=60, logprobs=0) for seed in range(8)))
     for result in results:
         ids = [entry.id for entry in result.logprobs()]
@@ -196,7 +196,7 @@ def test_text_equals_the_whole_decoding(worker: WorkerProcess, tokenizer: ChatTo
         assert sum(piece.tokens for piece in result.pieces()) == len(ids)
 
 
-def test_choices_are_seeded_one_after_the_other(worker: WorkerProcess) -> None:
+def test_choices_have_consecutive_seeds(worker: WorkerProcess) -> None:
     together = one(worker, n=3, seed=5, max_tokens=12)
     alone = [one(worker, seed=5 + index, max_tokens=12).text() for index in range(3)]
     assert [together.text(index) for index in range(3)] == alone
@@ -204,11 +204,11 @@ def test_choices_are_seeded_one_after_the_other(worker: WorkerProcess) -> None:
     assert together.end.completion_tokens == 36
 
 
-def test_without_a_seed_answers_differ(worker: WorkerProcess) -> None:
+def test_answers_without_a_seed_differ(worker: WorkerProcess) -> None:
     assert len({one(worker, max_tokens=12).text() for _ in range(4)}) > 1
 
 
-def test_many_at_once_equal_each_alone(worker: WorkerProcess) -> None:
+def test_concurrent_requests_equal_solo_requests(worker: WorkerProcess) -> None:
     asked = [{"prompt": f"number {index}", "seed": index, "max_tokens": 10 + index % 7} for index in range(20)]
     together = worker.generate(*(ask(**options) for options in asked))
     for options, result in zip(asked, together, strict=True):
@@ -232,7 +232,7 @@ def test_stop_ids(worker: WorkerProcess) -> None:
     assert result.finish() == "stop"
 
 
-def test_end_of_sequence_and_ignoring_it(worker: WorkerProcess) -> None:
+def test_ignore_eos(worker: WorkerProcess) -> None:
     forced = {"logit_bias": {END: 100.0}, "max_tokens": 5}
     result = one(worker, **forced)
     assert (result.text(), result.finish(), result.end.completion_tokens) == ("", "stop", 1)
@@ -251,14 +251,14 @@ def test_logprobs(worker: WorkerProcess) -> None:
     assert one(worker, prompt="x", max_tokens=3).logprobs() == []
 
 
-def test_rest_of_the_context(worker: WorkerProcess) -> None:
+def test_answer_ends_with_the_context(worker: WorkerProcess) -> None:
     result = one(worker, prompt="x", ignore_eos=True)
     assert result.finish() == "length"
     assert result.end.prompt_tokens + result.end.completion_tokens == CONTEXT
 
 
 @pytest.mark.parametrize("max_tokens", [None, 100, 1])
-def test_context_overflow_says_both_numbers(worker: WorkerProcess, max_tokens: int | None) -> None:
+def test_context_overflow_has_both_numbers(worker: WorkerProcess, max_tokens: int | None) -> None:
     length = CONTEXT - 56 if max_tokens == 100 else CONTEXT
     failed = one(worker, prompt=[5] * length, max_tokens=max_tokens).end
     assert isinstance(failed, Failed)
@@ -302,13 +302,13 @@ def test_forced_tool_calls(worker: WorkerProcess, forced: list[Any], name: str |
             jsonschema.validate(json.loads(arguments), PERSON)
 
 
-def test_tools_that_may_but_need_not_be_called(worker: WorkerProcess) -> None:
+def test_tools_are_in_the_prompt(worker: WorkerProcess) -> None:
     plain = one(worker, seed=1, max_tokens=8)
     told = one(worker, seed=1, max_tokens=8, tools=TOOLS)
     assert told.end.prompt_tokens > plain.end.prompt_tokens
 
 
-def test_a_strict_tool_that_may_be_called(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
+def test_strict_tool(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
     eager = {tokenizer.id_of("<tool_call>"): 100.0}  # it begins a call wherever it may
     for seed in range(4):
@@ -321,7 +321,7 @@ def test_a_strict_tool_that_may_be_called(worker: WorkerProcess, tokenizer: Chat
     assert one(worker, tools=strict, max_tokens=8, seed=1).end.completion_tokens == 8
 
 
-def test_a_strict_tool_where_calls_have_another_form(tmp_path: Path) -> None:
+def test_strict_tool_is_refused_for_an_unknown_call_format(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "other", template="{{ messages[0].content }}{% if tools %}{% endif %}")
     table = json.loads((folder / "tokenizer.json").read_text())
     table["added_tokens"] = [entry for entry in table["added_tokens"] if entry["special"]]
@@ -379,7 +379,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_by_name(worker: WorkerProcess, name: str) -> None:
+def test_refusal_names_the_parameter(worker: WorkerProcess, name: str) -> None:
     asked, code, param = REFUSED[name]
     result = one(worker, **asked)
     assert len(result.frames) == 1
@@ -387,7 +387,7 @@ def test_refused_by_name(worker: WorkerProcess, name: str) -> None:
     assert (result.end.fault.code, result.end.fault.param) == (code, param)
 
 
-def test_cancel_while_it_answers(worker: WorkerProcess) -> None:
+def test_cancel_during_an_answer(worker: WorkerProcess) -> None:
     asked = ask(prompt="x", ignore_eos=True, n=2)
     worker.send(asked)
     assert isinstance(worker.read(), Started)
@@ -403,7 +403,7 @@ def test_cancel_while_it_answers(worker: WorkerProcess) -> None:
     assert (stats.running, stats.waiting, stats.cache_used) == (0, 0, 0)
 
 
-def test_told_to_stop_while_it_answers(folder: Path) -> None:
+def test_shutdown_during_an_answer(folder: Path) -> None:
     worker = WorkerProcess()
     worker.load(folder)
     asked = ask(prompt="x", ignore_eos=True, n=2)
@@ -416,7 +416,7 @@ def test_told_to_stop_while_it_answers(folder: Path) -> None:
     assert worker.close()[0] == 0
 
 
-def test_cancel_before_it_answers(worker: WorkerProcess) -> None:
+def test_cancel_before_the_answer(worker: WorkerProcess) -> None:
     asked = ask()
     worker.send(asked, frames.Cancel(id=asked.id))
     (result,) = worker.collect([asked.id])
@@ -455,7 +455,7 @@ def test_random_requests_and_cancels(worker: WorkerProcess) -> None:
     assert (stats.running, stats.waiting, stats.cache_used) == (0, 0, 0)
 
 
-def test_helpers_die_with_a_killed_worker(folder: Path) -> None:
+def test_child_processes_end_with_a_killed_worker(folder: Path) -> None:
     worker = WorkerProcess()
     worker.load(folder)
     one(worker, response_format=ResponseFormat(kind="choice", choices=["a"]))
@@ -468,7 +468,7 @@ def test_helpers_die_with_a_killed_worker(folder: Path) -> None:
     worker.close()
 
 
-def test_tokenize_and_back(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
+def test_tokenize_and_detokenize(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     tokens = worker.ask(frames.Tokenize(id="t", prompt="größe 🙂<|im_end|>"))
     assert tokens.tokens == tokenizer.encode("größe 🙂<|im_end|>", add_special_tokens=True)
     assert len(tokens.pieces) == len(tokens.tokens)
@@ -501,7 +501,7 @@ def test_prompts_are_not_logged(folder: Path) -> None:
     assert "secret" not in log
 
 
-def test_an_unexpected_error_fails_one_request_only(folder: Path) -> None:
+def test_unexpected_error_fails_only_one_request(folder: Path) -> None:
     worker = WorkerProcess()
     worker.load(folder)
     result = one(worker, tools=[{"function": ["not", "an", "object"]}])
@@ -538,7 +538,7 @@ BROKEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_models_that_cannot_be_loaded(tmp_path: Path, name: str) -> None:
+def test_unusable_models_are_refused(tmp_path: Path, name: str) -> None:
     harm, code = BROKEN[name]
     folder = write_model(tmp_path)
     harm(folder)
@@ -559,7 +559,7 @@ def test_unknown_backend_and_missing_folder(folder: Path, tmp_path: Path) -> Non
     assert worker.close()[0] == 1
 
 
-def test_it_ends_with_the_daemon(folder: Path) -> None:
+def test_worker_ends_with_the_daemon(folder: Path) -> None:
     loading, idle, busy = WorkerProcess(), WorkerProcess(), WorkerProcess()
     loading.send(frames.Load(model="tiny", path=str(folder), backend="cpu"))
     assert isinstance(loading.read(), frames.Loading)
@@ -578,7 +578,7 @@ def test_it_ends_with_the_daemon(folder: Path) -> None:
         frames.pack(frames.Finished(id="x")),
     ],
 )
-def test_a_broken_protocol_ends_it(sent: bytes) -> None:
+def test_broken_protocol_ends_the_worker(sent: bytes) -> None:
     worker = WorkerProcess()
     worker.socket.sendall(sent)
     with pytest.raises(EOFError):
@@ -587,7 +587,7 @@ def test_a_broken_protocol_ends_it(sent: bytes) -> None:
 
 
 @pytest.mark.skipif(not (paths.guide_dir() / "model.safetensors").exists(), reason="the built-in model is not here")
-def test_the_built_in_model() -> None:
+def test_built_in_model() -> None:
     worker = WorkerProcess()
     assert isinstance(worker.load(paths.guide_dir()), frames.Loaded)
     question = [{"role": "user", "content": "How do I download a model?"}]
