@@ -10,19 +10,19 @@ from localllm.app.frames import Generate
 from localllm.engine.request import Sampling
 
 
-def made(recommended: dict[str, float] | None = None, **asked: Any) -> Sampling:
-    return sampling_of(Generate(id="a", prompt="x", **asked), recommended or {}, seed=7, vocab_size=100)
+def sampling(recommended: dict[str, float] | None = None, **fields: Any) -> Sampling:
+    return sampling_of(Generate(id="a", prompt="x", **fields), recommended or {}, seed=7, vocab_size=100)
 
 
-def test_request_beats_model_beats_neutral() -> None:
-    assert made() == Sampling(temperature=1.0, seed=7)
+def test_the_request_precedes_the_model_and_the_model_the_default() -> None:
+    assert sampling() == Sampling(temperature=1.0, seed=7)
     model = {"temperature": 0.6, "top_k": 20.0, "top_p": 0.9}
-    assert made(model) == Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=7)
-    assert made(model, temperature=0.0, top_k=0) == Sampling(temperature=0.0, top_k=0, top_p=0.9, seed=7)
+    assert sampling(model) == Sampling(temperature=0.6, top_k=20, top_p=0.9, seed=7)
+    assert sampling(model, temperature=0.0, top_k=0) == Sampling(temperature=0.0, top_k=0, top_p=0.9, seed=7)
 
 
-def test_everything_arrives() -> None:
-    asked = {
+def test_all_fields_of_the_request_are_used() -> None:
+    fields = {
         "temperature": 0.5,
         "top_k": 3,
         "top_p": 0.4,
@@ -32,15 +32,15 @@ def test_everything_arrives() -> None:
         "frequency_penalty": -0.3,
         "logprobs": 5,
     }
-    assert made(**asked, logit_bias={3: -100.0, 99: 1.5}) == Sampling(
-        **asked, logit_bias=((3, -100.0), (99, 1.5)), seed=7
+    assert sampling(**fields, logit_bias={3: -100.0, 99: 1.5}) == Sampling(
+        **fields, logit_bias=((3, -100.0), (99, 1.5)), seed=7
     )
 
 
 def test_seed_wraps_to_64_bits() -> None:
-    asked = Generate(id="a", prompt="x")
-    assert sampling_of(asked, {}, seed=-1, vocab_size=9).seed == 2**64 - 1
-    assert sampling_of(asked, {}, seed=2**64 + 3, vocab_size=9).seed == 3
+    request = Generate(id="a", prompt="x")
+    assert sampling_of(request, {}, seed=-1, vocab_size=9).seed == 2**64 - 1
+    assert sampling_of(request, {}, seed=2**64 + 3, vocab_size=9).seed == 3
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_seed_wraps_to_64_bits() -> None:
         ("logit_bias", {1: float("nan")}),
     ],
 )
-def test_refusals_name_the_parameter(name: str, value: object) -> None:
+def test_a_refusal_names_the_parameter(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        made(**{name: value})
+        sampling(**{name: value})
     assert caught.value.param == name

@@ -1,4 +1,4 @@
-"""What a schema becomes for the grammar, without one: bounds, steps, references, and what is refused where."""
+"""The rewritten schema: bounds, multiples, references, and the place of a problem in a refusal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import pytest
 from localllm.app.chat.schema import rewrite
 from localllm.app.chat.schema_place import SchemaProblem
 
-NUMBER, WHOLE, OBJECT, NULL = ({"type": kind} for kind in ("number", "integer", "object", "null"))
-NEXT = 1.0000000000000002  # after 1
+NUMBER = {"type": "number"}
+WHOLE = {"type": "integer"}
+OBJECT = {"type": "object"}
+NULL = {"type": "null"}
+NEXT = 1.0000000000000002  # the next float after 1
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "made"),
+    ("base", "keywords", "expected"),
     [
         (NUMBER, {"minimum": 1.5}, {"minimum": 1.5}),
         (WHOLE, {"minimum": 1.5}, {"minimum": 2}),
@@ -69,13 +72,13 @@ NEXT = 1.0000000000000002  # after 1
         ({}, {"title": "t", "description": "d", "default": 1, "examples": [1], "$comment": "c"}, {}),
     ],
 )
-def test_rewritten(kind: dict[str, Any], asked: dict[str, Any], made: dict[str, Any]) -> None:
-    result = rewrite(kind | asked)
-    assert (result.root, result.definitions) == (kind | made, {})
+def test_rewrite_replaces_keywords(base: dict[str, Any], keywords: dict[str, Any], expected: dict[str, Any]) -> None:
+    result = rewrite(base | keywords)
+    assert (result.root, result.definitions) == (base | expected, {})
 
 
 @pytest.mark.parametrize(
-    ("schema", "place", "problem"),
+    ("schema", "pointer", "problem"),
     [
         (WHOLE | {"maximum": 2**63}, "#/maximum", "exactly"),
         (WHOLE | {"minimum": 2**53 + 1}, "#/minimum", "exactly"),
@@ -124,14 +127,14 @@ def test_rewritten(kind: dict[str, Any], asked: dict[str, Any], made: dict[str, 
         ({"items": {"$ref": "#/a/b"}, "a": 3}, "#/items/$ref", "#/a has no 'b'"),
     ],
 )
-def test_refused_with_its_place(schema: dict[str, Any], place: str, problem: str) -> None:
-    with pytest.raises(SchemaProblem, match=re.escape(problem)) as refused:
+def test_a_refusal_has_the_pointer_of_the_problem(schema: dict[str, Any], pointer: str, problem: str) -> None:
+    with pytest.raises(SchemaProblem, match=re.escape(problem)) as error:
         rewrite(schema)
-    assert str(refused.value).startswith(f"{place}: ")
+    assert str(error.value).startswith(f"{pointer}: ")
 
 
-def old(draft: int) -> dict[str, str]:
-    return {"$schema": f"http://json-schema.org/draft-0{draft}/schema#"}
+def draft(number: int) -> dict[str, str]:
+    return {"$schema": f"http://json-schema.org/draft-0{number}/schema#"}
 
 
 @pytest.mark.parametrize(
@@ -144,17 +147,17 @@ def old(draft: int) -> dict[str, str]:
         {"$ref": "b", "$defs": {"a": NULL | {"$id": "b"}}},
         {"$ref": "b#x", "$defs": {"a": {"$id": "b", "properties": {"c": NULL | {"$anchor": "x"}}}}},
         {"$ref": "http://h/d/b", "$defs": {"a": {"$id": "http://h/d/e", "items": NULL | {"$id": "b"}}}},
-        old(7) | {"$ref": "#/definitions/a", "type": "string", "definitions": {"a": NULL}},
-        old(6) | {"$ref": "#x", "definitions": {"a": NULL | {"$id": "#x"}}},
-        old(4) | {"$ref": "b", "definitions": {"a": NULL | {"id": "b"}}},
+        draft(7) | {"$ref": "#/definitions/a", "type": "string", "definitions": {"a": NULL}},
+        draft(6) | {"$ref": "#x", "definitions": {"a": NULL | {"$id": "#x"}}},
+        draft(4) | {"$ref": "b", "definitions": {"a": NULL | {"id": "b"}}},
     ],
 )
-def test_references(schema: dict[str, Any]) -> None:
+def test_a_reference_resolves_to_its_definition(schema: dict[str, Any]) -> None:
     result = rewrite(schema)
     assert (result.root, result.definitions) == ({"$ref": "#/$defs/0"}, {"0": NULL})
 
 
-def test_a_reference_is_followed_once_and_may_lead_to_itself() -> None:
+def test_equal_references_share_a_definition_that_may_refer_to_itself() -> None:
     result = rewrite(
         {"items": {"$ref": "#"}, "additionalProperties": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#"}}}
     )
@@ -162,7 +165,7 @@ def test_a_reference_is_followed_once_and_may_lead_to_itself() -> None:
     assert (result.root, result.definitions) == (root, {"0": root, "1": {"$ref": "#/$defs/0"}})
 
 
-def test_the_keyword_of_another_draft_names_nothing() -> None:
-    for schema in ({"$defs": {"a": NULL | {"id": "b"}}}, old(4) | {"definitions": {"a": NULL | {"$id": "b"}}}):
+def test_the_id_keyword_of_another_draft_is_ignored() -> None:
+    for schema in ({"$defs": {"a": NULL | {"id": "b"}}}, draft(4) | {"definitions": {"a": NULL | {"$id": "b"}}}):
         with pytest.raises(SchemaProblem, match="are not loaded"):
             rewrite({"$ref": "b"} | schema)

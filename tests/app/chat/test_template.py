@@ -18,16 +18,16 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}], "bos_token": "<s>"}
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[TemplateRenderer]:
-    """One for the whole table: it must work again after whatever the row before did."""
+    """One renderer for the whole table: it must work after each hostile template."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template, "CPU_LIMIT", 0.25)
-        patch.setattr(template, "WALL_LIMIT", 30.0)  # a busy test machine is not what is tested
-        made = TemplateRenderer()
-        yield made
-        made.close()
+        patch.setattr(template, "WALL_LIMIT", 30.0)  # not reached, also on a busy machine
+        renderer = TemplateRenderer()
+        yield renderer
+        renderer.close()
 
 
-# Ordinary features: template -> text for HELLO.
+# Ordinary features: template → text for HELLO.
 ORDINARY = {
     "variables": ("{{ bos_token }}{{ messages[0].content }}", "<s>hi"),
     "attribute of a dict": ("{{ messages[0]['role'] }}", "user"),
@@ -49,7 +49,7 @@ ORDINARY = {
 
 BLOCKS = "{% for i in range(99999) %}{% for j in range(99999) %}"
 
-# Hostile: what must be said of it (a part of the message), or ("", text) where the sandbox leaves nothing to fail.
+# Hostile templates. A plain template must fail. A pair is a template that the sandbox renders as a harmless text.
 HOSTILE: dict[str, tuple[str, str] | str] = {
     "class of text": ("{{ ''.__class__ }}", ""),
     "class of text by item": ("{{ ''['__class__'] }}", ""),
@@ -150,18 +150,18 @@ HOSTILE: dict[str, tuple[str, str] | str] = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary(renderer: TemplateRenderer, name: str) -> None:
+def test_an_ordinary_template_renders(renderer: TemplateRenderer, name: str) -> None:
     source, expected = ORDINARY[name]
     assert renderer.render(source, HELLO) == expected
     assert render(Job(source, HELLO, 1000)).text == expected
 
 
-def test_the_table_is_large_enough() -> None:
+def test_the_table_has_many_hostile_templates() -> None:
     assert len(HOSTILE) >= 60
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile(renderer: TemplateRenderer, name: str) -> None:
+def test_a_hostile_template_fails_or_is_harmless(renderer: TemplateRenderer, name: str) -> None:
     row = HOSTILE[name]
     if isinstance(row, tuple):
         assert renderer.render(row[0], HELLO) == row[1]
@@ -185,12 +185,12 @@ def test_hostile(renderer: TemplateRenderer, name: str) -> None:
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "deeply"),
     ],
 )
-def test_reasons_are_told(renderer: TemplateRenderer, source: str, words: str) -> None:
+def test_an_error_has_its_reason(renderer: TemplateRenderer, source: str, words: str) -> None:
     with pytest.raises(TemplateFailed, match=words):
         renderer.render(source, HELLO)
 
 
-def test_wall_time_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendering_is_limited_in_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "CPU_LIMIT", 600.0)
     monkeypatch.setattr(template, "WALL_LIMIT", 0.2)
     renderer = TemplateRenderer()
@@ -199,13 +199,13 @@ def test_wall_time_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer.close()
 
 
-def test_output_may_grow_with_the_conversation(renderer: TemplateRenderer) -> None:
+def test_the_limit_of_the_output_grows_with_the_conversation(renderer: TemplateRenderer) -> None:
     long = "é" * 3_000_000
     assert renderer.render("{{ content }}{{ content }}", {"content": long}) == long * 2
 
 
 class Echo:
-    """Stands in for the process: keeps what it was asked, and answers with a text."""
+    """A fake child process: stores the jobs and answers with a text."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -215,8 +215,9 @@ class Echo:
         return msgspec.msgpack.encode(Rendered(text="ok"))
 
 
-def test_how_much_may_go_in_and_come_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer, echo = TemplateRenderer(), Echo()
+def test_the_sizes_of_template_and_output_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = TemplateRenderer()
+    echo = Echo()
     monkeypatch.setattr(renderer, "_child", echo)
     assert renderer.render("x" * template.MAX_TEMPLATE, {}) == "ok"
     with pytest.raises(TemplateFailed, match="the limit is 262144") as refused:
@@ -225,11 +226,11 @@ def test_how_much_may_go_in_and_come_out(monkeypatch: pytest.MonkeyPatch) -> Non
     renderer.render("x", {"a": "b" * 1000})
     monkeypatch.setattr(template, "MAX_TEXT", 2**20 + 5)
     renderer.render("x", {"a": "b" * 1000})
-    inside = len(msgspec.msgpack.encode({"a": "b" * 1000}))
-    assert [job.max_chars for job in echo.jobs] == [2**20 + 4, 2**20 + 4 * inside, 2**20 + 5]
+    size = len(msgspec.msgpack.encode({"a": "b" * 1000}))
+    assert [job.max_chars for job in echo.jobs] == [2**20 + 4, 2**20 + 4 * size, 2**20 + 5]
 
 
-def test_limits_of_a_rendering() -> None:
+def test_output_and_messages_are_cut_at_their_limits() -> None:
     assert render(Job("{{ 'a' }}bc", {}, 3)).text == "abc"
     assert render(Job("{{ 'a' }}bc", {}, 2)).problem == "it wrote more than 2 characters"
     for size in (500, 501):
@@ -237,16 +238,16 @@ def test_limits_of_a_rendering() -> None:
         assert problem == "x" * 500 + ("…" if size > 500 else "")
 
 
-def test_ctrl_c_is_not_for_the_child(renderer: TemplateRenderer) -> None:
+def test_the_child_ignores_ctrl_c(renderer: TemplateRenderer) -> None:
     renderer.render("a", {})
     child = renderer._child._child
     assert child is not None
     os.kill(child.pid, signal.SIGINT)
     assert renderer.render("b", {}) == "b"
-    assert renderer._child._child is child, "and one child serves many"
+    assert renderer._child._child is child, "the same child renders again"
 
 
-def test_a_child_without_memory_is_not_used_again(renderer: TemplateRenderer) -> None:
+def test_an_exhausted_child_exits(renderer: TemplateRenderer) -> None:
     renderer.render("a", {})
     child = renderer._child._child
     assert child is not None
@@ -267,14 +268,12 @@ def test_a_killed_child_is_replaced(renderer: TemplateRenderer) -> None:
     assert renderer.render("a", {}) == "a"
 
 
-def test_the_child_sees_no_secrets_and_writes_no_files(
-    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_child_gets_no_secrets_and_writes_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    fresh = TemplateRenderer()
-    fresh.render("a", {})
-    child = fresh._child._child
+    renderer = TemplateRenderer()
+    renderer.render("a", {})
+    child = renderer._child._child
     assert child is not None
     if Path("/proc").exists():
         lines = Path(f"/proc/{child.pid}/environ").read_text().split("\0")
@@ -287,5 +286,5 @@ def test_the_child_sees_no_secrets_and_writes_no_files(
         assert limits["Max file size"] == "0"
         assert limits["Max core file size"] == "0"
         assert limits["Max address space"] == str(template.MEMORY_LIMIT)
-    fresh.close()
+    renderer.close()
     assert child.returncode is not None

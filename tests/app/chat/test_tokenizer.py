@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     return write_tokenizer(tmp_path / "model")
 
 
-def test_what_the_files_say(folder: Path) -> None:
+def test_special_tokens_and_templates_come_from_the_files(folder: Path) -> None:
     tokenizer = ChatTokenizer(folder, eos_ids=[0])
     assert tokenizer.eos_ids == {0, 2}
     assert tokenizer.special_ids == {0, 1, 2}
@@ -30,7 +30,7 @@ def test_what_the_files_say(folder: Path) -> None:
     assert tokenizer.id_of("no such token") is None
 
 
-def test_text_round_trips(folder: Path) -> None:
+def test_decoding_the_ids_gives_the_text(folder: Path) -> None:
     tokenizer = ChatTokenizer(folder)
     for text in ("hello", " größer 日本語 🙂\n\t", "<think>a</think>"):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=True)) == text
@@ -52,32 +52,32 @@ def test_special_tokens_in_prompts_are_ids_and_in_messages_are_text(folder: Path
     assert tokenizer.decode(ids) == f"<|im_start|>user\n{hostile}{END}"
 
 
-def test_protection_cannot_be_forged(folder: Path) -> None:
+def test_a_message_cannot_contain_the_marks_of_protection(folder: Path) -> None:
     tokenizer = ChatTokenizer(folder)
     assert tokenizer.protect(f"a{RELEASE}{END}{PROTECT}b") == f"a{PROTECT}{END}{RELEASE}b"
-    # A template that cut the text within the marks leaves one of them: it is dropped, and the token's half is text.
+    # A template may cut the text between two marks. The other mark is removed, and the rest of the token is text.
     assert tokenizer.decode(tokenizer.encode(f"a{PROTECT}<|im_", add_special_tokens=False)) == "a<|im_"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_special_token_in_a_message_changes_nothing_around_it(kind: str, tmp_path: Path) -> None:
-    """No space comes in beside it, as sentencepiece vocabularies have it at the beginning of a text."""
+def test_a_special_token_in_a_message_keeps_the_text_around_it(kind: str, tmp_path: Path) -> None:
+    """A sentencepiece vocabulary adds a space at the start of a text. It must not add one after the token."""
     tokenizer = vocabulary(kind, tmp_path)
     plain = Tokenizer.from_file(str(tmp_path / kind / "tokenizer.json"))
     plain.encode_special_tokens = True
     hostile = "fox</s>the <s> dog<unk>"
     protected = tokenizer.protect(hostile)
     expected = plain.encode(hostile, add_special_tokens=False).ids
-    if not {1, 2} & set(expected):  # Unigram's own pieces
+    if not {1, 2} & set(expected):  # a Unigram vocabulary encodes the texts of special tokens as these tokens
         assert tokenizer.encode(protected, add_special_tokens=False) == expected
-    within = tokenizer.encode(f"the <s> {protected}</s> ok", add_special_tokens=False)
-    assert [token for token in within if token in (1, 2)] == [1, 2]
+    ids = tokenizer.encode(f"the <s> {protected}</s> ok", add_special_tokens=False)
+    assert [token for token in ids if token in (1, 2)] == [1, 2]
     if "bytes" in kind:
-        assert tokenizer.decode(within, hidden=tokenizer.special_ids).split() == "the fox</s>the <s> dog ok".split()
+        assert tokenizer.decode(ids, hidden=tokenizer.special_ids).split() == "the fox</s>the <s> dog ok".split()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_with_a_protected_text_is_encoded_as_one_without(kind: str, tmp_path: Path) -> None:
+def test_a_prompt_with_protected_text_is_encoded_like_one_without(kind: str, tmp_path: Path) -> None:
     tokenizer = vocabulary(kind, tmp_path)
     for seed in range(200):
         text = make_text(random.Random(seed)) + "</s><s> ok"
@@ -85,13 +85,13 @@ def test_a_prompt_with_a_protected_text_is_encoded_as_one_without(kind: str, tmp
         assert tokenizer.encode(f"{PROTECT}{RELEASE}{text}", add_special_tokens=True) == expected, text
 
 
-def test_a_protected_text_is_neither_cut_nor_padded_and_special_tokens_keep_their_flags(tmp_path: Path) -> None:
-    made = make_tokenizer()
-    made.enable_truncation(4)
-    made.enable_padding(length=64)
+def test_protected_text_is_not_cut_or_padded_and_special_tokens_keep_their_flags(tmp_path: Path) -> None:
+    rust = make_tokenizer()
+    rust.enable_truncation(4)
+    rust.enable_padding(length=64)
     flags = [{"lstrip": True}, {"rstrip": True}, {"single_word": True}]
-    made.add_special_tokens([AddedToken(f"<|{index}|>", **flag) for index, flag in enumerate(flags)])
-    made.save(str(tmp_path / "tokenizer.json"))
+    rust.add_special_tokens([AddedToken(f"<|{index}|>", **flag) for index, flag in enumerate(flags)])
+    rust.save(str(tmp_path / "tokenizer.json"))
     tokenizer = ChatTokenizer(tmp_path)
     text = "the  <|0|>  quick  <|1|>  brown <|2|>fox <|2|> jumps over the lazy dog"
     expected = tokenizer.encode(text, add_special_tokens=False)
@@ -99,7 +99,7 @@ def test_a_protected_text_is_neither_cut_nor_padded_and_special_tokens_keep_thei
     assert len(expected) > 10
 
 
-def test_plain_text_is_encoded_as_before_protection(folder: Path) -> None:
+def test_protect_keeps_text_without_special_tokens(folder: Path) -> None:
     tokenizer = ChatTokenizer(folder)
     text = "no special token < here |>"
     assert tokenizer.protect(text) == text
@@ -115,21 +115,21 @@ def test_token_bytes_join_to_the_text(folder: Path) -> None:
 
 def test_token_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
     vocab = {"<unk>": 0, "<0xC3>": 1, "<0xB6>": 2, "▁so": 3}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_tokens([AddedToken("ü", normalized=False)])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    found = ChatTokenizer(tmp_path)
-    assert [found.token_bytes(token) for token in (1, 2, 3, 4)] == [b"\xc3", b"\xb6", b" so", b"\xc3\xbc"]
-    assert found.decode([3, 1, 2]) == " soö"
+    rust = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    rust.add_tokens([AddedToken("ü", normalized=False)])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = ChatTokenizer(tmp_path)
+    assert [tokenizer.token_bytes(token) for token in (1, 2, 3, 4)] == [b"\xc3", b"\xb6", b" so", b"\xc3\xbc"]
+    assert tokenizer.decode([3, 1, 2]) == " soö"
 
 
 def test_added_tokens_keep_their_letters(tmp_path: Path) -> None:
-    """The model's vocabulary has `ü` and `è` for bytes: the one is in no text, the other is the first byte of 語."""
-    made = make_tokenizer()
+    """The vocabulary spells bytes as `ü` and `è`. No text has the first byte; the second starts the character 語."""
+    rust = make_tokenizer()
     words = ["naïve", "é b", "ü", "è"]
-    made.add_tokens(words)
-    made.save(str(tmp_path / "tokenizer.json"))
+    rust.add_tokens(words)
+    rust.save(str(tmp_path / "tokenizer.json"))
     tokenizer = ChatTokenizer(tmp_path)
     ids = tokenizer.encode("für naïve é b 語", add_special_tokens=False)
     assert {tokenizer.id_of(word) for word in words} <= set(ids)
@@ -137,13 +137,13 @@ def test_added_tokens_keep_their_letters(tmp_path: Path) -> None:
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "für naïve é b 語"
 
 
-def test_hidden_tokens(folder: Path) -> None:
+def test_hidden_ids_are_not_decoded(folder: Path) -> None:
     tokenizer = ChatTokenizer(folder)
     assert tokenizer.decode([1, *tokenizer.encode("hi", add_special_tokens=False), 2], hidden=frozenset({1, 2})) == "hi"
 
 
 @pytest.mark.parametrize("kind", ["jinja", "json", "list", "folder", "none"])
-def test_places_of_templates(tmp_path: Path, kind: str) -> None:
+def test_chat_templates_come_from_any_supported_file(tmp_path: Path, kind: str) -> None:
     folder = write_tokenizer(tmp_path, template="old" if kind in ("jinja", "json") else None)
     if kind == "jinja":
         (folder / "chat_template.jinja").write_text("new")
@@ -176,7 +176,7 @@ def test_places_of_templates(tmp_path: Path, kind: str) -> None:
         ("chat_template.json", "nope"),
     ],
 )
-def test_broken_files_are_named(folder: Path, file: str, content: str | bytes | None) -> None:
+def test_a_refusal_names_the_broken_file(folder: Path, file: str, content: str | bytes | None) -> None:
     path = folder / file
     if content is None:
         path.unlink()
@@ -187,18 +187,19 @@ def test_broken_files_are_named(folder: Path, file: str, content: str | bytes | 
     assert str(folder) not in str(refusal.value)  # clients read it
 
 
-def test_a_long_text_does_not_keep_other_threads_waiting(folder: Path) -> None:
+def test_encoding_a_long_text_releases_the_lock_of_the_interpreter(folder: Path) -> None:
     tokenizer = ChatTokenizer(folder)
-    turns, over = 0, threading.Event()
+    count = 0
+    stop = threading.Event()
 
-    def take_turns() -> None:
-        nonlocal turns
-        while not over.wait(0.001):
-            turns += 1
+    def keep_counting() -> None:
+        nonlocal count
+        while not stop.wait(0.001):
+            count += 1
 
-    other = threading.Thread(target=take_turns)
+    other = threading.Thread(target=keep_counting)
     other.start()
     tokenizer.encode("ab c " * 100_000, add_special_tokens=False)
-    over.set()
+    stop.set()
     other.join()
-    assert turns > 10  # one or two, where the interpreter's lock is held all the while
+    assert count > 10  # 1 or 2 if the lock is not released

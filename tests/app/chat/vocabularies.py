@@ -1,4 +1,4 @@
-"""Small tokenizers, one of each kind of decoder that `tokenizers` has, trained on a few lines; and texts for them."""
+"""Small tokenizers, one for each kind of decoder in `tokenizers`, trained on a few lines; and texts for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from localllm.app.chat.tokenizer import ChatTokenizer
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
-NO_BYTES = "ÀÁõö÷øùúûüýþÿ"  # letters of bytes that UTF-8 does not have; DeepSeek's vocabularies add them as text
+NO_BYTES = "ÀÁõö÷øùúûüýþÿ"  # ByteLevel letters of bytes that UTF-8 never has; DeepSeek adds them as tokens
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 CORPUS = [
@@ -47,13 +47,13 @@ EMOJI = ["🇫🇷", "🇯🇵🇩🇪", "👨‍👩‍👧‍👦", "👍🏽"
 
 
 def make_text(chance: random.Random) -> str:
-    """Parts of many scripts, emoji sequences and blanks, mixed."""
-    parts = []
+    """A random mixture of many scripts, emoji sequences and spaces."""
+    segments = []
     for _ in range(chance.randint(0, 6)):
         script = chance.choice(SCRIPTS)
-        at = chance.randrange(len(script))
-        parts.append(chance.choice([script[at : at + chance.randint(1, 9)], chance.choice(EMOJI), " ", "ok"]))
-    return "".join(parts)
+        start = chance.randrange(len(script))
+        segments.append(chance.choice([script[start : start + chance.randint(1, 9)], chance.choice(EMOJI), " ", "ok"]))
+    return "".join(segments)
 
 
 def _byte_level() -> Tokenizer:
@@ -73,7 +73,7 @@ def _byte_level() -> Tokenizer:
 
 
 def _word_ends() -> Tokenizer:
-    """CLIP's: the last token of a word ends in </w>, in a byte-level alphabet."""
+    """As for CLIP: the last token of a word ends in </w>, in a byte-level alphabet."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*SPECIAL, *alphabet, *(f"{letter}</w>" for letter in alphabet)]
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -86,7 +86,7 @@ def _word_ends() -> Tokenizer:
 
 
 def _byte_fallback(chain: list[decoders.Decoder], *, prefix: bool) -> Tokenizer:
-    """What transformers makes of Llama's, Mistral's and Gemma's sentencepiece files."""
+    """As transformers converts the sentencepiece files of Llama, Mistral and Gemma."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     changes: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*changes, normalizers.Replace(" ", "▁")])
@@ -98,7 +98,7 @@ def _byte_fallback(chain: list[decoders.Decoder], *, prefix: bool) -> Tokenizer:
 
 
 def _unigram(chain: list[decoders.Decoder], *, byte_fallback: bool) -> Tokenizer:
-    """T5's and XLM's kind, with or without bytes."""
+    """As for T5 and XLM, with or without bytes."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     specials = [*SPECIAL, *(BYTES if byte_fallback else [])]
@@ -112,13 +112,13 @@ def _unigram(chain: list[decoders.Decoder], *, byte_fallback: bool) -> Tokenizer
 
 
 def _scores(tokenizer: Tokenizer) -> list[tuple[str, float]]:
-    """Only characters up to U+00FF keep pieces of their own."""
+    """The vocabulary without tokens that have characters above U+00FF."""
     vocabulary = json.loads(tokenizer.to_str())["model"]["vocab"]
     return [(text, score) for text, score in vocabulary if all(ord(char) < 256 or char == "▁" for char in text)]
 
 
 def _with_plain_bytes(tokenizer: Tokenizer, chain: list[decoders.Decoder]) -> Tokenizer:
-    """Trainers know bytes as special tokens only; in real files they are none."""
+    """Remove the byte tokens from the added tokens: trainers need them there, but real files do not have them there."""
     value = json.loads(tokenizer.to_str())
     value["added_tokens"] = [entry for entry in value["added_tokens"] if entry["content"] not in BYTES]
     tokenizer = Tokenizer.from_str(json.dumps(value))
@@ -149,7 +149,7 @@ def _suffixes() -> Tokenizer:
 
 
 def _words() -> Tokenizer:
-    """No decoder: words, and a blank between them."""
+    """Without a decoder: words with a space between them."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(special_tokens=SPECIAL, show_progress=False)
@@ -181,10 +181,10 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 
 @cache
 def vocabulary(kind: str, folder: Path) -> ChatTokenizer:
-    """The tokenizer of this kind, from files written to `folder`; one that is there is not trained again."""
-    place = folder / kind
-    if not place.exists():
-        place.mkdir(parents=True)
-        KINDS[kind]().save(str(place / "tokenizer.json"))
-        (place / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}')
-    return ChatTokenizer(place)
+    """The tokenizer of this kind. The first call trains it and writes its files to a folder in `folder`."""
+    model = folder / kind
+    if not model.exists():
+        model.mkdir(parents=True)
+        KINDS[kind]().save(str(model / "tokenizer.json"))
+        (model / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}')
+    return ChatTokenizer(model)
