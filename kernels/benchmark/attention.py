@@ -17,16 +17,16 @@ PAGE = 16
 
 
 def works(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Iterator[Work]:
-    """Decode of one and of many rows, a prefill, and the last chunk of a long prefill."""
+    """Decode of 1 row and of 16 rows, a prefill, and the last chunk of a long prefill."""
     for rows, queries, context in ((1, 1, 1024), (1, 1, 8192), (16, 1, 1024), (1, 512, 512), (1, 128, 4096)):
-        seen = queries * (context - queries) + queries * (queries + 1) / 2  # scores per head
+        scores = queries * (context - queries) + queries * (queries + 1) / 2  # per head
         yield Work(
             op="attention.paged",
             label=f"{rows} rows of {queries} after {context - queries}, {heads}/{kv_heads} heads of {dim}",
             make=partial(_arguments, rows, queries, context, heads, kv_heads, dim, dtype),
             bytes=dtype.itemsize * dim * rows * (2 * kv_heads * context + 2 * heads * queries),
-            peer=_attention,
-            operations=4.0 * rows * heads * dim * seen,
+            reference=_attention,
+            operations=4.0 * rows * heads * dim * scores,
             kinds=("f32", "bf16", "tile_bf16") if dtype == torch.bfloat16 else ("f32",),
             dtype=dtype,
         )
@@ -51,19 +51,21 @@ def _arguments(
 
 def _attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows, scale: float) -> Tensor:
     """torch's attention, on contiguous keys and values instead of pages."""
-    count, queries, context = len(rows.contexts), rows.query_lens[0], rows.contexts[0]
+    count = len(rows.contexts)
+    queries = rows.query_lens[0]
+    context = rows.contexts[0]
     kv_heads, dim = key_pages.shape[2:]
-    own = query.view(count, queries, -1, dim).transpose(1, 2)
+    by_row = query.view(count, queries, -1, dim).transpose(1, 2)
     mask = None
     if 1 < queries < context:
         mask = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
-    keys, values = _unpaged(count, kv_heads, context, dim, query.dtype)
+    keys, values = _contiguous(count, kv_heads, context, dim, query.dtype)
     return F.scaled_dot_product_attention(
-        own, keys, values, attn_mask=mask, is_causal=1 < queries == context, scale=scale, enable_gqa=True
+        by_row, keys, values, attn_mask=mask, is_causal=1 < queries == context, scale=scale, enable_gqa=True
     )
 
 
 @lru_cache(maxsize=1)
-def _unpaged(count: int, kv_heads: int, context: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _contiguous(count: int, kv_heads: int, context: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     keys, values = torch.randn(2, count, kv_heads, context, dim).to(dtype)
     return keys, values

@@ -23,18 +23,18 @@ KINDS: Mapping[str, int] = {
 }
 
 _L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-LONG_ENOUGH = 0.02  # minimum run time of a measurement in seconds
+MIN_SECONDS = 0.02  # of a measurement
 
 
 def beyond_caches() -> int:
-    """Bytes of a buffer that is much larger than the caches. The last-level cache of a server may have 300 MiB."""
+    """The size in bytes of a buffer that is much larger than the caches; a server may have 300 MiB of cache."""
     size = _L3.read_text().strip() if _L3.exists() else ""
     level3 = int(size[:-1]) * 1024 if size.endswith("K") else 0
     return max(256 * 2**20, 4 * level3)
 
 
 class CpuPeaks:
-    """Measures with the ISA variant and the threads that are active at the time of the call."""
+    """Measures peak rates. Each call uses the ISA variant and the number of threads that are set at that time."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(find_library()))
@@ -57,21 +57,21 @@ class CpuPeaks:
         """Bytes or operations per second, the best of three runs; 0 if the ISA variant has no such instruction."""
         if name == "read":
             return self.read()
-        turns = 1000
+        repeats = 1000
         while True:
-            done, seconds = self._run(KINDS[name], turns)
+            done, seconds = self._run(KINDS[name], repeats)
             if done == 0:
                 return 0.0
-            if seconds >= LONG_ENOUGH:
+            if seconds >= MIN_SECONDS:
                 break
-            turns *= 4
-        runs = [self._run(KINDS[name], turns) for _ in range(3)]
+            repeats *= 4
+        runs = [self._run(KINDS[name], repeats) for _ in range(3)]
         return max(done / seconds for done, seconds in runs)
 
     def all(self) -> dict[str, float]:
         return {name: self.measure(name) for name in KINDS}
 
-    def _run(self, kind: int, turns: int) -> tuple[float, float]:
+    def _run(self, kind: int, repeats: int) -> tuple[float, float]:
         start = time.perf_counter()
-        done: float = self._library.localllm_bound(kind, self._buffer.data_ptr(), len(self._buffer), turns)
+        done: float = self._library.localllm_bound(kind, self._buffer.data_ptr(), len(self._buffer), repeats)
         return done, time.perf_counter() - start

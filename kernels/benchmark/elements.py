@@ -1,4 +1,4 @@
-"""Benchmarks of element-wise ops. Their floor is the time to read their inputs; outputs may stay in the caches."""
+"""Benchmarks of element-wise ops. Their bound is the time to read the inputs; outputs may stay in the caches."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ class Model:
     def gate(self, tokens: int) -> Arguments:
         return {"gate_up": self.random(tokens, 2 * self.inner)}
 
-    def turns(self, tokens: int) -> Arguments:
+    def rotations(self, tokens: int) -> Arguments:
         angles = torch.rand(tokens, self.dim // 2)
         return {"cos": angles.cos(), "sin": angles.sin()}
 
     def rope(self, tokens: int) -> Arguments:
-        query, key = (self.random(tokens, heads, self.dim) for heads in (self.heads, self.kv_heads))
-        return {"query": query, "key": key, **self.turns(tokens)}
+        query = self.random(tokens, self.heads, self.dim)
+        key = self.random(tokens, self.kv_heads, self.dim)
+        return {"query": query, "key": key, **self.rotations(tokens)}
 
     def pages(self, tokens: int) -> Arguments:
         keys, values = self.random(2, tokens // PAGE + 2, PAGE, self.kv_heads, self.dim)
@@ -64,10 +65,10 @@ class Model:
         return {"key": key, "value": value, **self.pages(tokens)}
 
     def copies(self, pages: int) -> Arguments:
-        """Copies `pages` pages to as many different pages."""
-        numbers = torch.randperm(2 * pages)
-        everything = self.random(1, 2 * pages, PAGE, self.kv_heads, self.dim)
-        return {"pages": everything, "sources": numbers[:pages], "targets": numbers[pages:]}
+        """The arguments to copy `pages` pages to as many other pages."""
+        ids = torch.randperm(2 * pages)
+        cache = self.random(1, 2 * pages, PAGE, self.kv_heads, self.dim)
+        return {"pages": cache, "sources": ids[:pages], "targets": ids[pages:]}
 
     def append(self, tokens: int) -> Arguments:
         return {
@@ -77,7 +78,7 @@ class Model:
             "eps": 1e-6,
             "offset": 0.0,
             "rotation": "neox",
-            **self.turns(tokens),
+            **self.rotations(tokens),
             **self.pages(tokens),
         }
 
@@ -90,7 +91,9 @@ def _table(model: Model) -> Tensor:
 
 def works(model: Model) -> Iterator[Work]:
     """One token and a prefill of 512 tokens; copies of 1 page and of 32 pages."""
-    queries, keys, turns = model.heads * model.dim, model.kv_heads * model.dim, model.dim
+    queries = model.heads * model.dim
+    keys = model.kv_heads * model.dim
+    angles = model.dim  # cos and sin of each pair of dimensions
     cases: list[tuple[str, int, Callable[[int], Arguments]]] = [  # name, values read per token or page, arguments
         ("norm.rms", model.hidden, model.norm),
         ("norm.layer", model.hidden, model.layer_norm),
@@ -99,21 +102,25 @@ def works(model: Model) -> Iterator[Work]:
         ("activation.silu_and_mul", 2 * model.inner, model.gate),
         ("activation.gelu_and_mul", 2 * model.inner, model.gate),
         ("activation.gelu_tanh_and_mul", 2 * model.inner, model.gate),
-        ("rope.neox", queries + keys + turns, model.rope),
-        ("rope.interleaved", queries + keys + turns, model.rope),
+        ("rope.neox", queries + keys + angles, model.rope),
+        ("rope.interleaved", queries + keys + angles, model.rope),
         ("kv.store", 2 * keys, model.store),
         ("kv.copy_pages", PAGE * keys, model.copies),
-        ("kv.append", queries + 2 * keys + turns, model.append),
+        ("kv.append", queries + 2 * keys + angles, model.append),
     ]
     reference = dict(Ops())
     for tokens in (1, 512):
         for op, numbers, make in cases:
-            many, what = (max(1, tokens // PAGE), "page") if op == "kv.copy_pages" else (tokens, "token")
+            count = tokens
+            unit = "token"
+            if op == "kv.copy_pages":
+                count = max(1, tokens // PAGE)
+                unit = "page"
             yield Work(
                 op=op,
-                label=f"{many} {what}{'s' if many > 1 else ''}",
-                make=partial(make, many),
-                bytes=model.dtype.itemsize * numbers * many,
-                peer=reference[op],
+                label=f"{count} {unit}{'s' if count > 1 else ''}",
+                make=partial(make, count),
+                bytes=model.dtype.itemsize * numbers * count,
+                reference=reference[op],
                 dtype=model.dtype,
             )

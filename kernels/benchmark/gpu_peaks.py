@@ -1,4 +1,4 @@
-"""Measured peak rates of a GPU, the bounds of kernels and steps."""
+"""Measures the peak rates of a GPU. They bound the speed of kernels and steps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ class Peaks:
 
     def changes(self, before: Peaks) -> dict[str, float]:
         """The relative change of each rate since `before`."""
-        pairs = {name: (getattr(self, name), getattr(before, name)) for name in ("read", "copy", "multiply")}
-        return {name: now / then - 1 for name, (now, then) in pairs.items()}
+        return {
+            "read": self.read / before.read - 1,
+            "copy": self.copy / before.copy - 1,
+            "multiply": self.multiply / before.multiply - 1,
+        }
 
 
 def peaks(size: int = BUFFER) -> Peaks:
-    """The peaks of the current GPU, measured on random numbers. Allocates `size` bytes and frees them."""
+    """Measure the peak rates of the current GPU on random numbers. Allocates `size` bytes and frees them."""
     try:
         return Peaks(_read(size), _copy(size), _multiply())
     finally:
@@ -39,7 +42,7 @@ def peaks(size: int = BUFFER) -> Peaks:
 
 
 def read_bandwidth(size: int = BUFFER) -> float:
-    """The read bandwidth of the current GPU in bytes per second: the best of a few kernel shapes."""
+    """Measure the read bandwidth of the current GPU in bytes per second: the fastest of the kernel shapes in SHAPES."""
     try:
         return _read(size)
     finally:
@@ -58,8 +61,8 @@ def _copy(size: int) -> float:
 
 
 def _multiply() -> float:
-    one, other = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * SIDE**3 / _seconds(lambda: torch.mm(one, other))
+    matrices = torch.randn(2, SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
+    return 2 * SIDE**3 / _seconds(lambda: torch.mm(matrices[0], matrices[1]))
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -67,7 +70,8 @@ def _seconds(call: Callable[[], object]) -> float:
     call()
     times: list[float] = []
     for _ in range(ROUNDS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         start.record()
         call()
         end.record()

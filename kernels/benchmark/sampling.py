@@ -1,4 +1,4 @@
-"""Benchmarks of sampling. The floor is the time to read the logits once."""
+"""Benchmarks of sampling. The bound is the time to read the logits once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def works(vocab: int) -> Iterator[Work]:
                 label=f"{rows} rows of {vocab}{label}",
                 make=partial(make, rows, vocab),
                 bytes=4.0 * rows * vocab,
-                peer=reference[op],
+                reference=reference[op],
             )
 
 

@@ -14,29 +14,29 @@ import torch
 from ..ops import Ops
 from .cpu_peaks import beyond_caches
 
-MOST_SETS = 256  # limit of sets of arguments, which are cycled so that none stays in the caches
-TURNS = 4  # measurements of each side, alternating
-SECONDS = 0.04  # minimum seconds per measurement
-LEAST_RUNS = 2
-PAUSE = 0.02  # seconds before a measurement; until then idle threads of the other side may spin
-WORTH_SAYING = 3e-6  # seconds; a lower floor is less than the overhead of a call
+MAX_SETS = 256  # of arguments; the calls cycle through the sets so that no set stays in the caches
+ROUNDS = 4  # measurements of op and reference, alternating
+MIN_SECONDS = 0.04  # of a measurement
+MIN_RUNS = 2
+PAUSE = 0.02  # seconds before a measurement: idle threads of the function measured before may spin until then
+MIN_BOUND = 3e-6  # seconds; a lower bound is less than the overhead of a call
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A case of an op: its arguments, and the bytes and operations that it needs at least.
+    """A case of an op: its arguments, and the minimum of bytes and operations.
 
-    `make` returns a new set of arguments. `packs` names those that linear.pack converts before the measurement. `peer`
-    computes the same with plain torch from the unconverted arguments.
+    `make` returns a new set of arguments. `packs` names the arguments that linear.pack converts before the measurement.
+    `reference` computes the same with plain torch from the unconverted arguments.
     """
 
     op: str  # "family.name", an op of Ops
     label: str
     make: Callable[[], Mapping[str, Any]]
     bytes: float
-    peer: Callable[..., Any]
+    reference: Callable[..., Any]
     operations: float = 0.0  # a multiply-add counts as two
-    kinds: Sequence[str] = ("f32",)  # ceilings that apply; the highest sets the floor
+    kinds: Sequence[str] = ("f32",)  # instructions that can compute it (cpu_peaks.KINDS); the fastest sets the bound
     packs: Sequence[str] = ()
     dtype: torch.dtype = torch.float32  # dtype of activations, an argument of linear.pack
 
@@ -47,51 +47,59 @@ class Timed:
     label: str
     seconds: float
     torch_seconds: float
-    floor: float  # seconds
-    bound: str  # the ceiling that sets the floor
+    bound_seconds: float
+    bound: str  # the peak rate that sets the bound: "read" or a kind of instruction
 
     @property
     def share(self) -> float | None:
-        """floor / seconds; None if the floor is below WORTH_SAYING."""
-        return self.floor / self.seconds if self.floor >= WORTH_SAYING else None
+        """The share of the bound, bound_seconds / seconds; None if the bound is below MIN_BOUND."""
+        return self.bound_seconds / self.seconds if self.bound_seconds >= MIN_BOUND else None
 
 
 def timed(work: Work, ops: Ops, peaks: Mapping[str, float], read: Callable[[], float]) -> Timed:
-    """Measures the op and its peer alternately; returns medians. `peaks`: operations per second by name of the ceiling.
-    `read` measures bytes per second; it is called before each measurement, because a shared machine is not constant."""
+    """Measure the op and its reference alternately; returns medians. `peaks`: operations per second by kind.
+
+    `read` measures bytes per second. It runs before each measurement, because a shared machine is not constant.
+    """
     implementation = dict(ops)[work.op]
-    sets = min(MOST_SETS, max(1, round(beyond_caches() / work.bytes)))
+    sets = min(MAX_SETS, max(1, round(beyond_caches() / work.bytes)))
     plain = [work.make() for _ in range(sets)]
     packed = [
         {name: ops.linear.pack(value, work.dtype) if name in work.packs else value for name, value in arguments.items()}
         for arguments in plain
     ]
-    mine, other = cycle(packed), cycle(plain)
-    ours: list[float] = []
-    theirs: list[float] = []
+    packed_sets = cycle(packed)
+    plain_sets = cycle(plain)
+    seconds: list[float] = []
+    torch_seconds: list[float] = []
     reads: list[float] = []
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         reads.append(read())
-        ours += _turn(implementation, mine)
-        theirs += _turn(work.peer, other)
-    floor, bound = _floor(work, peaks, statistics.median(reads))
-    return Timed(work.op, work.label, statistics.median(ours), statistics.median(theirs), floor, bound)
+        seconds += _round(implementation, packed_sets)
+        torch_seconds += _round(work.reference, plain_sets)
+    bound_seconds, bound = _bound(work, peaks, statistics.median(reads))
+    return Timed(
+        work.op, work.label, statistics.median(seconds), statistics.median(torch_seconds), bound_seconds, bound
+    )
 
 
-def _turn(function: Callable[..., Any], arguments: Iterator[Mapping[str, Any]]) -> list[float]:
+def _round(function: Callable[..., Any], arguments: Iterator[Mapping[str, Any]]) -> list[float]:
     """Seconds of each run, after a warm-up run."""
     time.sleep(PAUSE)
     _seconds(function, next(arguments))
     times: list[float] = []
-    while len(times) < LEAST_RUNS or sum(times) < SECONDS:
+    while len(times) < MIN_RUNS or sum(times) < MIN_SECONDS:
         times.append(_seconds(function, next(arguments)))
     return times
 
 
-def _floor(work: Work, peaks: Mapping[str, float], read: float) -> tuple[float, str]:
+def _bound(work: Work, peaks: Mapping[str, float], read: float) -> tuple[float, str]:
     fastest = max(work.kinds, key=lambda kind: peaks[kind])
-    reading, computing = work.bytes / read, work.operations / peaks[fastest]
-    return (reading, "read") if reading >= computing else (computing, fastest)
+    read_seconds = work.bytes / read
+    compute_seconds = work.operations / peaks[fastest]
+    if read_seconds >= compute_seconds:
+        return read_seconds, "read"
+    return compute_seconds, fastest
 
 
 def _seconds(function: Callable[..., Any], arguments: Mapping[str, Any]) -> float:
