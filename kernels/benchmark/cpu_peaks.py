@@ -11,7 +11,7 @@ import torch
 
 from ..library import find_library
 
-# The numbers of Bound in bound.h. The first counts bytes, the others operations.
+# Values of the enum Bound in bound.h. READ counts bytes, all others operations.
 READ, F32, BF16, INT8, TILE_BF16, TILE_INT8 = range(6)
 KINDS: Mapping[str, int] = {
     "read": READ,
