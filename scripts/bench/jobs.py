@@ -1,4 +1,4 @@
-"""What is measured of a model on a device: steps, what happens between them, prompts, and many requests at once."""
+"""Measurements of a model on a device: steps, idle times between steps, prompts, and many requests in parallel."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stepping import Stepped
 from localllm.engine.request import Sampling
 from localllm.engine.runner import RunnerSpec
 
-SWEPT = 40  # lengths of a sweep
-SLOWER = 0.01  # that a way may be at any of them
-LONGER = 3  # times as many rounds, where it seems to be
-LEAST = 100  # tokens in and out of a request of random length
-RESAMPLED = 2000  # times, for the interval of a median
+SWEEP_LENGTHS = 40
+TOLERANCE = 0.01  # a way that is slower by more is measured again
+REPEAT_ROUNDS = 3  # times as many rounds then
+MIN_TOKENS = 100  # in and out of a request of random length
+RESAMPLES = 2000  # for the confidence interval of a median
 
 
 class Peer(Protocol):
@@ -37,8 +37,8 @@ class Peer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
-    """Per second; 0 where it was not measured."""
+class PeakRates:
+    """Peak rates per second; 0: not measured."""
 
     read: float = 0.0  # bytes
     multiply: float = 0.0  # operations on bfloat16
@@ -46,74 +46,79 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the jobs are done with. The last of the ways is what the others are compared with."""
+    """The parameters of the jobs. All ways are compared with the last one."""
 
     shape: Shape
-    row: Callable[..., Row]  # as rows.row, the name without shape and format
+    row: Callable[..., Row]  # rows.row; it adds shape and format to the name
     ways: Sequence[Stepped] = ()
     peer: Peer | None = None
-    ceilings: Ceilings = Ceilings()
-    has_trace: bool = False  # the device says when it worked
+    peaks: PeakRates = PeakRates()
+    has_trace: bool = False  # the profiler supports the device
     rounds: int = 6
     cells: Sequence[tuple[int, int]] = ()  # rows and context
     steps: int = 32
     lengths: Sequence[int] = ()
-    longest: int = 16_000  # of a sweep
+    max_length: int = 16_000  # of a sweep
     requests: int = 256
-    most: int = 1024  # tokens in and out of each
-    runs: int = 2  # of all requests
+    max_tokens: int = 1024  # tokens in and out of each request
+    runs: int = 2  # repetitions with all requests
     sampling: Sampling = field(default_factory=Sampling)
 
 
-def turns(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each in each round: they take turns, A B B A, after one turn that does not count."""
-    for timed in contestants.values():
-        timed()
-    times: dict[str, list[float]] = {label: [] for label in contestants}
-    for number in range(rounds):
-        for label in list(contestants)[:: 1 if number % 2 == 0 else -1]:
-            times[label].append(contestants[label]())
+def alternate(measurements: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each measurement in each round. The order alternates (A B B A), after a warm-up."""
+    for measure in measurements.values():
+        measure()
+    times: dict[str, list[float]] = {label: [] for label in measurements}
+    order = list(measurements)
+    for _ in range(rounds):
+        for label in order:
+            times[label].append(measurements[label]())
+        order.reverse()
     return times
 
 
-class Compared(NamedTuple):
-    """How much faster: the median over rounds, and the 95 % interval of it (bootstrap)."""
+class Ratio(NamedTuple):
+    """The median ratio of two times over all rounds, with its 95 % interval (bootstrap); above 1: faster."""
 
-    ratio: float
+    median: float
     low: float
     high: float
 
 
-def compared(own: Sequence[float], others: Sequence[float]) -> Compared:
-    ratios = np.array(others) / np.array(own)
-    drawn = np.random.default_rng(0).choice(ratios, (RESAMPLED, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-    return Compared(float(np.median(ratios)), float(low), float(high))
+def speed_ratio(times: Sequence[float], others: Sequence[float]) -> Ratio:
+    """`others` divided by `times`."""
+    ratios = np.array(others) / np.array(times)
+    samples = np.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(samples, axis=1), [2.5, 97.5])
+    return Ratio(float(np.median(ratios)), float(low), float(high))
 
 
 def _ms(times: Sequence[float]) -> float:
-    """The median."""
+    """The median in milliseconds."""
     return round(1e3 * statistics.median(times), 4)
 
 
 def figures(
-    setting: Setting, name: str, times: Mapping[str, list[float]], floors: Mapping[str, float], **more: object
+    setting: Setting, name: str, times: Mapping[str, list[float]], bounds: Mapping[str, float], **more: object
 ) -> Iterator[Row]:
-    """A row for each way, in milliseconds: beside the peer, or else the last way."""
+    """A row for each way, in milliseconds, compared with the peer, or with the last way if there is no peer."""
     last = setting.ways[-1].label
     for way in setting.ways:
-        own = times[way.label]
-        against = setting.peer.label if setting.peer is not None and setting.peer.label in times else last
-        facts: dict[str, object] = {"rounds": len(own), "spread": spread(own), **more}
+        seconds = times[way.label]
+        against = last
+        if setting.peer is not None and setting.peer.label in times:
+            against = setting.peer.label
+        facts: dict[str, object] = {"rounds": len(seconds), "spread": spread(seconds), **more}
         if against != way.label:
-            found = compared(own, times[against])
-            facts |= {"peer": _ms(times[against]), "against": against, "ratio": found.ratio}
-            facts["interval"] = [round(found.low, 3), round(found.high, 3)]
+            ratio = speed_ratio(seconds, times[against])
+            facts |= {"peer": _ms(times[against]), "against": against, "ratio": ratio.median}
+            facts["interval"] = [round(ratio.low, 3), round(ratio.high, 3)]
         if last not in (way.label, against):
-            facts[f"ratio to {last}"] = round(compared(own, times[last]).ratio, 3)
-        if floors[way.label]:
-            facts["bound_share"] = floors[way.label] / statistics.median(own)
-        yield setting.row(f"{name}, {way.label}", 1e3 * statistics.median(own), "ms", **facts)
+            facts[f"ratio to {last}"] = round(speed_ratio(seconds, times[last]).median, 3)
+        if bounds[way.label]:
+            facts["bound_share"] = bounds[way.label] / statistics.median(seconds)
+        yield setting.row(f"{name}, {way.label}", 1e3 * statistics.median(seconds), "ms", **facts)
 
 
 def spread(times: Sequence[float]) -> float:
@@ -123,42 +128,44 @@ def spread(times: Sequence[float]) -> float:
 
 
 def decode(setting: Setting) -> Iterator[Row]:
-    """One step of rows that all decode; `alone` is the runner's without the engine."""
+    """The time of one decode step; `alone` is the time of the runner without the engine."""
     for rows, context in setting.cells:
         yield from _decode(setting, rows, context)
 
 
 def _decode(setting: Setting, rows: int, context: int) -> Iterator[Row]:
-    count, read = setting.steps, setting.ceilings.read
+    count = setting.steps
+    read = setting.peaks.read
     alone: dict[str, list[float]] = {way.label: [] for way in setting.ways}
-    floors = dict.fromkeys(alone, 0.0)
+    bounds = dict.fromkeys(alone, 0.0)
 
     def timed(way: Stepped) -> float:
         way.steady(rows, context, count)
         seconds = way.steps(count)
-        floors[way.label] = step_bytes(way.spec, rows * way.mean_context(count)) / read if read else 0.0
+        bounds[way.label] = step_bytes(way.spec, rows * way.mean_context(count)) / read if read else 0.0
         alone[way.label].append(way.alone(count))
         return seconds
 
-    contestants: dict[str, Callable[[], float]] = {way.label: partial(timed, way) for way in setting.ways}
+    measurements: dict[str, Callable[[], float]] = {way.label: partial(timed, way) for way in setting.ways}
     if setting.peer is not None:
-        contestants[setting.peer.label] = partial(setting.peer.steps, rows, context, count)
-    times = turns(contestants, setting.rounds)
-    for way, made in zip(setting.ways, figures(setting, _cell(rows, context), times, floors), strict=True):
+        measurements[setting.peer.label] = partial(setting.peer.steps, rows, context, count)
+    times = alternate(measurements, setting.rounds)
+    for way, figure in zip(setting.ways, figures(setting, _cell(rows, context), times, bounds), strict=True):
         per_second = rows / statistics.median(times[way.label])
-        yield made | {"alone": _ms(alone[way.label][1:]), "tokens_per_second": round(per_second, 1)}
+        yield figure | {"alone": _ms(alone[way.label][1:]), "tokens_per_second": round(per_second, 1)}
 
 
 def step_bytes(spec: RunnerSpec, context: float) -> float:
-    """What a step must read: weights, and keys and values of `context` tokens of all rows."""
+    """The bytes that a step must read: weights, and the keys and values of `context` tokens, over all rows."""
     return spec.token_bytes + context * spec.cache_bytes / spec.cache_tokens
 
 
 def between_steps(setting: Setting) -> Iterator[Row]:
-    """The share of the time that the device waits, in percent: around the copy of a step's numbers (`ours`), and
-    between kernels of one step. Tracing costs the host time, so the waiting is if anything less."""
+    """The share of time in percent in which the device is idle: between steps (`ours`), and between kernels of a step.
+
+    Steps are told apart by the copy of a step's inputs. Tracing slows the host, so the real idle time is shorter."""
     if not setting.has_trace:
-        print("idle: this device does not say when it works, not measured", file=sys.stderr)
+        print("idle: the profiler does not support this device, not measured", file=sys.stderr)
         return
     for rows, context in setting.cells:
         for way in setting.ways:
@@ -170,14 +177,14 @@ def _between_steps(setting: Setting, way: Stepped, rows: int, context: int) -> R
     way.steady(rows, context, 3 * count)
     seconds = statistics.median(way.steps(count // 2) for _ in range(3))
     trace = traced(lambda: way.steps(count))
-    found = idle(trace)
-    busy = (max(work.stop for work in trace) - trace[0].start) * (1 - found.between - found.within) / count
+    shares = idle(trace)
+    busy = (max(work.stop for work in trace) - trace[0].start) * (1 - shares.between - shares.within) / count
     return setting.row(
         f"idle between steps, {_cell(rows, context)}, {way.label}",
-        100 * found.between,
+        100 * shares.between,
         "%",
         rounds=1,
-        within_steps=round(100 * found.within, 2),
+        within_steps=round(100 * shares.within, 2),
         busy=round(1e3 * busy, 3),
         step=round(1e3 * seconds, 3),
         not_busy=round(100 * (1 - busy / seconds), 2),
@@ -185,128 +192,137 @@ def _between_steps(setting: Setting, way: Stepped, rows: int, context: int) -> R
 
 
 def prefill(setting: Setting) -> Iterator[Row]:
-    """From a prompt to its first token."""
+    """The time from a prompt to its first token."""
     for length in setting.lengths:
-        times = turns(_first_tokens(setting, length), setting.rounds)
+        times = alternate(_first_tokens(setting, length), setting.rounds)
         name = f"first token of a prompt of {length}"
-        yield from figures(setting, name, times, dict.fromkeys(times, _reading(setting, [length])), length=length)
+        yield from figures(setting, name, times, dict.fromkeys(times, _prefill_bound(setting, [length])), length=length)
 
 
 def sweep(setting: Setting) -> Iterator[Row]:
-    """The same at many lengths, of each way against the last one: the worst of them is what is told. Where a way seems
-    slower by more than is allowed, only what another look finds counts, which is longer."""
+    """The time to the first token at many lengths: for each way the worst ratio to the last way.
+
+    Lengths at which a way is slower by more than TOLERANCE are measured again with more rounds; only these count."""
     *ways, last = setting.ways
 
-    def look(lengths: Sequence[int], rounds: int) -> dict[int, dict[str, list[float]]]:
-        return {length: turns(_first_tokens(setting, length, peer=False), rounds) for length in lengths}
+    def measure(lengths: Sequence[int], rounds: int) -> dict[int, dict[str, list[float]]]:
+        return {length: alternate(_first_tokens(setting, length, peer=False), rounds) for length in lengths}
 
-    def seems_slower(found: Mapping[str, Sequence[float]]) -> bool:
-        return any(compared(found[way.label], found[last.label]).ratio < 1 - SLOWER for way in ways)
+    def is_slow(seconds: Mapping[str, Sequence[float]]) -> bool:
+        return any(speed_ratio(seconds[way.label], seconds[last.label]).median < 1 - TOLERANCE for way in ways)
 
-    times = look(swept(setting.longest), setting.rounds)
-    again = [length for length, found in times.items() if seems_slower(found)]
-    times |= look(again, LONGER * setting.rounds)
+    times = measure(sweep_lengths(setting.max_length), setting.rounds)
+    again = [length for length, seconds in times.items() if is_slow(seconds)]
+    times |= measure(again, REPEAT_ROUNDS * setting.rounds)
     for way in ways:
-        found = {length: compared(one[way.label], one[last.label]) for length, one in times.items()}
-        length, worst = min(found.items(), key=lambda each: each[1].ratio)
+        ratios = {length: speed_ratio(seconds[way.label], seconds[last.label]) for length, seconds in times.items()}
+        length, worst = min(ratios.items(), key=lambda item: item[1].median)
         yield setting.row(
             f"first token at {len(times)} lengths, {way.label}: the worst ratio to {last.label}",
-            worst.ratio,
+            worst.median,
             "ratio",
             length=length,
             interval=[round(worst.low, 3), round(worst.high, 3)],
             rounds=setting.rounds,
-            again={"lengths": again, "rounds": LONGER * setting.rounds},
-            ratios={length: round(one.ratio, 3) for length, one in found.items()},
+            again={"lengths": again, "rounds": REPEAT_ROUNDS * setting.rounds},
+            ratios={length: round(ratio.median, 3) for length, ratio in ratios.items()},
         )
 
 
-def swept(longest: int) -> list[int]:
-    """Lengths from 1 on, each about as much longer than the one before."""
-    count = min(SWEPT, longest)
+def sweep_lengths(max_length: int) -> list[int]:
+    """Different lengths from 1 to `max_length`, in a geometric series as far as integers allow."""
+    count = min(SWEEP_LENGTHS, max_length)
     points = count
-    while len(lengths := np.unique(np.geomspace(1, longest, points).round().astype(int))) < count:
+    while len(lengths := np.unique(np.geomspace(1, max_length, points).round().astype(int))) < count:
         points += 1
     return [int(length) for length in lengths]
 
 
 def mixed(setting: Setting) -> Iterator[Row]:
-    """nano-vllm's benchmark: lengths from 100 on at random, all requests at once."""
-    prompts, counts = at_random(setting.requests, setting.most)
-    name = f"{setting.requests} requests of {min(LEAST, setting.most)} to {setting.most} in and out"
+    """nano-vllm's benchmark: all requests in parallel, with random lengths from MIN_TOKENS on."""
+    prompts, counts = random_requests(setting.requests, setting.max_tokens)
+    name = f"{setting.requests} requests of {min(MIN_TOKENS, setting.max_tokens)} to {setting.max_tokens} in and out"
     yield from _many(setting, name, prompts, counts)
 
 
-def at_random(requests: int, most: int) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Prompts, and how many tokens each is to give; its seed and order of drawing are nano-vllm's, so that 256 of up
-    to 1,024 are 142,827 tokens in and 133,966 out."""
-    ints, least = random.Random(0), min(LEAST, most)
-    prompts = [tuple(ints.randint(0, 10_000) for _ in range(ints.randint(least, most))) for _ in range(requests)]
-    return prompts, [ints.randint(least, most) for _ in range(requests)]
+def random_requests(requests: int, max_tokens: int) -> tuple[list[tuple[int, ...]], list[int]]:
+    """(prompts, number of tokens to generate for each). Seed and order of the draws are those of nano-vllm: 256 requests
+    of up to 1,024 tokens have 142,827 tokens in and 133,966 out."""
+    ints = random.Random(0)
+    min_tokens = min(MIN_TOKENS, max_tokens)
+    prompts: list[tuple[int, ...]] = []
+    for _ in range(requests):
+        length = ints.randint(min_tokens, max_tokens)
+        prompts.append(tuple(ints.randint(0, 10_000) for _ in range(length)))
+    return prompts, [ints.randint(min_tokens, max_tokens) for _ in range(requests)]
 
 
 def even(setting: Setting) -> Iterator[Row]:
-    """All of one length."""
+    """Many requests in parallel, all of one length."""
     random = np.random.default_rng(0)
-    drawn = random.integers(0, setting.shape.vocab, (setting.requests, setting.most)).tolist()
-    counts = [setting.most] * setting.requests
-    yield from _many(setting, f"{setting.requests} requests of {setting.most} in and out", [*map(tuple, drawn)], counts)
+    prompts = random.integers(0, setting.shape.vocab, (setting.requests, setting.max_tokens)).tolist()
+    counts = [setting.max_tokens] * setting.requests
+    yield from _many(
+        setting, f"{setting.requests} requests of {setting.max_tokens} in and out", [*map(tuple, prompts)], counts
+    )
 
 
 def _many(setting: Setting, name: str, prompts: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Iterator[Row]:
-    """Tokens per second, and the seconds of all; prompts differ from run to run, so that no prefix is known."""
+    """Tokens per second. Prompts differ from run to run, so that no prefix is cached."""
     vocab = setting.shape.vocab
     seconds: dict[str, list[float]] = {way.label: [] for way in setting.ways}
     steps: dict[str, int] = {}
 
-    def asked(number: int) -> list[tuple[int, ...]]:
+    def prompts_of(number: int) -> list[tuple[int, ...]]:
         return [tuple((token + number) % vocab for token in prompt) for prompt in prompts]
 
-    for way in setting.ways:  # not counted, and short
+    for way in setting.ways:  # a short warm-up
         some = max(1, len(prompts) // 4)
-        way.throughput(asked(setting.runs)[:some], [min(4, count) for count in counts[:some]], setting.sampling)
+        way.throughput(prompts_of(setting.runs)[:some], [min(4, count) for count in counts[:some]], setting.sampling)
     for number in range(setting.runs):
         for way in setting.ways if number % 2 == 0 else reversed(setting.ways):
-            found = way.throughput(asked(number), counts, setting.sampling)
-            seconds[way.label].append(found.seconds)
-            steps[way.label] = found.steps
+            result = way.throughput(prompts_of(number), counts, setting.sampling)
+            seconds[way.label].append(result.seconds)
+            steps[way.label] = result.steps
     for way in setting.ways:
         median = statistics.median(seconds[way.label])
-        floor = _floor(setting, way.spec, [*map(len, prompts)], counts)
+        bound = _bound(setting, way.spec, [*map(len, prompts)], counts)
         yield setting.row(
             f"{name}, {way.label}",
             sum(counts) / median,
             "tokens/s",
-            bound_share=floor / median if floor else None,
+            bound_share=bound / median if bound else None,
             seconds=round(median, 2),
-            floor=round(floor, 2),
+            floor=round(bound, 2),
             steps=steps[way.label],
             runs=setting.runs,
             temperature=setting.sampling.temperature,
         )
 
 
-def _floor(setting: Setting, spec: RunnerSpec, ins: Sequence[int], outs: Sequence[int]) -> float:
-    """Seconds: prompts at the rate of a product, then all rows side by side, the weights read once for each token of
-    the longest and every key and value once for each token after it."""
-    if not setting.ceilings.read:
+def _bound(setting: Setting, spec: RunnerSpec, prompts: Sequence[int], outputs: Sequence[int]) -> float:
+    """The minimum time in seconds for requests with these numbers of tokens.
+
+    It has two phases: all prompts at the peak rate of operations, then decode of all rows in parallel at the peak read
+    rate. Each step of decode reads the weights once, and the keys and values of all rows."""
+    if not setting.peaks.read:
         return 0.0
-    context = sum(out * length + out * (out - 1) // 2 for length, out in zip(ins, outs, strict=True))
-    read = max(outs) * spec.token_bytes + context * spec.cache_bytes / spec.cache_tokens
-    return read / setting.ceilings.read + _reading(setting, ins)
+    context = sum(out * length + out * (out - 1) // 2 for length, out in zip(prompts, outputs, strict=True))
+    read = max(outputs) * spec.token_bytes + context * spec.cache_bytes / spec.cache_tokens
+    return read / setting.peaks.read + _prefill_bound(setting, prompts)
 
 
-def _reading(setting: Setting, lengths: Sequence[int]) -> float:
-    """Seconds that prompts take at the rate of a product; 0 where that is not known."""
+def _prefill_bound(setting: Setting, lengths: Sequence[int]) -> float:
+    """Seconds for the operations of prompts at the peak rate; 0 if the rate was not measured."""
     operations = sum(map(setting.shape.operations, lengths))
-    return operations / setting.ceilings.multiply if setting.ceilings.multiply else 0.0
+    return operations / setting.peaks.multiply if setting.peaks.multiply else 0.0
 
 
 def _first_tokens(setting: Setting, length: int, *, peer: bool = True) -> dict[str, Callable[[], float]]:
-    everyone: list[Stepped | Peer] = [*setting.ways]
+    programs: list[Stepped | Peer] = [*setting.ways]
     if peer and setting.peer is not None:
-        everyone.append(setting.peer)
-    return {one.label: partial(one.first_token, length) for one in everyone}
+        programs.append(setting.peer)
+    return {program.label: partial(program.first_token, length) for program in programs}
 
 
 def _cell(rows: int, context: int) -> str:

@@ -1,7 +1,8 @@
-"""Contestants: programs that hold a model and do jobs when asked, so that two can be timed in turns.
+"""Programs that load a model and do jobs on request, so that two of them can be measured alternately.
 
-A contestant is a program of its own, started with its settings as one JSON argument. It loads, prints one line of
-JSON about itself, then answers each line it reads, a job, with a line of JSON that has at least "seconds".
+A program is a process of its own, started with its settings as one JSON argument. It loads the model and prints one
+line of JSON about itself. Then it reads jobs, one line of JSON each, and prints a line of JSON for each job, with at
+least "seconds".
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import Any, Literal
 
 Answer = dict[str, Any]
 
-# Between two turns: threads of the one before that still spin for work have gone to sleep.
+# Seconds before a measurement: idle threads of the other program may spin until then.
 PAUSE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`prefill`: from a prompt of `context` new tokens in each row to the first answers. `decode`: `tokens` steps that
-    follow such prompts, which are not timed. `read`: all threads read a large buffer once."""
+    """`prefill`: compute a prompt of `context` new tokens in each row, up to the first answers. `decode`: make `tokens`
+    steps after such prompts; the prompts are not timed. `read`: read a large buffer once with all threads."""
 
     kind: Literal["prefill", "decode", "read"]
     rows: int = 1
@@ -38,15 +39,16 @@ class Job:
 
     @property
     def counted(self) -> int:
-        """Tokens whose rate is the result."""
+        """The tokens whose rate is measured."""
         return self.rows * (self.context if self.kind == "prefill" else self.tokens)
 
 
-class Contestant:
-    """A program at work; use it as a context manager."""
+class Program:
+    """A running program; use it as a context manager."""
 
-    def __init__(self, program: str, settings: Mapping[str, object], environment: Mapping[str, str] | None = None):
-        command = [sys.executable, str(Path(__file__).with_name(program)), json.dumps(settings)]
+    def __init__(self, script: str, settings: Mapping[str, object], environment: Mapping[str, str] | None = None):
+        """`script`: a file in this folder that calls `serve`."""
+        command = [sys.executable, str(Path(__file__).with_name(script)), json.dumps(settings)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -57,12 +59,13 @@ class Contestant:
         )
         self.hello = self._read()
 
-    def do(self, job: Job, **how: object) -> Answer:
+    def do(self, job: Job, **options: object) -> Answer:
+        """Wait for the answer to a job. `options` are for this program only."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**asdict(job), **how}) + "\n")
+        self._process.stdin.write(json.dumps({**asdict(job), **options}) + "\n")
         return self._read()
 
-    def __enter__(self) -> Contestant:
+    def __enter__(self) -> Program:
         return self
 
     def __exit__(
@@ -85,45 +88,51 @@ class Contestant:
 
 
 def serve(hello: Answer, do: Callable[..., Answer]) -> None:
-    """A contestant's own loop: what it says of itself, then one answer for each job."""
+    """The main loop of a program: print `hello`, then answer each job."""
     print(json.dumps(hello), flush=True)
     for line in sys.stdin:
         print(json.dumps(do(**json.loads(line))), flush=True)
 
 
 def settings() -> dict[str, Any]:
-    """What this contestant was started with."""
-    given: dict[str, Any] = json.loads(sys.argv[1])
-    return given
+    """The settings that this program was started with."""
+    parsed: dict[str, Any] = json.loads(sys.argv[1])
+    return parsed
 
 
 def peak_memory() -> int:
-    """Bytes of main memory this process has held at most, files it maps included; 0 where the system does not say."""
+    """Peak main memory of this process in bytes, with mapped files; 0 if the system does not report it."""
     status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+    if not status.exists():
+        return 0
+    for line in status.read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One turn of each: tokens per second, and bytes per second of the read stream between them."""
+    """One measurement of each program in tokens per second, and of the read bandwidth in bytes per second."""
 
-    ours: float
+    localllm: float
     read: float
-    theirs: float = math.nan  # nobody
+    peer: float = math.nan  # NaN: measured without a peer
 
 
 @dataclass(frozen=True, slots=True)
-class Duel:
+class Comparison:
+    """Medians over several pairs of measurements."""
+
     pairs: list[Pair]
 
     @property
-    def ours(self) -> float:
-        return statistics.median(pair.ours for pair in self.pairs)
+    def localllm(self) -> float:
+        return statistics.median(pair.localllm for pair in self.pairs)
 
     @property
-    def theirs(self) -> float:
-        return statistics.median(pair.theirs for pair in self.pairs)
+    def peer(self) -> float:
+        return statistics.median(pair.peer for pair in self.pairs)
 
     @property
     def read(self) -> float:
@@ -131,35 +140,41 @@ class Duel:
 
     @property
     def ratio(self) -> float:
-        return statistics.median(pair.ours / pair.theirs for pair in self.pairs)
+        return statistics.median(pair.localllm / pair.peer for pair in self.pairs)
 
     def share(self, bytes_per_token: float) -> float:
-        """Of what the read stream of the same pair would have given."""
-        return statistics.median(pair.ours * bytes_per_token / pair.read for pair in self.pairs)
+        """The share of the bound: speed divided by the speed that the read bandwidth of the same pair allows."""
+        return statistics.median(pair.localllm * bytes_per_token / pair.read for pair in self.pairs)
 
 
-def duel(ours: Contestant, peer: Contestant | None, job: Job, how: Mapping[str, object], pairs: int) -> Duel:
-    """The same job in turns, A B B A, after one that does not count; without a peer ours alone."""
-    rate(ours, job)
+def compare(localllm: Program, peer: Program | None, job: Job, options: Mapping[str, object], pairs: int) -> Comparison:
+    """Measure the same job alternately (A B B A) after a warm-up; without a peer, localllm alone. `options`: of the
+    peer."""
+    rate(localllm, job)
     if peer is not None:
-        rate(peer, job, how)
-    return Duel([one_pair(ours, peer, job, how, ours_first=number % 2 == 0) for number in range(pairs)])
+        rate(peer, job, options)
+    measured = [measure_pair(localllm, peer, job, options, localllm_first=number % 2 == 0) for number in range(pairs)]
+    return Comparison(measured)
 
 
-def one_pair(ours: Contestant, peer: Contestant | None, job: Job, how: Mapping[str, object], ours_first: bool) -> Pair:
-    turns: dict[str, Callable[[], float]] = {
-        "ours": lambda: rate(ours, job),
-        "read": lambda: rate(ours, Job("read")),
+def measure_pair(
+    localllm: Program, peer: Program | None, job: Job, options: Mapping[str, object], localllm_first: bool
+) -> Pair:
+    measurements: dict[str, Callable[[], float]] = {
+        "localllm": lambda: rate(localllm, job),
+        "read": lambda: rate(localllm, Job("read")),
     }
     if peer is not None:
-        turns["theirs"] = partial(rate, peer, job, how)
-    order = list(turns) if ours_first else list(reversed(turns))
-    return Pair(**{name: turns[name]() for name in order})
+        measurements["peer"] = partial(rate, peer, job, options)
+    order = list(measurements)
+    if not localllm_first:
+        order.reverse()
+    return Pair(**{name: measurements[name]() for name in order})
 
 
-def rate(contestant: Contestant, job: Job, how: Mapping[str, object] = MappingProxyType({})) -> float:
-    """Tokens per second; of `read` bytes per second."""
+def rate(program: Program, job: Job, options: Mapping[str, object] = MappingProxyType({})) -> float:
+    """Tokens per second; for a `read` job bytes per second."""
     time.sleep(PAUSE)
-    answer = contestant.do(job, **how)
+    answer = program.do(job, **options)
     counted: float = answer.get("bytes", job.counted)
     return counted / float(answer["seconds"])

@@ -1,4 +1,4 @@
-"""Rows of figures: one JSON object a line, printed and kept in results/<name>.jsonl, the last of each machine."""
+"""Result rows: one JSON object a line, printed and saved in results/<name>.jsonl, which has the latest of each machine."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def row(
     device: str = "",
     **more: object,
 ) -> Row:
-    """One figure. `ratio` is above 1 where ours beats `peer`; `bound_share` is the share of a measured ceiling.
+    """One result. `ours` is localllm's, `peer` that of another program. `ratio` is above 1 if localllm is faster.
 
-    `device` is what computed, where that is not the machine's processor."""
+    `bound_share` is the share of a measured bound, `device` the device unless it is the CPU."""
     return {
         "name": name,
         "ours": round(ours, 2 if abs(ours) >= 10 else 4),
@@ -49,12 +49,13 @@ def row(
 
 
 def save(name: str, rows: Iterable[Row], *, part: bool = False) -> None:
-    """Print the rows as they come; once all are there, keep them beside those of other machines, if a name is given.
+    """Print each row at once. After the last, save all in the file of that name beside those of other machines.
 
-    This machine's older rows go; where these are only a `part` of what there is to measure, those of the same names."""
-    made = []
+    They replace all older rows of this machine, or with `part` only the rows of the same names. Without a name nothing
+    is saved."""
+    new = []
     for figure in rows:
-        made.append(figure)
+        new.append(figure)
         print(json.dumps(figure, ensure_ascii=False), flush=True)
     if not name:
         return
@@ -62,25 +63,26 @@ def save(name: str, rows: Iterable[Row], *, part: bool = False) -> None:
     def key(figure: Row) -> tuple[str, ...]:
         return (figure["machine"], figure["name"]) if part else (figure["machine"],)
 
-    file, replaced = RESULTS / f"{name}.jsonl", {key(figure) for figure in made}
-    kept = file.read_text("utf-8").splitlines() if file.exists() else []
-    lines = [line for line in kept if key(json.loads(line)) not in replaced]
-    lines += [json.dumps(figure, ensure_ascii=False) for figure in made]
+    file = RESULTS / f"{name}.jsonl"
+    replaced = {key(figure) for figure in new}
+    older = file.read_text("utf-8").splitlines() if file.exists() else []
+    lines = [line for line in older if key(json.loads(line)) not in replaced]
+    lines += [json.dumps(figure, ensure_ascii=False) for figure in new]
     RESULTS.mkdir(exist_ok=True)
     file.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def _machine() -> str:
-    found = cpu.probe()
-    name = platform.machine() if isinstance(found, Unavailable) else found.name
+    device = cpu.probe()
+    name = platform.machine() if isinstance(device, Unavailable) else device.name
     processor = f"{name} ({variant(cpu_flags())}), {cores()} cores"
     return f"{processor}, Python {platform.python_version()}"
 
 
 def _commit() -> str:
-    """BENCH_COMMIT says it for a copy without a repository."""
-    if told := os.environ.get("BENCH_COMMIT"):
-        return told
+    """The current commit, with + if files differ from it. BENCH_COMMIT replaces it in a copy without a repository."""
+    if commit := os.environ.get("BENCH_COMMIT"):
+        return commit
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()
     return f"{head}+" if changed else head

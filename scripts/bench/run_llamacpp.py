@@ -1,6 +1,6 @@
-"""A contestant (programs.py): llama.cpp through llama-cpp-python, as its own llama-batched-bench drives it.
+"""A program (programs.py): llama.cpp through llama-cpp-python, with the calls of llama-batched-bench.
 
-Settings: file, threads, rows, context, mmap. A job may say flash (flash attention) and ubatch.
+Settings: file, threads, rows, context, mmap. Options of a job: flash (flash attention) and ubatch.
 """
 
 from __future__ import annotations
@@ -22,33 +22,40 @@ def _quiet(level: int, text: bytes, data: object) -> None:
     pass
 
 
-class Peer:
-    """One model, a context for each way of running it."""
+class LlamaCpp:
+    """One loaded model, with a context for each choice of options."""
 
     def __init__(self, file: str, threads: int, rows: int, context: int, mmap: bool) -> None:
-        # A library of several backends, one for each kind of CPU, has to be told to look for the best.
+        # The package may have a library for each kind of CPU; this call loads the best of them.
         libraries = Path(llama.__file__).parent / "lib"
         ctypes.CDLL(str(libraries / "libggml.so")).ggml_backend_load_all_from_path(str(libraries).encode())
         llama.llama_log_set(_quiet, None)
         llama.llama_backend_init()
         start = time.perf_counter()
-        asked = llama.llama_model_default_params()
-        asked.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
-        self.model = llama.llama_model_load_from_file(file.encode(), asked)
+        parameters = llama.llama_model_default_params()
+        parameters.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
+        self.model = llama.llama_model_load_from_file(file.encode(), parameters)
         assert self.model, file
         self.load_seconds = time.perf_counter() - start
-        self.threads, self.rows, self.context = threads, rows, context
+        self.threads = threads
+        self.rows = rows
+        self.context = context
         self.vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
         self.batch = llama.llama_batch_init(BATCH, 0, 1)
 
     @cache  # noqa: B019
     def opened(self, flash: bool, ubatch: int) -> llama.llama_context_p:
-        asked = llama.llama_context_default_params()
-        asked.n_ctx, asked.n_seq_max = self.context * self.rows, self.rows
-        asked.n_batch, asked.n_ubatch = BATCH, ubatch
-        asked.n_threads = asked.n_threads_batch = self.threads
-        asked.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        context = llama.llama_init_from_model(self.model, asked)
+        parameters = llama.llama_context_default_params()
+        parameters.n_ctx = self.context * self.rows
+        parameters.n_seq_max = self.rows
+        parameters.n_batch = BATCH
+        parameters.n_ubatch = ubatch
+        parameters.n_threads = self.threads
+        parameters.n_threads_batch = self.threads
+        parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if flash:
+            parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        context = llama.llama_init_from_model(self.model, parameters)
         assert context
         return context
 
@@ -67,21 +74,21 @@ class Peer:
         return {"seconds": time.perf_counter() - start}
 
     def _decode(self, opened: llama.llama_context_p, entries: list[tuple[int, int, bool]]) -> None:
-        """Random tokens at these rows and positions; logits for those that want them."""
+        """Compute random tokens at these (row, position, needs logits)."""
         batch = self.batch
         batch.n_tokens = len(entries)
-        for index, (row, position, wanted) in enumerate(entries):
+        for index, (row, position, needs_logits) in enumerate(entries):
             batch.token[index] = random.randrange(self.vocab)
             batch.pos[index] = position
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = row
-            batch.logits[index] = wanted
+            batch.logits[index] = needs_logits
         if llama.llama_decode(opened, batch):
             raise RuntimeError("llama_decode failed")
         llama.llama_synchronize(opened)
 
 
 if __name__ == "__main__":
-    peer = Peer(**settings())
+    program = LlamaCpp(**settings())
     about = llama.llama_print_system_info().decode()
-    serve({"load_seconds": peer.load_seconds, "peak": peak_memory(), "name": about}, peer.do)
+    serve({"load_seconds": program.load_seconds, "peak": peak_memory(), "name": about}, program.do)

@@ -1,4 +1,4 @@
-"""A contestant (programs.py): this project's engine on its own CPU backend, steps as the daemon makes them.
+"""A program (programs.py): the engine on the CPU backend; it makes steps as the daemon does.
 
 Settings: folder, threads, quant ("none" for none), packed (folder for packed weights, or null), rows, context.
 """
@@ -19,7 +19,9 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
 
 
-class Ours:
+class Localllm:
+    """One loaded model."""
+
     def __init__(self, folder: str, threads: int, quant: str, packed: str | None, rows: int, context: int) -> None:
         budget = LoadOptions(
             context=context,
@@ -32,31 +34,32 @@ class Ours:
         start = time.perf_counter()
         runner: Any = cpu.open(read_model(folder), budget)
         load_seconds = time.perf_counter() - start
-        held = runner.spec.weight_bytes
+        weight_bytes = runner.spec.weight_bytes
         self.hello: Answer = {
             "load_seconds": load_seconds,
             "peak": peak_memory(),
-            "held": held,
-            "read_per_step": held - runner.model.embedding.nbytes,  # of which a step reads a few rows
+            "weight_bytes": weight_bytes,
+            "read_per_step": weight_bytes - runner.model.embedding.nbytes,  # a step reads only a few rows of it
             "dtype": runner.spec.dtype,
         }
         self.engine = Engine(runner)
         self.vocab = runner.spec.vocab_size
         self.random = np.random.default_rng(0)
-        self.asked = 0
+        self.requests = 0
+        self.peaks: Any = None
 
     def do(self, kind: str, rows: int, context: int, tokens: int) -> Answer:
         if kind == "read":
             return self._read()
         start = time.perf_counter()
         for _ in range(rows):
-            self.asked += 1
+            self.requests += 1
             prompt = tuple(self.random.integers(0, self.vocab, context).tolist())
-            self.engine.submit(Request(str(self.asked), prompt, tokens + 1))
+            self.engine.submit(Request(str(self.requests), prompt, tokens + 1))
         answered = 0
         while answered < rows:
             answered += sum(len(delta.tokens) for delta in self.engine.step())
-        assert answered == rows, "all prompts fit one step, so that all rows decode side by side"
+        assert answered == rows, "the prompts do not fit one step, so the rows do not decode in parallel"
         if kind == "prefill":
             return {"seconds": time.perf_counter() - start}
         start = time.perf_counter()
@@ -65,13 +68,13 @@ class Ours:
         return {"seconds": time.perf_counter() - start}
 
     def _read(self) -> Answer:
-        if not hasattr(self, "ceilings"):  # their buffer is not part of what loading takes
+        if self.peaks is None:  # created late: the memory of loading must not include its buffer
             from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
 
-            self.ceilings = CpuPeaks()
-        return {"seconds": self.ceilings.buffer / self.ceilings.read(), "bytes": self.ceilings.buffer}
+            self.peaks = CpuPeaks()
+        return {"seconds": self.peaks.buffer / self.peaks.read(), "bytes": self.peaks.buffer}
 
 
 if __name__ == "__main__":
-    ours = Ours(**settings())
-    serve(ours.hello, ours.do)
+    program = Localllm(**settings())
+    serve(program.hello, program.do)

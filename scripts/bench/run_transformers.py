@@ -1,4 +1,4 @@
-"""A contestant (programs.py): transformers in eager mode, its products by oneDNN, for prompts.
+"""A program (programs.py): transformers in eager mode, with the products of oneDNN.
 
 Settings: folder, threads, dtype.
 """
@@ -13,7 +13,9 @@ import transformers
 from programs import Answer, peak_memory, serve, settings
 
 
-class Peer:
+class Transformers:
+    """One loaded model."""
+
     def __init__(self, folder: str, threads: int, dtype: str) -> None:
         torch.set_num_threads(threads)
         transformers.utils.logging.disable_progress_bar()
@@ -23,7 +25,7 @@ class Peer:
 
     @torch.inference_mode()
     def do(self, kind: str, rows: int, context: int, tokens: int) -> Answer:
-        """Prompt and steps, each step its own forward over the cache, without the loop around generate."""
+        """Compute prompts and steps without the loop of generate: one forward over the cache for each step."""
         ids = torch.randint(self.model.config.vocab_size, (rows, context))
         start = time.perf_counter()
         out = self.model(ids, use_cache=True, logits_to_keep=1)
@@ -37,5 +39,6 @@ class Peer:
 
 
 if __name__ == "__main__":
-    peer = Peer(**settings())
-    serve({"load_seconds": peer.load_seconds, "peak": peak_memory(), "name": transformers.__version__}, peer.do)
+    program = Transformers(**settings())
+    hello = {"load_seconds": program.load_seconds, "peak": peak_memory(), "name": transformers.__version__}
+    serve(hello, program.do)

@@ -169,24 +169,24 @@ def test_contestants_take_turns() -> None:
         asked.append(name)
         return seconds
 
-    times = jobs.turns({"a": lambda: one("a", 1.0), "b": lambda: one("b", 2.0)}, 3)
+    times = jobs.alternate({"a": lambda: one("a", 1.0), "b": lambda: one("b", 2.0)}, 3)
     assert "".join(asked) == "ab" + "ab" + "ba" + "ab"
     assert times == {"a": [1.0] * 3, "b": [2.0] * 3}
-    found = jobs.compared([1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 3.0, 1.0])
-    assert found.ratio == 2.0
+    found = jobs.speed_ratio([1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 3.0, 1.0])
+    assert found.median == 2.0
     assert 1.0 <= found.low <= 2.0 <= found.high <= 3.0
 
 
 def test_requests_of_random_lengths_are_those_of_the_published_benchmark() -> None:
-    prompts, counts = jobs.at_random(256, 1024)
+    prompts, counts = jobs.random_requests(256, 1024)
     assert (sum(map(len, prompts)), sum(counts)) == (142_827, 133_966)
 
 
 def test_lengths_of_a_sweep() -> None:
-    lengths = jobs.swept(16_000)
-    assert (lengths[0], lengths[-1], len(lengths)) == (1, 16_000, jobs.SWEPT)
+    lengths = jobs.sweep_lengths(16_000)
+    assert (lengths[0], lengths[-1], len(lengths)) == (1, 16_000, jobs.SWEEP_LENGTHS)
     assert lengths == sorted(set(lengths))
-    assert jobs.swept(5) == [1, 2, 3, 4, 5]
+    assert jobs.sweep_lengths(5) == [1, 2, 3, 4, 5]
 
 
 def test_a_sweep_looks_again_where_a_way_seems_slower() -> None:
@@ -199,12 +199,12 @@ def test_a_sweep_looks_again_where_a_way_seems_slower() -> None:
             return 2.0 if length == 3 and self.asked[length] <= self.slow_turns else 1.0
 
     def swept(*ways: Way) -> dict[str, Any]:
-        setting = jobs.Setting(TINY, rows.row, ways=ways, longest=5, rounds=2)
+        setting = jobs.Setting(TINY, rows.row, ways=ways, max_length=5, rounds=2)
         return dict(next(iter(jobs.sweep(setting))))
 
     by_chance = swept(Way("a", slow_turns=3), Way("b"))  # one turn that does not count, and two
     assert by_chance["ours"] == 1.0
-    assert by_chance["again"] == {"lengths": [3], "rounds": 2 * jobs.LONGER}
+    assert by_chance["again"] == {"lengths": [3], "rounds": 2 * jobs.REPEAT_ROUNDS}
     slower = swept(Way("a", slow_turns=99), Way("b"))
     assert (slower["ours"], slower["length"], slower["interval"]) == (0.5, 3, [0.5, 0.5])
 
@@ -220,7 +220,7 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)  # takes a while, and has its own test
     cuda_models.main()
     said = capsys.readouterr()
-    assert "idle: this device does not say" in said.err
+    assert "idle: the profiler does not support" in said.err
     told = [json.loads(line) for line in said.out.splitlines()]
     names = [row["name"] for row in told]
     assert len(names) == len(set(names))
