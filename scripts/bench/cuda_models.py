@@ -1,10 +1,10 @@
-"""Shapes on a GPU, through the engine as the daemon drives it: steps, prompts, throughput, and what the GPU waits.
+"""Models on a GPU, through the engine: decode steps, prompts, throughput, and idle time of the GPU.
 
-`python scripts/bench/cuda_models.py --shape qwen3-0.6b,llama-8b --ways full,off`. Weights are random, made first;
-outputs are checked first, and nothing is measured where one is wrong. `--ways` names ways to run the model, which take
-turns round by round: what `graphs` of a runner may be, with `/in-turn` for one that does not plan ahead. All are
-compared with transformers in eager mode (`--peers transformers`), and with the last of them. The device's ceilings are
-measured before and after. Any backend will do: `--backend cpu --shape tiny` shows that everything runs.
+`python scripts/bench/cuda_models.py --shape qwen3-0.6b,llama-8b --ways full,off`. Weights are random. The program
+checks outputs first; if an output is wrong, it measures nothing. `--ways` lists values of the option `graphs`; with
+`/in-turn` a step is planned after the results of the step before. The ways alternate round by round. Each is compared
+with the last way, and with transformers in eager mode (`--peers transformers`). The peak rates of the device are
+measured before and after. Any backend can run it: `--backend cpu --shape tiny` is a test of the program.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import outputs
 import torch
-from jobs import JOBS, Ceilings, Peer, Setting, at_random
+from jobs import JOBS, PeakRates, Peer, Setting, random_requests
 from rows import Row, row, save
 from shapes import SHAPES, Shape
 from stepping import Stepped
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 FORMATS: Mapping[str, str] = {"bf16": "none", "int8": "int8", "int4": "int4", "fp8": "fp8"}
 PEERS = ("transformers",)
 CELLS = [(rows, context) for context in (128, 1024, 8192) for rows in (1, 8, 16, 64) if rows * context <= 2**17]
-DRIFT = 0.02  # of a ceiling, which is then said
+MAX_DRIFT = 0.02  # of a peak rate without a warning
 STARTED = time.perf_counter()
-SPARE = 96  # positions beyond those that a job names: steps before and after the timed ones
+SPARE = 96  # positions for the steps before and after the timed steps
 
 Parsed = TypeVar("Parsed")
 
@@ -55,7 +56,7 @@ class Way:
 
     name: str
     graphs: Graphs
-    overlap: bool  # a step is planned and started before the answers of the one before are read
+    overlap: bool  # a step starts before the results of the step before are read
 
     @classmethod
     def parse(cls, text: str) -> Way:
@@ -67,7 +68,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One of JOBS, and the ways that it is done with; none: all."""
+    """One of JOBS, and the ways that do it; empty: all ways."""
 
     name: str
     ways: tuple[str, ...] = ()
@@ -84,27 +85,32 @@ class Job:
 
 
 def main() -> None:
-    options, failed, exact = _options(), list[str](), set[Graphs]()
+    options = _options()
+    failed: list[str] = []
+    checked: set[Graphs] = set()
     for name in options.shape:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             files = stand_in(SHAPES[name], Path(folder))
-            rows = (one for fmt in options.formats for one in measure(options, name, fmt, files, exact, failed))
-            save("" if options.unchecked else options.save, rows, part=True)
+            formats = [measure(options, name, fmt, files, checked, failed) for fmt in options.formats]
+            save("" if options.unchecked else options.save, chain.from_iterable(formats), part=True)
     if failed:
-        sys.exit(f"broke off: {', '.join(failed)}")
+        sys.exit(f"these jobs failed: {', '.join(failed)}")
 
 
 def measure(
-    options: argparse.Namespace, name: str, fmt: str, files: ModelFiles, exact: set[Graphs], failed: list[str]
+    options: argparse.Namespace, name: str, fmt: str, files: ModelFiles, checked: set[Graphs], failed: list[str]
 ) -> Iterator[Row]:
-    """Everything that was asked for of a shape, in one format; jobs that broke off are added to `failed`. Models whose
-    tokens are known are asked only of ways that are not yet known to be `exact`."""
-    shape, choice = SHAPES[name], backends.choose(options.backend, files)
-    gpu = "" if choice.info.main_memory else choice.info.name
-    held = fmt if options.cache_dtype == "auto" else f"{fmt}, {options.cache_dtype} cache"
+    """The rows of one shape in one format.
 
-    def told(name: str, ours: float, unit: str, **more: Any) -> Row:
-        return row(f"{shape.name}, {held}, {name}", ours, unit, device=gpu, **more)
+    Adds the names of failed jobs to `failed`. The models with known tokens run only with graphs that are not in
+    `checked`, and add these."""
+    shape = SHAPES[name]
+    choice = backends.choose(options.backend, files)
+    gpu = "" if choice.info.main_memory else choice.info.name
+    title = fmt if options.cache_dtype == "auto" else f"{fmt}, {options.cache_dtype} cache"
+
+    def titled(name: str, ours: float, unit: str, **more: Any) -> Row:
+        return row(f"{shape.name}, {title}, {name}", ours, unit, device=gpu, **more)
 
     budget = LoadOptions(
         quant=FORMATS[fmt],  # type: ignore[arg-type]
@@ -113,20 +119,17 @@ def measure(
         max_step_tokens=options.step_tokens,
         page_size=options.page_size,
     )
-    checks = outputs.Checks(choice.backend, shape, files, fmt, budget, options.check_layers)
-    for graphs in dict.fromkeys(() if options.unchecked else (way.graphs for way in options.ways)):
-        yield _near(checks, graphs, told)
-        if graphs not in exact:
-            yield _exact(checks, graphs, options.canary, told)
-            exact.add(graphs)
+    if not options.unchecked:
+        checks = outputs.Checks(choice.backend, shape, files, fmt, budget, options.check_layers)
+        yield from _check(checks, options, checked, titled)
     if not options.jobs:
         return
     before = _peaks() if gpu else None
     if before is not None:
-        yield told("ceiling, read", before.read / 1e9, "GB/s", rounds=before.rounds)
-        yield told("ceiling, copy", before.copy / 1e9, "GB/s", rounds=before.rounds)
-        yield told("ceiling, bf16 product of 8192³", before.multiply / 1e12, "TFLOP/s", rounds=before.rounds)
-    ceilings = Ceilings() if before is None else Ceilings(before.read, before.multiply)
+        yield titled("ceiling, read", before.read / 1e9, "GB/s", rounds=before.rounds)
+        yield titled("ceiling, copy", before.copy / 1e9, "GB/s", rounds=before.rounds)
+        yield titled("ceiling, bf16 product of 8192³", before.multiply / 1e12, "TFLOP/s", rounds=before.rounds)
+    peaks = PeakRates() if before is None else PeakRates(before.read, before.multiply)
     with ExitStack() as stack:
         ways = []
         for way in options.ways:
@@ -134,63 +137,90 @@ def measure(
             if not jobs:
                 continue
             room = replace(budget, **_room(options, jobs, shape, gpu))
-            stepped, figure = _opened(choice.backend, files, room, way, told)
+            stepped, figure = _opened(choice.backend, files, room, way, titled)
             stack.callback(stepped.close)
             ways.append(stepped)
             yield figure
         peer = _peer(options, fmt, shape, files, gpu)
-        setting = replace(_asked(options, shape, told), ways=ways, peer=peer, ceilings=ceilings, has_trace=bool(gpu))
-        for job in options.jobs:
-            try:
-                chosen = [way for way in ways if job.does(way.label)]
-                yield from JOBS[job.name](replace(setting, ways=chosen))
-                _say(f"{job.name}: done")
-            except Exception:  # the other jobs are worth their time all the same
-                traceback.print_exc()
-                failed.append(job.name)
+        setting = replace(_setting(options, shape, titled), ways=ways, peer=peer, peaks=peaks, has_trace=bool(gpu))
+        yield from _run_jobs(options.jobs, setting, failed)
     if before is not None:
-        changes = _peaks().changes(before)
-        for ceiling, change in changes.items():
-            if abs(change) > DRIFT:
-                _say(f"the ceiling of {ceiling} has changed by {change:+.1%}: figures compared with it do not count")
-        each = {ceiling: round(100 * change, 2) for ceiling, change in changes.items()}
-        yield told("ceilings, largest change meanwhile", 100 * max(map(abs, changes.values())), "%", rounds=2, **each)
+        yield _drift(before, titled)
 
 
-def _asked(options: argparse.Namespace, shape: Shape, told: Callable[..., Row]) -> Setting:
+def _check(
+    checks: outputs.Checks, options: argparse.Namespace, checked: set[Graphs], titled: Callable[..., Row]
+) -> Iterator[Row]:
+    """Check the outputs of all ways. Raises outputs.WrongOutput."""
+    for graphs in dict.fromkeys(way.graphs for way in options.ways):
+        yield _near(checks, graphs, titled)
+        if graphs not in checked:
+            yield _exact(checks, graphs, options.canary, titled)
+            checked.add(graphs)
+
+
+def _run_jobs(jobs: list[Job], setting: Setting, failed: list[str]) -> Iterator[Row]:
+    for job in jobs:
+        try:
+            ways = [way for way in setting.ways if job.does(way.label)]
+            yield from JOBS[job.name](replace(setting, ways=ways))
+            _log(f"{job.name}: done")
+        except Exception:  # continue with the other jobs
+            traceback.print_exc()
+            failed.append(job.name)
+
+
+def _drift(before: Peaks, titled: Callable[..., Row]) -> Row:
+    """The largest change of a peak rate since `before`, with a warning if it is large."""
+    changes = _peaks().changes(before)
+    for name, change in changes.items():
+        if abs(change) > MAX_DRIFT:
+            _log(f"the peak rate of {name} has changed by {change:+.1%}: shares of the bound do not count")
+    percent = {name: round(100 * change, 2) for name, change in changes.items()}
+    largest = max(map(abs, percent.values()))
+    return titled("ceilings, largest change meanwhile", largest, "%", rounds=2, **percent)
+
+
+def _setting(options: argparse.Namespace, shape: Shape, titled: Callable[..., Row]) -> Setting:
     return Setting(
         shape,
-        told,
+        titled,
         rounds=options.rounds,
         cells=options.cells,
         steps=options.steps,
         lengths=options.lengths,
-        longest=options.longest,
+        max_length=options.longest,
         requests=options.requests,
-        most=options.most,
+        max_tokens=options.most,
         runs=options.runs,
         sampling=Sampling(temperature=options.temperature),
     )
 
 
-def _near(checks: outputs.Checks, graphs: Graphs, told: Callable[..., Row]) -> Row:
-    """Raises outputs.WrongOutput."""
-    found = checks.log_probabilities(graphs)
-    name, most = f"log-probabilities against float32 references, graphs {graphs}", round(1e3 * found.most, 2)
-    _say(f"graphs {graphs}: log-probabilities checked")
-    return told(name, 1e3 * found.mean, "millinats", most=most, compared=found.compared, layers=checks.layers)
+def _near(checks: outputs.Checks, graphs: Graphs, titled: Callable[..., Row]) -> Row:
+    """Compare log-probabilities with the references."""
+    difference = checks.log_probabilities(graphs)
+    _log(f"graphs {graphs}: log-probabilities checked")
+    return titled(
+        f"log-probabilities against float32 references, graphs {graphs}",
+        1e3 * difference.mean,
+        "millinats",
+        most=round(1e3 * difference.max, 2),
+        compared=difference.compared,
+        layers=checks.layers,
+    )
 
 
-def _exact(checks: outputs.Checks, graphs: Graphs, rows: list[int], told: Callable[..., Row]) -> Row:
-    """Raises outputs.WrongOutput."""
+def _exact(checks: outputs.Checks, graphs: Graphs, rows: list[int], titled: Callable[..., Row]) -> Row:
+    """Compare the tokens of the canary model and of guide with the expected ones."""
     right = checks.canary(graphs, rows) + checks.guide(graphs)
-    _say(f"graphs {graphs}: the canary model and guide checked")
-    return told(f"tokens of the canary model and guide, all right, graphs {graphs}", right, "tokens")
+    _log(f"graphs {graphs}: the canary model and guide checked")
+    return titled(f"tokens of the canary model and guide, all right, graphs {graphs}", right, "tokens")
 
 
-def _say(what: str) -> None:
-    """How far it has come, with the time since it started."""
-    print(f"{time.perf_counter() - STARTED:6.1f} s  {what}", file=sys.stderr, flush=True)
+def _log(message: str) -> None:
+    """Print progress, with the time since the start."""
+    print(f"{time.perf_counter() - STARTED:6.1f} s  {message}", file=sys.stderr, flush=True)
 
 
 def _peaks() -> Peaks:
@@ -200,45 +230,48 @@ def _peaks() -> Peaks:
 
 
 def _opened(
-    backend: Backend, files: ModelFiles, budget: LoadOptions, way: Way, told: Callable[..., Row]
+    backend: Backend, files: ModelFiles, budget: LoadOptions, way: Way, titled: Callable[..., Row]
 ) -> tuple[Stepped, Row]:
-    """Ready to be timed, and what opening it took: seconds, also of recording, and memory beyond weights and cache."""
-    free, start = _free(backend), time.perf_counter()
+    """Load a model. Returns its engine, and a row with the load time and the memory besides weights and cache."""
+    free = _free(backend)
+    start = time.perf_counter()
     runner = backend.open(files, replace(budget, graphs=way.graphs))
-    seconds, spec = time.perf_counter() - start, runner.spec
+    seconds = time.perf_counter() - start
+    spec = runner.spec
     beyond = free - _free(backend) - spec.weight_bytes - spec.cache_bytes
     more = {"beyond_gib": round(beyond / 2**30, 3)} if free else {}
     if isinstance(runner, GraphRunner):
         more["recorded_in"] = round(runner.capture_seconds, 2)
-    _say(f"{way.name}: open, {spec}")
+    _log(f"{way.name}: open, {spec}")
     stepped = Stepped(way.name, runner, overlap=way.overlap)
-    _say(f"{way.name}: its cache filled")
-    return stepped, told(f"open, {way.name}", seconds, "s", rounds=1, **more)
+    _log(f"{way.name}: its cache filled")
+    return stepped, titled(f"open, {way.name}", seconds, "s", rounds=1, **more)
 
 
 def _free(backend: Backend) -> int:
-    """Bytes of the GPU's memory that nobody holds; 0 where there is no GPU."""
+    """Free bytes of the GPU's memory; 0 without a GPU."""
     if isinstance(info := backend.probe(), Unavailable) or info.main_memory:
         return 0
-    gc.collect()  # runners that were closed
+    gc.collect()  # frees closed runners
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info()[0])
 
 
 def _room(options: argparse.Namespace, jobs: set[str], shape: Shape, gpu: str) -> dict[str, Any]:
-    """What the largest of the jobs needs."""
-    page, together = options.page_size, list[list[int]]()  # tokens of each of the requests of one of them
+    """The limits that the largest job needs, as fields of LoadOptions."""
+    page = options.page_size
+    together: list[list[int]] = []  # of each job: tokens of the requests that run together
     if "prefill" in jobs:
         together += [[length] for length in options.lengths]
     if "sweep" in jobs:
         together += [[options.longest]]
-    if jobs & {"decode", "idle"}:  # the first row decodes while the last ones' prompts are passed over
+    if jobs & {"decode", "idle"}:  # the first row decodes while the prompts of the last rows are skipped
         together += [
             [context + 3 * options.steps + rows * context // options.step_tokens] * rows
             for rows, context in options.cells
         ]
     if "mixed" in jobs:
-        prompts, counts = at_random(options.requests, options.most)
+        prompts, counts = random_requests(options.requests, options.most)
         together += [[len(prompt) + count for prompt, count in zip(prompts, counts, strict=True)]]
     if "even" in jobs:
         together += [[2 * options.most] * options.requests]
@@ -257,26 +290,26 @@ def _peer(options: argparse.Namespace, fmt: str, shape: Shape, files: ModelFiles
 
     try:
         return Transformers(shape, files, "cuda" if gpu else "cpu")
-    except Exception:  # another release of it, say: then there is nothing to compare with
+    except Exception:  # e.g. an unsupported release of transformers
         traceback.print_exc()
-        _say("transformers does not run here: not measured")
+        _log("transformers does not run here: not measured")
         return None
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
-    def words(known: Mapping[str, object] | tuple[str, ...]) -> Callable[[str], list[str]]:
+    def words(allowed: Mapping[str, object] | tuple[str, ...]) -> Callable[[str], list[str]]:
         def parse(text: str) -> list[str]:
             chosen = [word for word in text.split(",") if word]
-            if unknown := set(chosen) - set(known):
-                raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
+            if unknown := set(chosen) - set(allowed):
+                raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(allowed)}")
             return chosen
 
         return parse
 
-    def each(one: Callable[[str], Parsed]) -> Callable[[str], list[Parsed]]:
-        return lambda text: [one(word) for word in text.split(",") if word]
+    def each(parse: Callable[[str], Parsed]) -> Callable[[str], list[Parsed]]:
+        return lambda text: [parse(word) for word in text.split(",") if word]
 
     def cell(text: str) -> tuple[int, int]:
         rows, _, context = text.partition("x")
@@ -289,27 +322,27 @@ def _options() -> argparse.Namespace:
     add(
         "--ways", type=each(Way.parse), default=[Way.parse("auto"), Way.parse("off")], help="auto, full, off/in-turn, …"
     )
-    some = [Job(name) for name in ("decode", "idle", "prefill", "mixed")]
-    told = f"{', '.join(JOBS)}; mixed:auto+full of these ways alone; empty: only outputs are checked"
-    add("--jobs", type=each(Job.parse), default=some, help=told)
+    jobs = [Job(name) for name in ("decode", "idle", "prefill", "mixed")]
+    jobs_help = f"{', '.join(JOBS)}; mixed:auto+full: only with these ways; empty: only check outputs"
+    add("--jobs", type=each(Job.parse), default=jobs, help=jobs_help)
     add("--peers", type=words(PEERS), default=[], help=", ".join(PEERS))
-    add("--cells", type=each(cell), default=CELLS, help="rows and context of steps: 1x128,64x1024")
-    add("--steps", type=int, default=32, help="of a turn")
-    add("--rounds", type=int, default=6, help="turns of each")
-    add("--lengths", type=each(int), default=[128, 513, 2048, 8000], help="of prompts")
-    add("--longest", type=int, default=16_000, help="of the prompts of a sweep")
+    add("--cells", type=each(cell), default=CELLS, help="rows and context of decode steps: 1x128,64x1024")
+    add("--steps", type=int, default=32, help="timed steps in a round")
+    add("--rounds", type=int, default=6, help="measurements of each way")
+    add("--lengths", type=each(int), default=[128, 513, 2048, 8000], help="of the prompts of prefill")
+    add("--longest", type=int, default=16_000, help="longest prompt of sweep")
     add("--requests", type=int, default=256, help="of mixed and even")
-    add("--most", type=int, default=1024, help="tokens in and out of each of these")
+    add("--most", type=int, default=1024, help="tokens in and out of each request of mixed and even")
     add("--runs", type=int, default=2, help="of mixed and even")
     add("--temperature", type=float, default=0.6, help="of mixed and even")
     add("--step-tokens", type=int, default=8192)
     add("--cache-dtype", choices=get_args(CacheDtype), default="auto")
-    add("--compiler", choices=get_args(Compiler), default="inductor", help="of ways with graphs split")
+    add("--compiler", choices=get_args(Compiler), default="inductor", help="for ways with graphs split")
     add("--page-size", type=int, default=16)
-    add("--check-layers", type=int, default=4, help="of the model whose outputs are checked; 0: all")
-    add("--unchecked", action="store_true", help="for trying things: outputs may be wrong, and no figure is kept")
+    add("--check-layers", type=int, default=4, help="layers of the model whose outputs are checked; 0: all")
+    add("--unchecked", action="store_true", help="do not check outputs, and save no result")
     add("--canary", type=each(int), default=[1, 16, 64, 256], help="rows of the canary model")
-    add("--folder", help="where weights are written, about as many bytes as the largest has; a temporary one")
+    add("--folder", help="folder for weights, with room for the largest model; default: a temporary folder")
     add("--save", default="cuda", help="name of the file of results; empty: none")
     options = parser.parse_args()
     if unknown := {way for job in options.jobs for way in job.ways} - {way.name for way in options.ways}:

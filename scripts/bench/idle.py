@@ -1,4 +1,4 @@
-"""What a device does between the steps: nothing, if all goes well."""
+"""The idle time of a device between steps, from a trace of the profiler."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ class Work(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """Shares of the time from the first piece of work to the last."""
+    """Shares of the time from the first kernel or copy to the last."""
 
-    between: float  # around the copy of a step's numbers to the device, with which each begins
+    between: float  # before and after the copy of the inputs to the device, with which each step begins
     within: float  # between kernels of one step
 
 
 def traced(call: Callable[[], object]) -> list[Work]:
-    """What the GPU did meanwhile, in order."""
+    """The kernels and copies of the GPU during the call, in order of their starts."""
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
         call()
         torch.cuda.synchronize()
-    found = (event for event in trace.events() or () if event.device_type == DeviceType.CUDA)
-    return sorted(
-        (Work(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6) for event in found),
-        key=lambda work: work.start,
-    )
+    works: list[Work] = []
+    for event in trace.events() or ():
+        if event.device_type == DeviceType.CUDA:
+            works.append(Work(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+    return sorted(works, key=lambda work: work.start)
 
 
 def idle(trace: Iterable[Work]) -> Idle:
-    """Of a trace in order of the starts; pieces may overlap."""
+    """The idle shares of a trace, which is in order of the starts. Kernels and copies may overlap."""
     works = list(trace)
     if len(works) < 2:
         return Idle(0.0, 0.0)
-    between = within = 0.0
-    end, last = works[0].stop, works[0]
+    between = 0.0
+    within = 0.0
+    last = works[0]  # the work that ends last
     for work in works[1:]:
-        gap = max(0.0, work.start - end)
+        gap = max(0.0, work.start - last.stop)
         if _begins_step(work) or _begins_step(last):
             between += gap
         else:
             within += gap
-        if work.stop >= end:
-            end, last = work.stop, work
-    span = end - works[0].start
+        if work.stop >= last.stop:
+            last = work
+    span = last.stop - works[0].start
     return Idle(between / span, within / span)
 
 

@@ -246,8 +246,8 @@ def mixed(setting: Setting) -> Iterator[Row]:
 
 
 def random_requests(requests: int, max_tokens: int) -> tuple[list[tuple[int, ...]], list[int]]:
-    """(prompts, number of tokens to generate for each). Seed and order of the draws are those of nano-vllm: 256 requests
-    of up to 1,024 tokens have 142,827 tokens in and 133,966 out."""
+    """(prompts, number of tokens to generate for each). Seed and order of the draws are those of nano-vllm: for 256
+    requests of up to 1,024 tokens, 142,827 tokens in and 133,966 out."""
     ints = random.Random(0)
     min_tokens = min(MIN_TOKENS, max_tokens)
     prompts: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""Result rows: one JSON object a line, printed and saved in results/<name>.jsonl, which has the latest of each machine."""
+"""Result rows: one JSON object a line, printed, and saved in results/<name>.jsonl with the rows of other machines."""
 
 from __future__ import annotations
 

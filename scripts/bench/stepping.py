@@ -1,4 +1,4 @@
-"""A runner under an engine, stepped by hand as the daemon's thread steps it, so that its steps can be timed."""
+"""An engine whose steps can be timed: it makes the steps that the daemon's thread makes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from localllm.engine.lora import Adapter
 from localllm.engine.request import Request, Sampling
 from localllm.engine.runner import Pending, Runner, RunnerSpec, StepResult
 
-WARM = 4  # steps before timed ones
-PRIMED = 4096  # tokens that are computed to have numbers in the cache
-COPIES = 8192  # pages at a time
+WARMUP = 4  # steps before the timed steps
+FIRST_PROMPT = 4096  # tokens of the prompt whose KV fills the cache
+COPIES = 8192  # pages in one step
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Of many requests at once."""
+    """The result for many requests in parallel."""
 
     seconds: float
-    tokens: int  # that were generated
+    tokens: int  # generated
     steps: int
 
 
 class Watched:
-    """The same runner; remembers the last batch, and passes over steps that read prompts while `skips` is set.
+    """A runner that stores the last batch. While `skips` is set, it does not compute steps with prompts.
 
-    What a step of many rows takes does not depend on which numbers their cache holds: so a long context need not be
-    computed for every row before its steps can be timed. `fill` has put real numbers everywhere.
+    The time of a decode step does not depend on the numbers in the KV cache. So it is enough that `fill` has put real
+    numbers everywhere: the prompts of the timed rows need not be computed.
     """
 
     def __init__(self, runner: Runner, *, overlap: bool = True) -> None:
-        self.runner, self.spec = runner, replace(runner.spec, overlap=runner.spec.overlap and overlap)
+        self.runner = runner
+        self.spec = replace(runner.spec, overlap=runner.spec.overlap and overlap)
         self.batch: Batch | None = None
         self.skips = False
 
@@ -52,9 +53,10 @@ class Watched:
         self.runner.close()
 
     def fill(self) -> None:
-        """Put keys and values into every page, those that the last batch's first row has computed."""
+        """Copy the keys and values of the last batch's first row into every page."""
         assert self.batch is not None
-        [group], batch = self.spec.groups, self.batch
+        batch = self.batch
+        [group] = self.spec.groups
         [table] = batch.page_tables
         computed = table[0, : int(batch.context_lens[0]) // group.page_size]
         targets = np.setdiff1d(np.arange(1, group.num_pages + 1, dtype=np.int32), table)
@@ -64,7 +66,7 @@ class Watched:
 
 
 class Skipped:
-    """A step that was not computed."""
+    """The result of a step that was not computed: zeros."""
 
     def __init__(self, batch: Batch) -> None:
         self._row_starts = batch.answer_starts
@@ -77,12 +79,13 @@ class Stepped:
     """One way to run a model."""
 
     def __init__(self, label: str, runner: Runner, *, overlap: bool = True) -> None:
-        self.label, self.watched = label, Watched(runner, overlap=overlap)
+        self.label = label
+        self.watched = Watched(runner, overlap=overlap)
         self.engine = Engine(self.watched)
         self._random = np.random.default_rng(0)
-        self._asked = 0
-        length = min(PRIMED, self.spec.max_context - 2, self.spec.cache_tokens - 2)
-        self._ask([self.prompt(length)], [2])
+        self._submitted = 0
+        length = min(FIRST_PROMPT, self.spec.max_context - 2, self.spec.cache_tokens - 2)
+        self._submit([self.prompt(length)], [2])
         self._finish()
         self.watched.fill()
         gc.collect()
@@ -94,47 +97,52 @@ class Stepped:
 
     @property
     def rows(self) -> int:
-        """Of the last step."""
+        """Rows of the last step."""
         return 0 if self.watched.batch is None else self.watched.batch.num_rows
 
     def mean_context(self, count: int) -> float:
-        """Of all rows, over the last `count` steps."""
+        """The mean context of all rows over the last `count` steps."""
         assert self.watched.batch is not None
         return float(self.watched.batch.context_lens.mean()) - (count - 1) / 2
 
     def prompt(self, length: int) -> tuple[int, ...]:
-        """Random, so that the prefix cache has nothing to give."""
+        """A random prompt, which has no prefix hit."""
         return tuple(self._random.integers(0, self.spec.vocab_size, length).tolist())
 
     def steady(self, rows: int, context: int, steps: int) -> None:
-        """Until `rows` requests decode side by side, with so many steps before them: on average of these steps and of
-        the requests, `context` tokens each."""
+        """Make steps until `rows` requests decode in parallel. Over their next `steps` steps the mean context of the
+        rows is `context` tokens."""
         self.clear()
-        self.watched.skips, self.watched.batch = True, None  # the last batch is of others
-        length = max(2, context - WARM - steps // 2)
-        lead = -(-rows * length // self.spec.max_tokens) + 2  # steps that the first has made before the last
+        self.watched.skips = True
+        self.watched.batch = None
+        length = max(2, context - WARMUP - steps // 2)
+        lead = (
+            -(-rows * length // self.spec.max_tokens) + 2
+        )  # steps that the first row makes before the last row begins
         prompts = [self.prompt(max(2, length - lead // 2)) for _ in range(rows)]
-        self._ask(prompts, [steps + WARM + lead] * rows)
+        self._submit(prompts, [steps + WARMUP + lead] * rows)
         while not (self.rows == rows and self.watched.batch is not None and self.watched.batch.num_tokens == rows):
             assert self.engine.has_work, f"{rows} requests of {context} tokens do not fit the cache together"
             self.engine.step()
         self.watched.skips = False
-        for _ in range(WARM):
+        for _ in range(WARMUP):
             self.engine.step()
 
     def steps(self, count: int) -> float:
-        """Seconds of one step, of `count` that follow each other as in the daemon."""
+        """The mean time in seconds of the next `count` steps."""
         rows = self.rows
         start = time.perf_counter()
         for _ in range(count):
             self.engine.step()
         seconds = time.perf_counter() - start
-        assert self.rows == rows, "all rows have decoded all the time"
+        assert self.rows == rows, "a row joined or ended during the measurement"
         return seconds / count
 
     def alone(self, count: int) -> float:
-        """Seconds of one step without an engine: the last batch again and again, the next started before the answers
-        of the one before are asked for, where the runner can."""
+        """The mean time in seconds of `count` steps of the runner without the engine.
+
+        The runner repeats the last batch. With overlap each step starts before the results of the step before are read.
+        """
         assert self.watched.batch is not None
         batch = self.watched.batch
         if self.spec.overlap:
@@ -155,44 +163,46 @@ class Stepped:
         return (time.perf_counter() - start) / count
 
     def first_token(self, length: int) -> float:
-        """Seconds from asking, with a prompt of `length` tokens, to the first one generated."""
+        """Seconds from the submission of a prompt of `length` tokens to its first generated token."""
         self.clear()
         prompt = self.prompt(length)
         start = time.perf_counter()
-        self._ask([prompt], [1])
+        self._submit([prompt], [1])
         while not any(delta.tokens for delta in self.engine.step()):
             pass
         return time.perf_counter() - start
 
     def throughput(self, prompts: Sequence[tuple[int, ...]], counts: Sequence[int], sampling: Sampling) -> Throughput:
-        """All asked for at once; every one is to give exactly its count of tokens."""
+        """Run all requests in parallel. Each generates the number of tokens in `counts`."""
         self.clear()
         before = self.engine.stats().steps
         start = time.perf_counter()
-        self._ask(prompts, counts, sampling)
+        self._submit(prompts, counts, sampling)
         tokens = self._finish()
         seconds = time.perf_counter() - start
         assert tokens == sum(counts), f"{tokens} tokens of {sum(counts)}"
         return Throughput(seconds, tokens, self.engine.stats().steps - before)
 
     def clear(self) -> None:
-        """End what is under way."""
-        for number in range(self._asked):
+        """Cancel all requests."""
+        for number in range(self._submitted):
             self.engine.cancel(str(number))
         self._finish()
-        self._asked = 0
+        self._submitted = 0
 
     def close(self) -> None:
         gc.unfreeze()
         self.engine.close()
 
-    def _ask(self, prompts: Sequence[tuple[int, ...]], counts: Sequence[int], sampling: Sampling = Sampling()) -> None:
+    def _submit(
+        self, prompts: Sequence[tuple[int, ...]], counts: Sequence[int], sampling: Sampling = Sampling()
+    ) -> None:
         for prompt, count in zip(prompts, counts, strict=True):
-            self.engine.submit(Request(str(self._asked), prompt, count, sampling))
-            self._asked += 1
+            self.engine.submit(Request(str(self._submitted), prompt, count, sampling))
+            self._submitted += 1
 
     def _finish(self) -> int:
-        """Steps until nothing is left; how many tokens came."""
+        """Make steps until no request is left. Returns the number of generated tokens."""
         tokens = 0
         while self.engine.has_work:
             tokens += sum(len(delta.tokens) for delta in self.engine.step())

@@ -1,4 +1,4 @@
-"""transformers in eager mode on the same device and the same weights, in the same process."""
+"""transformers in eager mode on the same device with the same weights, in the same process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.engine.modelfiles import ModelFiles
 
 
 class Transformers:
-    """Steps as its own generation makes them, without the loop around them."""
+    """A model of transformers. Its steps are those of `generate`, without the loop of `generate`."""
 
     def __init__(self, shape: Shape, files: ModelFiles, device: str) -> None:
         self.label = f"transformers {transformers.__version__}, eager"
@@ -30,7 +30,7 @@ class Transformers:
 
     @torch.inference_mode()
     def steps(self, rows: int, context: int, count: int) -> float:
-        """Seconds of one step, of `count` with `context` tokens in each row on average."""
+        """The mean time in seconds of `count` steps with a mean context of `context` tokens in each row."""
         out = self._model(self._tokens(rows, max(1, context - count // 2)), use_cache=True, logits_to_keep=1)
         self._wait()
         start = time.perf_counter()

@@ -269,7 +269,7 @@ def test_a_job_that_breaks_off_takes_no_other_with_it(
 
     monkeypatch.setitem(jobs.JOBS, "broken", broken)  # type: ignore[arg-type]
     monkeypatch.setattr(sys, "argv", [*command.split(), "--unchecked"])
-    with pytest.raises(SystemExit, match="broke off: broken"):
+    with pytest.raises(SystemExit, match="these jobs failed: broken"):
         cuda_models.main()
     said = capsys.readouterr()
     assert "this is the end" in said.err
