@@ -22,7 +22,7 @@ MAX_SHARES = 16
 MAX_WIDTH = 256  # of the results of A of one tile: slices * rank
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def shrink(
     inner, x, a, order, starts, slots, in_features, tokens, x_stride, share,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -53,7 +53,7 @@ def shrink(
         tl.store(to, sums, mask=live[:, None] & inside[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def expand(
     out, inner, b, scales, order, starts, slots, out_features, tokens, out_stride, width0, width1, width2,
     RANK: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
