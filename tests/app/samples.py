@@ -1,4 +1,4 @@
-"""What several tests of the daemon begin with."""
+"""Values that tests of the API, the daemon and the worker share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localllm.app.frames import ModelInfo
 
 
 def model_info(**more: Any) -> ModelInfo:
-    """What a worker says of its model; `more` are the fields that matter to a test."""
+    """The description of a small model. `more`: other values of its fields."""
     small: dict[str, Any] = {
         "model": "m",
         "backend": "cpu",

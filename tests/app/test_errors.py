@@ -1,4 +1,4 @@
-"""What clients and scripts rely on: a status, a type and an exit code for each error."""
+"""Status, type and exit code of each error: clients and scripts depend on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin replies say nothing about a model that they do not know yet."""
+"""The defaults of the admin replies."""
 
 from __future__ import annotations
 

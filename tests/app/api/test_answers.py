@@ -1,4 +1,4 @@
-"""Pieces as OpenAI's answers, byte by byte."""
+"""The bytes of OpenAI's answers, from pieces."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_streamed_chat() -> None:
     assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "length")
     assert answer.part(0, Piece(id="a", tokens=1)) == b""
     with pytest.raises(AppError):
-        answer.closing(USAGE)  # one has not ended
+        answer.closing(USAGE)  # one choice has no finish reason
     answer.part(1, Piece(id="a", finish="stop"))
     closing = answer.closing(USAGE)
     (last,) = told(closing)

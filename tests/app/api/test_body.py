@@ -1,4 +1,4 @@
-"""Bodies as they arrive, without a socket: limits, silence, and what is said of a mistake."""
+"""Reading and decoding of bodies, without a socket: limits, pauses and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Inner(WireBody):
 
 
 class Client:
-    """Sends parts of a body, then what `then` says; counts the parts that were read."""
+    """Sends chunks of a body, then does what `then` says; counts the chunks that were read."""
 
     def __init__(self, *parts: bytes, then: Literal["end", "gone", "silence", "again"] = "end") -> None:
         self.parts = parts
@@ -38,7 +38,7 @@ class Client:
 
     async def receive(self) -> Any:
         if self.read >= len(self.parts) and self.then != "again":
-            assert self.then != "end", "nothing more comes"
+            assert self.then != "end", "nothing follows"
             if self.then == "gone":
                 return {"type": "http.disconnect"}
             await asyncio.sleep(60)
@@ -77,7 +77,7 @@ async def test_only_uncompressed_json_is_accepted(header: bytes, value: bytes, g
 
 
 async def test_large_body_is_discarded_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that its sender reads the answer. One that waits to be told to send is told at once."""
+    """The client can then read the response. A client with the header Expect gets the response at once."""
     monkeypatch.setattr(bodies, "MAX_DISCARDED", 300)
     length = (b"content-length", b"%d" % (LIMIT + 1))
 
@@ -87,12 +87,12 @@ async def test_large_body_is_discarded_up_to_a_limit(monkeypatch: pytest.MonkeyP
         return client.read
 
     part = b"x" * 50
-    assert await parts_read(Client(part, then="again"), length) == 3, "all that it announced"
+    assert await parts_read(Client(part, then="again"), length) == 3, "all announced bytes"
     assert await parts_read(Client(part, then="again"), (b"content-length", b"1000")) == 6
     assert await parts_read(Client(part, then="again"), length, (b"expect", b"100-continue")) == 0
     assert await parts_read(Client(part, then="again")) == 3 + 6
     assert await parts_read(Client(part, part), length) == 2
-    assert await parts_read(Client(part, part, part)) == 3, "it has come whole"
+    assert await parts_read(Client(part, part, part)) == 3, "the body is complete"
     assert await parts_read(Client(part, part, part, part)) == 4
     assert await parts_read(Client(part, part, part, then="gone")) == 3
     monkeypatch.setattr(bodies, "DISCARD_SECONDS", 0.01)

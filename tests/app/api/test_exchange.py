@@ -1,4 +1,4 @@
-"""From a worker's replies to an answer's bytes, without a worker."""
+"""From the replies of a worker to the bytes of a response, without a worker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_finished_frame_alone_gives_no_pieces() -> None:
     made = tally(Finished(id="a"), requests=two)
     taking = asyncio.create_task(made.take())
     await asyncio.sleep(0)
-    assert not taking.done(), "the other one goes on"
+    assert not taking.done(), "the other request continues"
     piece = Piece(id="b", text="x")
     made._stream.put(piece)
     assert await taking == [(1, piece)]
@@ -60,7 +60,7 @@ async def test_request_cancelled_by_the_engine_is_an_error() -> None:
 
 
 async def streamed(made: exchange._Tally) -> tuple[str, list[dict[str, Any]]]:
-    """The outcome, and what was sent."""
+    """The outcome of a stream, and the messages that were sent."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -146,7 +146,7 @@ async def test_disconnect_cancels_the_work() -> None:
 
 
 class FakeModels:
-    """One model, which answers with the frames of a test, or refuses with its error."""
+    """One model that replies with the frames of a test, or refuses with its error."""
 
     def __init__(self, *replies: Any, refusal: AppError | None = None) -> None:
         self.settings = Settings(max_body_mib=1)
@@ -175,7 +175,7 @@ class FakeModels:
 async def exchanged(
     models: FakeModels, kind: Any = ChatBody, *, local: bool = False, **body: Any
 ) -> tuple[list[Any], str]:
-    """What was sent, and the metrics' page."""
+    """The messages that were sent, and the text of /metrics."""
     sent: list[Any] = []
     metrics = Metrics()
     parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
@@ -241,7 +241,7 @@ async def test_metrics_count_outcomes() -> None:
     failing = Failed(id="", fault=Fault(code="context_length_exceeded", message="too long"))
     for stream in (False, True):
         (error,), page = await exchanged(FakeModels(failing), messages=HI, model="m", stream=stream)
-        assert error.code == "context_length_exceeded", "an error before the start has a status of its own"
+        assert error.code == "context_length_exceeded", "an error before the start is a response with a status"
         assert 'localllm_requests_total{model="m",status="context_length_exceeded"} 1.0' in page
     refused = FakeModels(refusal=Overloaded("too many"))
     (error,), page = await exchanged(refused, messages=HI, model="m")

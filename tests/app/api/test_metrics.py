@@ -1,4 +1,4 @@
-"""What is counted of an answer, and how it is told."""
+"""The metrics of an answer and of the workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localllm.app.frames import Piece, Stats
 
 
 def test_watch_measures_times_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two choices: one first piece, then the time between those of each choice, shared among a piece's tokens."""
+    """Two choices: one time to the first piece; then the time between the pieces of a choice, divided by the tokens."""
     clock = iter([10.0, 12.0, 13.0, 17.0, 40.0])
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
     made = Metrics()

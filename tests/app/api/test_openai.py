@@ -1,4 +1,4 @@
-"""Bodies → frames: every field is honoured, or refused by name."""
+"""From bodies to frames: every field has its effect, or is refused by name."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def completion(**body: Any) -> list[Generate]:
         ({"tools": [TOOL, OTHER_TOOL], "tool_choice": "required"}, "forced_tools", [TOOL, OTHER_TOOL]),
         ({"parallel_tool_calls": False}, "parallel_tool_calls", False),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "template_kwargs", {"enable_thinking": False}),
-        # chatter that changes nothing
+        # fields without effect
         ({"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"}, "n", 1),
         ({"store": False, "service_tier": "auto", "modalities": ["text"], "audio": None}, "n", 1),
     ],
@@ -385,7 +385,7 @@ def test_completion_refuses_by_name(body: dict[str, Any], code: str, param: str)
 
 
 def test_every_field_of_generate_has_a_request_field() -> None:
-    """A new field of Generate must be reachable over HTTP, or be listed here as not of the client."""
+    """A new field of Generate needs a field of the request, or an entry in this list."""
     not_sampling = {"id", "messages", "prompt", "echo"}
     asked = chat(
         temperature=0.5, top_k=1, top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,

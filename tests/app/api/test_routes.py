@@ -1,4 +1,4 @@
-"""What the routes ask of the host and answer, without workers."""
+"""The routes with fake models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOADING_WORKER = SimpleNamespace(model="coming", info=None)
 
 
 class FakeModels:
-    """Knows `here`, which is loaded, and `coming`, which loads; notes what it was asked."""
+    """Has the loaded model `here` and the loading model `coming`; `asked` collects all calls."""
 
     def __init__(self) -> None:
         self.settings = Settings(max_body_mib=1, quant="int8")
@@ -82,7 +82,7 @@ def stops() -> list[bool]:
 
 @pytest.fixture
 async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """On the unix socket."""
+    """A client on the unix socket."""
     config = tmp_path / "config.json"
     config.write_text("{}")
     os.utime(config, (1000.5, 1000.5))
@@ -181,7 +181,7 @@ async def test_load_route_sends_events(client: httpx.AsyncClient, models: FakeMo
 
 
 async def test_disconnect_ends_the_events_of_a_load(models: FakeModels) -> None:
-    """What it holds of the host goes; the load itself is the host's."""
+    """The tasks of the request end; the load itself continues."""
     events = routes._Load(models, Address())._events(routes.LoadBody(model="here"), True)  # type: ignore[arg-type]
     assert b"reading" in await anext(events)
     await events.aclose()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a worker answers to one request, on its way to the client."""
+"""The replies of a worker to one request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..samples import model_info
 
 
 def made(*names: str) -> tuple[Stream, list[Stream]]:
-    """Of these frames, and the streams that were closed."""
+    """A stream for requests with these ids, and the list of closed streams."""
     closed: list[Stream] = []
     return Stream(model_info(), names, len(names), closed.append), closed
 
@@ -32,7 +32,7 @@ async def test_started_waits_for_every_frame() -> None:
 
 
 async def test_started_ends_at_the_first_reply() -> None:
-    """An error that comes after it ends the answer; it does not take the place of one."""
+    """A later error ends the answer after the replies that arrived before."""
     both, _ = made("a", "b")
     piece = Piece(id="a", text="x")
     both.put(piece)
@@ -85,7 +85,7 @@ async def test_first_error_is_raised() -> None:
 
 
 async def test_unread_replies_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces, their log-probabilities and the likeliest tokens of each count; what was read does not."""
+    """The limit counts unread pieces, their log-probabilities, and the alternatives of each."""
     monkeypatch.setattr(stream, "MAX_UNREAD", 8)
     top = PieceLogprob(token="t", id=1, bytes=[], logprob=-1.0)
     heavy = Piece(id="a", logprobs=[PieceLogprob(token="t", id=1, bytes=[], logprob=-1.0, top=[top, top])])  # 4
@@ -99,7 +99,7 @@ async def test_unread_replies_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
         one.put(heavy)
     for _ in range(2):
         one.put(Piece(id="a"))
-    assert closed == [one], "given up once"
+    assert closed == [one], "closed once"
     assert len(await one.take()) == 4
     with pytest.raises(Overloaded):
         await one.take()

@@ -1,4 +1,4 @@
-"""A real daemon on a free port, with fake workers and folders of its own."""
+"""A real daemon on a free port, with fake workers and temporary folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = ("echo", "broken", "dies", "slow", "stubborn", "other")
 
 
 class Daemon:
-    """A daemon process. `said` is the first line it printed: its URL, or why it could not start."""
+    """A daemon process. `said` is the first line of its output: its URL, or the error of its start."""
 
     def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Daemon:
 
     @property
     def url(self) -> str:
-        """Where it takes requests; a failure with all that it said where it could not start."""
+        """The URL of the daemon. Fails with the log if the daemon did not start."""
         assert self.said.startswith("http"), f"the daemon did not start: {self.said}\n{self.log}"
         return self.said
 
@@ -76,7 +76,7 @@ class Daemon:
         return self.http.post(f"{self.url}/v1/chat/completions", json=body)
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -93,23 +93,23 @@ class Daemon:
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
 def events(text: str) -> list[Any]:
-    """The server-sent events of an answer."""
+    """The server-sent events of a response."""
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 
 
 def deaths(daemon: Daemon) -> float:
-    """Workers that ended without being asked, as /metrics counts them."""
+    """The number of unexpected ends of workers in /metrics."""
     lines = httpx.get(f"{daemon.url}/metrics").text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("localllm_worker_restarts_total{"))
 
 
 def until(pool: Executor, daemon: Daemon, **more: Any) -> tuple[Future[httpx.Response], Callable[[], None]]:
-    """Ask for an answer that ends when it is told to: itself, and what tells it (all that have not ended)."""
+    """Request an answer that lasts until a file exists; returns the response and a function that creates the file."""
     end = daemon.folder / "end"
     end.unlink(missing_ok=True)
     return pool.submit(daemon.chat, f"until {end}", **more), end.touch
@@ -121,7 +121,7 @@ def snapshot(daemon: Daemon, name: str) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Everything a daemon reads and writes lies below this folder."""
+    """The environment of a daemon that reads and writes only below this folder."""
     for name in MODELS:
         repo = folder / "hub" / f"models--test--{name}"
         snapshot = repo / "snapshots" / "0123456789abcdef"
@@ -143,7 +143,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def short_folder() -> Iterator[Callable[[], Path]]:
-    """Makes folders whose names leave room for a socket's path, which pytest's do not always."""
+    """Creates folders with short names: a path below a folder of pytest may be too long for a socket."""
     made: list[Path] = []
 
     def make() -> Path:
@@ -157,7 +157,7 @@ def short_folder() -> Iterator[Callable[[], Path]]:
 
 @pytest.fixture(scope="module")
 def daemon(short_folder: Callable[[], Path]) -> Iterator[Daemon]:
-    """One for a whole module; its tests leave it as it was."""
+    """One daemon for the tests of a module, which leave it unchanged."""
     running = Daemon(short_folder(), max_body_mib=1, max_queue=300)
     assert running.url
     yield running
@@ -168,7 +168,7 @@ def daemon(short_folder: Callable[[], Path]) -> Iterator[Daemon]:
 
 @pytest.fixture
 def start_daemon(short_folder: Callable[[], Path]) -> Iterator[Callable[..., Daemon]]:
-    """Starts daemons with settings of their own; `folder` lets two meet."""
+    """Starts daemons with the settings of a test. Two daemons with the same `folder` share their files."""
     started: list[Daemon] = []
 
     def start(folder: Path | None = None, env: dict[str, str] | None = None, **settings: Any) -> Daemon:

@@ -1,22 +1,23 @@
-"""A worker with scripted answers: the last message (or the prompt) says what it does, the model's name how it loads.
+"""A worker with scripted answers. The last message (or the prompt) selects the answer, the model id selects the load.
 
-Run as the real one is: `fake_worker.py --fd N`.
+It is started like the real worker: `fake_worker.py --fd N`.
 
     echo WORDS       the words, a piece each          slow N           N pieces, 20 ms apart
     flood N          N pieces at once                 loud N           the same with 20 log-probabilities each
-    crash            one piece, then SIGKILL          hang             accepted, then nothing
+    crash            one piece, then SIGKILL          hang             Started, then nothing
     refuse           context_length_exceeded          fail             one piece, then an error
     think            reasoning, then text             call             two tool calls
-    breaks           characters that split lines      body             what was asked, as JSON
-    stopped          the engine gives it up           silent           an end without a reason
+    breaks           characters that split lines      body             the frame of the request, as JSON
+    stopped          cancelled by the engine           silent           Finished without a finish reason
     noise            prints 5 MB to its log          garbage          bytes that are no frame
-    until FILE       a piece every 20 ms until the file is there
-    stall            one piece, then its figures tell of a step that does not end
-    freeze SECONDS   one piece, then nothing at all for so long, then the end
+    until FILE       a piece every 20 ms until the file exists
+    stall            one piece, then statistics with an endless step
+    freeze SECONDS   one piece, then the process sleeps so long, then the end
     linger           one piece, then the connection closes, and later the process ends
 
-Its figure `cache_used` is the number of answers it is giving. A model whose folder holds a file `wait` loads until that
-is gone; of this it tells all the time (`wait` says "telling"), once that it will be long ("long"), or nothing.
+`cache_used` of its statistics is the number of running answers. If the folder of a model has a file `wait`, the load
+lasts until the file is removed. The text of the file selects the progress: "telling" all the time, "long" one frame
+that announces a long load, otherwise none.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class FakeWorker:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.answers: dict[str, asyncio.Task[None]] = {}
-        self.stalled = 0.0  # since when
-        self.told = False  # of its load
+        self.stalled = 0.0  # time since the last step; 0: not stalled
+        self.told = False  # True after the announcement of a long load
         self.model = ""
 
     def send(self, frame: frames.Frame) -> None:
@@ -225,7 +226,7 @@ class FakeWorker:
             case "crash" | "fail" | "stall" | "freeze" | "linger":
                 yield _piece(asked, "one ")
             case "noise":
-                # At once, so that no read of the pipe ends where a line does.
+                # In one write, so that a read of the pipe ends inside a line.
                 print("\n".join(f"{line:06d} {'x' * 92}" for line in range(50_000)), flush=True)
             case "hang" | "silent" | "stopped":
                 return
@@ -246,7 +247,7 @@ def _piece(asked: Generate, text: str, *, loud: bool = False) -> Piece:
 
 
 def _block(seconds: float) -> None:
-    """Hold up the whole process."""
+    """Block the whole process."""
     time.sleep(seconds)
 
 

@@ -1,7 +1,7 @@
-"""A real worker whose device breaks when it is told to: `faulty_worker.py --fd N`.
+"""A real worker with device faults on demand: `faulty_worker.py --fd N`.
 
-Once the file named by TEST_FAULT is there, the next step of four rows goes wrong in the way it says; when that was is
-written beside it then.
+The environment variable TEST_FAULT names a file. When the file exists, its text selects a fault of the next step with
+four rows, and the time of the fault is written to a file beside it.
 
     broken       an illegal access, which fails every call from then on (without a GPU: the error alone)
     assertion    an index out of bounds, which a kernel finds
@@ -30,11 +30,11 @@ from localllm.backends.pytorch.kv import PagedKV
 from localllm.engine.batch import Batch
 
 ROWS = 4
-STEPS = 100  # full steps before the fault, so that every row has answered by then
+STEPS = 100  # steps with four rows before the fault, so that every row has output
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nand advice"
 
 fault = Path(os.environ["TEST_FAULT"])
-steps = 0  # consecutive steps with all rows
+steps = 0  # number of consecutive steps with four rows
 
 
 def go_wrong(kind: str, device: torch.device) -> None:

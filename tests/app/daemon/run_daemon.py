@@ -1,4 +1,4 @@
-"""A real daemon with fake workers, as a process: `run_daemon.py SETTINGS-AS-JSON`. Prints its URL once it is up."""
+"""Runs a daemon with fake workers: `run_daemon.py SETTINGS-AS-JSON`. Prints the URL when it accepts requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.app.config import Settings
 from localllm.app.daemon import connection, lifecycle, models, process
 from localllm.app.errors import AppError
 
-# No backend is asked whether it can run a fake worker, but one.
+# Instead of a probe: every backend but npu can run a fake worker.
 FAKE_CHECK = (
     sys.executable,
     "-c",

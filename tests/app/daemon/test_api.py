@@ -1,4 +1,4 @@
-"""The endpoint as OpenAI's own client sees it, through a real socket."""
+"""The API with OpenAI's client, through a real socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def say(words: str) -> list[Any]:
 
 
 def asked(answer: str | None) -> dict[str, Any]:
-    """What the worker was asked, as the `body` script tells it."""
+    """The frame of a request as the worker received it (script `body`)."""
     return cast(dict[str, Any], json.loads(answer or ""))
 
 
@@ -132,7 +132,7 @@ def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
     assert [entry.token for entry in entries] == ["a ", "b "]
     assert entries[0].bytes == [97, 32]
     assert entries[0].logprob == -0.5
-    # minus infinity is no JSON
+    # JSON has no minus infinity
     assert [top.logprob for top in entries[0].top_logprobs] == [0.0, -1.0, -2.0, -9999.0]
 
 
@@ -145,7 +145,7 @@ def test_tool_calls(client: openai.OpenAI) -> None:
     calls = [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]  # type: ignore[union-attr]
     assert calls == [("call_0", "add", '{"a": 1}'), ("call_1", "subtract", '{"a": 1}')]
 
-    # an answer can be sent back as it came
+    # the message of an answer is valid in the next request
     again = [*say("x"), choice.message.model_dump(), {"role": "tool", "content": "2", "tool_call_id": "call_0"}]
     told = client.chat.completions.create(model=MODEL, messages=cast(Any, [*again, *say("body")]), tools=tools)
     assert asked(told.choices[0].message.content)["messages"][1]["tool_calls"][0]["function"]["name"] == "add"
@@ -171,7 +171,7 @@ def test_reasoning_has_both_field_names(daemon: Daemon) -> None:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The events of a stream, split as naive clients split lines."""
+    """The events of a stream, split like clients that use str.splitlines."""
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]

@@ -1,4 +1,4 @@
-"""Our own client against a real daemon, with fake workers."""
+"""The client against a real daemon with fake workers."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_client_starts_and_stops_the_daemon(short_folder: Any, monkeypatch
     async with await Client.connect(settings, on_status=told.append) as first:
         assert told == ["starting the daemon"]
         async with await Client.connect(settings, on_status=told.append) as second:
-            assert told == ["starting the daemon"]  # it runs by now
+            assert told == ["starting the daemon"]  # the second connection starts nothing
             assert await second.loaded() == []
         await first.shutdown()
     assert not list((folder / "run").iterdir())
@@ -170,7 +170,7 @@ async def test_daemon_of_another_version_is_reported(client: Client, monkeypatch
     assert "localllm stop" in mismatch.value.hint
     told: list[str] = []
     async with await Client.connect(Settings(), start=False, on_status=told.append) as other:
-        await other.loaded()  # stop and ps work all the same
+        await other.loaded()  # stop and ps work with another version
     assert len(told) == 1
 
 
@@ -180,7 +180,7 @@ async def test_settings_that_differ_from_the_daemon_are_reported(client: Client)
         async with await Client.connect(Settings(**settings), on_status=told.append):
             return told
 
-    assert await said(port=1, idle_unload=5.0) == [], "it loads models all the same"
+    assert await said(port=1, idle_unload=5.0) == [], "other settings do not prevent a load"
     (words,) = await said(context=4096, developer=Developer(reference_ops=("norm",)))
     assert "context is 0, not 4096" in words
     assert "dev_reference_ops is [], not ['norm']" in words
@@ -214,7 +214,7 @@ async def test_port_of_another_program_is_reported(short_folder: Any, monkeypatc
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, parts: list[bytes], status: int = 200) -> tuple[Client, list[Any]]:
-    """A client of a daemon that answers everything with these parts, and what it was asked."""
+    """A client whose every response has these parts, and the list of its requests."""
     asked: list[Any] = []
 
     async def body() -> AsyncIterator[bytes]:
@@ -313,7 +313,7 @@ def test_decode_rate_excludes_the_first_token() -> None:
 
 
 class Owners:
-    """What `owner_pid` says, one after the other; the last one for ever."""
+    """The results of `owner_pid`, one for each call; the last one repeats."""
 
     def __init__(self, *pids: int | None) -> None:
         self.pids = [*pids]
@@ -334,7 +334,7 @@ def status(version: str = VERSION, **settings: Any) -> bytes:
 
 
 async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None], *, start: bool, **ours: Any) -> Any:
-    """What was said while it connected, and whether the client was closed. None of the answers: no connection."""
+    """The status messages of a connection, and True if the client was closed. A response of None: no connection."""
     said: list[str] = []
     left = [*answers]
 
@@ -369,7 +369,7 @@ async def test_client_waits_for_a_daemon_that_starts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(clients, "WAIT_SECONDS", 60.0)
     monkeypatch.setattr(clients, "owner_pid", Owners(7, 7, None))
     _, error, closed = await connecting(monkeypatch, [None], start=False)
-    assert (error, closed) == ("cannot reach the daemon: refused", [True]), "it is gone: nobody waits"
+    assert (error, closed) == ("cannot reach the daemon: refused", [True]), "the daemon has ended: no wait"
 
 
 @pytest.mark.parametrize("start", [False, True])
@@ -416,7 +416,7 @@ async def test_connect_reports_only_settings_that_are_set(
         [f"the running daemon has other settings ({words}); to apply yours, run localllm stop"] if words else []
     )
     said, _, _ = await connecting(monkeypatch, [status(**theirs)], start=False, **ours)
-    assert said == [], "who does not start it does not mind"
+    assert said == [], "only a client that may start the daemon compares settings"
 
 
 async def test_shutdown_waits_for_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:

@@ -1,4 +1,4 @@
-"""One connection by itself: how long a head may take, and what is answered to what is no HTTP."""
+"""One connection without a server: the time limit of a head, and the response to malformed HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
 
 
 class Transport:
-    """Keeps what is written."""
+    """Collects the bytes that are written."""
 
     def __init__(self, family: int = socket.AF_INET) -> None:
         self.family = family
@@ -53,7 +53,7 @@ class Transport:
 
 
 class Timers:
-    """The loop's `call_later`: timers that never end by themselves."""
+    """The loop's `call_later`: timers that never fire."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.running: list[Any] = []
@@ -95,12 +95,12 @@ async def settled() -> None:
 
 
 async def test_timer_runs_until_the_head_is_complete(timers: Timers) -> None:
-    """The body, the answer and the pause before the next request are not."""
+    """The timer does not run during the body, the response, and the pause before the next request."""
     transport = Transport()
     one = connected(transport)
     assert timers.of_heads == 1
     one.data_received(HEAD[:10])
-    assert timers.of_heads == 1, "one timer for all its parts"
+    assert timers.of_heads == 1, "one timer for all parts of a head"
     one.data_received(HEAD[10:])
     assert timers.of_heads == 0
     one.data_received(b"ab")
@@ -108,7 +108,7 @@ async def test_timer_runs_until_the_head_is_complete(timers: Timers) -> None:
     assert transport.written.startswith(b"HTTP/1.1 200")
     assert timers.of_heads == 0
     one.data_received(HEAD[:10])
-    assert timers.of_heads == 1, "the next one began"
+    assert timers.of_heads == 1, "the next head began"
     (timer,) = [timer for timer in timers.running if timer.seconds == HEAD_SECONDS]
     timer.call()
     assert transport.closed

@@ -1,4 +1,4 @@
-"""Real workers whose device breaks under four answers: typed errors, a daemon that stays up, and a new worker."""
+"""Real workers with a device fault during four answers: typed errors, a daemon that continues, a new worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GPU = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason="no NV
 
 @dataclass(frozen=True)
 class Place:
-    """Where the model runs, and for how long a step may take there."""
+    """A backend, and its limit for one step in seconds."""
 
     backend: str
     model: str
@@ -43,7 +43,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 @dataclass
 class Breaking:
-    """A daemon with a worker that can be told to break."""
+    """A daemon whose worker has a fault on demand."""
 
     daemon: Daemon
     fault: Path
@@ -63,7 +63,7 @@ class Breaking:
         return self.daemon.loaded()[self.model]["pid"]
 
     def break_under_four(self, kind: str) -> tuple[list[dict[str, Any]], float]:
-        """The errors of two streams and two whole answers, and when the last came after the fault, in seconds."""
+        """The errors of two streams and two documents, and the seconds from the fault to the last error."""
         aside = self.fault.with_name("aside")
         aside.write_text(kind)
         aside.rename(self.fault)
@@ -71,7 +71,7 @@ class Breaking:
             asked = [pool.submit(self.ask, f"{n} times", stream=n % 2 == 0, max_tokens=1500) for n in range(4)]
             answers = [answer.result() for answer in asked]
         late = time.time() - float(self.fault.with_name("when").read_text())
-        assert [answer.status_code for answer in answers[::2]] == [200, 200], "streams had begun"
+        assert [answer.status_code for answer in answers[::2]] == [200, 200], "the streams have begun"
         errors = [events(answer.text)[-1]["error"] for answer in answers[::2]]
         for answer in answers[1::2]:
             errors.append(answer.json()["error"] | {"status": answer.status_code})
@@ -83,7 +83,7 @@ def breaking(
     place: Place, start_daemon: Callable[..., Daemon], short_folder: Callable[[], Path]
 ) -> Callable[..., Breaking]:
     def start(*, patience: float = 30.0, **settings: Any) -> Breaking:
-        """`patience` is for a worker that does not answer, in seconds."""
+        """`patience`: seconds after which a worker without a reply counts as hung."""
         folder = short_folder()
         env = {
             "TEST_WORKER": json.dumps(WORKER),
@@ -91,7 +91,7 @@ def breaking(
             "TEST_WATCH_SECONDS": "0.2",
             "TEST_ANSWER_SECONDS": str(patience),
         }
-        if place.backend == "cuda":  # what is compiled and tried once serves all
+        if place.backend == "cuda":  # all tests share the compiled kernels and their self-test
             kept = Path(tempfile.gettempdir()) / f"localllm-kernels-{os.getuid()}"
             env |= {"TRITON_CACHE_DIR": str(kept / "triton"), "XDG_CACHE_HOME": str(kept)}
         daemon = start_daemon(folder, env=env, backend=place.backend, cache_mib=64, max_rows=8, **settings)
@@ -140,7 +140,7 @@ def test_broken_device_ends_its_requests_and_its_worker(
 def test_step_out_of_memory_ends_only_its_requests(breaking: Callable[..., Breaking]) -> None:
     run = breaking()
     before, pid = run.told("hello"), run.pid
-    for _ in range(3):  # a step in between that goes well is forgiven all before
+    for _ in range(3):  # a step without a fault resets the count of faults
         errors, _ = run.break_under_four("no_memory")
         assert {error["code"] for error in errors} == {"out_of_memory"}
         assert {error.get("status", 503) for error in errors} == {503}
@@ -151,7 +151,7 @@ def test_step_out_of_memory_ends_only_its_requests(breaking: Callable[..., Break
 
 
 def test_many_crashes_leave_no_processes_or_files(breaking: Callable[..., Breaking], place: Place) -> None:
-    """Twenty, five at a time: what the GPU has free comes back, and no daemon grows."""
+    """Twenty crashes, five at a time: the free GPU memory and the size of the daemon stay."""
     if place.backend == "cpu":
         pytest.skip("about a GPU's memory")
     began = free()
@@ -174,7 +174,7 @@ def test_many_crashes_leave_no_processes_or_files(breaking: Callable[..., Breaki
 
 
 def free() -> int:
-    """Bytes of the GPU that nobody uses."""
+    """Free memory of the GPU in bytes."""
     found = cuda.probe()
     assert isinstance(found, DeviceInfo)
     return found.free

@@ -1,4 +1,4 @@
-"""Who is let in: by LoadedModels, by Origin, by key, by socket."""
+"""The checks of Host, Origin, key and socket."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def ask(
     key: str = "",
     **more: Any,
 ) -> httpx.Response:
-    """A request to the app with full say over what the socket would tell."""
+    """Send a request to the app with these headers and this server address."""
     inner = app(key=key)
 
     async def on_socket(scope: Any, receive: Any, send: Any) -> None:
@@ -81,7 +81,7 @@ async def test_refused_hosts(host: str) -> None:
 
 
 async def test_ipv4_client_of_an_ipv6_socket_is_accepted() -> None:
-    """A socket for both sees its own address as ::ffff:192.168.7.7, and the client names 192.168.7.7."""
+    """A socket for IPv6 and IPv4 has the local address ::ffff:192.168.7.7; the client sends Host 192.168.7.7."""
     for server in ("::ffff:192.168.7.7", "::ffff:192.168.7.7%eth0"):
         assert (await ask(headers=[("Host", "192.168.7.7:11811")], server=(server, 11811))).status_code == 200
         assert (await ask(headers=[("Host", "192.168.7.8")], server=(server, 11811))).status_code == 403

@@ -1,4 +1,4 @@
-"""The layers around the routes, each by itself: no socket, no routes."""
+"""Each guard around the routes, without a socket and without routes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def request(*headers: tuple[bytes, bytes], method: str = "GET", path: str = "/x"
 
 
 class Inner:
-    """The app inside a layer: it sends one response, in two messages, or raises."""
+    """The app behind a guard: it sends a response in two messages, or raises."""
 
     def __init__(self, error: BaseException | None = None, *, late: bool = False) -> None:
         self.error = error
@@ -49,7 +49,7 @@ class Inner:
 
 
 async def through(layer: ASGIApp, scope: dict[str, Any]) -> tuple[int | None, dict[str, str], bytes]:
-    """Status (None: nothing was sent), headers and body."""
+    """The response behind a guard: status (None: nothing was sent), headers and body."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -106,7 +106,7 @@ async def test_valid_request_id_of_the_client_is_used(given: list[bytes], kept: 
 @pytest.mark.parametrize("error", [ClientGone(), InvalidRequest("bad"), RuntimeError("secret")])
 @pytest.mark.parametrize("late", [False, True])
 async def test_error_gets_one_response(error: Exception, late: bool) -> None:
-    """Not when a response began, and not for a client that is gone."""
+    """No error response after a response has begun, or after the client disconnected."""
     status, _, body = await through(guards.Errors(Inner(error, late=late)), request())
     if late:
         assert (status, body) == (200, b"")
@@ -118,7 +118,7 @@ async def test_error_gets_one_response(error: Exception, late: bool) -> None:
 
 
 async def test_head_at_the_limit_is_accepted() -> None:
-    """Path, query, and each header with the four bytes around it."""
+    """The size of a head: path, query, and each header with its four separator bytes."""
 
     async def taken(size: int) -> bool:
         scope = request((b"a", b"b"), (b"c", b"x" * size), path="/12345", query=b"1234567")

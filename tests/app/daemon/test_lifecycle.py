@@ -1,4 +1,4 @@
-"""The daemon's life: one owner, files that tell the truth, a drained end."""
+"""Start and end of the daemon: one owner, correct files, drained requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Start = Callable[..., Daemon]
 
 @pytest.fixture
 def folder(short_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Its daemons are ours too: same runtime folder, models and logs."""
+    """A folder for daemons; this process uses the same runtime folder, models and logs."""
     made = short_folder()
     for name, value in environment(made).items():
         monkeypatch.setenv(name, value)
@@ -94,7 +94,7 @@ def test_killed_daemon_ends_its_workers(start_daemon: Start) -> None:
     daemon.process.kill()
     daemon.process.wait()
     wait_until(lambda: not Path(f"/proc/{pid}").exists() if Path("/proc").exists() else True)
-    assert (daemon.folder / "run" / "daemon.pid").exists()  # stale, and the next one does not mind
+    assert (daemon.folder / "run" / "daemon.pid").exists()  # the next start replaces it
     after = start_daemon(daemon.folder)
     assert after.chat("echo a").status_code == 200
 
@@ -105,7 +105,7 @@ def test_killed_daemon_ends_its_workers(start_daemon: Start) -> None:
 def test_server_setup_and_shutdown_order(
     folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], keyed: bool
 ) -> None:
-    """Without a server: it is set up, announced once it listens, and ended after the host."""
+    """Without a server: it is announced when it listens, and ends after the loaded models."""
     steps: list[Any] = []
     made: dict[str, Any] = {}
 
@@ -160,7 +160,7 @@ def test_server_setup_and_shutdown_order(
         "ws": "none",
         "lifespan": "off",
         "access_log": False,
-        "proxy_headers": False,  # anyone could name an address
+        "proxy_headers": False,  # any client could send another address
         "server_header": False,
         "log_config": None,
         "backlog": 512,
@@ -197,7 +197,7 @@ def test_background_start_raises_the_error_of_the_daemon(folder: Path, monkeypat
 
 
 def test_owner_that_loses_the_race_releases_its_locks(folder: Path) -> None:
-    """The second finds the file of the first gone, and makes one that the third sees."""
+    """The first owner removes the file while the second waits for the lock; the second must create a new file."""
     first = Owner()
     first.release()
     second = Owner()
@@ -257,7 +257,7 @@ def test_owner_writes_pid_and_port(folder: Path) -> None:
     finally:
         owner.release()
     assert owner_pid() is None
-    (folder / "run" / "daemon.pid").write_text("1\n")  # a file alone makes no owner, though pid 1 lives
+    (folder / "run" / "daemon.pid").write_text("1\n")  # process 1 exists, but has no lock
     assert owner_pid() is None
     Owner().release()
 
@@ -267,7 +267,7 @@ def test_owner_pid_does_not_block_a_start(folder: Path) -> None:
     file = folder / "run" / "daemon.pid"
     file.touch()
     with file.open() as asking, ThreadPoolExecutor(1) as pool:
-        fcntl.flock(asking, fcntl.LOCK_SH)  # as owner_pid does for a moment
+        fcntl.flock(asking, fcntl.LOCK_SH)  # owner_pid holds this lock for an instant
         starting = pool.submit(Owner)
         time.sleep(0.05)
         asking.close()

@@ -1,4 +1,4 @@
-"""Where the daemon listens, and the key it asks for there."""
+"""The sockets of the daemon, and the API key of each address."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_other_addresses_need_a_key(key_file: Path, address: str) -> None:
     key = tcp_key(Settings(), address)
     assert len(key) >= 32
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-    assert tcp_key(Settings(), address) == key, "clients have it already"
+    assert tcp_key(Settings(), address) == key, "the key of an existing file does not change"
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_bind_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bind_unix(runtime: Path) -> None:
     before = os.umask(0o022)
     try:
-        for _ in range(2):  # the second takes the place of what the first left
+        for _ in range(2):  # the second call replaces the socket of the first
             with bind_unix() as listener:
                 assert listener.getsockname() == str(runtime / "daemon.sock")
                 assert stat.S_IMODE((runtime / "daemon.sock").stat().st_mode) == 0o600
-        assert os.umask(0o022) == 0o022, "files made later have their own mode"
+        assert os.umask(0o022) == 0o022, "the umask is restored"
     finally:
         os.umask(before)
 
@@ -117,7 +117,7 @@ def test_maximum_length_of_a_socket_path(
 
 def test_starting_owner_has_pid_0(runtime: Path) -> None:
     Owner().release()
-    (runtime / "daemon.pid").write_text("4711\n")  # of one that was killed
+    (runtime / "daemon.pid").write_text("4711\n")  # file of a daemon that was killed
     owner = Owner()
     try:
         assert owner_pid() == 0

@@ -1,4 +1,4 @@
-"""From the settings and a request to the frame that makes a worker load a model."""
+"""The frame Load, from the settings and a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.engine.options import LoadOptions
 
 REF = ModelRef("some/model", Path("/models/some"))
 
-# A value of each setting that decides how a model is loaded, and the options that differ from the defaults then.
+# A value of each load setting, and the options that then differ from the defaults.
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "backend": ("cpu", {}),
     "dtype": ("bfloat16", {"dtype": "bfloat16"}),

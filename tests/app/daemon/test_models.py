@@ -1,4 +1,4 @@
-"""Workers: loaded once, watched, cancelled, unloaded, replaced when they die."""
+"""The workers of a real daemon: loaded once, watched, cancelled, unloaded, replaced."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_load_reports_progress(daemon: Daemon) -> None:
     assert [step["done"] for step in progress] == [0, 0.25, 0.5, 0.75]
     assert progress[0]["stage"] == "reading weights"
     assert (model["id"], model["state"], model["memory"]) == ("test/slow", "ready", 1024)
-    assert load(daemon, "test/slow")[0]["pid"] == model["pid"]  # no load when it is there
+    assert load(daemon, "test/slow")[0]["pid"] == model["pid"]  # a loaded model is not loaded again
     assert unload(daemon, "test/slow") == 200
     assert "test/slow" not in daemon.loaded()
     assert unload(daemon, "test/slow") == 404
@@ -135,7 +135,7 @@ def test_request_for_another_quant_reloads(daemon: Daemon) -> None:
     second = load(daemon, "test/other", quant="int8")[-1]
     assert (first["quant"], second["quant"]) == ("", "int8")
     assert first["pid"] != second["pid"]
-    assert load(daemon, "test/other")[-1]["pid"] == second["pid"], "not asked: as it is"
+    assert load(daemon, "test/other")[-1]["pid"] == second["pid"], "no requested quant: no reload"
     assert load(daemon, "test/other", quant="none")[-1]["quant"] == ""
     with daemon.local() as client:
         answer = client.post("/admin/load", json={"model": "test/other", "quant": "int3"})
@@ -152,7 +152,7 @@ def test_busy_model_is_not_reloaded(daemon: Daemon, asked: dict[str, str], how: 
             error = load(daemon, "test/other", **asked)[-1]["error"]
         finally:
             end()
-        assert answer.result().status_code == 200, "it was not interrupted"
+        assert answer.result().status_code == 200, "the running answer was not interrupted"
     assert error["message"] == f"test/other is busy {how}; unload it first (localllm stop)"
     assert error["param"] in asked
     unload(daemon, "test/other")
@@ -212,7 +212,7 @@ def test_hanging_worker_does_not_delay_other_models(daemon: Daemon) -> None:
         wait_until(lambda: daemon.loaded().get("test/stubborn", {}).get("requests") == 1)
         assert daemon.chat("echo a").status_code == 200
         pid = daemon.loaded()["test/stubborn"]["pid"]
-        assert unload(daemon, "test/stubborn") == 200  # it ignores Shutdown: killed in the end
+        assert unload(daemon, "test/stubborn") == 200  # this worker ignores Shutdown and is killed
         answer = hanging.result()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
     assert not psutil.pid_exists(pid)
@@ -261,7 +261,7 @@ def test_worker_with_an_endless_load_is_replaced(start_daemon: Callable[..., Dae
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (500, "worker_died")
         assert "hung: reading weights took more than 2.5 s" in error["message"]
-        assert other.result().status_code == 200, "it had to wait for its turn only"
+        assert other.result().status_code == 200, "the second load only waited for the first"
     assert not psutil.pid_exists(pid)
     wait.unlink()
     assert daemon.chat("echo a", model="test/slow").status_code == 200
@@ -281,7 +281,7 @@ def test_announced_long_load_is_not_killed(start_daemon: Callable[..., Daemon], 
 
 
 async def test_load_is_checked_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A daemon that was itself stopped finds the time over before it has read what the worker says."""
+    """After a suspend, the limit is exceeded before the daemon reads the frames that arrived."""
     monkeypatch.setattr(process, "LOAD_SECONDS", 0.02)
     ended: list[process.WorkerProcess] = []
     worker = process.WorkerProcess(Load(model="some/model", path="/"), log_dir=tmp_path, on_over=ended.append)
@@ -296,13 +296,13 @@ async def test_load_is_checked_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_slow_worker_is_not_killed(start_daemon: Callable[..., Daemon]) -> None:
-    """A long step of a backend that knows no longest one, and a worker that misses one look."""
+    """A long step of a backend without a limit, and a worker that fails one check."""
     daemon = start_daemon(env={"TEST_WATCH_SECONDS": "0.05", "TEST_ANSWER_SECONDS": "3"})
     assert daemon.chat("freeze 4").status_code == 200
     with ThreadPoolExecutor(1) as pool:
         stalled = pool.submit(daemon.chat, "stall")
         wait_until(lambda: daemon.loaded()["test/echo"]["cache_used"] == 1)
-        time.sleep(0.5)  # ten looks
+        time.sleep(0.5)  # ten checks
         assert not stalled.done()
         assert unload(daemon, "test/echo") == 200
         assert stalled.result().json()["error"]["code"] == "server_stopping"
@@ -310,7 +310,7 @@ def test_slow_worker_is_not_killed(start_daemon: Callable[..., Daemon]) -> None:
 
 
 def test_next_worker_waits_for_the_end_of_the_previous_process(daemon: Daemon) -> None:
-    """It may hold the device's memory until then."""
+    """The previous process may use device memory until its end."""
     daemon.chat("echo a")
     pid = daemon.loaded()["test/echo"]["pid"]
     assert daemon.chat("linger").json()["error"]["code"] == "worker_died"
@@ -351,7 +351,7 @@ def test_loaded_model_reports_the_time_to_its_unload(daemon: Daemon) -> None:
 def test_full_queue_is_429_with_retry_after(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(max_queue=2)
     daemon.chat("echo a")
-    never = daemon.chat("echo a", n=3)  # trying again would not help
+    never = daemon.chat("echo a", n=3)  # a retry would fail again
     assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
     with ThreadPoolExecutor(2) as pool:
         (first, end), (second, _) = until(pool, daemon), until(pool, daemon)
@@ -367,7 +367,7 @@ def test_full_queue_is_429_with_retry_after(start_daemon: Callable[..., Daemon])
 def test_only_a_client_on_the_socket_may_name_a_folder(daemon: Daemon) -> None:
     folder = snapshot(daemon, "echo")
     assert load(daemon, str(folder))[-1]["id"] == str(folder)
-    assert daemon.chat("echo a", model=str(folder)).status_code == 404  # not even now that it is loaded
+    assert daemon.chat("echo a", model=str(folder)).status_code == 404  # not even while the folder is loaded
     with daemon.local() as client:
         body = {"model": str(folder), "messages": [{"role": "user", "content": "echo a"}]}
         assert client.post("/v1/chat/completions", json=body).json()["model"] == str(folder)
@@ -427,8 +427,8 @@ def test_request_during_an_unload_loads_the_model_again(start_daemon: Callable[.
         assert not coming.done()
         end()
         assert (coming.result().status_code, leaving.result()) == (200, 200)
-        assert running.result().status_code == 200  # it had the time of the drain
-    assert f"(pid {pid}) ended" not in daemon.log, "only an unexpected end is an error"
+        assert running.result().status_code == 200  # the answer ended within the drain
+    assert f"(pid {pid}) ended" not in daemon.log, "the log has an error only for an unexpected end"
     assert daemon.loaded()["test/echo"]["pid"] != pid
 
 
@@ -439,7 +439,7 @@ def test_log_of_a_worker_has_a_limited_size(daemon: Daemon) -> None:
     wait_until(lambda: newest.read_text().endswith(f"049999 {'x' * 92}\n"))
     text = (logs / "worker-test--echo.log.1").read_text() + newest.read_text()
     numbers = re.findall(r"^(\d{6}) x{92}$", text, re.MULTILINE)
-    assert [int(number) for number in numbers] == [*range(50_000 - len(numbers), 50_000)], "lines as they were printed"
+    assert [int(number) for number in numbers] == [*range(50_000 - len(numbers), 50_000)], "the lines are unchanged"
     assert len(numbers) > 2**20 / 100
     assert sum(file.stat().st_size for file in logs.glob("worker-test--echo.log*")) < 2 * 2**20 + 2**17
 
@@ -449,7 +449,7 @@ def test_many_crashes_leave_no_processes_or_files(start_daemon: Callable[..., Da
     process = psutil.Process(daemon.pid)
 
     def crashes(count: int) -> tuple[int, int]:
-        """Of the daemon's open files, and its memory, after so many more."""
+        """Crash the worker `count` times; returns the daemon's open files and memory."""
         for _ in range(count):
             assert daemon.chat("crash").json()["error"]["code"] == "worker_died"
         wait_until(lambda: not process.children(recursive=True))

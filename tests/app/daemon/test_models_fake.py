@@ -1,4 +1,4 @@
-"""Which worker a model gets, without processes: workers load, end and answer as a test says."""
+"""The loaded models, with fake workers instead of processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INFO = model_info(weight_bytes=100, cache_bytes=20, cache_tokens=7, token_bytes=
 
 
 class FakeWorker:
-    """A worker without a process. It loads at once, unless `wait` was cleared."""
+    """A worker without a process. It loads when the event `wait` is set."""
 
     made: list[FakeWorker]
     wait: asyncio.Event
@@ -78,7 +78,7 @@ class FakeWorker:
 
 
 async def until_made(made: list[FakeWorker], count: int) -> None:
-    """Wait for so many workers, and for what goes on beside them to go as far as it can."""
+    """Wait until `count` workers exist, and let all other tasks run until they wait."""
     for _ in range(500):
         if len(made) >= count:
             break
@@ -89,7 +89,7 @@ async def until_made(made: list[FakeWorker], count: int) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
-    """The workers, in the order in which they were made."""
+    """The workers in the order of their creation."""
     FakeWorker.made = []
     FakeWorker.wait = asyncio.Event()
     FakeWorker.wait.set()
@@ -102,7 +102,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The backends that were looked at."""
+    """The backends that were probed."""
     looked: list[str] = []
 
     async def check(backend: str, ref: ModelRef) -> None:
@@ -138,8 +138,8 @@ async def test_reload_ends_the_previous_worker(
     checked.clear()
     second = await models.worker("a", **asked)
     assert (first.state, second.state) == ("over", "ready")
-    assert checked == looked, "once, before the first one went"
-    assert made[0].quiet_for == [0.0], "it holds nothing"
+    assert checked == looked, "one probe, before the end of the first worker"
+    assert made[0].quiet_for == [0.0], "the first worker has no requests"
     assert await models.worker("a") is second
     assert models.deaths == {}
     await models.close()
@@ -268,7 +268,7 @@ async def test_idle_models_are_unloaded(
     async with asyncio.timeout(10):
         assert await pauses.get() == pause
         looks.release()
-        assert await pauses.get() == pause, "one janitor for all, that looks again and again"
+        assert await pauses.get() == pause, "one task checks all models again and again"
         await made[1].process_gone.wait()
     assert (made[0].state, made[1].state) == ("ready", "over")
     assert made[1].quiet_for == [0.0]
@@ -280,7 +280,7 @@ async def test_idle_models_are_unloaded(
 
 
 async def test_unexpected_end_is_counted_and_delays_the_next_load(made: list[FakeWorker]) -> None:
-    """Not where it was told to end, nor where it never was ready."""
+    """An end counts only if it was not requested and the worker was ready."""
     models = LoadedModels(Settings())
     for _ in range(2):
         worker: Any = await models.worker("a")
@@ -318,7 +318,7 @@ async def test_models_load_one_at_a_time(made: list[FakeWorker]) -> None:
     assert (await first).state == "ready"
     with pytest.raises(Stopping, match="ended"):
         await second
-    assert made[1].info is None, "it was unloaded before its turn"
+    assert made[1].info is None, "the model was unloaded before its load began"
     await models.close()
 
 

@@ -1,4 +1,4 @@
-"""What the daemon keeps of a worker, without a process."""
+"""The WorkerProcess, mostly without a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INFO = model_info()
 
 @dataclass
 class Bench:
-    """A worker that is ready, the far end of its socket, and how often it said that it is over."""
+    """A WorkerProcess that is ready, the other end of its socket, and its calls of `on_over`."""
 
     worker: WorkerProcess
     reader: asyncio.StreamReader
@@ -72,7 +72,7 @@ async def test_closing_a_stream_cancels_running_requests(bench: Bench) -> None:
 
 
 async def test_statistics_do_not_count_as_a_request(bench: Bench) -> None:
-    """One who looks at /metrics every second would keep a model loaded for ever."""
+    """Otherwise a request of /metrics every second would keep a model loaded for ever."""
     worker = bench.worker
     worker._idle_since -= 100
     async with worker.open([AskStats(id="a")], weight=0):
@@ -205,7 +205,7 @@ async def test_load_without_progress_is_ended(tmp_path: Path, monkeypatch: pytes
 async def test_step_limit_is_the_setting_or_the_backend_s(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, setting: float, own: float, limit: float
 ) -> None:
-    """The setting, else what the backend says. It is looked at often enough to notice."""
+    """The limit is the setting, otherwise the value of the backend. Four checks fit into the limit."""
     looked: list[float] = []
     paused: list[float] = []
     worker = bench.worker
@@ -246,7 +246,7 @@ async def test_start_use_and_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert worker.unfinished == 0
     async with worker.open([Generate(id="gone", prompt="slow 100000")]) as left:
         await left.started()
-    assert await worker.stats(10) is not None, "what comes late for somebody who left harms nobody"
+    assert await worker.stats(10) is not None, "a late frame for a closed stream is ignored"
     running = worker.open([Generate(id="a", prompt="slow 100000")])
     await running.started()
     kill, by_itself = worker.kill, []
@@ -256,7 +256,7 @@ async def test_start_use_and_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await kill()
 
     monkeypatch.setattr(worker, "kill", recorded)
-    async with asyncio.timeout(process.STOP_SECONDS / 2):  # it does as it is told
+    async with asyncio.timeout(process.STOP_SECONDS / 2):  # the worker obeys Shutdown
         await worker.stop(Stopping("it was unloaded"))
     assert worker._process is not None
     assert worker._process.returncode is not None
@@ -267,7 +267,7 @@ async def test_start_use_and_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert worker._watching is not None
     await asyncio.wait([worker._watching], timeout=5)
     assert worker._watching.cancelled()
-    assert len(asyncio.all_tasks()) == 1, "nothing goes on"
+    assert len(asyncio.all_tasks()) == 1, "no task runs"
 
 
 @pytest.mark.parametrize(("model", "error"), [("broken", ModelUnusable), ("dies", WorkerDied)])
@@ -340,7 +340,7 @@ READ_ENDS = {
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("name", READ_ENDS)
 async def test_last_frames_of_a_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, stopped: bool) -> None:
-    """What open requests are told: why it was stopped, else what the worker said, else that it is gone."""
+    """The error of open requests: the reason of a stop, else the error of the worker, else its unexpected end."""
     sent, words = READ_ENDS[name]
     worker = bench.worker
     reaped: list[str] = []
@@ -369,7 +369,7 @@ async def test_last_frames_of_a_worker(bench: Bench, monkeypatch: pytest.MonkeyP
     with pytest.raises(AppError, match="b alone"):
         await second.take()
     assert (reaped, bench.over, worker.unfinished) == (["over"], [worker], 0)
-    assert (worker.expected_end is not None) == (stopped or name == "refused"), "else its end is logged as an error"
+    assert (worker.expected_end is not None) == (stopped or name == "refused"), "the log has an unexpected end"
 
 
 async def test_frames_of_a_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,11 +402,11 @@ async def test_frames_of_a_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     await worker._read(reader, loaded)
     with pytest.raises(WorkerDied, match="ended unexpectedly"):
         loaded.result()
-    assert bench.over == [worker], "told once"
+    assert bench.over == [worker], "on_over is called once"
 
 
 async def test_wait_for_the_process_has_a_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver may hold a process that was killed."""
+    """A driver may delay the end of a killed process."""
     ended = asyncio.Event()
     process_of_it: Any = SimpleNamespace(pid=0, wait=ended.wait)
     await bench.worker.wait_gone()

@@ -1,4 +1,4 @@
-"""What arrives on the socket is not always a request: broken, huge, half, slow, or gone again."""
+"""Bytes on the socket that are no good request: malformed, too large, incomplete, slow, or interrupted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def get(path: str, head: str = "") -> bytes:
 
 
 def talk(daemon: Daemon, sent: bytes, seconds: float = 20.0) -> tuple[int, dict[str, Any]]:
-    """Send bytes, read to the end: status and error body (empty for none)."""
+    """Send bytes and read to the end; returns status and error body (empty: no error)."""
     with socket.create_connection(("127.0.0.1", daemon.port), timeout=seconds) as connection:
         connection.sendall(sent)
         answer = b""
@@ -122,7 +122,7 @@ def test_wrong_method_error_names_the_right_one(daemon: Daemon) -> None:
 def test_nul_and_repeated_names_in_json(daemon: Daemon) -> None:
     status, body = talk(daemon, post(chat_body(messages=[{"role": "user", "content": "echo a\0b"}])))
     assert (status, body["choices"][0]["message"]["content"]) == (200, "a\0b ")
-    again = chat_body()[:-1] + b', "max_tokens": 2, "max_tokens": 1}'  # the last one counts, as in most readers
+    again = chat_body()[:-1] + b', "max_tokens": 2, "max_tokens": 1}'  # the last of two equal names counts
     assert talk(daemon, post(again))[0] == 200
 
 
@@ -148,7 +148,7 @@ def test_chunked_body_over_the_limit_is_refused_early(daemon: Daemon) -> None:
             while sent < 2**26:
                 connection.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
                 sent += 0x10000
-        assert sent < 2**25  # it never took it all
+        assert sent < 2**25  # the daemon does not read all of it
 
 
 def test_incomplete_request_does_not_delay_others(daemon: Daemon) -> None:
@@ -172,7 +172,7 @@ def test_incomplete_head_is_dropped(start_daemon: Callable[..., Daemon], sent: b
 
 
 def test_idle_connection_has_no_head_timeout(start_daemon: Callable[..., Daemon]) -> None:
-    """Not an answer, and not the next request of a connection that is kept."""
+    """No time limit applies to an answer, or to the pause before the next request of a connection."""
     daemon = start_daemon(env={"TEST_HEAD_SECONDS": "0.3"})
     daemon.chat("echo a")
     request = post(chat_body(messages=[{"role": "user", "content": "slow 25"}])).replace(b"Connection: close\r\n", b"")
@@ -186,7 +186,7 @@ def test_idle_connection_has_no_head_timeout(start_daemon: Callable[..., Daemon]
                 answer += data
             time.sleep(0.5)
         connection.sendall(b"GET /")
-        assert connection.recv(65536) == b"", "but the next one has to, once it began"
+        assert connection.recv(65536) == b"", "the time limit applies to the next head after its first byte"
 
 
 def test_two_requests_in_one_packet(daemon: Daemon) -> None:
@@ -200,7 +200,7 @@ def test_two_requests_in_one_packet(daemon: Daemon) -> None:
 
 
 def running(daemon: Daemon) -> int:
-    """Answers the worker is giving, as it says itself."""
+    """The number of running answers in the statistics of the worker."""
     return int(daemon.loaded()["test/echo"]["cache_used"])
 
 
@@ -246,7 +246,7 @@ def test_slow_reader_is_cancelled_and_others_continue(daemon: Daemon) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**15)
         connection.connect(("127.0.0.1", daemon.port))
         connection.sendall(post(body))
-        wait_until(lambda: running(daemon) == 0)  # the worker has been told to stop, or was done
+        wait_until(lambda: running(daemon) == 0)  # cancelled, or finished
         assert daemon.chat("echo a").status_code == 200
         connection.settimeout(20)
         answer = b""
@@ -256,7 +256,7 @@ def test_slow_reader_is_cancelled_and_others_continue(daemon: Daemon) -> None:
 
 
 def mutations(choose: random.Random) -> Any:
-    """A value that may stand anywhere in a body."""
+    """A random value for any place in a body."""
     return choose.choice(
         [
             None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**40, 0.5, -0.0, 1e308, 1e-320, "", "a",
@@ -284,7 +284,7 @@ FULL_BODIES: dict[str, dict[str, Any]] = {
 
 
 def mutate(choose: random.Random, value: Any) -> Any:
-    """The same with something in it changed, removed or added."""
+    """A copy with one value changed, removed or added."""
     if isinstance(value, dict) and value and choose.random() < 0.8:
         key = choose.choice(list(value))
         act = choose.random()
@@ -320,5 +320,5 @@ def test_random_bodies_get_a_valid_response(daemon: Daemon) -> None:
             else:
                 assert response.status_code in {400, 404}, (case, path, content, response.text)
                 jsonschema.validate(response.json(), ERROR_SCHEMA)
-    assert 20 < accepted < 400  # else the cases are too wild, or too tame
+    assert 20 < accepted < 400  # otherwise too few or too many bodies are valid
     assert daemon.chat("echo a").status_code == 200

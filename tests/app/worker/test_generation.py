@@ -1,4 +1,4 @@
-"""What the engine is given for a request, without an engine."""
+"""The engine requests of a Generate frame, without an engine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_ignore_eos_keeps_requested_stop_ids(model: OpenModel) -> None:
 def test_answer_without_a_limit_may_use_the_rest_of_the_context(
     model: OpenModel, monkeypatch: pytest.MonkeyPatch, pages: int, room: int
 ) -> None:
-    """Of the context, or of a cache that is smaller."""
+    """The rest of the context, or of a smaller cache."""
     monkeypatch.setattr(model.runner, "spec", replace(SPEC, groups=(CacheGroup(16, pages),)))
     (request,) = prepare(Generate(id="a", prompt=ids(room - 1)), model).requests
     assert request.max_tokens == 1

@@ -1,4 +1,4 @@
-"""What a runner is opened with, and what is said of it."""
+"""Opening a model: the options of the runner, and the ModelInfo."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_model_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (info.cache_bytes, info.cache_tokens, info.step_seconds) == (23, 39, 29.0)
     assert model.recommended == {"top_k": 20}
     assert model.tokenizer.eos_ids == {2}
-    assert [more for _, _, more in told] == [0, 0, 2.0, 0], "seconds at the slowest"
+    assert [more for _, _, more in told] == [0, 0, 2.0, 0], "seconds at the lowest rate"
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
     assert told[-1][1] == 1.0
 

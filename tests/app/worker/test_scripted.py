@@ -1,4 +1,4 @@
-"""The worker around an engine that says what it is told to: crashes, floods, canned answers."""
+"""The worker with a scripted engine: crashes, floods, fixed answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=4096,
 
 
 class ScriptedEngine:
-    """Stands in for engine.Engine: a test calls `say`, `finish` or `crash` in the engine's place."""
+    """Replaces engine.Engine: a test calls `say`, `finish` or `crash`."""
 
     def __init__(self, runner: object, on_deltas: Callable[..., None], on_failure: Callable[..., None]) -> None:
         self.on_deltas, self.on_failure = on_deltas, on_failure
@@ -69,7 +69,7 @@ class FakeRunner:
 
 @dataclass
 class Bench:
-    """A worker in this process, its engine and the daemon's end of the socket."""
+    """A worker in this process, its engine, and the other end of its socket."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -101,7 +101,7 @@ class Bench:
         return name
 
     async def say(self, request: str, text: str, finish: Any = None, **more: Any) -> None:
-        """One delta per token, each a step; the last with `finish`."""
+        """Add one token per step; the last delta has `finish`."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         deltas = [Delta(request, (token,)) for token in ids[:-1]] + [Delta(request, (ids[-1],), finish=finish, **more)]
         for delta in deltas:
@@ -134,14 +134,14 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     yield made
     writer.close()
     code = await asyncio.wait_for(made.served, 20)
-    assert made.engine.closed == (code == 0), "closing what is broken may hang"
+    assert made.engine.closed == (code == 0), "closing a broken engine may hang"
     model.close()
     await writer.wait_closed()
     gc.unfreeze()
 
 
 async def test_loaded_objects_are_frozen_for_garbage_collection(bench: Bench) -> None:
-    """By Python's garbage collector, during a step."""
+    """A garbage collection during a step must not scan them."""
     assert gc.get_freeze_count() > 10_000
 
 
@@ -170,7 +170,7 @@ async def test_answer_that_ends_early_is_cancelled_in_the_engine(bench: Bench) -
     assert bench.engine.cancelled == [f"{name}/0"]
     assert "".join(piece.text for piece in pieces if piece.choice == 0) == "one "
     assert {piece.choice: piece.finish for piece in pieces} == {0: "stop", 1: "length"}
-    assert end.cached_tokens == 0  # the first choice found nothing cached
+    assert end.cached_tokens == 0  # the minimum over the choices: the first choice had no cached tokens
     bench.send(frames.Shutdown())
     assert await bench.served == 0
 
@@ -214,7 +214,7 @@ async def test_unexpected_exception_fails_one_request(
     assert failed.fault.code == "internal_error"
     assert "ZeroDivisionError" in caplog.text
     assert "division" not in failed.fault.message
-    assert "division by zero" not in caplog.text  # texts of unexpected errors may hold a prompt
+    assert "division by zero" not in caplog.text  # the text of an unexpected error may contain a prompt
     other = await bench.started()
     await bench.say(f"{other}/0", "fine", "stop")
     assert isinstance((await bench.until_end(other))[-1], Finished)
@@ -237,7 +237,7 @@ async def test_failed_engine_ends_the_worker(bench: Bench) -> None:
 
 
 async def test_last_frames_are_sent_before_the_exit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing does afterwards: the process ends without closing anything."""
+    """After them the process exits without cleanup."""
     flushed, flush = [], outbox.Outbox.flush
 
     async def recorded(box: outbox.Outbox) -> None:
@@ -282,7 +282,7 @@ async def test_exit_during_a_load_does_not_wait(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_endless_step_does_not_prevent_the_exit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the daemon was killed, nobody is left who would end it."""
+    """If the daemon was killed, no other process kills the worker."""
     monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.1)
     ends = threading.Event()
     monkeypatch.setattr(bench.engine, "close", ends.wait)
@@ -302,7 +302,7 @@ async def test_engine_waits_for_a_daemon_that_does_not_read(bench: Bench) -> Non
             finish = "length" if steps == total else None
             bench.engine.on_deltas([Delta(f"{name}/0", (token,), finish=finish)])
 
-    # The stream reader of this side takes in some before it pauses its transport; then nothing moves any more.
+    # The stream reader buffers some bytes before it pauses its transport; after that, the socket is full.
     bench.reader._limit = 1024  # type: ignore[attr-defined]
     engine = threading.Thread(target=flood)
     engine.start()
@@ -318,17 +318,17 @@ async def test_engine_waits_for_a_daemon_that_does_not_read(bench: Bench) -> Non
 
 @pytest.mark.parametrize("sent", [Generate(id="r0", prompt="x"), frames.Load(model="m", path="x")])
 async def test_broken_protocol_ends_the_worker(bench: Bench, sent: frames.Frame) -> None:
-    """An id that is in use, and a second model."""
+    """A request id that is in use, and a second Load."""
     await bench.started()
     bench.send(sent)
     assert await asyncio.wait_for(bench.served, 20) == 2
-    bench.engine.closed = False  # it was, in good order; the engine is not what broke
+    bench.engine.closed = False  # the worker closed the engine, because the engine did not fail
 
 
 async def test_exception_outside_a_request_ends_the_worker(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Better restarted than half alive."""
+    """A new worker is better than one that lost a task."""
     monkeypatch.setattr(bench.engine, "stats", lambda: 1 / 0)
     bench.send(frames.AskStats(id="s"))
     assert await asyncio.wait_for(bench.served, 20) == 2
@@ -358,7 +358,7 @@ async def test_request_cancelled_during_its_preparation_never_starts(
     assert bench.engine.cancelled == ["b/0"]
     bench.send(frames.Cancel(id="b"))
     bench.send(frames.AskStats(id="s"))
-    assert isinstance(await bench.read(), frames.Stats), "ended once"
+    assert isinstance(await bench.read(), frames.Stats), "the requests end once"
 
 
 async def test_engine_failure_fails_requests_in_preparation(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +416,7 @@ async def test_event_loop_responds_while_a_template_hangs(bench: Bench) -> None:
 
 
 async def test_engine_is_a_fixed_number_of_steps_ahead() -> None:
-    """Also after steps whose output is on its way."""
+    """The number also holds after steps whose output is not sent yet."""
     ours, theirs = socket.socketpair()
     _, writer = await asyncio.open_connection(sock=ours)
     box = outbox.Outbox(writer)
@@ -453,7 +453,7 @@ async def test_flush_waits_for_the_last_byte() -> None:
         while True:
             ours.send(b"x")
     box = outbox.Outbox(writer)
-    writer.write(b"!")  # stays here: the socket is full
+    writer.write(b"!")  # not sent, because the socket is full
     flushed = asyncio.create_task(box.flush())
     await asyncio.sleep(0.05)
     assert not flushed.done()

@@ -1,4 +1,4 @@
-"""The worker process itself: a real model, a real backend, a real socket."""
+"""The worker process with a real model, backend and socket."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(folder: Path) -> Iterator[WorkerProcess]:
-    """Shared: a request that harms the next one is found."""
+    """One worker for all tests, so that a request that harms a later one is found."""
     made = WorkerProcess()
     loaded = made.load(folder)
     assert isinstance(loaded, frames.Loaded), loaded
@@ -156,7 +156,7 @@ def test_chat(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
 
 
 def test_text_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
-    """Characters of several byte tokens side by side, and spaces in front of an answer that goes on."""
+    """Characters of several byte tokens, and leading spaces of a continued text."""
     folder = write_model(tmp_path / "model")
     words = vocabulary("llama", tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -310,7 +310,7 @@ def test_tools_are_in_the_prompt(worker: WorkerProcess) -> None:
 
 def test_strict_tool(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
-    eager = {tokenizer.id_of("<tool_call>"): 100.0}  # it begins a call wherever it may
+    eager = {tokenizer.id_of("<tool_call>"): 100.0}  # forces a call wherever the grammar permits one
     for seed in range(4):
         result = one(worker, tools=strict, parallel_tool_calls=False, logit_bias=eager, seed=seed)
         assert (result.text(), result.finish()) == ("", "tool_calls")
@@ -397,7 +397,7 @@ def test_cancel_during_an_answer(worker: WorkerProcess) -> None:
     assert isinstance(result.end, Finished)
     assert result.end.cancelled
     assert 0 < result.end.completion_tokens < 2 * CONTEXT
-    for _ in range(3):  # the engine lets go within two steps
+    for _ in range(3):  # the engine frees a request within two steps
         one(worker, prompt="y", max_tokens=1)
     stats = worker.ask(frames.AskStats(id="s"))
     assert (stats.running, stats.waiting, stats.cache_used) == (0, 0, 0)
@@ -412,7 +412,7 @@ def test_shutdown_during_an_answer(folder: Path) -> None:
     worker.send(frames.Shutdown())
     (result,) = worker.collect([asked.id])
     assert isinstance(result.end, Finished)
-    assert result.end.cancelled  # it did not come to its own end
+    assert result.end.cancelled  # the answer was cut
     assert worker.close()[0] == 0
 
 
@@ -442,7 +442,7 @@ def test_random_requests_and_cancels(worker: WorkerProcess) -> None:
         worker.send(asked)
         if chance.random() < 0.4:
             worker.send(frames.Cancel(id=chance.choice(names)))
-        while index % 5 == 4 and len(over) < len(names) - 8:  # up to a dozen at a time
+        while index % 5 == 4 and len(over) < len(names) - 8:  # at most twelve at a time
             frame = worker.read()
             assert frame.id not in over
             if isinstance(frame, (Finished, Failed)):

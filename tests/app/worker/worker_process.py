@@ -1,4 +1,4 @@
-"""A real worker process and the daemon's end of its socket, without an event loop."""
+"""Drives a real worker process over its socket, without an event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _decoder = msgspec.msgpack.Decoder(frames.FromWorker)
 
 @dataclass
 class Result:
-    """All that was said about one request."""
+    """All frames about one request."""
 
     frames: list[Any] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ class WorkerProcess:
         self.socket.sendall(b"".join(map(frames.pack, sent)))
 
     def read(self) -> Any:
-        """The next frame. Raises EOFError when the worker is gone."""
+        """The next frame. Raises EOFError if the worker has ended."""
         return _decoder.decode(self._exactly(int.from_bytes(self._exactly(4), "big")))
 
     def _exactly(self, count: int) -> bytes:
@@ -86,7 +86,7 @@ class WorkerProcess:
         return data
 
     def load(self, path: object, **options: Any) -> Any:
-        """Loaded or LoadFailed. Options are those of LoadOptions, and the backend."""
+        """Load a model; returns Loaded or LoadFailed. `options`: fields of LoadOptions, and the backend."""
         backend = options.pop("backend", "cpu")
         load = LoadOptions(threads=1, **options)
         self.send(frames.Load(model="tiny", path=str(path), backend=backend, options=load))
@@ -95,7 +95,7 @@ class WorkerProcess:
         return frame
 
     def ask(self, frame: frames.Frame) -> Any:
-        """Send one frame and read its one answer."""
+        """Send one frame and read its reply."""
         self.send(frame)
         return self.read()
 
@@ -115,7 +115,7 @@ class WorkerProcess:
         return [results[name] for name in ids]
 
     def close(self) -> tuple[int, str]:
-        """Exit code and what stands in its log."""
+        """Close the connection; returns the exit code and the log."""
         self.socket.close()
         _, log = self.process.communicate(timeout=30)
         return self.process.returncode, log.decode()
